@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import LinearWeight, TracedTensor
-from sylvan.kernels.matmul.weights import quantise_int4, quantise_int8
+from sylvan.kernels.matmul.weights import quantise_int4, quantise_int4_codes, quantise_int8
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import ProgramLimits
@@ -28,7 +28,6 @@ from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.native import NativeRows, NativeSampler
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
-from tests.support.coded import coded
 from tests.support.native import DTYPES, random, variants
 
 WIDTH, VOCAB, MOST = 128, 1007, 130
@@ -44,7 +43,7 @@ WEIGHTS = {
     "dense": lambda w: w,
     "int8": quantise_int8,
     "int4": lambda w: quantise_int4(w, 64),
-    "codes": lambda w: coded("uint4 g32 shifts", *w.shape),
+    "codes": lambda w: quantise_int4_codes(w, 32),
 }
 WISHES: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -29,7 +29,7 @@ def test_a_model_is_compared_with_itself_and_with_a_format(text, capsys):
 
     assert main(common) == 0
     same = capsys.readouterr().out
-    assert main([*common, "--quantization", "w4a16"]) == 0
+    assert main([*common, "--quantization", "fp8"]) == 0
     rounded = capsys.readouterr().out
 
     assert "KL divergence 0.00000 nats, same best token 100.00%" in same
