@@ -128,6 +128,9 @@ def _dtype(state: _State) -> None:
     stored, device = state.facts.model.dtype, state.device
     if stored in device.fast_dtypes or device.kind != "cpu":
         state.decide("dtype", stored, "the checkpoint's")
+    elif state.facts.model.quantization is not None and "bfloat16" in device.fast_dtypes:
+        why = f"the matrices are quantised, and {stored} is slow on this {device.kind}"
+        state.decide("dtype", "bfloat16", why)
     else:
         why = f"the checkpoint's {stored} is slow on this {device.kind}"
         state.decide("dtype", "float32", why)

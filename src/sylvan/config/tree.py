@@ -480,9 +480,9 @@ class Config(Section, frozen=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; `auto` is the checkpoint's, where the device is fast at
     it."""
-    quantization: Literal["w8a8", "w4a8", "int8", "int4"] | None = None
+    quantization: Literal["w8a8", "w4a8", "int8", "int4", "w4a16", "fp8"] | None = None
     """Quantise the weights of linear layers to 8 or 4 bits at load time, and what they multiply to
-    8; `int8` is `w8a8`, `int4` is `w4a8`."""
+    8; `int8` is `w8a8`, `int4` is `w4a8`. `w4a16` and `fp8` leave what they multiply as it is."""
     context_len: Tokens | Auto = "auto"
     """Longest prompt plus output; `auto` is what the model was made for."""
     device: str = "auto"

@@ -466,7 +466,14 @@ def _deferred(plan: ModelPlan) -> Any:
     if (kind := plan.options.load_format) == "dummy":
         dummy_weights(model, plan.options.seed, plan.formats.converted)
     else:
-        defer_weights(model, plan.model_dir, plan.progress, plan.formats.converted, kind)
+        defer_weights(
+            model,
+            plan.model_dir,
+            plan.progress,
+            plan.formats.converted,
+            kind,
+            blocks=plan.formats.blocks,
+        )
     return model
 
 
@@ -477,7 +484,14 @@ def _loaded(plan: ModelPlan) -> Any:
     elif (kind := plan.options.load_format) == "dummy":
         dummy_weights(model, plan.options.seed, plan.formats.converted)
     else:
-        load_weights(model, plan.model_dir, plan.progress, plan.formats.converted, kind)
+        load_weights(
+            model,
+            plan.model_dir,
+            plan.progress,
+            plan.formats.converted,
+            kind,
+            blocks=plan.formats.blocks,
+        )
     return model
 
 

@@ -23,8 +23,8 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.moe import expert_load
 from sylvan.runtime.layers.recurrent import state_shapes
 from sylvan.runtime.models.checkpoint import Progress, slots
-from sylvan.runtime.models.compressed import Formats, choose
 from sylvan.runtime.models.config import ModelConfig, StatePart
+from sylvan.runtime.models.formats import Formats, choose
 from sylvan.runtime.models.holders import ParameterNames
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingSpec
