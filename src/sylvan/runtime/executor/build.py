@@ -199,7 +199,10 @@ def _control(plan: ModelPlan, made: Made, states: TensorStates | None) -> Execut
     memory: dict[MemoryTag, Occupation] = {"kv_cache": TensorMemory(kept), "graphs": graphs}
     if isinstance(made.weights, LiveWeights):
         memory["weights"] = TensorMemory(made.weights.memory)
-    return ExecutorControl(made.weights, memory, made.pool.groups, plan.checkpoints)
+    control = ExecutorControl(made.weights, memory, made.pool.groups, plan.checkpoints)
+    if isinstance(made.runner, ProgramRunner):
+        control.measure(made.runner)
+    return control
 
 
 def _sampler(made: Made, parts: ExecutorParts) -> TokenSampler:
