@@ -445,15 +445,57 @@ class TiersConfig(Section, frozen=True):
 
 
 class ObserveConfig(Section, frozen=True):
-    """Logging."""
+    """Logs, metrics, traces and reports."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least important messages that are logged."""
     log_format: Literal["text", "json"] = "text"
     """One line of text, or one JSON object, per message."""
+    log_requests: bool = False
+    """Log each request of a client when it comes and when it is over."""
+    log_requests_level: Annotated[int, msgspec.Meta(ge=0, le=3)] = 2
+    """How much of it: 0 names, counts and times; 1 sampling parameters as well; 2 the first 2048
+    characters of prompt and output as well; 3 all of both."""
+    log_requests_format: Literal["text", "json"] = "text"
+    """Form of these lines."""
+    log_requests_target: tuple[str, ...] = ()
+    """Where they go: `stdout`, or folders in which a file is kept for each day; default: to the
+    other logs."""
+    access_log_exclude: tuple[str, ...] = ()
+    """Beginnings of paths that `server.access_log` leaves out: `/metrics,/health`."""
     record: str | None = None
     """Folder for flight recordings of the scheduler, one for each time it starts; `sylvan replay
     FOLDER` plays them back."""
+    metrics_prefix: Annotated[str, msgspec.Meta(pattern="^([a-zA-Z_:][a-zA-Z0-9_:]*)?$")] = (
+        "sglang:"
+    )
+    """What names of metrics begin with; dashboards for SGLang expect the default."""
+    metric_labels: dict[str, str] = {}
+    """Labels that all metrics of the model carry: `region=eu,rack=7`."""
+    custom_labels: tuple[str, ...] = ()
+    """Names of labels that clients may give in the header `x-custom-labels`, a JSON object; of
+    each, 100 values are told apart."""
+    ttft_buckets: tuple[float, ...] = ()
+    """Upper bounds, in seconds, of the histogram of times to the first token; default: SGLang's."""
+    token_buckets: tuple[float, ...] = ()
+    """The same of times between tokens."""
+    e2e_buckets: tuple[float, ...] = ()
+    """The same of whole requests."""
+    prompt_token_buckets: tuple[str, ...] = ()
+    """Upper bounds of the histograms of prompt lengths: `default`, `tse MIDDLE BASE COUNT` (bounds
+    on both sides of MIDDLE, at distances that grow by BASE), or `custom` and numbers."""
+    output_token_buckets: tuple[str, ...] = ()
+    """The same of output lengths."""
+    trace: bool = False
+    """Send OpenTelemetry traces of requests; needs the extra `trace`."""
+    trace_endpoint: str = "http://localhost:4317"
+    """Collector of traces: `http://HOST:4317` takes OTLP over gRPC; with a path, such as
+    `http://HOST:4318/v1/traces`, over HTTP."""
+    trace_service: str = "sylvan"
+    """Name of the service in traces."""
+    report_dir: str | None = None
+    """Folder for profiles, and for the reports about processes that hung; default: a folder in
+    that for temporary files."""
 
 
 class Config(Section, frozen=True):

@@ -43,7 +43,7 @@ class Composition:
     inspect: Inspect
     executor: Executor
     close: Callable[[], None]
-    grammar_counts: Callable[[], Mapping[str, int]] = dict
+    grammar_counts: Callable[[], Mapping[str, int | float]] = dict
     weight_version: str = DEFAULT_VERSION
     lora: LoraServing | None = None
     corpora: GivenCorpora | None = None

@@ -52,7 +52,7 @@ from sylvan.runtime.engine.commands import Commands
 from sylvan.runtime.engine.composition import Composition
 from sylvan.runtime.engine.throughput import Throughput
 from sylvan.transport.api import MessageError, Receiver, Sender
-from sylvan.utils.clock import Clock, monotonic
+from sylvan.utils.clock import Clock, monotonic, process_cpu
 
 logger = logging.getLogger(__name__)
 
@@ -174,6 +174,7 @@ class SchedulerLoop:
             load,
             **self._built.grammar_counts(),
             **(self._built.lora.counts if self._built.lora else {}),
+            cpu_seconds=process_cpu(),
             paused=self._paused or bool(self._commands.blocked),
             tiers=self._built.stores.load() if self._built.stores is not None else None,
         )

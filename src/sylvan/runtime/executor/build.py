@@ -229,7 +229,10 @@ def _control(
     memory: dict[MemoryTag, Occupation] = {"kv_cache": TensorMemory(kept), "graphs": graphs}
     if isinstance(made.weights, LiveWeights):
         memory["weights"] = TensorMemory(made.weights.memory)
-    return ExecutorControl(made.weights, memory, made.pool.groups, plan.checkpoints)
+    control = ExecutorControl(made.weights, memory, made.pool.groups, plan.checkpoints)
+    if isinstance(made.runner, ProgramRunner):
+        control.measure(made.runner)
+    return control
 
 
 def _tree_paths(batch: ForwardBatch, shape: KVShape, options: LocalOptions) -> TreePaths | None:

@@ -33,6 +33,7 @@ class Planner:
     ) -> None:
         self.step = 0
         self.retractions = 0
+        self.retracted_inputs = self.retracted_outputs = 0  # tokens of those requests, each time
         self.refused: dict[str, RequestError] = {}  # by rid; the scheduler ends and forgets them
         self.admission = Admission(limits.conservativeness)
         self.step_size = StepSize(limits.max_batch_tokens, fixed=limits.whole_prompts)
@@ -107,6 +108,8 @@ class Planner:
         """Take the memory of a running request; it waits until there is some again."""
         req.retractions += 1
         self.retractions += 1
+        self.retracted_inputs += req.prompt_len
+        self.retracted_outputs += req.num_outputs
         self.start_again(req)
 
     def start_again(self, req: Req) -> None:

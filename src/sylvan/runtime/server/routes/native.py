@@ -23,6 +23,7 @@ from sylvan.api.native import (
     OpenSessionBody,
     PauseBody,
 )
+from sylvan.api.observe import LoggingBody, ProfileBody, StepsQuery, TraceLevelQuery, TracesQuery
 from sylvan.api.openai.vectors import EncodeBody
 from sylvan.api.tiers import StoreBody
 from sylvan.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
@@ -54,6 +55,7 @@ from sylvan.runtime.server.native import (
     generate,
     health,
     info,
+    observe,
     parse,
     sessions,
     tiers,
@@ -215,6 +217,48 @@ _STORES = (
 
 _METRICS = (
     opened("/metrics", handler=info.metrics, media_type="text/plain", statuses=(404,), tag="Info"),
+)
+
+_OBSERVE = (
+    own("/trace", handler=observe.traces, methods=GET, query=TracesQuery, tag="Observe"),
+    admin(
+        "/trace/steps", handler=observe.trace_steps, methods=GET, query=StepsQuery, tag="Observe"
+    ),
+    own("/trace/{rid}", handler=observe.trace, methods=GET, statuses=(404,), tag="Observe"),
+    admin(
+        "/set_trace_level",
+        handler=observe.set_trace_level,
+        methods=GET_POST,
+        query=TraceLevelQuery,
+        media_type="text/plain",
+        tag="Observe",
+    ),
+    admin(
+        "/configure_logging",
+        handler=observe.configure_logging,
+        methods=GET_POST,
+        body=LoggingBody,
+        body_optional=True,
+        tag="Observe",
+    ),
+    admin(
+        "/start_profile",
+        handler=observe.start_profile,
+        methods=GET_POST,
+        body=ProfileBody,
+        body_optional=True,
+        media_type="text/plain",
+        statuses=(503,),
+        tag="Observe",
+    ),
+    admin(
+        "/stop_profile",
+        handler=observe.stop_profile,
+        methods=GET_POST,
+        media_type="text/plain",
+        statuses=(503,),
+        tag="Observe",
+    ),
 )
 
 _CONTROL = (
@@ -383,6 +427,7 @@ NATIVE = (
     *_HEALTH,
     *_INFO,
     *_METRICS,
+    *_OBSERVE,
     *_CACHE,
     *_STORES,
     *_CONTROL,
