@@ -1,39 +1,52 @@
 """Claim: a store below the device makes long chats as quick as an unbounded prefix cache would.
 
-Three comparisons, each with the store off and on in turn, in this process:
+Four comparisons, each with the store off and on in turn, in this process:
 
 * chats whose histories together are several times the device's memory, turn after turn, some at a
   time (`--clients`): time to the first token, requests a second, share of prompt tokens found,
-  bytes written for each token;
-* a server that starts on a store that an earlier one left, against one that has served the prompt;
-* prompts that nobody asked before, which the store can only make slower.
+  bytes written for each token; and the share that a device with room for everything finds;
+* a server that starts on a store that an earlier one left, against one that has served the prompt:
+  a system prompt with another question behind it each time, and the very same prompt again;
+* prompts that nobody asked before, which the store can only make slower;
+* prompts that the store has, but it is gone, or takes half a minute for each answer.
 
     python benchmarks/engine/bench_tiers.py [--model DIR] [--chats 8] [--turns 3] [--pairs 3]
+
+`--model 0.5B` is a model of that shape with weights that are made up.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import shutil
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import sylvan
 from sylvan.config.sources import from_keywords, gather
 from sylvan.protocol.arrays import EMPTY_IDS
 from sylvan.protocol.messages import TokenOutput
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.engine.build import build_scheduler
+from sylvan.runtime.storage.api import StoreError, StoreLimits
+from sylvan.runtime.storage.backends.memory import open_memory
 
 IDS = (300, 1000)
 TURN = 64  # tokens that a turn adds to a chat
+QUESTION = 16  # tokens behind a system prompt
+HANGS_S = 30.0
+SHAPE = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text())
 
 
 @dataclass
@@ -47,7 +60,7 @@ class Answer:
 class Server:
     """A scheduler of this process."""
 
-    def __init__(self, args: argparse.Namespace, max_tokens: int, store: Path | None) -> None:
+    def __init__(self, args: argparse.Namespace, max_tokens: int, store: object = None) -> None:
         options: dict[str, Any] = {
             "model": args.model,
             "log_level": "error",
@@ -148,32 +161,45 @@ def chats(server: Server, args: argparse.Namespace) -> dict[str, float]:
 def compare_chats(args: argparse.Namespace) -> dict[str, Any]:
     longest = args.history + (args.turns + 2) * (TURN + args.new) + 128
     size = max(args.history * args.chats // args.times, longest)
-    runs: dict[str, list[dict[str, float]]] = {"off": [], "on": []}
+    runs: dict[str, list[dict[str, float]]] = {"off": [], "on": [], "unbounded": []}
     with tempfile.TemporaryDirectory() as folder:
         for pair in range(args.pairs):
-            for kind in runs:
+            for kind, own in runs.items():
                 store = Path(folder) / str(pair) if kind == "on" else None
-                server = Server(args, size, store)
-                runs[kind].append(chats(server, args))
+                if kind == "unbounded" and pair:
+                    continue
+                room = longest * args.chats if kind == "unbounded" else size
+                server = Server(args, room, store)
+                own.append(chats(server, args))
                 if kind == "on":
                     server.settle()
                     counts = server.built.stores.describe()["counts"] if server.built.stores else {}
                 server.close()
-    off, on = (
-        {name: statistics.median(r[name] for r in runs[k]) for name in runs[k][0]} for k in runs
-    )
-    if off.pop("check") != on.pop("check"):
+    ratios = {
+        f"{name}_ratio": spread(
+            [a[key] / b[key] for a, b in zip(runs["on"], runs["off"], strict=True)]
+        )
+        for name, key in (("ttft", "ttft_p50_ms"), ("requests", "requests_s"))
+    }
+    found = {
+        kind: {name: statistics.median(r[name] for r in own) for name in own[0]}
+        for kind, own in runs.items()
+    }
+    if len({each.pop("check") for each in found.values()}) > 1:
         raise ValueError("the answers differ")
     return {
         "device_tokens": size,
-        "off": off,
-        "on": on,
-        "ttft_ratio": on["ttft_p50_ms"] / off["ttft_p50_ms"],
-        "requests_ratio": on["requests_s"] / off["requests_s"],
+        **found,
+        **ratios,
         "stored_bytes": counts["stored_bytes"],
         "loaded_tokens": counts["loaded_tokens"],
         "stored_bytes_per_token": counts["stored_bytes"] / new_tokens(args),
     }
+
+
+def spread(values: list[float]) -> list[float]:
+    """Median, least and most."""
+    return [round(f(values), 4) for f in (statistics.median, min, max)]
 
 
 def new_tokens(args: argparse.Namespace) -> int:
@@ -182,65 +208,143 @@ def new_tokens(args: argparse.Namespace) -> int:
 
 
 def compare_restart(args: argparse.Namespace) -> dict[str, Any]:
-    prompt = prompt_of(np.random.default_rng(1), args.system)
-    size = 2 * args.system + 512
-    warm: list[float] = []
-    restarted: list[float] = []
-    cold: list[float] = []
+    rng = np.random.default_rng(1)
+    prompt, size = prompt_of(rng, args.system), 3 * args.system + 512
+    times: dict[str, list[float]] = {}
+
+    def ask(server: Server, name: str, more: list[int]) -> None:
+        times.setdefault(name, []).append(server.ask([*prompt, *more]).first_s)
+
     for _ in range(args.pairs):
+        first, *others = (prompt_of(rng, QUESTION) for _ in range(4))
+        other = prompt_of(rng, QUESTION + 1)  # something else, as after any start
         with tempfile.TemporaryDirectory() as folder:
             server = Server(args, size, Path(folder))
-            cold.append(server.ask(prompt).first_s)
-            warm.append(server.ask(prompt).first_s)
+            server.ask(other)
+            ask(server, "cold", first)
+            ask(server, "warm", others[0])
+            ask(server, "warm_again", others[0])
             server.close()
             server = Server(args, size, Path(folder))
-            server.settle()
-            restarted.append(server.ask(prompt).first_s)
+            server.ask(other)
+            ask(server, "restarted", others[1])
             server.close()
-    times = {"cold": cold, "warm": warm, "restarted": restarted}
-    found = {f"{k}_ttft_ms": 1000 * statistics.median(v) for k, v in times.items()}
-    return found | {"restarted_over_warm": found["restarted_ttft_ms"] / found["warm_ttft_ms"]}
+            server = Server(args, size, Path(folder))
+            server.ask(other)
+            ask(server, "restarted_again", first)
+            server.close()
+    found = {f"{k}_ttft_ms": spread([1000 * each for each in v]) for k, v in times.items()}
+    ratios = {
+        f"{a}_over_{b}": spread([x / y for x, y in zip(times[a], times[b], strict=True)])
+        for a, b in (("restarted", "warm"), ("restarted_again", "warm_again"))
+    }
+    return found | ratios
 
 
 def compare_misses(args: argparse.Namespace) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"off": [], "on": []}
     rng = np.random.default_rng(2)
-    for _ in range(args.pairs):
+    for pair in range(args.pairs):
         prompts = [prompt_of(rng, args.history) for _ in range(args.chats)]
-        for kind, found in rates.items():
+        for kind in ("off", "on") if pair % 2 else ("on", "off"):
             with tempfile.TemporaryDirectory() as folder:
                 server = Server(args, 4 * args.history, Path(folder) if kind == "on" else None)
+                server.ask(prompt_of(rng, QUESTION))
                 start = time.perf_counter()
                 for prompt in prompts:
                     server.ask(prompt)
-                found.append(len(prompts) / (time.perf_counter() - start))
+                rates[kind].append(len(prompts) / (time.perf_counter() - start))
                 server.close()
-    ratios = [on / off for on, off in zip(rates["on"], rates["off"], strict=True)]
-    return {"requests_ratio": statistics.median(ratios), "spread": [min(ratios), max(ratios)]}
+    return {
+        "requests_ratio": spread(
+            [on / off for on, off in zip(rates["on"], rates["off"], strict=True)]
+        )
+    }
+
+
+def compare_broken(args: argparse.Namespace) -> dict[str, Any]:
+    """Prompts that the store has; then it fails, or answers after half a minute."""
+    found: dict[str, Any] = {}
+    for kind, fault in (("gone", fails), ("hangs", hangs)):
+        ratios: list[float] = []
+        for pair in range(args.pairs):
+            rng = np.random.default_rng(3)
+            prompts = [prompt_of(rng, args.history) for _ in range(args.chats)]
+            size = args.history + 512
+            spent: list[float] = []
+            for url in (None, f"memory:{kind}-{pair}"):
+                server = Server(args, size, url)
+                server.ask_all(prompts, 1)  # learns its speeds
+                server.ask_all(prompts[:2], 1)
+                server.settle()
+                if url is not None:
+                    open_memory(url, StoreLimits()).fault = fault
+                start = time.perf_counter()
+                server.ask_all(prompts, 1)
+                spent.append(time.perf_counter() - start)
+                if url is not None:
+                    open_memory(url, StoreLimits()).fault = works
+                server.built.close()
+            ratios.append(spent[1] / spent[0])
+        found[f"{kind}_over_computing"] = spread(ratios)
+    return found
+
+
+def works(method: str, name: str) -> None:
+    """A store as it should be."""
+
+
+def fails(method: str, name: str) -> None:
+    raise StoreError("gone")
+
+
+def hangs(method: str, name: str) -> None:
+    time.sleep(HANGS_S)
+
+
+@contextlib.contextmanager
+def half_billion() -> Iterator[str]:
+    """The built-in model's directory with another shape and without weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(sylvan.__file__).parent / "assets" / "sapling"
+        for file in source.iterdir():
+            if file.suffix in (".json", ".jinja"):
+                shutil.copy(file, folder)
+        config = json.loads((source / "config.json").read_text()) | SHAPE
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        yield folder
+
+
+Compare = Callable[[argparse.Namespace], dict[str, Any]]
+COMPARISONS: dict[str, Compare] = {
+    "chats": compare_chats,
+    "restart": compare_restart,
+    "misses": compare_misses,
+    "broken": compare_broken,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="sapling")
+    parser.add_argument("--model", default="sapling", help="directory, or 0.5B")
     parser.add_argument("--load-format", default="", help="dummy: weights are made up")
     parser.add_argument("--threads", type=int, default=0, help="default: as the engine chooses")
     parser.add_argument("--chats", type=int, default=8)
     parser.add_argument("--clients", type=int, default=4, help="chats that ask at a time")
     parser.add_argument("--new", type=int, default=16, help="tokens that are generated")
-    parser.add_argument("--only", choices=("chats", "restart", "misses"))
+    parser.add_argument("--only", choices=tuple(COMPARISONS), action="append")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--history", type=int, default=1024, help="tokens that a chat begins with")
     parser.add_argument("--times", type=int, default=5, help="histories over the device's memory")
     parser.add_argument("--system", type=int, default=2048, help="tokens of the system prompt")
     parser.add_argument("--pairs", type=int, default=3)
     args = parser.parse_args()
-    for name, compare in (
-        ("chats", compare_chats),
-        ("restart", compare_restart),
-        ("misses", compare_misses),
-    ):
-        if args.only in (None, name):
-            print(json.dumps({"comparison": name} | compare(args)), flush=True)
+    with contextlib.ExitStack() as stack:
+        if args.model == "0.5B":
+            args.model, args.load_format = stack.enter_context(half_billion()), "dummy"
+        for name, compare in COMPARISONS.items():
+            if args.only is None or name in args.only:
+                print(json.dumps({"comparison": name} | compare(args)), flush=True)
     return 0
 
 

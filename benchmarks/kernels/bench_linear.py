@@ -16,10 +16,12 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import LinearWeight
+from sylvan.kernels.matmul.codes import Code, bits_of
 from sylvan.kernels.matmul.pack import pack
-from sylvan.kernels.matmul.weights import DeferredWeight, quantise_int4, quantise_int8
+from sylvan.kernels.matmul.weights import CodedWeight, DeferredWeight, quantise_int4, quantise_int8
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.compile import compile_graph
+from sylvan.kernels.native.cost import read_rate
 from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import load
 from sylvan.kernels.native.opset import Linear
@@ -30,7 +32,24 @@ FORMATS: dict[str, Callable[[torch.Tensor], LinearWeight]] = {
     "bf16": lambda w: w.clone(),
     "w8a8": quantise_int8,
     "w4a8": lambda w: quantise_int4(w, 64),
+    "w4a16 groups of 128": lambda w: _coded(w, "int4", 128, zeros=False),
+    "w4a16 groups of 32": lambda w: _coded(w, "int4", 32, zeros=False),
+    "w4a16 groups of 128 with zero points (AWQ, GPTQ)": lambda w: _coded(
+        w, "int4", 128, zeros=True
+    ),
+    "w8a16 groups of 128": lambda w: _coded(w, "int8", 128, zeros=False),
+    "fp8 in blocks of 128": lambda w: _coded(w, "fp8_e4m3", 128, zeros=False),
 }
+
+
+def _coded(weight: torch.Tensor, code: Code, group: int, *, zeros: bool) -> CodedWeight:
+    """Random codes of the shape of a weight: how long a product takes does not depend on them."""
+    rows, cols = weight.shape
+    q = torch.randint(0, 120, (rows, cols * bits_of(code) // 8), dtype=torch.uint8)
+    scale = torch.full((rows, cols // group), 0.01)
+    scale = scale if code == "fp8_e4m3" else scale.half()
+    zero = torch.randint(0, 16, scale.shape, dtype=torch.uint8) if zeros else None
+    return CodedWeight(q, scale, code, group, zero)
 
 
 def main() -> None:
@@ -44,15 +63,22 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     library = load(args.variant)
     library.dll.sylvan_threads(args.threads)
-    print(f"variant {library.variant}, {args.inputs} -> {args.outputs}")
+    rate = read_rate(library)
+    print(
+        f"variant {library.variant}, {args.inputs} -> {args.outputs}, memory {rate / 1e9:.1f} GB/s"
+    )
     weight = (torch.randn(args.outputs, args.inputs) * 0.05).bfloat16()
     for name, convert in FORMATS.items():
         program, copies, num_bytes = _program(library, weight, convert, args.memory_mb)
         for rows in (1, 8, 32, 512):
             spent = _median_us(program, rows) / copies
-            rate = 2 * rows * weight.numel() / spent / 1e3
+            work = 2 * rows * weight.numel() / spent / 1e3
             speed = num_bytes / spent / 1e3
-            print(f"{name} rows {rows}: {spent:.0f} us, {speed:.1f} GB/s, {rate:.0f} G/s")
+            now = read_rate(library)  # it changes by the minute on shared machines
+            print(
+                f"{name} rows {rows}: {spent:.0f} us, {speed:.1f} GB/s, {work:.0f} G/s, "
+                f"{num_bytes / now * 1e6 / spent:.2f} of the floor"
+            )
     for rows in (1, 8, 32, 512):
         x = torch.randn(rows, args.inputs).bfloat16()
         spent = _time_us(lambda x=x: torch.nn.functional.linear(x, weight))

@@ -16,6 +16,8 @@ FORMATS = {
     "bfloat16": ("bfloat16", None),
     "w8a8": ("bfloat16", "w8a8"),
     "w4a8": ("bfloat16", "w4a8"),
+    "w4a16": ("bfloat16", "w4a16"),
+    "fp8": ("bfloat16", "fp8"),
 }
 INT8_KV = "bfloat16, int8 KV cache"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import LinearWeight
-from sylvan.kernels.matmul.weights import Int8Weight, quantise_int4, quantise_int8
+from sylvan.kernels.matmul.codes import Code, bits_of, paired
+from sylvan.kernels.matmul.weights import CodedWeight, Int8Weight, quantise_int4, quantise_int8
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.library import Library, load
+from tests.support.coded import KINDS, coded
 from tests.support.native import DTYPES, NativeOp, assert_close, native, random, variants
 
 ROWS = [1, 7, 70]
@@ -92,7 +95,72 @@ LINEARS: dict[str, tuple[int, Callable[[torch.Tensor], LinearWeight]]] = {
     "int4, groups of 32": (672, lambda w: quantise_int4(w, 32)),
     "int4, groups of 64": (1088, lambda w: quantise_int4(w, 64)),
     "int4, groups of 128": (640, lambda w: quantise_int4(w, 128)),
+    **{f"codes: {kind}": (640, lambda w, kind=kind: coded(kind, *w.shape)) for kind in KINDS},
 }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_coded_linear_equals_reference(
+    library: Library, dtype: torch.dtype, rows: int, kind: str
+) -> None:
+    x = random(rows, 384, dtype=dtype)
+    weight, bias = coded(kind, 72, 384), random(72, dtype=dtype, seed=2)
+    want = x.double() @ weight.numbers().double().T + bias.double()
+
+    got = native(library, dtype, lambda r, v: ops.linear(v, weight, bias, out_f32=True), [x])
+
+    assert want.shape == got.shape
+    size = float(want.abs().max())
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=size * 2e-6)
+    assert torch.allclose(
+        ops.linear(x, weight, bias, out_f32=True).double(), want, atol=size * 1e-5
+    )
+
+
+@pytest.mark.parametrize("code", ["int8", "fp8_e4m3", "int4", "fp4_e2m1", "nf4", "uint4"])
+def test_every_code_stands_for_its_number(library: Library, code: Code) -> None:
+    bits = bits_of(code)
+    levels = torch.arange(1 << bits, dtype=torch.uint8).repeat(32, 256 >> bits)
+    if code == "fp8_e4m3":
+        levels[(levels & 127) == 127] = 0  # no numbers
+    for zeros in (False, True) if code.startswith("int") else (False,):
+        q = paired(levels) if bits == 4 else levels
+        zero = torch.arange(32)[:, None].clamp(max=1 << bits).to(torch.uint8) if zeros else None
+        zero = zero.clamp(max=16) if zero is not None and bits == 4 else zero
+        weight = CodedWeight(q, torch.ones(32, 1), code, 0, zero)
+
+        got = native(
+            library, torch.float32, lambda r, v, w=weight: ops.linear(v, w), [torch.eye(256)]
+        )
+
+        assert torch.equal(got, weight.numbers().T), zeros
+
+
+def test_inputs_in_another_order_are_put_in_it(library: Library) -> None:
+    x = random(9, 96, dtype=torch.bfloat16)
+    order = torch.randperm(96, generator=torch.Generator().manual_seed(1)).int()
+    weight = replace(coded("int4", 40, 96, group=32), order=order)
+    want = x.double() @ weight.numbers().double().T
+
+    got = native(library, torch.bfloat16, lambda r, v: ops.linear(v, weight, out_f32=True), [x])
+
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "group"),
+    [(100, 0), (33 * 2, 0), (160, 0), (192, 64), (192, 128), (1024, 512), (48, 16)],
+)
+def test_codes_of_other_sizes(library: Library, inputs: int, group: int) -> None:
+    x = random(11, inputs, dtype=torch.float32)
+    weight = coded("int8", 50, inputs, group=group)
+    want = x.double() @ weight.numbers().double().T
+
+    got = native(library, torch.float32, lambda r, v: ops.linear(v, weight), [x])
+
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -113,7 +181,7 @@ def test_a_row_times_a_weight_has_the_same_bits_in_any_company(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kind", ["dense", "int8", "int4, groups of 64"])
+@pytest.mark.parametrize("kind", ["dense", "int8", "int4, groups of 64", "codes: int4 g128 zeros"])
 def test_tiles_of_wide_layers_change_no_bit(library: Library, kind: str, threads: int) -> None:
     x = random(40, 128, dtype=torch.bfloat16)
     weight = LINEARS[kind][1](random(8232, 128, dtype=torch.bfloat16, seed=1))
@@ -125,6 +193,24 @@ def test_tiles_of_wide_layers_change_no_bit(library: Library, kind: str, threads
     for rows in (1, 3, 8, 16, 32):
         op.write(x[-rows:])
         assert torch.equal(op.run(Run(tokens=rows)), whole[-rows:]), rows
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_embedding_reads_rows_of_codes(library: Library, dtype: torch.dtype, kind: str) -> None:
+    weight = coded(kind, 70, 384)
+    ids = np.array([0, 69, 17, 17, 31], np.int32)
+    want = ops.embedding(torch.from_numpy(ids), weight, 1.5)
+
+    got = native(
+        library,
+        dtype,
+        lambda r: ops.embedding(r.input_ids, weight, 1.5),
+        [],
+        Run(tokens=5, ids=ids.ctypes.data),
+    )
+
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,6 +14,7 @@ from sylvan.kernels.matmul.weights import DeferredWeight, quantise_int4, quantis
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.library import Library, load
 from sylvan.kernels.native.opset import GatherQuantised, GatherRows, Quantise
+from tests.support.coded import coded
 from tests.support.native import DTYPES, NativeOp, assert_close, native, random, variants
 
 EXPERTS, DIM, INNER, ROWS = 12, 64, 96, 150
@@ -113,6 +114,30 @@ def test_clamped_experts_with_biases_equal_the_reference(
     mine = packable(weights)
 
     got = native(library, dtype, lambda r, v, w: ops.experts(v, w, routing, mine), [x, logits])
+
+    tolerant(got, want, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, ROWS])
+@pytest.mark.parametrize("kind", ["int4 zeros", "fp8_e4m3"])
+def test_coded_experts_equal_the_reference(
+    library: Library, kind: str, rows: int, dtype: torch.dtype
+) -> None:
+    code = kind.split()[0]
+    flat = [
+        coded(code, EXPERTS * outputs, cols, group=32, seed=seed)
+        for seed, (outputs, cols) in enumerate(((2 * INNER, DIM), (DIM, INNER)))
+    ]
+    if "zeros" in kind:
+        flat = [replace(w, zero=torch.full(w.scale.shape, 7, dtype=torch.uint8)) for w in flat]
+    gate_up, down = (w.stacked(EXPERTS) for w in flat)
+    weights = replace(stacks(dtype), gate_up=gate_up, down=down)
+    routing = ROUTINGS["softmax, normalised"]
+    x, logits = inputs(dtype, rows)
+    want, _ = reference.experts(x, logits, routing, weights)
+
+    got = native(library, dtype, lambda r, v, w: ops.experts(v, w, routing, weights), [x, logits])
 
     tolerant(got, want, dtype)
 

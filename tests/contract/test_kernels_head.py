@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import LinearWeight, TracedTensor
-from sylvan.kernels.matmul.weights import quantise_int4, quantise_int8
+from sylvan.kernels.matmul.weights import quantise_int4, quantise_int4_codes, quantise_int8
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import ProgramLimits
@@ -39,7 +39,12 @@ NEVER_WRITTEN = {
     *("greedy", "of the best", "likely of the best", "all three", "of one", "stops, later"),
     *("told", "told, drawn of the best"),
 }
-WEIGHTS = {"dense": lambda w: w, "int8": quantise_int8, "int4": lambda w: quantise_int4(w, 64)}
+WEIGHTS = {
+    "dense": lambda w: w,
+    "int8": quantise_int8,
+    "int4": lambda w: quantise_int4(w, 64),
+    "codes": lambda w: quantise_int4_codes(w, 32),
+}
 WISHES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "drawn": {"temperature": 0.9},

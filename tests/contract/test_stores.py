@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -14,15 +15,26 @@ import pytest
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.storage.api import StoreError, StoreLimits
+from sylvan.runtime.storage.backends import mooncake as mooncake_backend
 from sylvan.runtime.storage.backends.file import FileStore
 from sylvan.runtime.storage.backends.memory import MemoryStore
 from sylvan.runtime.storage.find import check_url, open_store, shown, store_kind
 from sylvan.runtime.storage.manifest import bind, manifest_of
 from sylvan.runtime.storage.record import RecordError, Records
 from sylvan.utils.clock import VirtualClock
-from tests.support.stores import REDIS, manifest, name_of, redis_server
+from tests.support.stores import (
+    MOONCAKE,
+    MOTO,
+    NIXL,
+    REDIS,
+    manifest,
+    mooncake_master,
+    name_of,
+    redis_server,
+    s3_server,
+)
 
-KINDS = ["memory", "file", "local", "redis"]
+KINDS = ["memory", "file", "local", "redis", "s3", "nixl", "mooncake"]
 FOREVER = StoreLimits()
 
 
@@ -34,6 +46,28 @@ def redis_url(tmp_path_factory):
         yield url
 
 
+@pytest.fixture(scope="module")
+def s3():
+    """Answers where its files are; credentials are in the environment, as for any client of S3."""
+    if not MOTO:
+        pytest.skip("moto[server] and s3fs are not installed")
+    with s3_server() as (endpoint, _), pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "testing")
+        patch.setenv("AWS_ENDPOINT_URL", endpoint)
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        importlib.import_module("s3fs").S3FileSystem().mkdir("pages")
+        yield "s3://pages"
+
+
+@pytest.fixture(scope="module")
+def mooncake():
+    if not MOONCAKE:
+        pytest.skip("mooncake-transfer-engine is not installed")
+    with mooncake_master() as (url, master):
+        yield url, master
+
+
 @pytest.fixture(params=KINDS)
 def url(request, tmp_path):
     match request.param:
@@ -43,6 +77,14 @@ def url(request, tmp_path):
             return str(tmp_path / "store")
         case "local":
             return f"local://{tmp_path}/objects"
+        case "s3":
+            return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
+        case "nixl":
+            if not NIXL:
+                pytest.skip("nixl is not installed")
+            return f"nixl://{tmp_path}/store"
+        case "mooncake":
+            return request.getfixturevalue("mooncake")[0].replace("KEY", tmp_path.name)
         case _:
             return f"{request.getfixturevalue('redis_url')}?prefix={tmp_path.name}"
 
@@ -65,6 +107,15 @@ def test_what_was_written_is_read_and_counted(store):
     assert [*store.contains([])] == []
     sizes = {page.name: page.num_bytes for page in store.pages()}
     assert sizes == {name_of(1): 3, name_of(2, space=3, kind="w0"): 3}
+
+
+def test_a_record_is_read_in_parts(store):
+    store.write(name_of(1), b"headpage")
+    for sizes, wanted in (((4, 4), b"headpage"), ((2, 3), b"headp"), ((4, 9), b"headpage")):
+        parts = [bytearray(size) for size in sizes]
+        assert store.read_into(name_of(1), [parts[0], memoryview(parts[1])]) == 8
+        assert b"".join(parts)[: len(wanted)] == wanted
+    assert store.read_into(name_of(2), [bytearray(4)]) is None
 
 
 def test_a_page_is_replaced_and_removed(store):
@@ -187,6 +238,90 @@ def test_a_server_that_is_gone_is_named(tmp_path):
         open_store("redis://127.0.0.1:1/0", StoreLimits(timeout_s=0.5))
 
 
+@pytest.mark.skipif(not MOONCAKE, reason="mooncake-transfer-engine is not installed")
+def test_a_mooncake_master_that_is_gone_is_named():
+    with pytest.raises(StoreError, match="cannot be reached"):
+        open_store("mooncake://127.0.0.1:1", StoreLimits(timeout_s=0.5))
+    with mooncake_master() as (url, master):
+        store = open_store(url.replace("64MiB", "16MiB"), FOREVER)
+        store.write(name_of(1), b"one")
+
+        def fill() -> None:
+            for number in range(2, 20):
+                store.write(name_of(number), bytes(2 << 20))
+
+        with pytest.raises(StoreError, match="no room"):
+            fill()
+        master.kill()
+        master.wait()
+        for call in (lambda: store.read(name_of(1)), lambda: store.write(name_of(3), b"three")):
+            with pytest.raises(StoreError, match="Mooncake store cannot"):
+                call()
+        with pytest.raises(StoreError, match="Mooncake store cannot ask"):
+            store.contains([name_of(1)])
+        with pytest.raises(StoreError, match="admin=HOST:PORT"):
+            [*store.pages()]
+        store.close()
+
+
+@pytest.mark.skipif(not MOTO, reason="moto[server] and s3fs are not installed")
+def test_s3_that_hangs_is_not_waited_for_long(monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with s3_server() as (endpoint, server):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        limits = StoreLimits(timeout_s=0.5)
+        importlib.import_module("s3fs").S3FileSystem(skip_instance_cache=True).mkdir("hung")
+        store = open_store("s3://hung/x", limits)
+        store.write(name_of(1), b"one")
+        server.send_signal(signal.SIGSTOP)
+        for call in (store.read, lambda name: store.write(name, b"two")):
+            began = time.monotonic()
+            with pytest.raises(StoreError, match="object store"):
+                call(name_of(1))
+            assert time.monotonic() - began < 45, "not the five minutes that its client takes"
+        with pytest.raises(StoreError, match="object store"):
+            open_store("s3://hung/y", limits)
+        server.send_signal(signal.SIGCONT)
+        store.close()
+
+
+@pytest.mark.skipif(not MOONCAKE, reason="mooncake-transfer-engine is not installed")
+def test_a_mooncake_master_that_hangs_stops_nobody(monkeypatch):
+    monkeypatch.setattr(mooncake_backend, "_JOIN_S", 5.0)
+    limits = StoreLimits(timeout_s=1.0)
+    with mooncake_master() as (url, master):
+        store = open_store(url, limits)
+        store.write(name_of(1), b"one")
+        master.send_signal(signal.SIGSTOP)
+        with pytest.raises(StoreError, match="does not answer"):
+            open_store(url, limits)
+        store.close()  # returns, though nobody answers
+        master.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.skipif(NIXL or MOONCAKE, reason="nixl or mooncake is installed")
+@pytest.mark.parametrize("url", ["nixl:///x", "mooncake://host"])
+def test_a_package_that_is_missing_is_named(url):
+    with pytest.raises(ConfigError, match=r"pip install (nixl|mooncake)"):
+        check_url(url, FOREVER)
+
+
+@pytest.mark.skipif(not NIXL, reason="nixl is not installed")
+def test_a_directory_is_the_same_store_through_nixl(tmp_path):
+    plain = open_store(str(tmp_path), FOREVER)
+    through = open_store(f"nixl://{tmp_path}", FOREVER)
+    plain.write(name_of(1), b"one")
+    through.write(name_of(2), bytes(range(250)) * 1000)
+    assert through.read(name_of(1)) == b"one"
+    assert plain.read(name_of(2)) == through.read(name_of(2)) == bytes(range(250)) * 1000
+    page, head = bytearray(249_990), bytearray(10)
+    assert through.read_into(name_of(2), [head, page]) == 250_000
+    assert head + page == bytes(range(250)) * 1000
+    assert [*through.contains([name_of(1), name_of(3)])] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("url", "limits", "message"),
     [
@@ -194,6 +329,15 @@ def test_a_server_that_is_gone_is_named(tmp_path):
         ("s3://bucket/x", {"ttl_s": 1.0}, "lifecycle"),
         ("nosuch://x", {}, "nosuch"),
         ("file://elsewhere/x", {}, "absolute/path"),
+        ("nixl://elsewhere/x", {}, "absolute/path"),
+        ("nixl:///x?plugin=TAPE", {}, "POSIX, GDS"),
+        ("nixl:///x?other=1", {}, "one option is plugin"),
+        ("mooncake:///x", {}, "MASTER:PORT"),
+        ("mooncake://host/x?sgment=1", {}, "no option 'sgment'"),
+        ("mooncake://host/x?segment=much", {}, "segment is a size"),
+        ("mooncake://host/x?protocol=udp", {}, "tcp or rdma"),
+        ("mooncake://host/x?admin=host", {}, "HOST:PORT"),
+        ("mooncake://host/x", {"ttl_s": 1.0}, "master evicts"),
     ],
 )
 def test_what_cannot_be_served_is_refused(url, limits, message):
@@ -229,6 +373,7 @@ WRITER = """
 import sys, itertools
 from pathlib import Path
 from sylvan.runtime.storage.api import StoreLimits
+from sylvan.runtime.storage.backends import mooncake as mooncake_backend
 from sylvan.runtime.storage.backends.file import FileStore
 from sylvan.runtime.storage.record import Records
 from tests.support.stores import name_of

@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import running
+from tests.support.adapters import write_random_adapter
+from tests.support.random_model import write_random_model
 from tests.support.tiny import write_model
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 12
@@ -34,10 +36,10 @@ class Asker:
     def call(self, method: str, path: str, **fields: Any) -> httpx.Response:
         return httpx.request(method, self._url + path, headers=self._headers, timeout=60, **fields)
 
-    def ask(self, text: str = PROMPT) -> tuple[list[int], int]:
+    def ask(self, text: str = PROMPT, **fields: Any) -> tuple[list[int], int]:
         """Generated ids, and prompt tokens that came from the cache."""
         sampling = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
-        body = {"text": text, "rid": "r", "sampling_params": sampling}
+        body = {"text": text, "rid": "r", "sampling_params": sampling} | fields
         reply = self.call("POST", "/generate", json=body).json()
         return reply["output_ids"], reply["meta_info"]["cached_tokens"]
 
@@ -120,7 +122,8 @@ def test_a_store_is_operated_over_http(model, tmp_path):
             Asker(server.url).call("PUT", "/hicache/storage-backend", json=put).status_code == 401
         )
         bad = [
-            ({"hicache_storage_backend": "mooncake"}, "not supported yet"),
+            ({"hicache_storage_backend": "hf3fs"}, "not supported yet"),
+            ({"hicache_storage_backend": "mooncake"}, "mooncake://MASTER:PORT"),
             ({**put, "hicache_write_policy": "never"}, "hicache_write_policy"),
             ({**put, "hicache_storage_backend_extra_config_json": '{"a": 1}'}, "'a'"),
             ({**put, "hicache_storage_backend_extra_config_json": '{"ttl_s": "x"}'}, "ttl_s"),
@@ -187,3 +190,32 @@ def test_a_server_without_tiers_says_how_to_have_them(server):
     reply = Asker(server.url, "secret").call("GET", "/hicache/storage-backend")
     assert reply.status_code == 400
     assert "--enable-hierarchical-cache" in reply.text
+
+
+def test_kv_of_adapters_is_found_again_by_their_contents(tmp_path):
+    model = write_random_model(tmp_path / "model", context_len=2048)
+    adapters = {
+        name: write_random_adapter(tmp_path / str(seed), model, seed)
+        for seed, name in enumerate(("first", "second"))
+    }
+    flags = (*FLAGS[2:], *TIERS, "--tiers.storage", str(tmp_path / "kv"), "--lora-paths")
+    paths = [f"{name}={folder}" for name, folder in adapters.items()]
+    names = (None, *adapters)
+    with running(str(model), *flags, *paths) as server:
+        asker = Asker(server.url)
+        wanted = {name: asker.ask(lora_path=name)[0] for name in names}
+        asker.settle()
+    assert wanted["first"] != wanted["second"]
+
+    with running(str(model), *flags, *paths) as server:
+        asker = Asker(server.url)
+        again = {name: asker.ask(lora_path=name) for name in names}
+        assert {name: ids for name, (ids, _) in again.items()} == wanted
+        (whole,) = {cached for _, cached in again.values()}
+        assert whole >= 64
+    changed = [f"first={adapters['second']}", f"third={adapters['first']}"]
+    with running(str(model), *flags, *changed) as server:
+        asker = Asker(server.url)
+        assert asker.ask(lora_path="first") == (wanted["second"], 0), "another adapter by that name"
+        assert asker.ask(lora_path="third")[0] == wanted["first"]
+        assert asker.ask()[0] == wanted[None]

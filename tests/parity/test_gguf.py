@@ -13,7 +13,11 @@ from sylvan.checkpoints.gguf.quants import READ
 from sylvan.cli.main import main
 from sylvan.config.checkpoint import model_dir, model_facts
 from sylvan.protocol.requests import LogprobOptions
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.models.checkpoint import load_weights
 from sylvan.runtime.models.files import open_weights
+from sylvan.runtime.models.formats import choose
+from sylvan.runtime.models.registry import family_of, load_config
 from sylvan.text.tokenizer import Tokenizer
 from tests.parity.checkpoints import LLAMA3_ROPE, SHAPE, VOCAB
 from tests.parity.compare import compare
@@ -45,7 +49,7 @@ def nothing(out) -> None:
     """No further metadata."""
 
 
-def made(path: Path, name: str, kind: str, more=nothing, **changes):
+def made(path: Path, name: str, kind: str, more=nothing, kinds=None, **changes):
     torch.manual_seed(3)
     config = CONFIGS[name]()
     for key, value in changes.items():
@@ -54,7 +58,7 @@ def made(path: Path, name: str, kind: str, more=nothing, **changes):
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias") or "norm" in parameter_name:
             parameter.data += torch.randn_like(parameter) * 0.1
-    gguf_files.write_model(model.eval(), path, name.partition("-")[0], kind, more)
+    gguf_files.write_model(model.eval(), path, name.partition("-")[0], kind, more, kinds)
     return model
 
 
@@ -79,6 +83,37 @@ def test_gguf_equals_transformers(tmp_path, name, kind):
 
     assert found.excess <= 1
     assert found.modes == ()
+
+
+MIXTURES = {
+    "as Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "lm_head": "Q6_K"},
+    "one that is dequantised": {"k_proj": "IQ4_NL", "up_proj": "F16", "embed_tokens": "Q6_K"},
+}
+
+
+@pytest.mark.parametrize("kinds", MIXTURES.values(), ids=MIXTURES)
+def test_matrices_of_several_kinds_equal_transformers(tmp_path, kinds):
+    model = made(tmp_path / "m.gguf", "llama", "Q4_K", kinds=kinds)
+
+    found = compare(_as_float32(model_dir(str(tmp_path / "m.gguf"))), model)
+
+    assert found.excess <= 1
+    assert not found.modes
+
+
+def test_matrices_stay_in_their_bits(tmp_path):
+    made(tmp_path / "m.gguf", "llama-tied", "Q8_0")
+    folder = model_dir(str(tmp_path / "m.gguf"))
+    config = load_config(folder)
+    model = family_of(config).model(config, Build(dtype=torch.bfloat16, length=32))
+
+    load_weights(model, folder, blocks=choose(config, None).blocks)
+
+    layer = model.layers[0]
+    kept = [layer.self_attn.qkv_proj, layer.mlp.gate_up_proj, model.lm_head, model.embed_tokens]
+    assert {str(part.weight.form) for part in kept} == {"int8 codes in groups of 32"}
+    assert not choose(config, None, on_cpu=False).blocks
+    assert not choose(config, "w8a8").blocks
 
 
 def _as_float32(folder: Path) -> Path:

@@ -52,9 +52,18 @@ def write(out: gguf.GGUFWriter) -> None:
 
 
 def write_model(
-    model: Any, path: Path, family: str, kind: str, more: Callable[[gguf.GGUFWriter], None]
+    model: Any,
+    path: Path,
+    family: str,
+    kind: str,
+    more: Callable[[gguf.GGUFWriter], None],
+    kinds: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a model with matrices of `kind`; the model gets the values that the file holds."""
+    """Write a model with matrices of `kind`; the model gets the values that the file holds.
+
+    `kinds` are those of single modules, by the last part of their names.
+    """
+    by_name = kinds or {}
     out = writer(path, family, model.config)
     add_words(out, model.config.vocab_size)
     more(out)
@@ -70,7 +79,8 @@ def write_model(
         values = parameter.detach().numpy()
         count = heads.get(theirs.rpartition(".")[2], 0) if family == "llama" else 0
         values = paired(values, count) if count else values
-        used = Kind[kind] if values.ndim > 1 else Kind.F32
+        own = by_name.get(stem.rpartition(".")[2], kind)
+        used = Kind[own] if values.ndim > 1 else Kind.F32
         raw = encoded(values, used)
         out.add_tensor(f"{theirs}.{end}", raw, raw_dtype=used)
         kept = gguf.quants.dequantize(raw, used).reshape(values.shape)

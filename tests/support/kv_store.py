@@ -176,7 +176,10 @@ class StoreBelow:
                 )
             )
         worker = KVTiersWorker(
-            lambda: (groups, memory), self.max_staged_bytes, lambda count, name: self.calls
+            lambda: (groups, memory),
+            self.max_staged_bytes,
+            lambda count, name: self.calls,
+            report_s=0.0,
         )
         if self.host is not None:
             codecs = tuple(PlainCodec(size) for size in self.tier.layout.page_bytes)
@@ -188,6 +191,8 @@ class StoreBelow:
         self.stores = Stores(self.tier, spec)
         if self.attached:
             worker.open(spec)
+            self.copies.run()  # threads and memory are made ready
+            self.calls.run()
             self.stores.opened(spec)
         self.control = KVTiers(
             world.cache,

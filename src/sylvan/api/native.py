@@ -375,7 +375,7 @@ class LoadsQuery(WireModel):
     """Query of `/v1/loads`."""
 
     include: str = "all"
-    """Comma-separated sections: core, memory, queues, lora, all."""
+    """Comma-separated sections: core, memory, queues, lora, spec, disagg, all."""
     format: Literal["json", "prometheus"] = "json"
     """Form of the answer."""
     dp_rank: Annotated[int, Field(ge=0, le=65535)] | None = None

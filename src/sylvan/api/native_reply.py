@@ -8,6 +8,7 @@ from typing import Any
 
 from sylvan.api.logprobs import TokenText, chosen_entries, token_entries, top_entries
 from sylvan.protocol.messages import DraftCounts, Finish, Timing, TokenLogprobs, Usage
+from sylvan.utils.clock import monotonic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,10 +158,23 @@ def draft_keys(drafts: DraftCounts | None) -> dict[str, Any]:
 
 
 def timing_keys(timing: Timing | None, e2e_s: float, sent_at: float, tokens: int) -> dict[str, Any]:
-    """Times of a finished sample, in seconds; points in time are relative to its arrival."""
+    """Times of a finished sample, in seconds; those called `ts` or `time` count from 1970.
+
+    `sent_at`: seconds since 1970, now.
+    """
     keys: dict[str, Any] = {"e2e_latency": e2e_s, "response_sent_to_client_ts": sent_at}
     if timing is None:
         return keys
+    offset_s = sent_at - monotonic()
+    for name, at in (
+        ("request_received_ts", monotonic() - e2e_s),
+        ("api_server_dispatch_finish_ts", timing.received),
+        ("forward_entry_time", timing.started),
+        ("prefill_finished_time", timing.first_token),
+        ("request_finished_ts", timing.finished),
+    ):
+        if at:
+            keys[name] = at + offset_s
     if timing.received and timing.started:
         keys["queue_time"] = timing.started - timing.received
     if timing.received and timing.first_token:

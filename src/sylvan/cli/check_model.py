@@ -34,6 +34,7 @@ def check_model(directory: str, args: Parsed) -> Iterable[Finding]:
     trusted = config.trust_remote_code
     yield _outcome("architecture", lambda: _architecture(path, trusted=trusted))
     yield from _own_code(path, trusted=trusted)
+    yield from _quantisation(path)
     if facts.weights == "safetensors":
         yield from _tensors(path, trusted=trusted)
     yield _outcome("memory", lambda: _memory(path, config))
@@ -81,7 +82,7 @@ def _weights(path: Path, facts: ModelFacts, config: Config) -> Finding:
         for tensor in read_index(path)["tensors"]:
             kinds[tensor["type"]] = kinds.get(tensor["type"], 0) + tensor["stop"] - tensor["start"]
         shares = ", ".join(f"{name} {size_text(kinds[name])}" for name in sorted(kinds))
-        return Finding("ok", "weights", f"GGUF: {shares}; computed with in {facts.dtype}")
+        return Finding("ok", "weights", f"GGUF: {shares}; {_kept(kinds, facts.dtype)}")
     pattern = PT_WEIGHTS if facts.weights == "pt" else "*.safetensors"
     files = list(path.glob(pattern))
     size = size_text(sum(file.stat().st_size for file in files))
@@ -95,6 +96,15 @@ def _weights(path: Path, facts: ModelFacts, config: Config) -> Finding:
         f"{len(files)} safetensors files, {size}",
         "there are no weights (*.safetensors, *.gguf); --load-format dummy makes some up",
     )
+
+
+def _kept(kinds: Iterable[str], dtype: str) -> str:
+    """Which kinds of numbers of a GGUF file stay as they are on a CPU."""
+    from sylvan.runtime.models.formats.gguf import KEPT  # needs torch
+
+    kept = sorted(KEPT.keys() & set(kinds))
+    rest = f"computed with in {dtype}"
+    return f"matrices of {', '.join(kept)} stay so on a CPU, others are {rest}" if kept else rest
 
 
 def _architecture(path: Path, *, trusted: bool) -> str:
@@ -120,6 +130,24 @@ def _tensors(path: Path, *, trusted: bool) -> Iterable[Finding]:
         )
 
 
+def _quantisation(path: Path) -> Iterable[Finding]:
+    """How matrices are stored, and what rows are when they meet them."""
+    from sylvan.runtime.models.config import read_config  # needs torch, as does the next
+    from sylvan.runtime.models.formats import kept_format, stored_format
+
+    raw = read_config(path)
+
+    def described() -> str:
+        stored, kept = stored_format(raw), kept_format(raw)
+        if stored is None or kept is None:
+            return "MXFP4; kept in 4 bits on a CPU, elsewhere read as bfloat16"
+        rows = "rounded to int8" if kept.name in ("w8a8", "w4a8") else "kept in the model's type"
+        return f"{stored.name}; kept in {max(4, kept.bits or 0)} bits, rows are {rows}"
+
+    if raw.get("quantization_config") or raw.get("compression_config"):
+        yield _outcome("quantisation", described)
+
+
 def _own_code(path: Path, *, trusted: bool) -> Iterable[Finding]:
     from sylvan.runtime.models.config import read_config
 
@@ -133,7 +161,8 @@ def _memory(path: Path, config: Config) -> str:
 
     trusted = config.trust_remote_code
     facts = read_facts(path, config.dtype, config.quantization, trusted=trusted)
-    words = f"weights {size_text(facts.weight_bytes)} as {config.quantization or facts.dtype}"
+    stored = "stored" if model_facts(str(path), trusted=trusted).quantization else facts.dtype
+    words = f"weights {size_text(facts.weight_bytes)} as {config.quantization or stored}"
     words += f", KV cache {size_text(facts.kv_bytes_per_token)} a token in {facts.dtype}"
     if facts.state_bytes:
         words += f", recurrent state {size_text(facts.state_bytes)} a request"

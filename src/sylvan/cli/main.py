@@ -75,6 +75,7 @@ COMMANDS: Mapping[str, Command] = {
     "bench batch": Command("sylvan.cli.bench_batch", "Time the steps of single batches."),
     "bench compare": Command("sylvan.cli.bench_compare", "Compare two results of load tests."),
     "quantize": Command("sylvan.cli.quantize", "Write a checkpoint with 8 or 4 bits a weight."),
+    "eval": Command("sylvan.cli.evaluate", "Perplexity of a model, and what a format costs it."),
     "train-draft": Command("sylvan.cli.train_draft", "Train a head that guesses ahead."),
     "lora": Command("sylvan.cli.lora", "Check a LoRA adapter, or merge it into its model."),
     "cache": Command("sylvan.cli.cache", "Look at a store of KV, check it, make it smaller."),

@@ -18,7 +18,11 @@ SPEC = Spec(
     "layers in 8 or 4 bits, in the format of compressed-tensors that other tools read too. "
     "`sylvan serve OUT` then starts faster than with --quantization, and gives the same answers.",
     options=(
-        Option("quantization", "w8a8 (or int8), w4a8 (or int4); default w8a8.", metavar="FORMAT"),
+        Option(
+            "quantization",
+            "w8a8 (or int8), w4a8 (or int4), w4a16, fp8; default w8a8.",
+            metavar="FORMAT",
+        ),
         Option("load_format", "As of serve; pt reads PyTorch's .bin files.", metavar="KIND"),
     ),
     tree=None,

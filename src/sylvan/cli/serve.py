@@ -131,6 +131,7 @@ async def _serve(job: ServeJob) -> None:
             context.accounts.show_connections(connections)
             http = HttpServer(app_of(context), config.server, job.sock, connections)
             async with http, grpc_server(context, config.server) as grpc_port:
+                context.accounts.started(monotonic() - job.started_s)
                 _greet(job, http.port, grpc_port)
                 url = address(config.server, http.port)
                 presence = Presence.from_config(config.server, url)
@@ -138,6 +139,7 @@ async def _serve(job: ServeJob) -> None:
                     await stop.wait()
                 logger.info("stopping: running requests may take %g s", config.server.drain_s)
                 await runtime.drain(config.server.drain_s)
+            await context.observing.close()
         finally:
             await runtime.close()
 

@@ -55,6 +55,15 @@ def _renamed(target: str) -> Alias:
     return Alias(target, lambda value: ((target, value),))
 
 
+def _words(target: str) -> Alias:
+    """A list, whose items are words of the command line."""
+
+    def convert(value: object) -> Pairs:
+        yield target, [str(item) for item in _listed(value)]
+
+    return Alias(target, convert, takes_many=True)
+
+
 def _switch(target: str, value: object) -> Alias:
     """A switch that sets `value`; given as false it leaves the default alone."""
     return Alias(target, lambda on: ((target, value),) if is_on(on) else (), is_switch=True)
@@ -168,6 +177,12 @@ def _adapter(item: object) -> tuple[str, str, bool]:
     return (name, path, False) if sign else (name.rstrip("/").rpartition("/")[2], name, False)
 
 
+def _collector(value: object) -> Pairs:
+    """SGLang's has no scheme."""
+    text = str(value)
+    yield "observe.trace_endpoint", text if "://" in text else f"http://{text}"
+
+
 def _role(value: object) -> Pairs:
     if plain_text(value) not in ("null", "none"):
         yield "disagg.role", value
@@ -252,6 +267,10 @@ _RENAMED = {
     "priority_scheduling_preemption_threshold": "scheduler.preempt_threshold",
     "watchdog_timeout": "scheduler.hang_timeout_s",
     "max_mamba_cache_size": "cache.max_states",
+    "log_requests_level": "observe.log_requests_level",
+    "log_requests_format": "observe.log_requests_format",
+    "otlp_service_name": "observe.trace_service",
+    "extra_metric_labels": "observe.metric_labels",
     "file_storage_path": "server.data_dir",
     "admin_api_key": "server.admin_api_key",
     "dp_size": "server.replicas",
@@ -284,11 +303,24 @@ _RENAMED = {
     "speculative_eagle_topk": "speculative.topk",
     "speculative_num_draft_tokens": "speculative.num_draft_tokens",
     "speculative_ngram_max_trie_depth": "speculative.max_match",
+    "speculative_ngram_external_corpus_path": "speculative.corpus",
+    "speculative_ngram_external_corpus_max_tokens": "speculative.corpus_tokens",
     "disaggregation_transfer_backend": "disagg.transfer",
     "disaggregation_bootstrap_port": "disagg.bootstrap_port",
     "hicache_ratio": "tiers.host_ratio",
     "hicache_write_policy": "tiers.write_policy",
     "hicache_storage_prefetch_policy": "tiers.prefetch",
+}
+
+_LISTS = {
+    "log_requests_target": "observe.log_requests_target",
+    "tokenizer_metrics_allowed_custom_labels": "observe.custom_labels",
+    "bucket_time_to_first_token": "observe.ttft_buckets",
+    "bucket_inter_token_latency": "observe.token_buckets",
+    "bucket_e2e_request_latency": "observe.e2e_buckets",
+    "prompt_tokens_buckets": "observe.prompt_token_buckets",
+    "generation_tokens_buckets": "observe.output_token_buckets",
+    "uvicorn_access_log_exclude_prefixes": "observe.access_log_exclude",
 }
 
 _SWITCHES: Mapping[str, tuple[str, object]] = {
@@ -297,6 +329,8 @@ _SWITCHES: Mapping[str, tuple[str, object]] = {
     "disable_overlap_schedule": ("scheduler.overlap", "off"),
     "disable_cuda_graph": ("runner", "eager"),
     "disable_priority_preemption": ("scheduler.preempt_threshold", None),
+    "log_requests": ("observe.log_requests", True),
+    "enable_trace": ("observe.trace", True),
     "speculative_adaptive": ("speculative.adaptive", True),
     "enable_deterministic_inference": ("deterministic", True),
     "incremental_streaming_output": ("text.incremental_stream", True),
@@ -337,8 +371,6 @@ _REFUSED_SWITCHES = {
     "enable_dp_attention": "data parallel attention",
     "enable_custom_logit_processor": "custom logit processors",
     "enable_return_hidden_states": "returning hidden states",
-    "log_requests": "logging of requests",
-    "enable_trace": "OpenTelemetry traces",
     "allow_auto_truncate": "cutting prompts that are too long",
     "grpc_mode": "gRPC instead of HTTP (--grpc-port serves both)",
 }
@@ -361,7 +393,6 @@ _NEEDLESS = {
 _NEEDLESS_VALUES = {
     "cuda_graph_max_bs": "graphs are captured up to the largest batch",
     "decode_log_interval": "steps are counted in metrics, not logged",
-    "log_requests_level": "requests are not logged",
     "hicache_io_backend": "pages are copied by the one way that the device has",
     "hicache_mem_layout": "a page in a store has one layout",
     "hicache_storage_prefetch_retry_poll_interval": "a failed prefetch is not tried again",
@@ -372,6 +403,8 @@ _ALL: Mapping[str, Alias] = {
     **dict(_without_target(NO_EFFECT, refuse=False)),
     **dict(_without_target(REFUSED, refuse=True)),
     **{name: _renamed(path) for name, path in (_SHORT | _RENAMED).items()},
+    **{name: _words(path) for name, path in _LISTS.items()},
+    "otlp_traces_endpoint": Alias("observe.trace_endpoint", _collector),
     **{name: _switch(*args) for name, args in _SWITCHES.items()},
     **{name: _refused(str(args[0]), *args[1:]) for name, args in _REFUSED.items()},
     **{name: _refused_switch(feature) for name, feature in _REFUSED_SWITCHES.items()},

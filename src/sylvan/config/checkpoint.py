@@ -113,7 +113,8 @@ def model_facts(model: str, *, trusted: bool = False) -> ModelFacts:
     attention = 2 * hidden * head_dim * (heads + kv_heads)
     linear = layers * (attention + 3 * hidden * inner)
     weights = weight_format(path)
-    stored = sum(_stored_sizes(path, weights, DTYPE_BYTES[_dtype(config)]))
+    packed = _stored_bits(config.get("quantization_config") or {"bits": 4})
+    stored = sum(_stored_sizes(path, weights, DTYPE_BYTES[_dtype(config)], packed))
     kept = attending * _kept(config, 2 * kv_heads * head_dim) if is_causal(config) else 0
     return ModelFacts(
         name=model,
@@ -251,19 +252,35 @@ def _stored_quantization(config: dict[str, Any]) -> str | None:
     stored = cast("dict[str, Any]", found)
     if stored.get("quant_method") == "mxfp4":  # read as plain numbers
         return None
-    groups = stored.get("config_groups")
-    text = json.dumps(groups) if groups else ""
-    return "w4a8" if '"num_bits": 4' in text else "w8a8"
+    return "w4a8" if _stored_bits(stored) <= _FEW_BITS else "w8a8"
 
 
-_DESCRIBING = (".weight_scale", ".weight_shape", "_scales")
-_PACKED = ((".weight_packed", 8), ("_blocks", 2))
+_FEW_BITS = 4  # fewer take the room of four
 
 
-def _stored_sizes(path: Path, weights: WeightFormat | None, number: int) -> Iterable[int]:
+def _stored_bits(settings: dict[str, Any]) -> int:
+    """Of a number in most matrices, as `quantization_config` has it."""
+    if settings.get("quant_algo") == "NVFP4" or '"num_bits": 4' in json.dumps(settings):
+        return 4
+    bits = settings.get("bits", settings.get("w_bit"))
+    return bits if isinstance(bits, int) and bits > 0 else 8
+
+
+_DESCRIBING = (
+    *(".weight_scale", ".weight_shape", "_scales", ".weight_scale_inv", ".weight_scale_2"),
+    *(".weight_zero_point", ".weight_global_scale", ".qzeros", ".scales", ".g_idx"),
+)
+_PACKED = (".weight_packed", ".qweight", "_blocks")
+_BITS = {"I32": 32, "U8": 8}
+
+
+def _stored_sizes(
+    path: Path, weights: WeightFormat | None, number: int, bits: int
+) -> Iterable[int]:
     """Number of elements of every stored tensor; of quantised ones without what describes them.
 
-    Those of pickles, which are not opened for that, are taken to have `number` bytes each.
+    Those of pickles, which are not opened for that, are taken to have `number` bytes each, and
+    those in words `bits`.
     """
     if weights == "gguf":
         yield from (math.prod(entry["shape"]) for entry in read_index(path)["tensors"])
@@ -272,7 +289,8 @@ def _stored_sizes(path: Path, weights: WeightFormat | None, number: int) -> Iter
     for file in sorted(path.glob("*.safetensors")):
         for name, entry in read_header(file)[0].items():
             if not name.endswith(_DESCRIBING):
-                words = next((n for end, n in _PACKED if name.endswith(end)), 1)
+                packed = name.endswith(_PACKED) or (entry.dtype == "U8" and bits < 8)
+                words = _BITS.get(entry.dtype, bits) // bits if packed else 1
                 yield words * math.prod(entry.shape)
 
 

@@ -12,11 +12,15 @@ import yaml
 
 ELSEWHERE = frozenset(
     {
-        *("sim", "mooncake", "npu_memcache", "hf3fs", "nixl", "aibrix", "dynamic", "eic", "simm"),
+        *("sim", "npu_memcache", "hf3fs", "aibrix", "dynamic", "eic", "simm"),
         *("mori", "shm", "tensorcast", "seaweedfs", "lmcache"),
     }
 )
 """Names of stores that SGLang has and we do not."""
+_AS_URLS: Mapping[str, str] = {
+    "mooncake": "mooncake://MASTER:PORT?protocol=rdma&segment=4GiB",
+    "nixl": "nixl:///DIRECTORY?plugin=POSIX",
+}
 _NAMES: Mapping[str, str] = {
     "prefetch_threshold": "prefetch_min_tokens",
     "prefetch_timeout_base": "prefetch_timeout_s",
@@ -32,9 +36,11 @@ def storage_of(value: object) -> str:
     """`tiers.storage` for SGLang's name of a backend; URLs and directories stand for themselves.
 
     Raises:
-        ValueError: SGLang has that backend, and we do not.
+        ValueError: SGLang has that backend, and we do not, or it has to be given as a URL.
     """
     name = str(value)
+    if (url := _AS_URLS.get(name.lower())) is not None:
+        raise ValueError(f"the store {name!r} is given as a URL: {url}")
     if name.lower() in ELSEWHERE:
         raise ValueError(
             f"not supported yet: the store {name!r}; give `file`, a directory, or a URL such as "

@@ -309,7 +309,8 @@ class MeasureConfig(Section, frozen=True):
     trace: bool = False
     """Send OpenTelemetry traces."""
     trace_endpoint: str = "http://localhost:4317"
-    """Where traces go, over OTLP/gRPC."""
+    """Where traces go: `http://HOST:4317` takes OTLP over gRPC; with a path, such as
+    `http://HOST:4318/v1/traces`, over HTTP."""
 
 
 class RouteConfig(Section, frozen=True):

@@ -39,7 +39,6 @@ NO_EFFECT: Mapping[str, str] = {
         "show_time_cost enable_request_time_stats_logging"
     ),
     "logs of the HTTP server are chosen by server.access_log": "log_level_http=",
-    "requests are not logged": "log_requests_format=text log_requests_target*=",
     "shared experts are computed apart, with the same result": (
         "disable_shared_experts_fusion enforce_shared_experts_fusion"
     ),
@@ -81,7 +80,6 @@ REFUSED: Mapping[str, str] = {
     ),
     "several processes on one port": "enable_http_worker_reuseport",
     "new certificates without a restart": "enable_ssl_refresh",
-    "leaving paths out of the access log": "uvicorn_access_log_exclude_prefixes=[]",
     "chat templates in requests": "trust_request_chat_template",
     "choosing one of several chat templates at the start (requests do: chat_template)": (
         "hf_chat_template_name="
@@ -214,8 +212,7 @@ REFUSED: Mapping[str, str] = {
         "speculative_dspark_confidence_sts_path= speculative_dspark_sps_table_path= "
         "speculative_enable_w4a4_mxfp4_megamoe= speculative_moe_a2a_backend= "
         "speculative_moe_runner_backend= speculative_ngram_capacity=10000000 "
-        "speculative_ngram_external_corpus_max_tokens=10000000 "
-        "speculative_ngram_external_corpus_path= speculative_ngram_external_sam_budget=0 "
+        "speculative_ngram_external_sam_budget=0 "
         "speculative_ngram_match_type=BFS speculative_ngram_max_bfs_breadth=10 "
         "speculative_ngram_min_bfs_breadth=1 "
         "speculative_token_map= speculative_use_block_verification "
@@ -284,17 +281,12 @@ REFUSED: Mapping[str, str] = {
         "kv_canary_real_data=none kv_canary_sweep_interval=0"
     ),
     "other metrics than those of /metrics": (
-        "bucket_time_to_first_token*= bucket_inter_token_latency= bucket_e2e_request_latency= "
-        "prompt_tokens_buckets*= generation_tokens_buckets= "
-        "tokenizer_metrics_allowed_custom_labels*= "
-        "tokenizer_metrics_custom_labels_header=x-custom-labels extra_metric_labels= "
+        "tokenizer_metrics_custom_labels_header=x-custom-labels "
         "export_metrics_to_file export_metrics_to_file_dir= enable_mfu_metrics "
         "enable_forward_pass_metrics forward_pass_metrics_worker_id= "
         "forward_pass_metrics_ipc_name= stat_loggers="
     ),
-    "OpenTelemetry traces": (
-        "otlp_traces_endpoint=localhost:4317 otlp_service_name= trace_modules=request "
-        "enable_layerwise_nvtx_marker"
-    ),
+    "traces of other modules than requests": "trace_modules=request",
+    "markers for NVIDIA's profiler": "enable_layerwise_nvtx_marker",
 }
 """What flags ask for that is not there, and which."""

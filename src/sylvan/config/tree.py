@@ -27,7 +27,7 @@ from sylvan.config.values import (
 BUILT_IN_MODEL = "sapling"
 DRAFTING_REQS = 8
 """Requests that may have all their guesses verified in the same step."""
-DRAFT_HEADS = ("eagle", "eagle3")
+DRAFT_HEADS = ("eagle", "eagle3", "medusa")
 """Algorithms of speculation that have a head beside the model."""
 OWN_HEAD = "nextn"
 """The one whose head is part of the model's checkpoint."""
@@ -321,17 +321,19 @@ class SpeculativeConfig(Section, frozen=True):
     algorithm: str
     """How tokens are guessed: `ngram` repeats what followed the same tokens before, in the prompt
     or in the output; `standalone` has a smaller model write ahead; `eagle` and `eagle3` have a
-    head that was trained for the model guess from its hidden vectors; `nextn` does so with the
-    layer for it that the model's checkpoint brings."""
+    head that was trained for the model guess from its hidden vectors, and so do the heads of
+    `medusa`, each one token further; `nextn` does it with the layer for it that the model's
+    checkpoint brings."""
     draft_model: str | None = None
     """Directory of the smaller model of `standalone`, which has the tokenizer of the model served,
-    or of the head of `eagle` or `eagle3`."""
+    or of the head of `eagle` or `eagle3`, or the heads of `medusa`."""
     num_steps: Depth | Auto = "auto"
     """Guesses for one request in one step: the tokens ahead that are guessed."""
     topk: Count | Auto = "auto"
-    """Guesses for the same position; only one is verified so far."""
+    """Guesses for the same position: above 1, heads guess trees of the likeliest continuations."""
     num_draft_tokens: Count | Auto = "auto"
-    """Tokens of one request that a step verifies: the newest one and the guesses after it."""
+    """Tokens of one request that a step verifies: the newest one and the guesses after it. One more
+    than `num_steps`, unless guesses are trees."""
     adaptive: bool = True
     """Verify as many guesses as make the batch faster, by how often they were right and how long
     steps took; else always all. Tokens are the same either way."""
@@ -339,14 +341,31 @@ class SpeculativeConfig(Section, frozen=True):
     """Tokens that must have occurred before for `ngram` to guess."""
     max_match: Count = 16
     """Tokens that `ngram` compares at most to find the best place."""
+    shared_tokens: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 0
+    """Newest tokens of a tenant's requests that have ended in which `ngram` looks, too; 0: it looks
+    in the text of the request only."""
+    corpus: str | None = None
+    """Texts in which `ngram` looks for all requests: a JSONL file of strings, or of objects with
+    `text` or `documents`, or a text file with one in each line."""
+    corpus_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 131_072
+    """Tokens of `corpus` at most; looking takes time that grows with them."""
 
     def most_samples(self, running_reqs: int) -> int:
         """Rows that a step samples at most: beside each request, all guesses of a few.
 
-        In larger batches guesses cost more than they bring. Needs a resolved `num_steps`.
+        In larger batches guesses cost more than they bring. Needs a resolved section.
         """
-        guesses = self.num_steps if isinstance(self.num_steps, int) else 0
+        guesses = self.num_draft_tokens - 1 if isinstance(self.num_draft_tokens, int) else 0
         return running_reqs + min(running_reqs, DRAFTING_REQS) * guesses
+
+    def most_paths(self, running_reqs: int) -> int:
+        """Paths of trees of guesses in one step, beside the first of each; 0: guesses are chains.
+
+        Needs a resolved section.
+        """
+        if self.topk == 1 or not isinstance(self.num_draft_tokens, int):
+            return 0
+        return min(running_reqs, DRAFTING_REQS) * max(1, self.num_draft_tokens - 2)
 
 
 class DisaggConfig(Section, frozen=True):
@@ -387,9 +406,9 @@ class TiersConfig(Section, frozen=True):
     """Memories for KV below the device's: the host's, and a store that stays. Present means on."""
 
     storage: str | None = None
-    """Directory or URL: `/var/cache/kv`, `redis://HOST/0`, `s3://BUCKET/PREFIX`, or what another
-    package offers; `file` is `tiers.directory`. Default: none, until one is attached while
-    serving."""
+    """Directory or URL: `/var/cache/kv`, `redis://HOST/0`, `s3://BUCKET/PREFIX`,
+    `mooncake://MASTER:PORT`, `nixl:///DIR`, or what another package offers; `file` is
+    `tiers.directory`. Default: none, until one is attached while serving."""
     directory: str | None = None
     """What `tiers.storage=file` stands for; default: a folder in the user's cache."""
     host_ratio: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -426,15 +445,57 @@ class TiersConfig(Section, frozen=True):
 
 
 class ObserveConfig(Section, frozen=True):
-    """Logging."""
+    """Logs, metrics, traces and reports."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least important messages that are logged."""
     log_format: Literal["text", "json"] = "text"
     """One line of text, or one JSON object, per message."""
+    log_requests: bool = False
+    """Log each request of a client when it comes and when it is over."""
+    log_requests_level: Annotated[int, msgspec.Meta(ge=0, le=3)] = 2
+    """How much of it: 0 names, counts and times; 1 sampling parameters as well; 2 the first 2048
+    characters of prompt and output as well; 3 all of both."""
+    log_requests_format: Literal["text", "json"] = "text"
+    """Form of these lines."""
+    log_requests_target: tuple[str, ...] = ()
+    """Where they go: `stdout`, or folders in which a file is kept for each day; default: to the
+    other logs."""
+    access_log_exclude: tuple[str, ...] = ()
+    """Beginnings of paths that `server.access_log` leaves out: `/metrics,/health`."""
     record: str | None = None
     """Folder for flight recordings of the scheduler, one for each time it starts; `sylvan replay
     FOLDER` plays them back."""
+    metrics_prefix: Annotated[str, msgspec.Meta(pattern="^([a-zA-Z_:][a-zA-Z0-9_:]*)?$")] = (
+        "sglang:"
+    )
+    """What names of metrics begin with; dashboards for SGLang expect the default."""
+    metric_labels: dict[str, str] = {}
+    """Labels that all metrics of the model carry: `region=eu,rack=7`."""
+    custom_labels: tuple[str, ...] = ()
+    """Names of labels that clients may give in the header `x-custom-labels`, a JSON object; of
+    each, 100 values are told apart."""
+    ttft_buckets: tuple[float, ...] = ()
+    """Upper bounds, in seconds, of the histogram of times to the first token; default: SGLang's."""
+    token_buckets: tuple[float, ...] = ()
+    """The same of times between tokens."""
+    e2e_buckets: tuple[float, ...] = ()
+    """The same of whole requests."""
+    prompt_token_buckets: tuple[str, ...] = ()
+    """Upper bounds of the histograms of prompt lengths: `default`, `tse MIDDLE BASE COUNT` (bounds
+    on both sides of MIDDLE, at distances that grow by BASE), or `custom` and numbers."""
+    output_token_buckets: tuple[str, ...] = ()
+    """The same of output lengths."""
+    trace: bool = False
+    """Send OpenTelemetry traces of requests; needs the extra `trace`."""
+    trace_endpoint: str = "http://localhost:4317"
+    """Collector of traces: `http://HOST:4317` takes OTLP over gRPC; with a path, such as
+    `http://HOST:4318/v1/traces`, over HTTP."""
+    trace_service: str = "sylvan"
+    """Name of the service in traces."""
+    report_dir: str | None = None
+    """Folder for profiles, and for the reports about processes that hung; default: a folder in
+    that for temporary files."""
 
 
 class Config(Section, frozen=True):
@@ -461,9 +522,9 @@ class Config(Section, frozen=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; `auto` is the checkpoint's, where the device is fast at
     it."""
-    quantization: Literal["w8a8", "w4a8", "int8", "int4"] | None = None
+    quantization: Literal["w8a8", "w4a8", "int8", "int4", "w4a16", "fp8"] | None = None
     """Quantise the weights of linear layers to 8 or 4 bits at load time, and what they multiply to
-    8; `int8` is `w8a8`, `int4` is `w4a8`."""
+    8; `int8` is `w8a8`, `int4` is `w4a8`. `w4a16` and `fp8` leave what they multiply as it is."""
     context_len: Tokens | Auto = "auto"
     """Longest prompt plus output; `auto` is what the model was made for."""
     device: str = "auto"

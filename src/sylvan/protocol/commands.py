@@ -172,6 +172,23 @@ class LeaveGroup(msgspec.Struct, frozen=True, tag="leave_group"):
     name: str
 
 
+class StartProfile(msgspec.Struct, frozen=True, tag="start_profile"):
+    """Record what steps spend their time on, from now on.
+
+    `folder` is of the executor's machine. `activities`: CPU and GPU, of PyTorch's profiler.
+    """
+
+    folder: str
+    name: str
+    activities: tuple[str, ...] = ("CPU", "GPU")
+    with_stack: bool = False
+    record_shapes: bool = False
+
+
+class StopProfile(msgspec.Struct, frozen=True, tag="stop_profile"):
+    """Write down what was recorded since `StartProfile`; its result names the `files`."""
+
+
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
     """Read a LoRA adapter from a directory of the executor's machine, and keep it in host memory.
 
@@ -200,6 +217,8 @@ ExecutorCommand = (
     | JoinGroup
     | LeaveGroup
     | LoadAdapter
+    | StartProfile
+    | StopProfile
 )
 
 

@@ -259,10 +259,28 @@ class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unload_adapt
     abort: bool = False
 
 
+class AddCorpus(msgspec.Struct, frozen=True, kw_only=True, tag="add_corpus"):
+    """Guess from these texts, too; those of the same name before are replaced."""
+
+    id: str
+    texts: tuple[tuple[int, ...], ...]
+
+
+class RemoveCorpus(msgspec.Struct, frozen=True, kw_only=True, tag="remove_corpus"):
+    """Guess no more from the texts of that name."""
+
+    id: str
+
+
+class ListCorpora(msgspec.Struct, frozen=True, kw_only=True, tag="list_corpora"):
+    """Tell the names of texts that are guessed from, and how many tokens they have."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Leave the scheduler loop; the only command that does."""
 
 
+CorpusCommand = AddCorpus | RemoveCorpus | ListCorpora
 Inspection = CacheTree | CacheRequest | CachePrompts
 Command = (
     FlushCache
@@ -275,6 +293,7 @@ Command = (
     | Shutdown
     | RegisterAdapter
     | UnloadAdapter
+    | CorpusCommand
     | ExecutorCommand
 )
 
@@ -332,6 +351,25 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     lora_slots_total: int = 0  # 0: no adapters are served
     lora_adapters: int = 0  # that may be asked for
     lora_copies: int = 0  # of these, in host memory
+    decode_sum_seq_lens: int = 0  # of the requests that run
+    retracted_input_tokens: int = 0  # prompts of requests that lost their memory, each time
+    retracted_output_tokens: int = 0  # and their outputs by then
+    prefill_tokens: int = 0  # of prompts, that steps computed
+    evicted_tokens: int = 0  # from the prefix cache of the device
+    new_token_ratio: float = 0.0  # share of its limit that a request is expected to generate
+    forward_seconds: float = 0.0  # in which a step was under way
+    bubble_seconds: float = 0.0  # in which none was although there was work
+    idle_seconds: float = 0.0  # without work
+    cpu_seconds: float = 0.0  # processor time of the process, all threads
+    swa_used_tokens: int = 0  # of KV groups with a window, the fullest
+    swa_total_tokens: int = 0  # 0: there are none
+    mamba_used_states: int = 0  # slots of recurrent state
+    mamba_total_states: int = 0  # 0: there are none
+    grammars: int = 0  # grammars that were asked for
+    grammar_cache_hits: int = 0  # of these, that were compiled already
+    grammars_refused: int = 0  # of these, that could not be compiled
+    grammar_timeouts: int = 0  # of these, in time
+    grammar_seconds: float = 0.0  # that compiling took
     paused: bool = False  # nothing is computed before a Resume
     tiers: TierLoad | None = None  # None: there are none
 

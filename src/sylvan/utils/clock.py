@@ -11,6 +11,9 @@ Clock = Callable[[], float]
 
 monotonic: Clock = time.monotonic
 
+process_cpu: Clock = time.process_time
+"""Seconds of processor time of this process, all threads together."""
+
 
 def since_1970() -> float:
     """Seconds since 1970: what files and other machines count by; may go back."""

@@ -153,6 +153,16 @@ def test_dtype_is_the_checkpoints_where_it_is_fast():
     assert resolve(Config(), slow).config.dtype == "float32"
 
 
+def test_rows_of_quantised_matrices_are_bfloat16_where_that_is_fast():
+    half, quantised = {"dtype": "float16"}, {"dtype": "float16", "quantization": "w4a8"}
+    slow = cpu_with(fast_dtypes=frozenset({"float32"}))
+    slow = dataclasses.replace(slow, model=make_model(**quantised))
+
+    assert resolve(Config(), make_facts(model=make_model(**half))).config.dtype == "float32"
+    assert resolve(Config(), make_facts(model=make_model(**quantised))).config.dtype == "bfloat16"
+    assert resolve(Config(), slow).config.dtype == "float32"
+
+
 def test_policy_follows_the_cache(facts):
     assert resolve(Config(), facts).config.scheduler.policy == "lpm"
     assert resolve(config_with(cache__prefix="none"), facts).config.scheduler.policy == "fcfs"

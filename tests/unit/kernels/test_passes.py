@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,16 +18,20 @@ from sylvan.kernels.native.opset import (
     GatherQuantised,
     GatherRows,
     Glu,
+    GroupSums,
     Linear,
+    LinearCoded,
     LinearInt4,
     LinearInt8,
     Quantise,
     RmsNorm,
+    TakeColumns,
     WeightFormat,
 )
 from sylvan.kernels.native.quantise import fuse_quantise, quantise_rows
 from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.kernels.native.weights import pack_weights
+from tests.support.coded import coded
 
 D = 64
 CONSTANTS = Constants(256, 32, 32, 576, 1024, 64)
@@ -110,6 +115,25 @@ def test_a_group_without_a_kernel_is_refused_when_traced():
 
     with pytest.raises(Unsupported, match="groups of 48"):
         ops.linear(tracer().input(D, "f32"), odd)
+
+
+def test_codes_ask_for_sums_and_orders_of_their_own_only():
+    traced = tracer()
+    x = traced.input(D, "f32")
+    for kind in ("int4 g32", "uint4 g32 shifts"):
+        ops.linear(x, coded(kind, D, D))
+    ops.linear(x, replace(coded("int4 g32", D, D), order=torch.arange(D).flip(0).int()))
+    odd = coded("int4", D, D, group=24)
+
+    assert kinds(quantised(traced)) == [
+        LinearCoded,
+        GroupSums,
+        LinearCoded,
+        TakeColumns,
+        LinearCoded,
+    ]
+    with pytest.raises(Unsupported, match="groups of 24"):
+        ops.linear(x, odd)
 
 
 def test_linears_that_read_alike_share_quantised_rows():

@@ -16,6 +16,7 @@ from sylvan.kernels.matmul.weights import (
     quantise_int4,
     quantise_int8,
 )
+from tests.support.coded import KINDS, coded
 
 
 def matrix(kind: str, seed: int, *shape: int):
@@ -55,6 +56,38 @@ def test_what_was_packed_comes_back(kind, rows, groups):
     other = matrix(kind, rows + 1, rows, 32 * groups)
     repack(other, packed, dtype_of(kind))
     assert_same(unpack(packed, dtype_of(kind)), other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_come_back(kind):
+    weight, other = (coded(kind, 50, 384, seed=seed) for seed in (1, 2))
+    packed = pack(weight, torch.bfloat16)
+
+    assert_same_parts(unpack(packed, torch.bfloat16), weight)
+    assert packed.num_bytes >= sum(part.nbytes for part in weight.tensors)
+
+    repack(other, packed, torch.bfloat16)
+    assert_same_parts(unpack(packed, torch.bfloat16), other)
+
+    odd = coded(kind, 50, 48, group=16)  # rows are padded to 64 inputs
+    assert_same_parts(unpack(pack(odd, torch.bfloat16), torch.bfloat16), odd)
+
+    stack = pack_stack(weight[:48].stacked(3), torch.float32)
+    assert_same_parts(unpack_stack(stack, 3, torch.float32), weight[:48].stacked(3))
+
+
+def test_codes_of_another_form_are_not_written_over():
+    packed = pack(coded("int4 g32", 50, 384), torch.bfloat16)
+
+    for other in (coded("int4 g32", 50, 320), coded("int8 g128", 50, 384), quantise_int8):
+        weight = other if not callable(other) else other(torch.ones(50, 384))
+        with pytest.raises(Unsupported, match="in the place of"):
+            repack(weight, packed, torch.bfloat16)
+
+
+def assert_same_parts(one, other) -> None:
+    assert one.form == other.form
+    assert all(a.equal(b) for a, b in zip(one.tensors, other.tensors, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "int8", "int4"])

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from sylvan.api.version import VERSION
 from sylvan.gateway.observe.spans import TRACE_HEADERS
-from sylvan.utils.threads import call_in_thread
-
-EXPORT_S = 5
-"""Longest time for one batch of spans to reach the collector."""
+from sylvan.utils import otlp
 
 
 class Traces:
@@ -25,16 +20,14 @@ class Traces:
     A collector that cannot be reached costs spans, not requests.
 
     Args:
-        endpoint: Of the collector: `http://HOST:PORT`, or `https://` for TLS.
+        endpoint: Of the collector; see `otlp.span_processor`.
     """
 
     def __init__(self, endpoint: str) -> None:
-        exporter = OTLPSpanExporter(
-            endpoint=endpoint, insecure=not endpoint.startswith("https://"), timeout=EXPORT_S
-        )
         resource = Resource.create({"service.name": "sylvan-gateway", "service.version": VERSION})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._processor = otlp.span_processor(endpoint)
+        self._provider.add_span_processor(self._processor)
         self._tracer = self._provider.get_tracer("sylvan.gateway", VERSION)
         self._propagator = TraceContextTextMapPropagator()
 
@@ -47,7 +40,7 @@ class Traces:
 
     async def close(self) -> None:
         """Send what is left."""
-        await call_in_thread(self._provider.shutdown)
+        await otlp.close(self._processor)
 
 
 class RequestSpan:

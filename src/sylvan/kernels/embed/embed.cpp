@@ -1,7 +1,31 @@
 // Embedding rows are read out of the packed head, so that tied weights are stored once.
-#include "../native/kernel.h"
+#include "../matmul/codes.h"
 
 namespace {
+
+void embed_coded(const Embed& op, const Step& s, int64_t id, float* out) {
+    int64_t block = id / LANES, lane = id % LANES;
+    const uint32_t* w = at<uint32_t>(op.weight, s) + block * op.words * LANES;
+    const float* shifts = at(op.shifts, s);
+    with_code(op.code, op.zeros.present(), [&](auto kind) {
+        using C = typename decltype(kind)::type;
+        const C code(op.code);
+        int each = op.group / (2 * C::PAIRS), groups = op.words / each;  // words of a group
+        Scales scales{at(op.col_scale, s), at(op.zeros, s), op.scale_type, op.per_row ? 1 : groups, op.per_row ? 0 : 1};
+        for (int k = 0; k < op.words; k++) {
+            int g = k / each;
+            vu v = load<vu>(w + int64_t(k) * LANES), zero = code.zero(scales, block, g);
+            float scale = scales.scale(block, g)[lane], shift = shifts ? shifts[(block * groups + g) * LANES + lane] : 0;
+            unrolled<C::PAIRS>([&](auto i) SYLVAN_INLINE {
+                uint32_t pair = code.template pair<i>(v, zero)[lane], halves[2] = {pair << 16, pair & 0xffff0000u};
+                float values[2];
+                memcpy(values, halves, sizeof values);
+                for (int e = 0; e < 2; e++)
+                    if (int at = (k * C::PAIRS + i) * 2 + e; at < op.cols) out[at] = (values[e] * scale + shift) * op.scale;
+            });
+        }
+    });
+}
 
 template <class E> void embed(const Embed& op, const Step& s, int64_t r) {
     int cols = op.cols, words = op.words, group = op.group;
@@ -26,6 +50,8 @@ template <class E> void embed(const Embed& op, const Step& s, int64_t r) {
                 out[k * E::ELEMENTS + e] = x * scale;
             }
         }
+    } else if (op.format == WeightFormat::CODED) {
+        embed_coded(op, s, id, out);
     } else if (op.format == WeightFormat::INT8) {
         const int8_t* w = at<int8_t>(op.weight, s) + (id / LANES * words * LANES + lane) * 4;
         for (int k = 0; k < cols; k++) out[k] = w[int64_t(k / 4) * 64 + k % 4] * scales[id] * scale;

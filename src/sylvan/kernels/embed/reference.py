@@ -6,12 +6,12 @@ import torch
 from torch.nn import functional as F
 
 from sylvan.kernels.api import LinearWeight
-from sylvan.kernels.matmul.weights import Int4Weight, Int8Weight
+from sylvan.kernels.matmul.weights import QuantisedWeight
 
 
 def embedding(ids: torch.Tensor, weight: LinearWeight, scale: float) -> torch.Tensor:
     """See `embed.embedding`."""
-    if isinstance(weight, Int8Weight | Int4Weight):
+    if isinstance(weight, QuantisedWeight):
         return weight.rows(ids) * scale
     assert isinstance(weight, torch.Tensor)
     return F.embedding(ids.long(), weight).float() * scale

@@ -11,7 +11,7 @@ from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gating import glu
 from sylvan.kernels.lora.reference import Pairs, lora_experts
 from sylvan.kernels.matmul.reference import linear
-from sylvan.kernels.matmul.weights import Int4Weight, Int8Weight
+from sylvan.kernels.matmul.weights import QuantisedWeight
 
 
 def experts(
@@ -57,7 +57,7 @@ def _linear(
     x: torch.Tensor, stack: LinearWeight, biases: LinearWeight | None, counts: Sequence[int]
 ) -> torch.Tensor:
     """Rows by expert, `counts` of each, times the matrix of their expert."""
-    assert isinstance(stack, torch.Tensor | Int8Weight | Int4Weight)
+    assert isinstance(stack, torch.Tensor | QuantisedWeight)
     assert biases is None or isinstance(biases, torch.Tensor)
     out = x.new_empty(len(x), stack.shape[1])
     start = 0

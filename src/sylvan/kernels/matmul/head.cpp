@@ -7,7 +7,7 @@ static_assert(PIECE % (WIDEST * LANES) == 0);  // units are whole tiles, and no 
 
 // The op, if it is a product that makes float32 rows of all outputs.
 const Linear* as_product(const Op& op) {
-    if (op.kind != LINEAR && op.kind != LINEAR_INT8 && op.kind != LINEAR_INT4) return nullptr;
+    if (op.kind != LINEAR && op.kind != LINEAR_INT8 && op.kind != LINEAR_INT4 && op.kind != LINEAR_CODED) return nullptr;
     auto& linear = static_cast<const Linear&>(op);
     bool whole = op.rows == OUTPUTS && op.times <= 1 && !linear.groups.present();
     return whole && (linear.out_f32 || op.dtype == F32_ROWS) ? &linear : nullptr;
@@ -50,7 +50,9 @@ void Head::unit(const Kernel& kernel, const Step& s, int u, void* scratch, int t
     int m0 = u / across * high, m1 = std::min(m0 + high, s.run->outputs);
     float *mine = tiles.data() + room * thread, *logits = s.run->sample->logits;
     outs[thread] = mine - (int64_t(m0) * cols + first);  // where row 0 and column 0 would be
-    Linear op = *head;
+    LinearCoded op{};  // the largest of the products
+    if (head->kind == LINEAR_CODED) op = static_cast<const LinearCoded&>(*head);
+    else static_cast<Linear&>(op) = *head;
     op.out.index = shared + thread, op.out_stride = cols;
     int t = u / across * ceil_div(head->outputs, step) + first / step;
     for (int n = 0; n < cols; n += step, t++) kernel.tile(op, s, t, scratch);

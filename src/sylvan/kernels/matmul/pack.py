@@ -5,18 +5,26 @@ Outputs are padded to a multiple of 32 and inputs to whole matrix tiles, with ze
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
 from sylvan.kernels.api import LinearWeight, Unsupported
-from sylvan.kernels.matmul.weights import DeferredWeight, Int4Weight, Int8Weight
+from sylvan.kernels.matmul.codes import bits_of, nibbles
+from sylvan.kernels.matmul.weights import (
+    DENSE,
+    CodedWeight,
+    DeferredWeight,
+    Form,
+    Int4Weight,
+    Int8Weight,
+    PackKind,
+    QuantisedWeight,
+)
 from sylvan.kernels.memory import Bytes, allocate
 
-PackKind = Literal["dense", "int8", "int4"]
 LANES = 16
 _OUT_PAD = 32
 _BLOCK = 4096  # outputs packed at a time: bounds the temporary memory
@@ -35,12 +43,30 @@ class PackedWeight:
     data: Bytes
     scale: Bytes | None = None
     sums: Bytes | None = None
-    group: int = 0
+    zeros: Bytes | None = None
+    shifts: Bytes | None = None
+    order: Bytes | None = None
+    group: int = 0  # inputs that kernels multiply by one scale
+    form: Form = DENSE
 
     @property
     def num_bytes(self) -> int:
         """Memory that is read when multiplying."""
-        return sum(len(x) for x in (self.data, self.scale, self.sums) if x is not None)
+        return sum(part.nbytes for part in self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, Bytes]:
+        """Its memory, by the names of attributes."""
+        found = {part.name: getattr(self, part.name) for part in fields(self)}
+        return {name: part for name, part in found.items() if isinstance(part, np.ndarray)}
+
+    def one_of(self, index: int, count: int) -> PackedWeight:
+        """One of a stack of `count`, over the same memory."""
+        cut = {
+            name: part[index * (part.nbytes // count) : (index + 1) * (part.nbytes // count)]
+            for name, part in self.parts.items()
+        }
+        return replace(self, **cut)
 
 
 def pack(
@@ -59,6 +85,8 @@ def pack(
         return _pack_int8(weight, room)
     if isinstance(weight, Int4Weight):
         return _pack_int4(weight, room)
+    if isinstance(weight, CodedWeight):
+        return _pack_coded(weight, room)
     if not isinstance(weight, torch.Tensor):
         raise Unsupported(f"a weight of type {type(weight).__name__}")
     return _pack_dense(weight.detach(), dtype, room)
@@ -72,18 +100,16 @@ def pack_stack(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
     """
     if isinstance(weight, DeferredWeight):
         weight = weight.load()
-    assert isinstance(weight, torch.Tensor | Int8Weight | Int4Weight)
+    assert isinstance(weight, torch.Tensor | QuantisedWeight)
     count = weight.shape[0]
     one = pack(weight[0], dtype)
-    sizes = [None if part is None else part.nbytes for part in (one.data, one.scale, one.sums)]
-    stacks = [None if size is None else allocate(count * size) for size in sizes]
+    stack = replace(one, **{name: allocate(count * p.nbytes) for name, p in one.parts.items()})
     for index in range(count):
         packed = pack(weight[index], dtype) if index else one
-        for part, stack in zip((packed.data, packed.scale, packed.sums), stacks, strict=True):
-            if part is not None and stack is not None:
-                stack[index * part.nbytes : (index + 1) * part.nbytes] = part
-    assert stacks[0] is not None
-    return replace(one, data=stacks[0], scale=stacks[1], sums=stacks[2])
+        room = stack.one_of(index, count)
+        for name, part in packed.parts.items():
+            room.parts[name][:] = part
+    return stack
 
 
 def repack(weight: LinearWeight, packed: PackedWeight, dtype: torch.dtype) -> None:
@@ -92,38 +118,31 @@ def repack(weight: LinearWeight, packed: PackedWeight, dtype: torch.dtype) -> No
     Raises:
         Unsupported: it is of another kind or shape than what lies there.
     """
-    assert isinstance(weight, torch.Tensor | Int8Weight | Int4Weight)
-    count = weight.shape[0] if len(weight.shape) == 3 else 1
-    parts = (packed.data, packed.scale, packed.sums)
-    sizes = [None if part is None else part.nbytes // count for part in parts]
+    assert isinstance(weight, torch.Tensor | QuantisedWeight)
+    stacked = len(weight.shape) == 3
+    count = weight.shape[0] if stacked else 1
     for index in range(count):
-        one = weight[index] if len(weight.shape) == 3 else weight
-        where = [
-            None if part is None or size is None else part[index * size : (index + 1) * size]
-            for part, size in zip(parts, sizes, strict=True)
-        ]
-        assert where[0] is not None
-        room = replace(packed, data=where[0], scale=where[1], sums=where[2])
+        one = weight[index] if stacked else weight
+        room = packed.one_of(index, count)
         _check_same(one, room)
         made = pack(one, dtype, room)
-        for new, old in ((made.scale, room.scale), (made.sums, room.sums)):
-            if new is not None and old is not None:
-                old[:] = new
+        for name, part in made.parts.items():
+            if name != "data":
+                room.parts[name][:] = part
 
 
-def _check_same(weight: LinearWeight, packed: PackedWeight) -> None:
-    kind, group = "dense", 0
-    if isinstance(weight, Int8Weight):
-        kind = "int8"
-    elif isinstance(weight, Int4Weight):
-        kind, group = "int4", weight.group
+def _check_same(weight: torch.Tensor | QuantisedWeight, packed: PackedWeight) -> None:
     check_packable(weight)
-    found = kind, *weight.shape[-2:], group
-    wanted = packed.kind, packed.rows, packed.cols, packed.group
+    found = form_of(weight), *weight.shape[-2:]
+    wanted = packed.form, packed.rows, packed.cols
     if wanted != found:
-        raise Unsupported(
-            f"a matrix {found} in the place of {wanted} (kind, outputs, inputs, group)"
-        )
+        described = (f"{form}, {rows} x {cols}" for form, rows, cols in (found, wanted))
+        raise Unsupported(f"a matrix of {' in the place of one of '.join(described)}")
+
+
+def form_of(weight: torch.Tensor | QuantisedWeight) -> Form:
+    """How contents are kept."""
+    return weight.form if isinstance(weight, QuantisedWeight) else DENSE
 
 
 def check_packable(weight: LinearWeight) -> None:
@@ -134,6 +153,8 @@ def check_packable(weight: LinearWeight) -> None:
     """
     if isinstance(weight, Int4Weight) and weight.group not in _NATIVE_GROUPS:
         raise Unsupported(f"int4 weights in groups of {weight.group}")
+    if isinstance(weight, CodedWeight):
+        _chunk(weight)
 
 
 def as_bytes(tensor: torch.Tensor) -> Bytes:
@@ -190,7 +211,8 @@ def _pack_int8(weight: Int8Weight, room: PackedWeight | None) -> PackedWeight:
     sums = F.pad(weight.q.sum(1, dtype=torch.int32), (0, padded - rows))
     scale = F.pad(weight.scale.float(), (0, padded - rows))
     words = width // 4
-    return PackedWeight("int8", rows, cols, padded, words, data, as_bytes(scale), as_bytes(sums))
+    parts = as_bytes(scale), as_bytes(sums)
+    return PackedWeight("int8", rows, cols, padded, words, data, *parts, form=weight.form)
 
 
 def _pack_int4(weight: Int4Weight, room: PackedWeight | None) -> PackedWeight:
@@ -211,6 +233,67 @@ def _pack_int4(weight: Int4Weight, room: PackedWeight | None) -> PackedWeight:
     scale = F.pad(weight.scale.float(), (0, (width - cols) // group, 0, padded - rows))
     scale = scale.unflatten(0, (-1, LANES)).transpose(1, 2)
     words = width // 8
+    scales = as_bytes(scale.contiguous())
     return PackedWeight(
-        "int4", rows, cols, padded, words, data, as_bytes(scale.contiguous()), group=group
+        "int4", rows, cols, padded, words, data, scales, group=group, form=weight.form
     )
+
+
+def _chunk(weight: CodedWeight) -> int:
+    """Inputs that the kernel sums before it scales: a group, or an equal part of one."""
+    width, group = _up(weight.shape[-1], 32), weight.group
+    for size in (*reversed(_NATIVE_GROUPS), 16):
+        if width % size == 0 and group % size == 0:
+            return size
+    raise Unsupported(f"{weight.code} weights of {weight.shape[-1]} inputs in groups of {group}")
+
+
+def _pack_coded(weight: CodedWeight, room: PackedWeight | None) -> PackedWeight:
+    rows, cols = weight.shape
+    chunk, bits = _chunk(weight), bits_of(weight.code)
+    padded, width = _up(rows, _OUT_PAD), _up(cols, 32)
+    words = width * bits // 32
+    data, view = _words(padded, words, room)
+    for first in range(0, rows, _BLOCK):
+        part = _padded(weight.q[first : first + _BLOCK], width * bits // 8)
+        _blocks((_paired_nibbles if bits == 4 else _paired_bytes)(part), view, first)
+    found = [
+        None if x is None else as_bytes(_by_lanes(x, weight, chunk, padded))
+        for x in (weight.scale, weight.zero, weight.shift)
+    ]
+    order = None if weight.order is None else as_bytes(weight.order.int())
+    return PackedWeight(
+        "coded",
+        rows,
+        cols,
+        padded,
+        words,
+        data,
+        scale=found[0],
+        zeros=found[1],
+        shifts=found[2],
+        order=order,
+        group=chunk,
+        form=weight.form,
+    )
+
+
+def _by_lanes(part: torch.Tensor, weight: CodedWeight, chunk: int, padded: int) -> torch.Tensor:
+    """Scales or zero points as kernels read them: (blocks, chunks, 16), of a row's scale one."""
+    if weight.group:
+        starts = torch.arange(0, _up(weight.shape[1], 32), chunk)
+        part = part[:, (starts // weight.group).clamp(max=part.shape[1] - 1)]
+    part = F.pad(part, (0, 0, 0, padded - len(part)))
+    return part.unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()
+
+
+def _paired_nibbles(q: torch.Tensor) -> torch.Tensor:
+    """Words of eight inputs, input 2i as nibble i and 2i + 1 as nibble i + 4."""
+    pairs = nibbles(q).unflatten(-1, (-1, 2, 2, 2))  # of eight: two halves, two pairs, two inputs
+    packed = pairs[..., 0, :] | pairs[..., 1, :] << 4  # bytes: half, which of the pair
+    return packed.transpose(-1, -2).flatten(-2).flatten(-2).contiguous().view(torch.int32)
+
+
+def _paired_bytes(q: torch.Tensor) -> torch.Tensor:
+    """Words of four inputs, input 2i as byte i and 2i + 1 as byte i + 2."""
+    return q.unflatten(-1, (-1, 2, 2)).transpose(-1, -2).flatten(-3).contiguous().view(torch.int32)

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from sylvan.kernels.api import LinearWeight
-from sylvan.kernels.matmul.weights import DeferredWeight, Int4Weight, Int8Weight
+from sylvan.kernels.matmul.weights import CodedWeight, DeferredWeight, Int4Weight, Int8Weight
 
 _HEAD_BLOCK = 16384  # rows of a weight converted to float32 at a time
 
@@ -19,6 +19,9 @@ def linear(
         weight = weight.load()
     if isinstance(weight, torch.Tensor):
         return _dense(x, weight, bias, out_f32)
+    if isinstance(weight, CodedWeight):
+        found = _dense(x.float(), weight.numbers(), None if bias is None else bias.float(), True)
+        return found if out_f32 else found.to(x.dtype)
     assert isinstance(weight, Int8Weight | Int4Weight)
     out = _quantised(x, weight)
     if bias is not None:

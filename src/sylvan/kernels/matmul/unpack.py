@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
+from sylvan.kernels.matmul.codes import bits_of, paired
 from sylvan.kernels.matmul.pack import LANES, PackedWeight
-from sylvan.kernels.matmul.weights import Int4Weight, Int8Weight
+from sylvan.kernels.matmul.weights import CodedWeight, Int4Weight, Int8Weight, QuantisedWeight
 from sylvan.kernels.memory import Bytes
 
 
-def unpack(packed: PackedWeight, dtype: torch.dtype) -> torch.Tensor | Int8Weight | Int4Weight:
+def unpack(packed: PackedWeight, dtype: torch.dtype) -> torch.Tensor | QuantisedWeight:
     """The matrix that was packed for rows of `dtype`; new tensors."""
     words = torch.from_numpy(packed.data.view(np.int32)).view(-1, packed.words, LANES)
     levels = words.transpose(1, 2).reshape(packed.padded_rows, packed.words).contiguous()
     if packed.kind == "dense":
         return levels.view(dtype)[: packed.rows, : packed.cols].clone()
+    if packed.kind == "coded":
+        return _coded(packed, levels)
     scale = torch.from_numpy(_part(packed.scale).view(np.float32))
     if packed.kind == "int8":
         q = levels.view(torch.int8)[: packed.rows, : packed.cols].clone()
@@ -31,28 +32,44 @@ def unpack(packed: PackedWeight, dtype: torch.dtype) -> torch.Tensor | Int8Weigh
     return Int4Weight(q.contiguous(), lanes[: packed.rows, :groups].contiguous(), packed.group)
 
 
+def _coded(packed: PackedWeight, words: torch.Tensor) -> CodedWeight:
+    form, raw = packed.form, words.view(torch.uint8)[: packed.rows]
+    assert form.code
+    if bits_of(form.code) == 4:
+        pairs = raw.unflatten(1, (-1, 2, 2))  # of eight inputs: which of a pair, half
+        both = torch.stack((pairs & 15, pairs >> 4), -1)  # which of a pair, half, pair
+        q = paired(both.permute(0, 1, 3, 4, 2).flatten(1))[:, : packed.cols // 2]
+    else:
+        q = raw.unflatten(1, (-1, 2, 2)).transpose(-1, -2).flatten(1)[:, : packed.cols]
+    scale = _of_lanes(torch.from_numpy(_part(packed.scale)).view(form.scale), packed)
+    zero = _of_lanes(torch.from_numpy(packed.zeros), packed) if packed.zeros is not None else None
+    shift = None
+    if packed.shifts is not None:
+        shift = _of_lanes(torch.from_numpy(packed.shifts.view(np.float32)), packed)
+    order = packed.order
+    found = None if order is None else torch.from_numpy(order.view(np.int32)).clone()
+    return CodedWeight(q.contiguous(), scale, form.code, form.group, zero, shift, found)
+
+
+def _of_lanes(part: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
+    """(N, G) of what lies in blocks of 16 outputs, each group once."""
+    rows = part.view(packed.padded_rows // LANES, -1, LANES).transpose(1, 2).flatten(0, 1)
+    if packed.form.group:
+        rows = rows[:, :: packed.form.group // packed.group]
+        rows = rows[:, : -(-packed.cols // packed.form.group)]
+    return rows[: packed.rows].contiguous()
+
+
 def unpack_stack(
     packed: PackedWeight, count: int, dtype: torch.dtype
-) -> torch.Tensor | Int8Weight | Int4Weight:
+) -> torch.Tensor | QuantisedWeight:
     """The `count` matrices that `pack_stack` packed."""
-    found = [unpack(_one(packed, index, count), dtype) for index in range(count)]
+    found = [unpack(packed.one_of(index, count), dtype) for index in range(count)]
     first = found[0]
     if isinstance(first, torch.Tensor):
         return torch.stack([one for one in found if isinstance(one, torch.Tensor)])
-    q = torch.stack([one.q for one in found if not isinstance(one, torch.Tensor)])
-    scale = torch.stack([one.scale for one in found if not isinstance(one, torch.Tensor)])
-    return (
-        Int8Weight(q, scale) if isinstance(first, Int8Weight) else Int4Weight(q, scale, first.group)
-    )
-
-
-def _one(packed: PackedWeight, index: int, count: int) -> PackedWeight:
-    parts: list[Bytes | None] = []
-    for part in (packed.data, packed.scale, packed.sums):
-        size = 0 if part is None else part.nbytes // count
-        parts.append(None if part is None else part[index * size : (index + 1) * size])
-    assert parts[0] is not None
-    return replace(packed, data=parts[0], scale=parts[1], sums=parts[2])
+    parts = [one.tensors for one in found if not isinstance(one, torch.Tensor)]
+    return first.like([torch.stack(column) for column in zip(*parts, strict=True)])
 
 
 def _part(part: Bytes | None) -> Bytes:

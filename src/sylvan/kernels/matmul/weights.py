@@ -2,19 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import torch
 
 from sylvan.kernels.api import LinearWeight
+from sylvan.kernels.matmul.codes import Code, bits_of, middle_of, nibbles, values_of
 
 GROUP_SIZES = (32, 64, 128)
 _BLOCK = 4096
+_FP8_MAX = 448.0
+_HALF_MAX = 65504.0
+
+PackKind = Literal["dense", "int8", "int4", "coded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the numbers of a matrix are kept; only matrices of one form can be joined.
+
+    Attributes:
+        kind: Of the kernels that multiply by it.
+        group: Inputs that share a scale; 0: all of a row.
+        code: What coded numbers are, else "".
+        scale: The type of coded scales.
+        zeros: Whether each group has a zero point.
+        shifts: Whether each group has a shift.
+        ordered: Whether inputs are kept in another order.
+    """
+
+    kind: PackKind = "dense"
+    group: int = 0
+    code: Code | Literal[""] = ""
+    scale: torch.dtype = torch.float32
+    zeros: bool = False
+    shifts: bool = False
+    ordered: bool = False
+
+    def __str__(self) -> str:
+        words = f"{self.code} codes" if self.code else str(self.kind)
+        words += " with zero points" if self.zeros else ""
+        words += " with shifts" if self.shifts else ""
+        return f"{words} in groups of {self.group}" if self.group else words
+
+
+DENSE = Form()
+
+
+class QuantisedWeight(ABC):
+    """A matrix (N, K) of few bits, or a stack of E of them, which each tensor has in front."""
+
+    __slots__ = ()
+
+    q: torch.Tensor
+    scale: torch.Tensor
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """(out_features, in_features)."""
+
+    @property
+    @abstractmethod
+    def form(self) -> Form:
+        """How its numbers are kept."""
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that is kept for each output."""
+        return self.q, self.scale
+
+    @property
+    def row_dims(self) -> tuple[int, ...]:
+        """Which dimension of each of `tensors` the outputs are, counted from the last."""
+        return (-2,) * len(self.tensors)
+
+    @property
+    @abstractmethod
+    def together(self) -> int:
+        """Inputs that cannot be taken apart."""
+
+    @abstractmethod
+    def like(self, tensors: Sequence[torch.Tensor]) -> Self:
+        """The same with other `tensors`."""
+
+    @abstractmethod
+    def columns(self, start: int, stop: int) -> Self:
+        """Some of the inputs; both are multiples of `together`."""
+
+    @abstractmethod
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Dequantised rows of one matrix, float32."""
+
+    def __getitem__(self, index: int | slice) -> Self:
+        """One matrix of a stack, or some rows of a matrix."""
+        return self.like([part[index] for part in self.tensors])
+
+    def numbers(self) -> torch.Tensor:
+        """All that it stands for, float32, of its `shape`."""
+        if len(self.shape) == 3:
+            return torch.stack([self[index].numbers() for index in range(self.shape[0])])
+        return self.rows(torch.arange(self.shape[0]))
+
+    def stacked(self, count: int) -> Self:
+        """As many matrices of equal rows, which lie below each other, as a stack."""
+        return self.like([part.unflatten(0, (count, -1)) for part in self.tensors])
+
+    def flat(self) -> Self:
+        """A stack as one matrix, over the same memory."""
+        return self.like([part.view(-1, *part.shape[2:]) for part in self.tensors])
+
+
+def join(parts: Sequence[QuantisedWeight]) -> QuantisedWeight:
+    """Matrices of equal inputs below each other.
+
+    Raises:
+        ValueError: they are kept in different ways.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, CodedWeight):
+        parts = _alike([part for part in parts if isinstance(part, CodedWeight)], len(parts))
+        first = parts[0]
+    if any(part.form != first.form for part in parts):
+        raise ValueError("quantised in different ways")
+    columns = zip(*(part.tensors for part in parts), first.row_dims, strict=True)
+    return first.like([torch.cat(column[:-1], column[-1]) for column in columns])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Int8Weight:
+class Int8Weight(QuantisedWeight):
     """Symmetric int8, one scale per output channel: w = q * scale[:, None]."""
 
     # Of a stack of E matrices each tensor has E in front.
@@ -26,9 +147,28 @@ class Int8Weight:
         """(out_features, in_features)."""
         return self.q.shape
 
-    def __getitem__(self, index: int) -> Int8Weight:
-        """One matrix of a stack."""
-        return Int8Weight(self.q[index], self.scale[index])
+    @property
+    def form(self) -> Form:
+        """See `QuantisedWeight.form`."""
+        return Form("int8")
+
+    @property
+    def row_dims(self) -> tuple[int, ...]:
+        """See `QuantisedWeight.row_dims`."""
+        return -2, -1
+
+    @property
+    def together(self) -> int:
+        """See `QuantisedWeight.together`."""
+        return 1
+
+    def like(self, tensors: Sequence[torch.Tensor]) -> Int8Weight:
+        """See `QuantisedWeight.like`."""
+        return Int8Weight(*tensors)
+
+    def columns(self, start: int, stop: int) -> Int8Weight:
+        """See `QuantisedWeight.columns`."""
+        return Int8Weight(self.q[..., start:stop].contiguous(), self.scale)
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Dequantised rows, float32."""
@@ -37,7 +177,7 @@ class Int8Weight:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Int4Weight:
+class Int4Weight(QuantisedWeight):
     """Symmetric int4 around 8, one scale per `group` inputs: w = (q - 8) * scale."""
 
     q: torch.Tensor  # (N, K / 2) uint8; input 2i in the low nibble, 2i + 1 in the high one
@@ -49,9 +189,27 @@ class Int4Weight:
         """(out_features, in_features)."""
         return torch.Size((*self.q.shape[:-1], self.q.shape[-1] * 2))
 
-    def __getitem__(self, index: int) -> Int4Weight:
-        """One matrix of a stack."""
-        return Int4Weight(self.q[index], self.scale[index], self.group)
+    @property
+    def form(self) -> Form:
+        """See `QuantisedWeight.form`."""
+        return Form("int4", self.group)
+
+    @property
+    def together(self) -> int:
+        """See `QuantisedWeight.together`."""
+        return self.group
+
+    def like(self, tensors: Sequence[torch.Tensor]) -> Int4Weight:
+        """See `QuantisedWeight.like`."""
+        return Int4Weight(*tensors, self.group)
+
+    def columns(self, start: int, stop: int) -> Int4Weight:
+        """See `QuantisedWeight.columns`."""
+        q, scale = (
+            self.q[..., start // 2 : stop // 2],
+            self.scale[..., start // self.group : stop // self.group],
+        )
+        return Int4Weight(q.contiguous(), scale.contiguous(), self.group)
 
     def levels(self) -> torch.Tensor:
         """Levels q - 8 as int8, (N, K)."""
@@ -66,6 +224,137 @@ class Int4Weight:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CodedWeight(QuantisedWeight):
+    """Codes that stand for numbers; rows that it multiplies stay as they are.
+
+    w = (value - zero) * scale + shift.
+
+    Attributes:
+        q: uint8: (N, K / 2) of four bits, input 2i in the low nibble and 2i + 1 in the high one;
+            else (N, K).
+        scale: (N, G), float16, bfloat16 or float32.
+        code: What the codes are.
+        group: Inputs that share a scale; 0: all of a row, which G = 1 then is.
+        zero: uint8 (N, G); None: integers are around the middle of their range.
+        shift: float32 (N, G), of groups; None: nothing is added.
+        order: int32 (K,): input i of q is input order[i] of the matrix; None: they are the same.
+    """
+
+    q: torch.Tensor
+    scale: torch.Tensor
+    code: Code
+    group: int
+    zero: torch.Tensor | None = None
+    shift: torch.Tensor | None = None
+    order: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """See `QuantisedWeight.shape`."""
+        return torch.Size((*self.q.shape[:-1], self.q.shape[-1] * (8 // bits_of(self.code))))
+
+    @property
+    def form(self) -> Form:
+        """See `QuantisedWeight.form`."""
+        more = (part is not None for part in (self.zero, self.shift, self.order))
+        return Form("coded", self.group, self.code, self.scale.dtype, *more)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """See `QuantisedWeight.tensors`."""
+        return self.q, self.scale, *(x for x in (self.zero, self.shift) if x is not None)
+
+    @property
+    def together(self) -> int:
+        """See `QuantisedWeight.together`."""
+        return self.shape[-1] if self.order is not None else self.group or 2
+
+    def like(self, tensors: Sequence[torch.Tensor]) -> CodedWeight:
+        """See `QuantisedWeight.like`."""
+        q, scale, *more = tensors
+        zero = None if self.zero is None else more[0]
+        shift = None if self.shift is None else more[-1]
+        return replace(self, q=q, scale=scale, zero=zero, shift=shift)
+
+    def columns(self, start: int, stop: int) -> CodedWeight:
+        """See `QuantisedWeight.columns`."""
+        parts = list(self.tensors)
+        each = 8 // bits_of(self.code)
+        parts[0] = parts[0][..., start // each : stop // each].contiguous()
+        if self.group:
+            groups = slice(start // self.group, stop // self.group)
+            parts[1:] = [part[..., groups].contiguous() for part in parts[1:]]
+        return self.like(parts)
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """See `QuantisedWeight.rows`."""
+        part = self.like([tensor[index.long()] for tensor in self.tensors])
+        values = values_of(part.q, self.code)
+        group = self.group or values.shape[-1]
+        zero = middle_of(self.code) if part.zero is None else part.zero.float()[..., None]
+        padded = torch.nn.functional.pad(values, (0, -values.shape[-1] % group))
+        scaled = (padded.unflatten(-1, (-1, group)) - zero) * part.scale.float()[..., None]
+        if part.shift is not None:
+            scaled = scaled + part.shift[..., None]
+        found = scaled.flatten(-2)[..., : values.shape[-1]]
+        if self.order is None:
+            return found
+        out = torch.empty_like(found)
+        out[..., self.order.long()] = found
+        return out
+
+
+def _alike(parts: Sequence[CodedWeight], count: int) -> Sequence[CodedWeight]:
+    """The same in one form, the numbers unchanged: integers in 8 bits where some are, and so on."""
+    if len(parts) != count:
+        raise ValueError("quantised in different ways")
+    orders = [part.order for part in parts if part.order is not None]
+    if orders and not (len(orders) == count and all(order.equal(orders[0]) for order in orders)):
+        raise ValueError("quantised with inputs in different orders")
+    if len({part.code for part in parts}) > 1:
+        parts = [_widened(part) for part in parts]
+    groups = {part.group or part.shape[-1] for part in parts}
+    if len({part.group for part in parts}) > 1:
+        parts = [_regrouped(part, min(groups)) for part in parts]
+    types = {part.scale.dtype for part in parts}
+    dtype = types.pop() if len(types) == 1 else torch.float32
+    zeros = any(part.zero is not None for part in parts)
+    shifts = any(part.shift is not None for part in parts)
+    made: list[CodedWeight] = []
+    for part in parts:
+        zero, shift, shape = part.zero, part.shift, part.scale.shape
+        if zeros and zero is None:
+            zero = torch.full(shape, int(middle_of(part.code)), dtype=torch.uint8)
+        if shifts and shift is None:
+            shift = torch.zeros(shape)
+        made.append(replace(part, scale=part.scale.to(dtype), zero=zero, shift=shift))
+    return made
+
+
+def _widened(part: CodedWeight) -> CodedWeight:
+    """Integers of four bits in eight."""
+    if part.code not in ("int4", "uint4", "int8"):
+        raise ValueError("quantised in different ways")
+    if part.code == "int8":
+        return part
+    q = nibbles(part.q)
+    if part.zero is None:
+        q = q + int(middle_of("int8") - middle_of(part.code))
+    return replace(part, q=q, code="int8")
+
+
+def _regrouped(part: CodedWeight, group: int) -> CodedWeight:
+    """The same with a scale for `group` inputs, of which those of several are equal."""
+    cols = part.shape[-1]
+    times = (part.group or cols) // group
+    if (part.group or cols) % group or cols % group:
+        raise ValueError("quantised in groups of different sizes")
+    q, *rest = part.tensors
+    repeated = [x.repeat_interleave(times, -1)[..., : cols // group] for x in rest]
+    return replace(part.like([q, *repeated]), group=group)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeferredWeight:
     """A weight not read yet: `load` gives it when it is packed, so that one is in memory at a time.
 
@@ -74,7 +363,7 @@ class DeferredWeight:
     """
 
     shape: torch.Size
-    load: Callable[[], torch.Tensor | Int8Weight | Int4Weight]
+    load: Callable[[], torch.Tensor | QuantisedWeight]
     key: str
     origin: tuple[LinearWeight, Callable[[torch.Tensor], torch.Tensor]] | None = None
 
@@ -118,6 +407,27 @@ def quantise_int4(weight: torch.Tensor, group: int = 64) -> Int4Weight:
         q[rows] = levels[:, ::2] | levels[:, 1::2] << 4
         scale[rows] = extreme.squeeze(2) / -8
     return Int4Weight(q, scale, group)
+
+
+def quantise_int4_codes(weight: torch.Tensor, group: int) -> CodedWeight:
+    """The levels of `quantise_int4` with float16 scales, for rows that stay as they are."""
+    found = quantise_int4(weight, group)
+    scale = found.scale.clamp(-_HALF_MAX, _HALF_MAX).half()
+    return CodedWeight(found.q, scale, "int4", group)
+
+
+def quantise_fp8(weight: torch.Tensor) -> CodedWeight:
+    """Round a float matrix (N, K) to e4m3, the largest magnitude of each row at 448; or a stack."""
+    if weight.dim() == 3:
+        return quantise_fp8(weight.flatten(0, 1)).stacked(weight.shape[0])
+    q = torch.empty(weight.shape, dtype=torch.uint8)
+    scale = torch.empty((weight.shape[0], 1), dtype=torch.float32)
+    for rows in _blocks(len(q)):
+        w = weight[rows].float()
+        scale[rows] = (w.abs().amax(1, keepdim=True) / _FP8_MAX).clamp_min(1e-30)
+        found = (w / scale[rows]).clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
+        q[rows] = found.view(torch.uint8)
+    return CodedWeight(q, scale, "fp8_e4m3", 0)
 
 
 def _blocks(count: int) -> list[slice]:

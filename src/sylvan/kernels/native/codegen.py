@@ -81,14 +81,16 @@ def _enum(name: str, kind: type[IntEnum]) -> str:
 
 
 def _struct(cls: type[Operands]) -> str:
-    """An op that derives from another one has the operands of that."""
+    """An op that derives from another one has the operands of that first."""
     name, base = cls.__name__, cls.__base__
     assert base is not None
-    if base not in (Op, Operands):
-        return f"struct {name} : {base.__name__} {{}};\n"
     is_op, own = issubclass(cls, Op), {f.path[0]: f for f in fields_of(cls)}
-    lines = [f"struct {name}{' : Op' if is_op else ''} {{"]
-    for member, hint in members_of(cls):
+    known = {} if base in (Op, Operands) else dict(members_of(base))
+    added = [(member, hint) for member, hint in members_of(cls) if member not in known]
+    if not added:
+        return f"struct {name} : {base.__name__} {{}};\n"
+    lines = [f"struct {name}{f' : {base.__name__}' if is_op else ''} {{"]
+    for member, hint in added:
         lines.append(f"    {hint.__name__} {member};" if is_group(hint) else _line(own[member]))
     size = f"{'sizeof(Op) + ' if is_op else ''}4 * {len(fields_of(cls))}"
     return "\n".join([*lines, "};", f"static_assert(sizeof({name}) == {size});", ""])

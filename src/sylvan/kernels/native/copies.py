@@ -10,30 +10,12 @@ import numpy as np
 import torch
 
 from sylvan.kernels.api import LinearWeight, Unsupported
-from sylvan.kernels.matmul.pack import PackedWeight, PackKind, repack
+from sylvan.kernels.matmul.pack import PackedWeight, repack
 from sylvan.kernels.matmul.unpack import unpack, unpack_stack
-from sylvan.kernels.matmul.weights import Int4Weight, Int8Weight
+from sylvan.kernels.matmul.weights import DENSE, Form, QuantisedWeight
 from sylvan.kernels.memory import Bytes
 
-Content = torch.Tensor | Int8Weight | Int4Weight
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """Kind of a matrix and, of int4, the inputs that share a scale."""
-
-    kind: PackKind = "dense"
-    group: int = 0
-
-
-DENSE = Form()
-
-
-def form_of(content: Content) -> Form:
-    """How contents are kept."""
-    if isinstance(content, Int8Weight):
-        return Form("int8")
-    return Form("int4", content.group) if isinstance(content, Int4Weight) else DENSE
+Content = torch.Tensor | QuantisedWeight
 
 
 class WeightCopy(Protocol):
@@ -80,13 +62,12 @@ class MatrixCopy:
     @property
     def form(self) -> Form:
         """See `WeightCopy.form`."""
-        return Form(self.packed.kind, self.packed.group)
+        return self.packed.form
 
     @property
     def memory(self) -> tuple[Bytes, ...]:
         """See `WeightCopy.memory`."""
-        parts = self.packed.data, self.packed.scale, self.packed.sums
-        return tuple(part for part in parts if part is not None)
+        return tuple(self.packed.parts.values())
 
     def read(self) -> Content | None:
         """See `WeightCopy.read`."""

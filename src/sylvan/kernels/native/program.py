@@ -49,6 +49,8 @@ class Program:
         self._handles = [part.handle for part in self._parts if isinstance(part, _NativePart)]
         self._handle = self._handles[0]
         self._whole = len(self._handles) == 1
+        self._spent: list[np.ndarray] | None = None  # nanoseconds, while steps are measured
+        self.num_measured = 0
 
     @property
     def calls_host(self) -> bool:
@@ -64,6 +66,8 @@ class Program:
 
         Returns how many of the rows that were sampled had no possible token.
         """
+        if self._spent is not None:
+            return self._run_measured(step, context, self._spent)
         if self._whole:
             return self._run(self._handle, ctypes.byref(step))
         assert not step.inputs
@@ -109,6 +113,37 @@ class Program:
         for number, address in places:
             self._bind(self._handle, number, address)
         return self._run(self._handle, ctypes.byref(step))
+
+    def measure(self, *, on: bool) -> list[tuple[Op, int]]:
+        """Measure all later runs, or none; returns each op with its nanoseconds so far.
+
+        `num_measured` counts the runs.
+        """
+        found: list[tuple[Op, int]] = []
+        for part, spent in zip(self._parts, self._spent or (), strict=False):
+            ops = [part] if isinstance(part, HostCall) else part.ops
+            found += zip(ops, spent.tolist(), strict=True)
+        self._spent, self.num_measured = None, 0 if on else self.num_measured
+        if on:
+            sizes = (1 if isinstance(p, HostCall) else len(p.ops) for p in self._parts)
+            self._spent = [np.zeros(size, np.int64) for size in sizes]
+        return found
+
+    def _run_measured(self, step: Run, context: object, spent: Sequence[np.ndarray]) -> int:
+        self.num_measured += 1
+        undrawn = 0
+        for part, each in zip(self._parts, spent, strict=True):
+            if isinstance(part, HostCall):
+                start = time.perf_counter_ns()
+                self._call(part, step.tokens, context)
+                each[0] += time.perf_counter_ns() - start
+            elif part.ops:
+                step.profile = each.ctypes.data
+                try:
+                    undrawn = self._run(part.handle, ctypes.byref(step))
+                finally:
+                    step.profile = None
+        return undrawn
 
     def profile(self, step: Run, context: object = None) -> list[tuple[Op, int]]:
         """Run once and return each op with its nanoseconds."""

@@ -2,36 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from sylvan.kernels.api import LinearWeight
-from sylvan.kernels.matmul.pack import PackedWeight, PackKind, as_bytes, pack, pack_stack
-from sylvan.kernels.matmul.weights import DeferredWeight
+from sylvan.kernels.api import LinearWeight, Unsupported
+from sylvan.kernels.matmul.codes import bits_of
+from sylvan.kernels.matmul.pack import PackedWeight, as_bytes, pack, pack_stack
+from sylvan.kernels.matmul.weights import DeferredWeight, PackKind
 from sylvan.kernels.native.copies import MatrixCopy, VectorCopy
 from sylvan.kernels.native.graph import Graph
-from sylvan.kernels.native.opset import Embed, Linear, LinearInt4, LinearInt8, WeightFormat
+from sylvan.kernels.native.opset import (
+    Code,
+    Embed,
+    GroupSums,
+    Linear,
+    LinearCoded,
+    LinearInt4,
+    LinearInt8,
+    ScaleType,
+    TakeColumns,
+    WeightFormat,
+)
 from sylvan.kernels.native.schema import Op
 
 _LINEARS: Mapping[PackKind, type[Linear]] = MappingProxyType(
     {"dense": Linear, "int8": LinearInt8, "int4": LinearInt4}
 )
 _FORMATS: Mapping[PackKind, WeightFormat] = MappingProxyType(
-    {"dense": WeightFormat.DENSE, "int8": WeightFormat.INT8, "int4": WeightFormat.INT4}
+    {
+        "dense": WeightFormat.DENSE,
+        "int8": WeightFormat.INT8,
+        "int4": WeightFormat.INT4,
+        "coded": WeightFormat.CODED,
+    }
+)
+_SCALES: Mapping[torch.dtype, ScaleType] = MappingProxyType(
+    {
+        torch.float32: ScaleType.F32,
+        torch.float16: ScaleType.F16,
+        torch.bfloat16: ScaleType.BF16,
+    }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A packed weight, and the constants of its scales and sums."""
+    """A packed weight, and the constants of what belongs to it, by name."""
 
     weight: PackedWeight
-    scale: int | None
-    sums: int | None
+    parts: Mapping[str, int]
 
 
 def pack_weights(graph: Graph) -> Graph:
@@ -51,7 +75,7 @@ def pack_weights(graph: Graph) -> Graph:
         else:
             _keep_rows(made, ref, graph.tables[ref])
     made.weights, made.tables = {}, {}
-    made.ops = [_lowered(op, packed) for op in graph.ops]
+    made.ops = [op for old in graph.ops for op in _lowered(made, old, packed)]
     return made
 
 
@@ -59,9 +83,8 @@ def _pack(graph: Graph, ref: int, weight: LinearWeight) -> _Packed:
     stacked = len(weight.shape) == 3
     found = (pack_stack if stacked else pack)(weight, graph.dtype)
     graph.constants[~ref] = found.data
-    scale, sums = (
-        None if part is None else graph.constant(part) for part in (found.scale, found.sums)
-    )
+    names = [name for name in found.parts if name != "data"]
+    parts = {name: graph.constant(found.parts[name]) for name in names}
     source, derive = weight, None
     if isinstance(weight, DeferredWeight) and weight.origin is not None:
         source, derive = weight.origin
@@ -69,7 +92,7 @@ def _pack(graph: Graph, ref: int, weight: LinearWeight) -> _Packed:
     graph.copies.append(MatrixCopy(source, found, count, graph.dtype, derive))
     if isinstance(weight, torch.Tensor):
         weight.untyped_storage().resize_(0)
-    return _Packed(found, scale, sums)
+    return _Packed(found, parts)
 
 
 def _keep_rows(graph: Graph, ref: int, matrix: LinearWeight) -> None:
@@ -81,19 +104,72 @@ def _keep_rows(graph: Graph, ref: int, matrix: LinearWeight) -> None:
     graph.copies.append(VectorCopy(matrix, data, found.shape, values.shape[1]))
 
 
-def _lowered(op: Op, packed: Mapping[int, _Packed]) -> Op:
+def _lowered(graph: Graph, op: Op, packed: Mapping[int, _Packed]) -> Iterator[Op]:
     if not isinstance(op, Linear | Embed) or op.weight not in packed:
-        return op
+        yield op
+        return
     found = packed[op.weight]
-    weight = found.weight
+    weight, scale = found.weight, found.parts.get("scale")
     if isinstance(op, Embed):
         form = _FORMATS[weight.kind]
-        return replace(
-            op, col_scale=found.scale, format=form, words=weight.words, group=weight.group
-        )
-    linear = replace(op, words=weight.words, group=weight.group, col_scale=found.scale)
+        table = replace(op, col_scale=scale, format=form, words=weight.words, group=weight.group)
+        if weight.form.ordered:
+            raise Unsupported("an embedding with columns in another order")
+        yield replace(table, **_code_operands(found)) if weight.kind == "coded" else table
+        return
+    linear = replace(op, words=weight.words, group=weight.group, col_scale=scale)
     if weight.kind == "dense":
-        return linear
-    operands = {part.name: getattr(linear, part.name) for part in fields(linear)}
-    operands["sums"] = found.sums
-    return _LINEARS[weight.kind](**operands)
+        yield linear
+    elif weight.kind == "coded":
+        yield from _coded(graph, linear, found)
+    else:
+        operands = _operands(linear) | {"sums": found.parts.get("sums")}
+        yield _LINEARS[weight.kind](**operands)
+
+
+def _coded(graph: Graph, linear: Linear, found: _Packed) -> Iterator[Op]:
+    form = found.weight.form
+    assert form.code
+    operands = _operands(linear)
+    if "order" in found.parts:
+        if linear.x_head_step:
+            raise Unsupported("heads with inputs in another order")
+        size = graph.limits.most_rows(linear.rows, linear.times) * linear.x_bytes
+        operands["x"] = graph.buffer(size)
+        yield TakeColumns(
+            x=linear.x,
+            order=found.parts["order"],
+            out=operands["x"],
+            cols=linear.cols,
+            **_header(linear),
+        )
+    if "shifts" in found.parts:
+        groups = linear.words * 32 // bits_of(form.code) // linear.group
+        most = graph.limits.most_rows(linear.rows, linear.times)
+        sums = operands["x_sums"] = graph.buffer(most * groups * 4)
+        yield GroupSums(
+            x=operands["x"], out=sums, cols=linear.cols, group=linear.group, **_header(linear)
+        )
+    yield LinearCoded(
+        **operands,
+        **_code_operands(found),
+    )
+
+
+def _code_operands(found: _Packed) -> dict[str, Any]:
+    form = found.weight.form
+    return {
+        "zeros": found.parts.get("zeros"),
+        "shifts": found.parts.get("shifts"),
+        "code": Code[form.code.upper()],
+        "scale_type": _SCALES[form.scale],
+        "per_row": not form.group,
+    }
+
+
+def _header(op: Op) -> dict[str, Any]:
+    return {"dtype": op.dtype, "rows": op.rows, "times": op.times, "segment": op.segment}
+
+
+def _operands(linear: Linear) -> dict[str, Any]:
+    return {part.name: getattr(linear, part.name) for part in fields(linear)}

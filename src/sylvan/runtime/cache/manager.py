@@ -53,10 +53,11 @@ class KVCacheManager:
         self.loads = loads
         self._allocator = allocator
         self._tree = tree
-        self._windows = tuple(windows)
+        self._windows = self.windows = tuple(windows)
         self._has_full = has_full
         self._copies: list[Copy] = []
         self._evicted_short = False
+        self.evicted_pages = 0  # that left the prefix cache because memory was short
         self._slack = min(_SLACK, allocator.num_pages // 128)
 
     @property
@@ -354,6 +355,7 @@ class KVCacheManager:
         wanted = min(short + self._slack, self._tree.evictable_pages)
         evicted = self._tree.evict(wanted)
         self._evicted_short |= len(evicted) < wanted  # some leaf is not found: for the next audit
+        self.evicted_pages += len(evicted)
         self._allocator.free(evicted)
         return count <= self._allocator.free_pages
 

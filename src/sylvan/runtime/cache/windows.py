@@ -281,6 +281,15 @@ class WindowPages:
         return np.concatenate(found)
 
 
+def fullest(windows: Sequence[WindowPages]) -> tuple[int, int]:
+    """Tokens that requests hold of the fullest window group, and all of it; 0, 0: there is none."""
+    if not windows:
+        return 0, 0
+    found = max(windows, key=lambda w: 1 - w.available_pages / w.allocator.num_pages)
+    pages, size = found.allocator.num_pages, found.page_size
+    return (pages - found.available_pages) * size, pages * size
+
+
 def _parts(node: Node) -> NodeParts:
     assert node.parts is not None, "nodes of a model with windows have parts"
     return node.parts

@@ -16,6 +16,8 @@ from sylvan.protocol.commands import (
     LoadAdapter,
     LoadWeights,
     ReleaseMemory,
+    StartProfile,
+    StopProfile,
     UnloadWeights,
     UpdateWeights,
 )
@@ -34,6 +36,8 @@ _BESIDE = (
     DescribeMemory,
     CheckHealth,
     LoadAdapter,
+    StartProfile,
+    StopProfile,
 )
 """Commands that touch nothing that steps read: these go on meanwhile."""
 

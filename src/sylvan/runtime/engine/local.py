@@ -18,6 +18,7 @@ from sylvan.protocol.messages import (
     ToDetokenizer,
     ToScheduler,
 )
+from sylvan.protocol.steps import StepRecord, read_steps
 from sylvan.runtime.engine.composition import Build, Composition
 from sylvan.runtime.engine.detokenizer_loop import DetokenizerLoop, TextPorts
 from sylvan.runtime.engine.roles import Replica
@@ -60,7 +61,13 @@ class LocalEngine:
         built = await self._built
         self._reader = self._loop.create_task(self._read())
         facts = self._replica.facts_of(dict(built.facts))
+        self._replica.client.read_steps = self.read_steps
         self._replica.client.connect(self._inbox.send, facts)
+
+    def read_steps(self, last: int) -> list[StepRecord]:
+        """The last steps of the scheduler."""
+        built = self._built.result() if self._built.done() else None
+        return [] if built is None else read_steps(built.scheduler.times.log.buffer, last)
 
     async def close(self) -> None:
         """End the thread; idempotent."""

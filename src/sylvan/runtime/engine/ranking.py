@@ -163,6 +163,7 @@ async def _next_tokens(
             stream=False,
             logprobs=LogprobOptions(token_ids=tuple(wanted)),
             tenant=caller.tenant,
+            origin=caller.origin,
         )
         for ids, wanted in zip(prompts, labels, strict=True)
     ]

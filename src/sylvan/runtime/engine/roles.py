@@ -17,6 +17,9 @@ from sylvan.runtime.engine.restart import RestartPolicy
 from sylvan.runtime.tokenizer.scheduler_client import SchedulerClient, Send
 from sylvan.runtime.tokenizer.types import ModelFacts
 
+STEPS = "steps"
+"""File in which a scheduler notes its last steps."""
+
 FactsOf = Callable[[Mapping[str, Scalar]], ModelFacts]
 """What the API process knows of the model, from what the scheduler reported."""
 
@@ -167,7 +170,7 @@ SCHEDULER = ProcessRole(
     observe=SchedulerObserver,
     inbox="inbox",
     outbox="replies",
-    links={"stops": "stops", "text": "text"},
+    links={"stops": "stops", "text": "text", STEPS: STEPS},
     heartbeat_limit_s=lambda config: config.scheduler.hang_timeout_s,
     starts_first=True,  # its imports take longest
 )

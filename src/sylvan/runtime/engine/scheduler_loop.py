@@ -14,21 +14,25 @@ from sylvan.protocol.errors import CapacityError, RankLostError, RequestError, S
 from sylvan.protocol.messages import (
     DEFAULT_VERSION,
     Abort,
+    AddCorpus,
     CachePrompts,
     CacheRequest,
     CacheTree,
     Command,
     Control,
     ControlReply,
+    CorpusCommand,
     Finish,
     FlushCache,
     FlushText,
     FromScheduler,
     GetState,
     Heartbeat,
+    ListCorpora,
     Params,
     Pause,
     RegisterAdapter,
+    RemoveCorpus,
     Resume,
     SetWeightVersion,
     Shutdown,
@@ -48,7 +52,7 @@ from sylvan.runtime.engine.commands import Commands
 from sylvan.runtime.engine.composition import Composition
 from sylvan.runtime.engine.throughput import Throughput
 from sylvan.transport.api import MessageError, Receiver, Sender
-from sylvan.utils.clock import Clock, monotonic
+from sylvan.utils.clock import Clock, monotonic, process_cpu
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +144,8 @@ class SchedulerLoop:
             progressed = self._commands.active and self._advance_commands()
             if not self._commands.stops_steps:
                 progressed = self._step() or progressed
-            longer = min(max(2 * self._wait_s, _MIN_WAIT_S), _MAX_WAIT_S)
+            most = _MIN_WAIT_S if self._scheduler.hurries() else _MAX_WAIT_S
+            longer = min(max(2 * self._wait_s, _MIN_WAIT_S), most)
             self._wait_s = 0.0 if progressed else longer
         return not self._shutdown
 
@@ -169,6 +174,7 @@ class SchedulerLoop:
             load,
             **self._built.grammar_counts(),
             **(self._built.lora.counts if self._built.lora else {}),
+            cpu_seconds=process_cpu(),
             paused=self._paused or bool(self._commands.blocked),
             tiers=self._built.stores.load() if self._built.stores is not None else None,
         )
@@ -322,15 +328,26 @@ class SchedulerLoop:
                     raise RequestError("the prefix cache has no answer to that", status=404)
             case Pause() | Resume() | SetWeightVersion():
                 body = self._steer(command)
-            case RegisterAdapter() | UnloadAdapter():
-                if self._built.lora is None:
-                    raise RequestError("no adapters are served (lora)")
-                body = self._built.lora.execute(command, self._scheduler)
+            case RegisterAdapter() | UnloadAdapter() | AddCorpus() | RemoveCorpus() | ListCorpora():
+                body = self._tell_part(command)
             case Shutdown():
                 self._shutdown = True
             case _:
                 raise RequestError(f"unknown command {type(command).__name__}")
         return ControlReply(id=number, ok=True, body=None if body is None else dict(body))
+
+    def _tell_part(
+        self, command: RegisterAdapter | UnloadAdapter | CorpusCommand
+    ) -> Mapping[str, Any] | None:
+        """Commands of adapters and of texts to guess from, which may not be served."""
+        lora, corpora = self._built.lora, self._built.corpora
+        if isinstance(command, RegisterAdapter | UnloadAdapter):
+            if lora is None:
+                raise RequestError("no adapters are served (lora)")
+            return lora.execute(command, self._scheduler)
+        if corpora is None:
+            raise RequestError("texts are guessed from by --speculative-algorithm ngram")
+        return corpora.execute(command)
 
     def _steer(self, command: Pause | Resume | SetWeightVersion) -> Mapping[str, Any] | None:
         match command:

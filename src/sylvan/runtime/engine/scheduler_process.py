@@ -14,6 +14,7 @@ from sylvan.runtime.engine.child_main import ChildMain, run_start
 from sylvan.runtime.engine.composition import Build, Composition
 from sylvan.runtime.engine.progress import ReportedProgress
 from sylvan.runtime.engine.ranks import rank_group
+from sylvan.runtime.engine.roles import STEPS
 from sylvan.runtime.engine.scheduler_loop import Ports, SchedulerLoop
 from sylvan.utils import garbage
 
@@ -34,6 +35,7 @@ def main(build: Build | None = None) -> int:
         ports = Ports(inbox, cast(Any, child.sender("text")), replies)
         make = build or partial(build_scheduler, progress=progress, ranks=rank_group(child))
         built = make(child.config, ports.emit)
+        built.scheduler.times.log.move_to(child.path(STEPS))
 
     code = run_start(replies, start)
     if ports is not None and built is not None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import itertools
 import logging
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +24,15 @@ from sylvan.config import Config
 from sylvan.config.tree import ServerConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Loading, ToScheduler
+from sylvan.protocol.steps import StepRecord, map_steps, read_steps
 from sylvan.runtime.engine.child_main import ChildConfig
 from sylvan.runtime.engine.child_process import ChildProcess, FromChild
+from sylvan.runtime.engine.hang_report import REPORTED_STEPS, write_report
 from sylvan.runtime.engine.process import SCHEDULER_ARGV, PrewarmedScheduler, start_process
 from sylvan.runtime.engine.progress import Progress
 from sylvan.runtime.engine.restart import Backoff
 from sylvan.runtime.engine.roles import (
+    STEPS,
     ProcessObserver,
     ProcessRole,
     Replica,
@@ -124,6 +130,8 @@ class Supervisor:
         slots = tuple(self._slots.values())
         for slot in slots:
             slot.observer = slot.role.observe(replicas[slot.replica])
+        for number, replica in enumerate(replicas):
+            replica.client.read_steps = partial(self.read_steps, number)
         readies = await asyncio.gather(*(slot.child.ready for slot in slots))
         self._progress = None
         for slot, ready in zip(slots, readies, strict=True):
@@ -136,6 +144,15 @@ class Supervisor:
                 self._run_task(slot, self._watch(slot, Watchdog(limit_s)))
         for group in groups.values():
             self._run_task(group[0], self._keep(group))
+
+    def read_steps(self, replica: int, last: int) -> list[StepRecord]:
+        """The last steps of the scheduler of a replica, also of one that hangs or has died."""
+        try:
+            buffer = map_steps(self._workspace.path / f"{STEPS}-{replica}")
+        except (OSError, ValueError):  # it has not been ready yet
+            return []
+        with buffer:
+            return read_steps(buffer, last)
 
     async def close(self) -> None:
         """End the children and remove what they used; idempotent."""
@@ -272,6 +289,18 @@ class Supervisor:
             child.close()
             self._workspace.sweep_arrays(child.pid)
 
+    async def _report_hang(self, slot: _Slot) -> None:
+        """Have the stacks of all processes of the replica printed, and tell the last steps."""
+        replica = [each for each in self._slots.values() if each.replica == slot.replica]
+        for each in replica:
+            if not each.child.ended.done():
+                each.child.signal(signal.SIGUSR1)
+        await asyncio.sleep(_STACKS_S)
+        faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+        steps = self.read_steps(slot.replica, REPORTED_STEPS)
+        pids = {each.name: each.child.pid for each in replica}
+        write_report(self._config.observe.report_dir, slot.name, pids, steps)
+
     async def _watch(self, slot: _Slot, watchdog: Watchdog) -> None:
         """End a process that hangs, with its stacks printed, so that `_keep` starts another."""
         while True:
@@ -281,8 +310,7 @@ class Supervisor:
             if not hangs or child.ended.done():
                 continue
             logger.error("%s hangs; it is ended, its stacks follow pid=%d", slot.name, child.pid)
-            child.signal(signal.SIGUSR1)
-            await asyncio.sleep(_STACKS_S)
+            await self._report_hang(slot)
             child.signal(signal.SIGKILL)
             await asyncio.shield(child.ended)
 

@@ -20,7 +20,7 @@ from sylvan.runtime.engine.labels import Labels
 from sylvan.runtime.engine.prompts import Prompts, read_prompts
 from sylvan.runtime.tokenizer.embeds import KINDS
 from sylvan.runtime.tokenizer.manager import TokenizerManager
-from sylvan.runtime.tokenizer.types import EmbedInput, ModelFacts, Vector
+from sylvan.runtime.tokenizer.types import EmbedInput, ModelFacts, Origin, Vector
 from sylvan.utils.clock import Clock, monotonic
 
 Reply = dict[str, Any]
@@ -34,11 +34,13 @@ class Caller:
         manager: Where requests go.
         tenant: Whose they are.
         clock: Monotonic.
+        origin: The call that they come from.
     """
 
     manager: TokenizerManager
     tenant: str = ""
     clock: Clock = monotonic
+    origin: Origin | None = None
 
     @property
     def facts(self) -> ModelFacts:
@@ -69,7 +71,7 @@ class Caller:
             RequestError: one of the texts cannot be served.
             CapacityError: likewise, for now.
         """
-        inputs = [replace(inp, tenant=self.tenant) for inp in inputs]
+        inputs = [replace(inp, tenant=self.tenant, origin=self.origin) for inp in inputs]
         tasks = [asyncio.create_task(self.manager.embed(inp)) for inp in inputs]
         try:
             return await asyncio.gather(*tasks)

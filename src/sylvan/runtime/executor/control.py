@@ -28,6 +28,8 @@ from sylvan.protocol.commands import (
     ReleaseMemory,
     ResumeMemory,
     ShareWeights,
+    StartProfile,
+    StopProfile,
     UnloadWeights,
     UpdateWeights,
 )
@@ -35,6 +37,7 @@ from sylvan.protocol.errors import ConfigError, SylvanError
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker, Handler
 from sylvan.runtime.executor.failures import FAILURES
+from sylvan.runtime.executor.profiling import MeasuredProgram, Profiling
 from sylvan.runtime.executor.sources import WeightSources
 from sylvan.runtime.executor.update_groups import UpdateGroups
 from sylvan.runtime.models.live import LiveWeights
@@ -96,6 +99,7 @@ class ExecutorControl:
         self._origin, self._check_config = checkpoints.loaded_from, checkpoints.check
         self._on_release, self._on_resume = on_release, on_resume
         self._update_groups = UpdateGroups()
+        self._profiling = Profiling()
         size = memory["weights"].num_bytes if "weights" in memory else 0
         self._sources = WeightSources(self._update_groups, 2 * size * checkpoints.num_ranks)
         self._released: dict[MemoryTag, int] = {}
@@ -113,7 +117,13 @@ class ExecutorControl:
             CheckHealth: self._health,
             JoinGroup: self._join,
             LeaveGroup: self._leave,
+            StartProfile: self._profiling.start,
+            StopProfile: self._profiling.stop,
         }
+
+    def measure(self, program: MeasuredProgram) -> None:
+        """Profiles are to tell of the ops of a step program."""
+        self._profiling.program = program
 
     def extend(self, workers: Sequence[CapabilityWorker]) -> None:
         """Commands that the worker halves of capabilities carry out are taken from now on."""
@@ -144,6 +154,7 @@ class ExecutorControl:
     def close(self) -> None:
         """Leave all groups."""
         self._update_groups.close()
+        self._profiling.close()
 
     def _handler(self, command: ExecutorCommand) -> Handler:
         found = self._handlers.get(type(command))

@@ -12,7 +12,6 @@ from sylvan.kernels.native.cost import OpCost
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.checkpoint import WeightReader
-from sylvan.runtime.models.compressed import choose
 from sylvan.runtime.models.config import (
     DTYPE_BYTES,
     ModelConfig,
@@ -20,6 +19,7 @@ from sylvan.runtime.models.config import (
     state_bytes,
 )
 from sylvan.runtime.models.files import open_weights
+from sylvan.runtime.models.formats import choose
 from sylvan.runtime.models.quantise import weight_bytes
 from sylvan.runtime.models.registry import family_of, load_config
 from sylvan.utils.json_files import read_json

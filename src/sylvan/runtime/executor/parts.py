@@ -23,8 +23,8 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.moe import expert_load
 from sylvan.runtime.layers.recurrent import state_shapes
 from sylvan.runtime.models.checkpoint import Progress, slots
-from sylvan.runtime.models.compressed import Formats, choose
 from sylvan.runtime.models.config import ModelConfig, StatePart
+from sylvan.runtime.models.formats import Formats, choose
 from sylvan.runtime.models.holders import ParameterNames
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingSpec
@@ -170,7 +170,9 @@ class ModelPlan:
             for part in self._state_parts
         ]
         count = self.options.num_states or 2 * self.options.max_running_reqs + 1
-        return TensorStates(parts, count, self.build.device)
+        guesses = self.limits.most_samples - 1 if self.options.max_samples else 0
+        guesses += self.limits.max_paths
+        return TensorStates(parts, count, self.build.device, guesses)
 
     @property
     def _state_parts(self) -> Sequence[StatePart]:

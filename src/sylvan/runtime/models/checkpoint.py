@@ -12,14 +12,16 @@ import torch
 from torch import nn
 
 from sylvan.kernels.api import LinearWeight
-from sylvan.kernels.matmul.weights import DeferredWeight, Int4Weight, Int8Weight
+from sylvan.kernels.matmul.weights import CodedWeight, DeferredWeight, QuantisedWeight, join
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts
-from sylvan.runtime.models import compressed
 from sylvan.runtime.models.files import LoadFormat, open_weights
-from sylvan.runtime.models.mxfp4 import unpacked
-from sylvan.runtime.models.quantise import Format, convert, matrices
+from sylvan.runtime.models.formats import UNSAID, stored_format
+from sylvan.runtime.models.formats.gguf import GgufBlocks, KeptBlocks, kept_blocks
+from sylvan.runtime.models.formats.mxfp4 import Mxfp4
+from sylvan.runtime.models.mxfp4 import has_blocks, unpacked
+from sylvan.runtime.models.quantise import Format, convert, is_multiplied, matrices
 from sylvan.runtime.models.shards import (
     Splits,
     of_source,
@@ -100,6 +102,7 @@ class WeightReader:
 
     `quantise` names the format that matrices are rounded to which are stored as plain numbers.
     With `partial` tensors may be missing: those that are there replace those that a model has.
+    With `blocks` matrices of GGUF and MXFP4 stay in their bits.
 
     Attributes:
         repeated: Tensors of the checkpoint that repeat another parameter, which is tied to it.
@@ -115,15 +118,29 @@ class WeightReader:
         quantise: Format | None = None,
         *,
         partial: bool = False,
+        blocks: bool = False,
     ) -> None:
-        self._checkpoint = checkpoint = unpacked(checkpoint)
+        self._checkpoint = checkpoint = checkpoint if blocks else unpacked(checkpoint)
         self._bits = dict(matrices(model, quantise)) if quantise else {}
+        self._code = quantise.code if quantise else None
         self._convert = getattr(model, "convert", _as_stored)
         rename = getattr(model, "rename", canonical)
         self._names = {rename(name): name for name in checkpoint.tensors}
         self._slots = {slot.name: slot for slot in slots(model)}
         sources = (source for slot in self._slots.values() for source in slot.sources)
-        self._parts = {source: compressed.parts_of(source, self._names) for source in sources}
+        raw = getattr(getattr(model, "config", None), "raw", {})
+        self._format = stored_format(raw) or UNSAID
+        if isinstance(checkpoint, KeptBlocks):
+            self._format = GgufBlocks()
+        elif blocks and has_blocks(checkpoint):
+            self._format = Mxfp4()
+        self._parts = {source: self._format.parts_of(source, self._names) for source in sources}
+        self._multiplied = {
+            slot.name
+            for slot in self._slots.values()
+            if any(self._is_quantised(source) for source in slot.sources)
+            and is_multiplied(model, slot.name)
+        }
         wanted = {part for parts in self._parts.values() for part in parts}
         missing = sorted(wanted - self._names.keys())
         if partial:
@@ -142,6 +159,7 @@ class WeightReader:
             if known not in wanted | tied
             and not known.endswith(DERIVED)
             and not known.startswith(idle)
+            and not self._format.idle(known, self._tensor_of)
         )
         if extra:
             raise ConfigError(
@@ -158,21 +176,24 @@ class WeightReader:
                     return stored.removesuffix(known) + name
         return name
 
-    def read(self, name: str) -> torch.Tensor | Int8Weight | Int4Weight:
+    def read(self, name: str) -> torch.Tensor | QuantisedWeight:
         """The parameter `name`, joined, converted and checked; new tensors."""
         slot = self._slots[name]
-        if any(len(self._parts[source]) > 1 for source in slot.sources):
+        if any(self._is_quantised(source) for source in slot.sources):
             return self._quantised(slot)
         if name not in self._bits:
             return self._joined(slot)
         if -1 not in slot.splits:
-            return convert(name, self._joined(slot), self._bits[name])
+            return convert(name, self._joined(slot), self._bits[name], self._code)
         # the scale of a row is that of the whole one, on every rank
         inputs = {-1: slot.splits[-1]}
         others = {dim: split for dim, split in slot.splits.items() if dim != -1}
         shape = torch.Size(whole_shape(slot.shape, inputs))
         whole = convert(
-            name, self._joined(replace(slot, shape=shape, splits=others)), self._bits[name]
+            name,
+            self._joined(replace(slot, shape=shape, splits=others)),
+            self._bits[name],
+            self._code,
         )
         return take_quantised(name, whole, inputs)
 
@@ -216,7 +237,7 @@ class WeightReader:
         """A parameter of the model."""
         return self._slots[name]
 
-    def read_source(self, name: str, number: int) -> torch.Tensor | Int8Weight | Int4Weight:
+    def read_source(self, name: str, number: int) -> torch.Tensor | QuantisedWeight:
         """What one source puts into the parameter `name`, converted and checked, as a matrix.
 
         Plain numbers may be a view of the file.
@@ -226,7 +247,7 @@ class WeightReader:
         """
         slot = self._slots[name]
         source = slot.sources[number]
-        if len(self._parts[source]) > 1:
+        if self._is_quantised(source):
             return self._quantised_part(slot, number)
         rows, count = _rows(slot)[number], len(slot.sources)
         rest = slot.shape[2 if count > 1 and len(slot.shape) == 3 else 1 :]
@@ -251,7 +272,7 @@ class WeightReader:
         plain = 0
         for slot in self._slots.values():
             rest = slot.shape[2 if len(slot.sources) > 1 and len(slot.shape) == 3 else 1 :]
-            if all(len(self._parts[source]) == 1 for source in slot.sources):
+            if not any(self._is_quantised(source) for source in slot.sources):
                 for number, rows in enumerate(_rows(slot)):
                     self._part(slot, number, torch.Size((rows, *rest)))
                     plain += 1
@@ -272,34 +293,66 @@ class WeightReader:
         sources = (self._checkpoint.tensors[self._names[part]] for part in parts)
         return sum(t.stop - t.start for t in sources)
 
-    def _quantised(self, slot: Slot) -> Int8Weight | Int4Weight:
-        """A matrix that is stored quantised."""
-        found = [self._quantised_part(slot, number) for number in range(len(slot.sources))]
-        whole = compressed.join(slot.name, found)
-        if isinstance(slot.module, Experts):
-            whole = compressed.stack(whole, slot.shape[0])
-        if whole.shape != slot.shape or not isinstance(slot.module, Linear | Experts):
+    def _quantised(self, slot: Slot) -> torch.Tensor | QuantisedWeight:
+        """A matrix that is stored quantised, as numbers where it is not multiplied as it is."""
+        found = self._parts_of(slot)
+        whole = _joined_parts(slot.name, found)
+        stacked = isinstance(slot.module, Experts) and len(whole.shape) == 2
+        shape = whole.shape
+        if stacked:
+            shape = torch.Size((slot.shape[0], shape[0] // slot.shape[0], shape[1]))
+        coded = isinstance(whole, CodedWeight) and hasattr(slot.module, "weight")
+        if shape != slot.shape or not (coded or isinstance(slot.module, Linear | Experts)):
             raise ConfigError(
-                f"the quantised {slot.name!r} has shape {list(whole.shape)}, but config.json "
+                f"the quantised {slot.name!r} has shape {list(shape)}, but config.json "
                 f"implies a linear layer of {list(slot.shape)}"
             )
-        return whole
+        if isinstance(whole, torch.Tensor):
+            return whole.to(slot.dtype).view(shape)
+        if isinstance(whole, CodedWeight) and slot.name not in self._multiplied:
+            return whole.numbers().to(slot.dtype)
+        return whole.stacked(slot.shape[0]) if stacked else whole
 
-    def _quantised_part(self, slot: Slot, number: int) -> Int8Weight | Int4Weight:
+    def _parts_of(self, slot: Slot) -> Sequence[torch.Tensor | QuantisedWeight]:
+        """What its sources hold; as numbers where only some are quantised and that is usual."""
+        numbers = range(len(slot.sources))
+        if self._format.mixes and not all(self._is_quantised(source) for source in slot.sources):
+            return [_numbers(self.read_source(slot.name, number)) for number in numbers]
+        return [self._quantised_part(slot, number) for number in numbers]
+
+    def _quantised_part(self, slot: Slot, number: int) -> QuantisedWeight:
         source = slot.sources[number]
-        parts = [self._names[part] for part in self._parts[source]]
-        if len(parts) == 1:
-            raise ConfigError(f"tensor {parts[0]!r} is not quantised, others of {slot.name!r} are")
-        if self.reorders(source, parts[0]):
-            raise ConfigError(f"the quantised {parts[0]!r} would have to be put in another order")
-        whole = compressed.read(source, parts, self._checkpoint.tensor)
+        parts = self._parts[source]
+        stored = self._names[parts[0]]
+        if not self._is_quantised(source):
+            raise ConfigError(f"tensor {stored!r} is not quantised, others of {slot.name!r} are")
+        if parts[0] == source and self.reorders(source, stored):
+            raise ConfigError(f"the quantised {stored!r} would have to be put in another order")
+        whole = self._format.read(source, parts, self._tensor_of)
+        if len(whole.shape) == 3:
+            whole = self._in_order(source, whole)
         return take_quantised(source, whole, slot.splits_of(number))
+
+    def _in_order(self, source: str, stack: QuantisedWeight) -> QuantisedWeight:
+        """A stack, which is stored as (E, inputs, outputs) where it is plain, with rows in place.
+
+        What `convert` does to the numbers of outputs tells where each of them goes.
+        """
+        rows = torch.arange(stack.shape[1]).view(1, 1, -1)
+        order = self._convert(source, rows).flatten()
+        return stack.like([part[:, order] for part in stack.tensors])
+
+    def _is_quantised(self, source: str) -> bool:
+        return self._parts[source] != (source,)
+
+    def _tensor_of(self, name: str) -> torch.Tensor:
+        return self._checkpoint.tensor(self._names[name])
 
     def _part(self, slot: Slot, number: int, shape: torch.Size) -> torch.Tensor:
         """This rank's part of a source, of `shape`; a view of the file where it can be."""
         source, splits = slot.sources[number], slot.splits_of(number)
         tensor = self._checkpoint.tensor(self._names[source])
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or tensor.itemsize == 1:
             raise ConfigError(
                 f"tensor {self._names[source]!r} is stored as {tensor.dtype}; only plain float "
                 f"weights can be read"
@@ -320,13 +373,19 @@ def load_weights(
     progress: Progress | None = None,
     quantise: Format | None = None,
     load_format: LoadFormat = "auto",
+    *,
+    blocks: bool = False,
 ) -> WeightReader:
     """Fill all parameters of `model` in place; quantised matrices replace theirs.
+
+    With `blocks` matrices of GGUF and MXFP4 stay in their bits.
 
     Raises:
         ConfigError: see `WeightReader`; also non-finite weights. Names the tensor.
     """
-    reader = WeightReader(model, open_weights(model_dir, load_format), quantise)
+    files = open_weights(model_dir, load_format)
+    files = kept_blocks(files) if blocks else files
+    reader = WeightReader(model, files, quantise, blocks=blocks)
     total = sum(reader.num_bytes(slot.name) for slot in slots(model))
     done = 0
     for slot in list(slots(model)):
@@ -347,12 +406,16 @@ def defer_weights(
     progress: Progress | None = None,
     quantise: Format | None = None,
     load_format: LoadFormat = "auto",
+    *,
+    blocks: bool = False,
 ) -> WeightReader:
     """Fill the small parameters; leave each matrix as a `DeferredWeight` that reads it on demand.
 
     For packers that take one matrix at a time. Tied matrices share one key.
     """
-    reader = WeightReader(model, open_weights(model_dir, load_format), quantise)
+    files = open_weights(model_dir, load_format)
+    files = kept_blocks(files) if blocks else files
+    reader = WeightReader(model, files, quantise, blocks=blocks)
     total = sum(reader.num_bytes(slot.name) for slot in slots(model))
     progress = progress or (lambda done, total: None)
     meter = _Meter(reader, progress, total)
@@ -398,7 +461,8 @@ def dummy_weights(model: nn.Module, seed: int = 0, quantise: Format | None = Non
         whole = torch.randn(whole_shape(parameter.shape, slot.splits), generator=generator)
         values = take(whole * 0.02, slot.splits)  # the same model, however many ranks hold it
         if slot.name in bits:
-            _replace(model, parameter, convert(slot.name, values, bits[slot.name]))
+            code = quantise.code if quantise else None
+            _replace(model, parameter, convert(slot.name, values, bits[slot.name], code))
         else:
             parameter.data.copy_(values)
 
@@ -409,7 +473,7 @@ class _Meter:
     def __init__(self, reader: WeightReader, progress: Progress, total: int) -> None:
         self._reader, self._progress, self._total, self._done = reader, progress, total, 0
 
-    def read(self, name: str) -> torch.Tensor | Int8Weight | Int4Weight:
+    def read(self, name: str) -> torch.Tensor | QuantisedWeight:
         tensor = self._reader.read(name)
         self._done += self._reader.num_bytes(name)
         self._progress(self._done, self._total)
@@ -427,6 +491,26 @@ def _replace(model: nn.Module, parameter: torch.Tensor, weight: LinearWeight) ->
             if value is parameter:
                 delattr(module, attribute)
                 setattr(module, attribute, weight)
+
+
+def _joined_parts(
+    name: str, parts: Sequence[torch.Tensor | QuantisedWeight]
+) -> torch.Tensor | QuantisedWeight:
+    """Parts below each other; as numbers where their inputs lie in different orders."""
+    quantised = [part for part in parts if isinstance(part, QuantisedWeight)]
+    orders = [part.order for part in quantised if isinstance(part, CodedWeight)]
+    first = next((order for order in orders if order is not None), None)
+    alike = first is None or all(order is not None and order.equal(first) for order in orders)
+    if len(quantised) < len(parts) or not alike:
+        return torch.cat([_numbers(part) for part in parts])
+    try:
+        return join(quantised)
+    except ValueError as error:
+        raise ConfigError(f"the parts of {name!r} are {error}") from None
+
+
+def _numbers(part: torch.Tensor | QuantisedWeight) -> torch.Tensor:
+    return part.float() if isinstance(part, torch.Tensor) else part.numbers()
 
 
 def _as_stored(name: str, tensor: torch.Tensor) -> torch.Tensor:

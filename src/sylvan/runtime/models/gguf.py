@@ -55,6 +55,17 @@ class GGUFWeights:
         tensor = _numbers(raw, entry["type"], stored)
         return _turned_back(tensor, entry["turned"]) if entry["turned"] else tensor
 
+    def kind(self, name: str) -> str:
+        """How ggml calls the type of a tensor."""
+        return self._entries[name]["type"]
+
+    def blocks(self, name: str) -> torch.Tensor:
+        """The bytes of a matrix, in the checkpoint's order of rows. Shape: (N, bytes of a row)."""
+        stored, entry = self.tensors[name], self._entries[name]
+        raw = torch.from_numpy(np.asarray(self._data[stored.start : stored.stop]))
+        rows = raw.view(stored.shape[0], -1)
+        return _turned_back(rows, entry["turned"]) if entry["turned"] else rows
+
 
 def _numbers(raw: np.ndarray, kind: str, stored: StoredTensor) -> torch.Tensor:
     if kind in _PLAIN:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from sylvan.kernels.api import Unsupported
-from sylvan.kernels.matmul.weights import DeferredWeight, Int4Weight, Int8Weight
-from sylvan.kernels.native.copies import Content, Form, WeightCopy, form_of
+from sylvan.kernels.matmul.weights import DeferredWeight, Form, QuantisedWeight
+from sylvan.kernels.native.copies import Content, WeightCopy
 from sylvan.runtime.models.checkpoint import Slot
 
 
@@ -68,28 +68,28 @@ class TensorHolder:
 class QuantisedHolder:
     """A quantised matrix that PyTorch computes with."""
 
-    weight: Int8Weight | Int4Weight
+    weight: QuantisedWeight
 
     @property
     def form(self) -> Form:
         """See `Holder.form`."""
-        return form_of(self.weight)
+        return self.weight.form
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """See `Holder.tensors`."""
-        return self.weight.q, self.weight.scale
+        return self.weight.tensors
 
     def read(self) -> Content | None:
         """See `Holder.read`."""
-        return _quantised(self.form, self.weight.q.clone(), self.weight.scale.clone())
+        return self.weight.like([part.clone() for part in self.weight.tensors])
 
     def write(self, content: Content) -> None:
         """See `Holder.write`."""
-        if isinstance(content, torch.Tensor) or form_of(content) != self.form:
+        if isinstance(content, torch.Tensor) or content.form != self.form:
             raise Unsupported(f"contents that are not {self.form}")
-        self.weight.q.copy_(content.q)
-        self.weight.scale.copy_(content.scale)
+        for own, new in zip(self.weight.tensors, content.tensors, strict=True):
+            own.copy_(new)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def _attribute(model: nn.Module, slot: Slot) -> object:
 
 def _holder(value: object) -> Holder | None:
     """For what has contents of its own."""
-    if isinstance(value, Int8Weight | Int4Weight):
+    if isinstance(value, QuantisedWeight):
         there = value.q.numel() > 0 and value.q.untyped_storage().nbytes() > 0
         return QuantisedHolder(value) if there else None
     if not isinstance(value, torch.Tensor) or value.is_meta:
@@ -169,7 +169,3 @@ def _holder(value: object) -> Holder | None:
 def _same(one: Holder, other: Holder) -> bool:
     places = ({t.data_ptr() for t in holder.tensors} for holder in (one, other))
     return next(places) == next(places)
-
-
-def _quantised(form: Form, q: torch.Tensor, scale: torch.Tensor) -> Int8Weight | Int4Weight:
-    return Int8Weight(q, scale) if form.kind == "int8" else Int4Weight(q, scale, form.group)

@@ -15,13 +15,9 @@ import xxhash
 from torch import nn
 
 from sylvan.kernels.api import Unsupported
-from sylvan.kernels.matmul.weights import (
-    Int4Weight,
-    Int8Weight,
-    quantise_int4,
-    quantise_int8,
-)
-from sylvan.kernels.native.copies import DENSE, Content, Form, form_of
+from sylvan.kernels.matmul.pack import form_of
+from sylvan.kernels.matmul.weights import DENSE, Form, join, quantise_int4, quantise_int8
+from sylvan.kernels.native.copies import Content
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, ExecutorError
 from sylvan.runtime.models.checkpoint import Slot, WeightReader, slots, source_rows
@@ -262,11 +258,7 @@ class LiveWeights:
             return whole
         flat = _flat(whole) if len(slot.shape) == 3 else whole
         rows = source_rows(slot, tensor.number)
-        if isinstance(flat, torch.Tensor):
-            return flat[rows]
-        if isinstance(flat, Int8Weight):
-            return Int8Weight(flat.q[rows], flat.scale[rows])
-        return Int4Weight(flat.q[rows], flat.scale[rows], flat.group)
+        return flat[rows]
 
     def _read(self, name: str) -> Content | None:
         """The contents of a parameter, in its type where it is of plain numbers."""
@@ -293,16 +285,9 @@ class LiveWeights:
 
 
 def _check_form(name: str, found: Form, wanted: Form) -> None:
-    if found in (wanted, DENSE):
+    if found == wanted or (found == DENSE and wanted.kind != "coded"):
         return
-    raise ConfigError(
-        f"tensor {name!r} is stored as {_described(found)}, but it is served as "
-        f"{_described(wanted)}"
-    )
-
-
-def _described(form: Form) -> str:
-    return f"{form.kind} in groups of {form.group}" if form.group else form.kind
+    raise ConfigError(f"tensor {name!r} is stored as {found}, but it is served as {wanted}")
 
 
 def _in_form(content: Content, form: Form) -> Content:
@@ -318,29 +303,29 @@ def _in_form(content: Content, form: Form) -> Content:
 
 
 def _numbers(content: Content) -> tuple[torch.Tensor, ...]:
-    return (content,) if isinstance(content, torch.Tensor) else (content.q, content.scale)
-
-
-def _like(content: Content, parts: Sequence[torch.Tensor]) -> Content:
-    if isinstance(content, torch.Tensor):
-        return parts[0]
-    if isinstance(content, Int8Weight):
-        return Int8Weight(*parts)
-    return Int4Weight(parts[0], parts[1], content.group)
+    return (content,) if isinstance(content, torch.Tensor) else content.tensors
 
 
 def _concatenated(parts: Sequence[Content]) -> Content:
-    columns = zip(*(_numbers(part) for part in parts), strict=True)
-    return _like(parts[0], [torch.cat(column) for column in columns])
+    plain = [part for part in parts if isinstance(part, torch.Tensor)]
+    if len(plain) == len(parts):
+        return torch.cat(plain)
+    return join([part for part in parts if not isinstance(part, torch.Tensor)])
 
 
 def _stacked(content: Content, count: int) -> Content:
-    return _like(content, [part.unflatten(0, (count, -1)) for part in _numbers(content)])
+    if isinstance(content, torch.Tensor):
+        return content.unflatten(0, (count, -1))
+    return content.stacked(count)
 
 
 def _flat(content: Content) -> Content:
     """A stack as one matrix, over the same memory."""
-    return _like(content, [part.view(-1, *part.shape[2:]) for part in _numbers(content)])
+    return (
+        content.view(-1, *content.shape[2:])
+        if isinstance(content, torch.Tensor)
+        else content.flat()
+    )
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

@@ -1,4 +1,6 @@
-"""Experts in MXFP4, as gpt-oss stores them: read as bfloat16, which holds every value exactly.
+"""Experts in MXFP4, as gpt-oss stores them, as bfloat16, which holds every value exactly.
+
+On CPUs they stay in their bits: see `formats.mxfp4`.
 
 `NAME_blocks` (E, N, G, 16) are bytes of two 4-bit floats (E2M1), the lower half first; each group
 of 32 has the power of two `NAME_scales` (E, N, G), an exponent raised by 127. Format: OCP
@@ -61,10 +63,14 @@ class Unpacked:
         return unpack(blocks, scales).transpose(1, 2)
 
 
+def has_blocks(files: WeightFiles) -> bool:
+    """Whether there are blocks of MXFP4."""
+    return any(name.endswith(_BLOCKS) for name in files.tensors)
+
+
 def unpacked(files: WeightFiles) -> WeightFiles:
     """The same files, with pairs of blocks and scales as plain tensors."""
-    packed = any(name.endswith(_BLOCKS) for name in files.tensors)
-    return Unpacked(files) if packed else files
+    return Unpacked(files) if has_blocks(files) else files
 
 
 def unpack(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

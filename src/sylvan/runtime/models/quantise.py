@@ -14,11 +14,13 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
+from sylvan.kernels.matmul.codes import Code
 from sylvan.kernels.matmul.weights import (
     GROUP_SIZES,
-    Int4Weight,
-    Int8Weight,
+    QuantisedWeight,
+    quantise_fp8,
     quantise_int4,
+    quantise_int4_codes,
     quantise_int8,
 )
 from sylvan.protocol.errors import ConfigError
@@ -33,11 +35,15 @@ _PREFERRED_GROUPS = (64, 32)
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Bits of the linear layers and of the head; None: they stay as they are stored."""
+    """Bits of the linear layers and of the head; None: they stay as they are stored.
+
+    `code`: layers are codes, and rows that they multiply stay as they are; None: both are integers.
+    """
 
     name: str
     bits: int | None
     head_bits: int | None = 8
+    code: Code | None = None
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
@@ -46,9 +52,11 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "int8": Format("w8a8", 8),
         "w4a8": Format("w4a8", 4),
         "int4": Format("w4a8", 4),
+        "w4a16": Format("w4a16", 4, None, "int4"),
+        "fp8": Format("fp8", 8, None, "fp8_e4m3"),
     }
 )
-"""By the names that users give. Rows that are multiplied are rounded to int8 in all of them."""
+"""By the names that users give."""
 
 
 def format_of(name: str) -> Format:
@@ -105,38 +113,53 @@ def weight_bytes(model: nn.Module, wanted: Format | None, dtype_bytes: int) -> i
     total = 0
     for name, parameter in model.named_parameters():
         if name in bits:
-            inputs = parameter.shape[-1] if bits[name] == 8 else _PREFERRED_GROUPS[0]
+            inputs = parameter.shape[-1] if bits[name] > 4 else _PREFERRED_GROUPS[0]
             scales = parameter.numel() // inputs
-            total += parameter.numel() * bits[name] // 8 + 4 * scales
+            total += parameter.numel() * (4 if bits[name] <= 4 else 8) // 8 + 4 * scales
         else:
             total += parameter.numel() * dtype_bytes
     return total
 
 
-def convert(name: str, weight: torch.Tensor, bits: int) -> Int8Weight | Int4Weight:
-    """Round a matrix, or a stack, to 8 bits a row, or to 4 in groups of 64 (else 32) inputs.
+def convert(
+    name: str, weight: torch.Tensor, bits: int, code: Code | None = None
+) -> QuantisedWeight:
+    """Round a matrix, or a stack, to 8 bits a row, or to 4 in groups of inputs.
+
+    A group has 64 inputs (of codes 128), else 32.
 
     Raises:
         ConfigError: its inputs do not divide into groups; names it.
     """
     if bits == 8:
-        return quantise_int8(weight)
-    return quantise_int4(weight, group_of(name, weight.shape[-1]))
+        return quantise_int8(weight) if code is None else quantise_fp8(weight)
+    group = group_of(name, weight.shape[-1], code)
+    return (quantise_int4 if code is None else quantise_int4_codes)(weight, group)
 
 
-def group_of(name: str, inputs: int) -> int:
+def group_of(name: str, inputs: int, code: Code | None = None) -> int:
     """Inputs that share a scale in 4 bits.
 
     Raises:
         ConfigError: see `convert`.
     """
-    for group in _PREFERRED_GROUPS:
+    for group in _PREFERRED_GROUPS if code is None else (128, *_PREFERRED_GROUPS):
         if inputs % group == 0:
             return group
     raise ConfigError(
         f"quantization: {name!r} has {inputs} inputs, which do not divide into groups of "
         f"{GROUP_SIZES[0]}; 4 bits cannot be used, choose w8a8"
     )
+
+
+def is_multiplied(model: nn.Module, name: str) -> bool:
+    """Whether kernels of quantised matrices multiply by the parameter `name`."""
+    path, _, _ = name.rpartition(".")
+    module = model.get_submodule(path)
+    if isinstance(module, Experts):
+        return True
+    weight, head = module.weight, getattr(model, "lm_head", None)
+    return weight is getattr(head, "weight", None) or _is_multiplied(model, path, weight)
 
 
 def _is_multiplied(model: nn.Module, path: str, parameter: torch.Tensor) -> bool:

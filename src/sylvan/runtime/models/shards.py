@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from sylvan.kernels.matmul.weights import Int4Weight, Int8Weight
+from sylvan.kernels.matmul.weights import QuantisedWeight
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import SplitParameter
 from sylvan.runtime.layers.mesh import Split
@@ -47,9 +47,7 @@ def take(tensor: torch.Tensor, splits: Splits) -> torch.Tensor:
     return tensor
 
 
-def take_quantised(
-    name: str, weight: Int8Weight | Int4Weight, splits: Splits
-) -> Int8Weight | Int4Weight:
+def take_quantised(name: str, weight: QuantisedWeight, splits: Splits) -> QuantisedWeight:
     """The same of a quantised matrix, or of a stack.
 
     Raises:
@@ -63,25 +61,19 @@ def take_quantised(
             )
         if dim == -1:
             weight = _columns(name, weight, split)
-        elif isinstance(weight, Int8Weight):
-            weight = Int8Weight(split.take(weight.q, -2), split.take(weight.scale, -1))
         else:
-            q, scale = split.take(weight.q, -2), split.take(weight.scale, -2)
-            weight = Int4Weight(q, scale, weight.group)
+            parts = zip(weight.tensors, weight.row_dims, strict=True)
+            weight = weight.like([split.take(part, rows) for part, rows in parts])
     return weight
 
 
-def _columns(name: str, weight: Int8Weight | Int4Weight, split: Split) -> Int8Weight | Int4Weight:
-    if isinstance(weight, Int8Weight):
-        return Int8Weight(split.take(weight.q, -1).contiguous(), weight.scale)
+def _columns(name: str, weight: QuantisedWeight, split: Split) -> QuantisedWeight:
+    if weight.together == 1:
+        return weight.like([split.take(weight.tensors[0], -1).contiguous(), *weight.tensors[1:]])
     (share,) = split.shares
-    if share.size % weight.group:
+    if share.size % weight.together or share.start % weight.together:
         raise ConfigError(
-            f"the quantised {name!r} has inputs in groups of {weight.group}, and a rank would hold "
-            f"{share.size} of {share.whole}; use fewer ranks"
+            f"the quantised {name!r} has inputs in groups of {weight.together}, and a rank would "
+            f"hold {share.size} of {share.whole}; use fewer ranks"
         )
-    pairs, groups = (
-        slice(share.start // n, (share.start + share.size) // n) for n in (2, weight.group)
-    )
-    q, scale = weight.q[..., pairs].contiguous(), weight.scale[..., groups].contiguous()
-    return Int4Weight(q, scale, weight.group)
+    return weight.columns(share.start, share.start + share.size)

@@ -11,7 +11,7 @@ import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,12 +19,14 @@ import torch
 from torch import nn
 
 from sylvan.checkpoints.formats import GGUF_INDEX
+from sylvan.kernels.matmul.codes import Code
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.models import compressed
 from sylvan.runtime.models.checkpoint import Progress, WeightReader, slots
 from sylvan.runtime.models.config import read_config
 from sylvan.runtime.models.files import LoadFormat, open_weights
+from sylvan.runtime.models.formats import stored_format
+from sylvan.runtime.models.formats.compressed_tensors import quantization_config, stored_as
 from sylvan.runtime.models.quantise import (
     Format,
     check_model,
@@ -71,7 +73,7 @@ def write_quantised(
     if out_dir.exists():
         raise ConfigError(f"{str(out_dir)!r} is there already; nothing is written over it")
     raw = read_config(model_dir)
-    if compressed.stored_format(raw) is not None:
+    if stored_format(raw) is not None:
         raise ConfigError(f"{str(model_dir)!r} is quantised already")
     config = choose_path(raw).config
     check_model(config)
@@ -80,7 +82,7 @@ def write_quantised(
     model = family_of(config).model(config, build)
     checkpoint = open_weights(model_dir, load_format)
     reader = WeightReader(model, checkpoint)
-    job = _Job(checkpoint, _bits_by_tensor(model, reader, wanted), dtype)
+    job = _Job(checkpoint, _bits_by_tensor(model, reader, wanted), dtype, wanted.code)
     with _new_folder(out_dir) as part:
         _copy_others(model_dir, part)
         settings = _config(model_dir, job, wanted)
@@ -122,7 +124,7 @@ def _new_folder(out_dir: Path) -> Iterator[Path]:
 
 def _bits_by_tensor(model: nn.Module, reader: WeightReader, wanted: Format) -> dict[str, int]:
     """Bits of each tensor of the checkpoint that is to be quantised."""
-    bits = dict(matrices(model, Format(wanted.name, wanted.bits, None)))
+    bits = dict(matrices(model, replace(wanted, head_bits=None)))
     found: dict[str, int] = {}
     for slot in slots(model):
         for source in slot.sources if slot.name in bits else ():
@@ -140,15 +142,16 @@ def _config(model_dir: Path, job: _Job, wanted: Format) -> dict[str, object]:
     settings = json.loads((model_dir / "config.json").read_text("utf-8"))
     plain = sorted(name for name in job.checkpoint.tensors if name not in job.bits)
     ignore = [n.removesuffix(".weight") for n in plain if n.startswith("lm_head.")] or ["lm_head"]
-    stored = job.checkpoint.tensors
-    groups = {group_of(n, stored[n].shape[1]) for n, bits in job.bits.items() if bits == 4}
+    tensors = job.checkpoint.tensors
+    fours = [name for name, bits in job.bits.items() if bits == 4]
+    groups = {group_of(name, tensors[name].shape[1], wanted.code) for name in fours}
     if len(groups) > 1:
         sizes = " and of ".join(map(str, sorted(groups)))
         raise ConfigError(
             f"quantization: the matrices need groups of {sizes} inputs, which one checkpoint "
             "cannot have; quantise while loading, or choose w8a8"
         )
-    found = compressed.quantization_config(wanted, next(iter(groups), None), ignore)
+    found = quantization_config(wanted, next(iter(groups), None), ignore)
     return settings | {
         "quantization_config": found,
         "sylvan": {"head_bits": wanted.head_bits},
@@ -166,6 +169,7 @@ class _Job:
     checkpoint: WeightFiles
     bits: dict[str, int]
     dtype: torch.dtype
+    code: Code | None = None
 
     def write(self, path: Path, progress: Progress | None) -> int:
         """Write all tensors; returns the bytes of the file."""
@@ -187,8 +191,8 @@ class _Job:
             raise ConfigError(f"the weights of {name!r} are not finite (NaN or infinity)")
         if name not in self.bits:
             return {name: tensor}
-        rounded = convert(name, tensor.to(self.dtype), self.bits[name])
-        return compressed.stored(name, rounded)
+        rounded = convert(name, tensor.to(self.dtype), self.bits[name], self.code)
+        return stored_as(name, rounded)
 
     def _shapes(self, name: str) -> Iterator[tuple[str, torch.dtype, tuple[int, ...]]]:
         stored = self.checkpoint.tensors[name]
@@ -197,8 +201,8 @@ class _Job:
             return
         # zeros of one row tell the types and the columns of all rows
         rows, cols = stored.shape
-        one = convert(name, torch.zeros(1, cols), self.bits[name])
-        for key, tensor in compressed.stored(name, one).items():
+        one = convert(name, torch.zeros(1, cols), self.bits[name], self.code)
+        for key, tensor in stored_as(name, one).items():
             yield key, tensor.dtype, (rows, *tensor.shape[1:]) if tensor.dim() > 1 else (2,)
 
     def _header(self) -> bytes:

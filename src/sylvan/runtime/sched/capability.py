@@ -133,6 +133,13 @@ class Capability:
         """
         return False
 
+    def hurries(self) -> bool:
+        """Whether a request waits for a report that may come at any moment; no effects.
+
+        Steps without slices then follow each other within a millisecond or so.
+        """
+        return False
+
     def plan_work(self, batch: Batch) -> Any:
         """Data for the worker half in this step; None: none. `batch` may be empty."""
         return None
@@ -225,6 +232,7 @@ class Hooks:
         self._load_limits = overriding(capabilities, "load_limit")
         self._drafters = overriding(capabilities, "draft")
         self._step_wanters = overriding(capabilities, "wants_step")
+        self._hurriers = overriding(capabilities, "hurries")
         self._planners = overriding(capabilities, "plan_work")
         self._batch_watchers = overriding(capabilities, "on_batch")
         self._starters = overriding(capabilities, "on_start")
@@ -355,6 +363,10 @@ class Hooks:
     def busy(self) -> bool:
         """Whether any worker half has something to do."""
         return any(c.wants_step() for c in self._step_wanters)
+
+    def hurries(self) -> bool:
+        """Whether a request waits for a report of any worker half."""
+        return any(c.hurries() for c in self._hurriers)
 
     def wants_step(self) -> bool:
         """Whether to launch a step without slices."""

@@ -28,6 +28,7 @@ from sylvan.runtime.sched.plan_builder import PlanBuilder
 from sylvan.runtime.sched.planner import Planner
 from sylvan.runtime.sched.shortage import take_back
 from sylvan.runtime.sched.statistics import Statistics
+from sylvan.runtime.sched.step_times import StepTimes
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +47,10 @@ class Pipeline:
         planner: Planner,
         lifecycle: Lifecycle,
         statistics: Statistics,
+        times: StepTimes,
     ) -> None:
-        self._executor, self._cache, self._clock = parts.executor, parts.cache, parts.clock
-        self._hooks, self._planner = hooks, planner
+        self._executor, self._cache = parts.executor, parts.cache
+        self._hooks, self._planner, self._times = hooks, planner, times
         self._lifecycle, self._statistics = lifecycle, statistics
         self._builder = PlanBuilder(parts.executor.caps.max_running_reqs)
         self.inflight: deque[tuple[Batch, Pending]] = deque()
@@ -64,6 +66,7 @@ class Pipeline:
         plan = self._builder.build(batch, self._hooks.plan_work(batch))
         if self._hooks.observed:
             self._hooks.on_plan(plan)
+        self._times.launching(batch, self._planner.retractions)
         self.inflight.append((batch, self._executor.launch(plan)))
         self._steps.append(self._planner.step)
 
@@ -75,11 +78,12 @@ class Pipeline:
             result = pending.wait()
         except ExecutorError as error:
             self._hooks.on_completed(error)
+            self._times.completed(failed=True)
             self._fail(batch, error)
             return True
         if self._hooks.observed:
             self._hooks.on_completed(result)
-        now = self._clock()
+        now = self._times.completed()
         self._hooks.on_result(batch, result)
         self._accept_all(batch.slices, result, now)
         self._planner.step_size.on_step()

@@ -24,6 +24,7 @@ from sylvan.runtime.sched.policies.api import PolicyContext
 from sylvan.runtime.sched.port import Port
 from sylvan.runtime.sched.queue import WaitingQueue
 from sylvan.runtime.sched.statistics import Statistics
+from sylvan.runtime.sched.step_times import StepTimes
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,10 @@ class Scheduler:
     """Owns every request from `add` until its memory is free; see `phases` for its life.
 
     Not thread-safe: one thread drives it.
+
+    Attributes:
+        hurries: Whether a request waits for what is reported with one of the next steps.
+        times: When steps ran, and the log of the last ones.
     """
 
     def __init__(self, parts: Parts, limits: Limits) -> None:
@@ -56,6 +61,7 @@ class Scheduler:
             capabilities = (*capabilities, self.policy)
         self._parts, self._limits, self._lookup = parts, limits, lookup
         self._hooks = Hooks(capabilities)
+        self.hurries = self._hooks.hurries
         self.waiting = WaitingQueue(self.policy, parts.clock, limits.age_limit_s)
         self._requests = RequestTable(self.waiting)
         self.running = self._requests.running
@@ -64,7 +70,8 @@ class Scheduler:
         self._lifecycle = lifecycle = Lifecycle(
             self._requests, self._planner, self._hooks, statistics, parts.clock
         )
-        self._pipeline = Pipeline(parts, self._hooks, self._planner, lifecycle, statistics)
+        self.times = times = StepTimes(parts.clock, self._requests)
+        self._pipeline = Pipeline(parts, self._hooks, self._planner, lifecycle, statistics, times)
         self.port = Port(self._requests, self._planner, self._pipeline, lifecycle, self._hooks)
         self._deadlines = Deadlines()
         self._arrivals = 0
@@ -156,6 +163,7 @@ class Scheduler:
             completed = pipeline.complete_oldest()
         elif not len(self._requests):
             self._planner.admission.on_idle()
+            self.times.nothing_to_do()
         self._lifecycle.flush(self._parts.emit)
         return completed or bool(batch.slices)
 
@@ -238,13 +246,13 @@ class Scheduler:
 
     def load(self) -> Load:
         """Counts for health checks, balancing and metrics."""
-        cache, retractions = self._parts.cache, self._planner.retractions
-        return self._statistics.load(self._requests, cache, retractions)
+        return self._statistics.load(self._requests, self._parts.cache, self._planner, self.times)
 
     # ---- inside
 
     def _next_batch(self) -> Batch:
         planner = self._planner
+        self.times.planning()
         slices = planner.plan()
         while planner.refused:
             rid, error = planner.refused.popitem()

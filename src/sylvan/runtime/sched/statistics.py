@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from sylvan.protocol.messages import DraftCounts, Load
 from sylvan.runtime.cache.audit import Repairs
 from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.windows import fullest
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.sched.outputs import met_targets
 from sylvan.runtime.sched.phases import RequestTable
+from sylvan.runtime.sched.planner import Planner
+from sylvan.runtime.sched.step_times import StepTimes
 
 
 @dataclass(slots=True)
@@ -53,8 +56,11 @@ class Statistics:
         self.proposed += proposed
         self.accepted += accepted
 
-    def load(self, requests: RequestTable, cache: KVCacheManager, retractions: int) -> Load:
+    def load(
+        self, requests: RequestTable, cache: KVCacheManager, planner: Planner, times: StepTimes
+    ) -> Load:
         """Counts for health checks, balancing and metrics."""
+        windows, states = fullest(cache.windows), cache.states
         return Load(
             num_running_reqs=len(requests.running),
             num_waiting_reqs=len(requests.waiting) + len(requests.loading),
@@ -65,7 +71,7 @@ class Statistics:
             computed_tokens=self.computed,
             cached_prompt_tokens=self.cached,
             generated_tokens=self.generated,
-            retractions=retractions,
+            retractions=planner.retractions,
             verified_drafts=self.verified,
             proposed_draft_tokens=self.proposed,
             accepted_draft_tokens=self.accepted,
@@ -74,4 +80,17 @@ class Statistics:
             repaired_pages=self.repairs.pages,
             repaired_locks=self.repairs.locks,
             repaired_states=self.repairs.states,
+            decode_sum_seq_lens=sum(req.tokens.length for req in requests.running),
+            retracted_input_tokens=planner.retracted_inputs,
+            retracted_output_tokens=planner.retracted_outputs,
+            prefill_tokens=times.prompt_tokens,
+            evicted_tokens=cache.evicted_pages * cache.page_size,
+            new_token_ratio=planner.admission.ratio,
+            forward_seconds=times.forward_s,
+            bubble_seconds=times.bubble_s,
+            idle_seconds=times.idle_s,
+            swa_used_tokens=windows[0],
+            swa_total_tokens=windows[1],
+            mamba_used_states=states.num_slots - states.free_slots if states else 0,
+            mamba_total_states=states.num_slots if states else 0,
         )

@@ -16,13 +16,15 @@ log = logging.getLogger("sylvan.access")
 class AccessLog:
     """Logs method, path, status and duration of each call."""
 
-    def __init__(self, app: ASGIApp, clock: Clock) -> None:
+    def __init__(self, app: ASGIApp, clock: Clock, exclude: tuple[str, ...] = ()) -> None:
+        """`exclude`: beginnings of paths that are left out."""
         self._app = app
+        self._exclude = exclude
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as ASGI application."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"].startswith(self._exclude):
             await self._app(scope, receive, send)
             return
         status = 500

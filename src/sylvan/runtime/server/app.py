@@ -89,7 +89,8 @@ def app_of(context: Context) -> ASGIApp:
             expose_headers=["*"],
         )
     app = HostCheck(app, checked_hosts(settings))
-    app = AccessLog(app, context.clock) if settings.access_log else app
+    if settings.access_log:
+        app = AccessLog(app, context.clock, settings.observe.access_log_exclude)
     return Tickets(app, settings, gate, context.engine.ready)
 
 

@@ -17,6 +17,7 @@ from sylvan.runtime.server.detached import Detached
 from sylvan.runtime.server.journal import CallJournal, Journal, NoJournal
 from sylvan.runtime.server.keyring import Keyring
 from sylvan.runtime.server.metrics import Accounts
+from sylvan.runtime.server.observe.build import Observing, observe
 from sylvan.runtime.server.pairing import Pairing
 from sylvan.runtime.server.recent import RecentRequests
 from sylvan.runtime.server.settings import ServerSettings
@@ -26,7 +27,8 @@ from sylvan.runtime.server.stores.responses import ResponseStore
 from sylvan.runtime.server.stores.service import Batches
 from sylvan.runtime.server.stores.sessions import SessionStore
 from sylvan.runtime.server.stores.worker import BatchWorker
-from sylvan.runtime.tokenizer.manager import TokenizerManager
+from sylvan.runtime.tokenizer.manager import NO_ORIGIN, TokenizerManager
+from sylvan.runtime.tokenizer.types import Origin
 from sylvan.runtime.tokenizer.updates import WeightUpdates
 from sylvan.text.chat_template import ChatTemplate
 from sylvan.text.parsers import Parsers, make_parsers
@@ -56,6 +58,7 @@ class Context:
         batches: Files, and requests that are worked off when there is time.
         accounts: Counts what is served.
         recent: The newest requests.
+        observing: Traces and logs of requests.
         updates: Replaces weights, in one call or several.
         detached: Calls that go on without their client.
         clock: Monotonic; for durations.
@@ -64,6 +67,7 @@ class Context:
         ids: Names that nobody can guess, of so many bytes, in hexadecimal digits.
         journal: Of the call.
         pairing: The other server of the call.
+        origin: The call, for metrics, logs and traces.
     """
 
     engine: TokenizerManager
@@ -78,6 +82,7 @@ class Context:
     batches: Batches
     accounts: Accounts
     recent: RecentRequests
+    observing: Observing
     updates: WeightUpdates
     detached: Detached = field(default_factory=Detached)
     clock: Clock = monotonic
@@ -86,6 +91,7 @@ class Context:
     ids: Callable[[int], str] = secrets.token_hex
     journal: CallJournal = field(default_factory=NoJournal)
     pairing: Pairing = field(default_factory=Pairing)
+    origin: Origin = NO_ORIGIN
 
     @property
     def limits(self) -> Limits:
@@ -124,8 +130,9 @@ def make_context(
         engine=engine,
         settings=settings,
         keyring=keyring,
-        accounts=Accounts(engine, keyring, settings.served_model_name),
+        accounts=Accounts(engine, keyring, settings),
         recent=RecentRequests(engine.router, clock, wall_clock),
+        observing=observe(engine, settings.observe, settings.served_model_name, clock),
         defaults=sampling_defaults(settings, engine.facts.model_path),
         template=template,
         parsers=make_parsers(

@@ -20,6 +20,10 @@ class Detached:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
+        """Have `work` done beside the call."""
+        self._keep(work)
+
     async def whole(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which goes on if the caller is cancelled."""
         return await asyncio.shield(self._keep(work))

@@ -41,6 +41,7 @@ from sylvan.runtime.server.fields import respelt
 from sylvan.runtime.server.formats import unknown_formats
 from sylvan.runtime.server.journal import JOURNAL_KEY
 from sylvan.runtime.server.keyring import Tenant
+from sylvan.runtime.server.observe.origin import Arrival, origin_of
 from sylvan.runtime.server.pairing import read_pairing
 from sylvan.runtime.server.security import Gate, Level, Refusal
 from sylvan.runtime.server.streaming import GONE
@@ -53,6 +54,8 @@ IGNORED_HEADER = "x-sylvan-ignored-fields"
 IGNORED_COUNT_HEADER = "x-sylvan-ignored-count"
 FORMATS_HEADER = "x-sylvan-unknown-formats"
 REQUEST_ID = "x-request-id"
+RECEIVED = "sylvan.received_s"
+"""In the scope of a call: when it came."""
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _RANK_HEADER = "x-data-parallel-rank"
 
@@ -155,7 +158,9 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
     """The handler as FastAPI calls it."""
 
     async def handle(request: Request) -> Response:
-        response = await answer(request)
+        request.scope[RECEIVED] = context.clock()
+        with context.accounts.under_way(endpoint.path, request.method):
+            response = await answer(request)
         context.accounts.called(endpoint.path, request.method, response.status_code)
         response.headers[REQUEST_ID] = _request_id(request)
         return response
@@ -264,6 +269,8 @@ async def _read(
         context = replace(context, pairing=pairing)
         ignored = unknown_fields(body, BOOTSTRAP if context.settings.role else ())
         _check_header(request)
+    arrival = _arrival(endpoint, request, body)
+    context = replace(context, origin=origin_of(context.settings.observe, arrival))
     query = None
     if endpoint.query is not None:
         query = _read_query(endpoint.query, request.query_params)
@@ -277,6 +284,17 @@ async def _read(
         formats=formats,
         gate=gate,
         names=dict(endpoint.spelling),
+    )
+
+
+def _arrival(endpoint: Endpoint, request: Request, body: WireModel | None) -> Arrival:
+    client = request.client
+    return Arrival(
+        name=f"{request.method} {endpoint.path}",
+        received_s=request.scope.get(RECEIVED, 0.0),
+        headers=request.headers,
+        peer=f"{client.host}:{client.port}" if client else "",
+        extra=(body.model_extra if body is not None else None) or {},
     )
 
 

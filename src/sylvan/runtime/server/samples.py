@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sylvan.protocol.errors import SylvanError
@@ -61,7 +61,7 @@ async def collect(context: Context, inputs: Sequence[GenerateInput]) -> list[lis
         RequestError: One of the prompts cannot be served; the others are aborted.
         CapacityError: Likewise, for now.
     """
-    inputs = context.pairing.placed(context.journal.pinned(inputs))
+    inputs = _placed(context, inputs)
     if len(inputs) == 1:
         return [await _collect_one(context, 0, inputs[0])]
     _check_together(context, inputs)
@@ -70,6 +70,12 @@ async def collect(context: Context, inputs: Sequence[GenerateInput]) -> list[lis
         return await asyncio.gather(*tasks)
     finally:
         await _end(tasks)
+
+
+def _placed(context: Context, inputs: Sequence[GenerateInput]) -> Sequence[GenerateInput]:
+    """The inputs of a call, as this server is to serve them."""
+    placed = context.pairing.placed(context.journal.pinned(inputs))
+    return [replace(inp, origin=context.origin) for inp in placed]
 
 
 def _check_together(context: Context, inputs: Sequence[GenerateInput]) -> None:
@@ -102,7 +108,7 @@ async def stream(
     if len(inputs) > 1:
         _check_together(context, inputs)
     journal = context.journal
-    inputs = context.pairing.placed(journal.pinned(inputs))
+    inputs = _placed(context, inputs)
     sources = [context.engine.generate(inp) for inp in inputs]
     try:
         if journal.resumes:

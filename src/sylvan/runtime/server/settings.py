@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from sylvan.config.tree import Config
+from sylvan.config.tree import Config, ObserveConfig
 from sylvan.config.values import Secret
 
 DEFAULT_MAX_BODY_BYTES = 32 * 1024 * 1024
@@ -23,6 +23,7 @@ class ServerSettings:
         port: Where the server listens.
         root_path: Path prefix under which a proxy shows the server.
         access_log: Log one line per call.
+        observe: Logs, metrics, traces and reports.
         metrics: Serve `/metrics`.
         served_model_name: The name of the model in every answer.
         api_keys: Keys of ordinary clients; without any, everyone is one.
@@ -67,6 +68,7 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()
     root_path: str = ""
     access_log: bool = False
+    observe: ObserveConfig = field(default_factory=ObserveConfig)
     metrics: bool = True
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     incremental_streaming_output: bool = False
@@ -109,6 +111,7 @@ class ServerSettings:
             allowed_hosts=server.allowed_hosts if server.uds is None else ("*",),
             root_path=server.root_path,
             access_log=server.access_log,
+            observe=config.observe,
             max_body_bytes=server.max_body_bytes,
             max_text_chars=config.limits.text_chars,
             max_batch_samples=config.limits.samples,

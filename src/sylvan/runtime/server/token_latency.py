@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from prometheus_client.core import HistogramMetricFamily, Metric
@@ -16,31 +17,42 @@ BUCKETS = (
 """Upper bounds in seconds; those of SGLang, so that dashboards fit."""
 
 
+@dataclass(slots=True)
+class _Series:
+    """Tokens with the same labels: how many in each bucket, and their time together."""
+
+    counts: list[int]
+    sum_s: float = 0.0
+
+
 class TokenLatency(Collector):
     """Counts each token with the mean time between the tokens of its request.
 
     Args:
         name: Of the metric.
-        labels: Of all its samples.
+        labels: Their names.
+        bounds: Of the buckets, in seconds.
     """
 
-    def __init__(self, name: str, labels: Mapping[str, str]) -> None:
-        self._name = name
-        self._labels = labels
-        self._counts = [0] * (len(BUCKETS) + 1)
-        self._sum_s = 0.0
+    def __init__(self, name: str, labels: Sequence[str], bounds: Sequence[float] = BUCKETS) -> None:
+        self._name, self._labels, self._bounds = name, tuple(labels), tuple(bounds)
+        self._series: dict[tuple[str, ...], _Series] = {}
 
-    def observe(self, seconds: float, count: int) -> None:
-        """Count so many tokens that took so long each."""
-        self._counts[bisect_left(BUCKETS, seconds)] += count
-        self._sum_s += seconds * count
+    def observe(self, values: tuple[str, ...], seconds: float, count: int) -> None:
+        """Count so many tokens that took so long each; `values` are those of the labels."""
+        series = self._series.get(values)
+        if series is None:
+            series = self._series[values] = _Series([0] * (len(self._bounds) + 1))
+        series.counts[bisect_left(self._bounds, seconds)] += count
+        series.sum_s += seconds * count
 
     def collect(self) -> Iterator[Metric]:
         """See `Collector.collect`."""
         family = HistogramMetricFamily(
-            self._name, "Time between tokens, as the mean of each request", labels=[*self._labels]
+            self._name, "Time between tokens, as the mean of each request", labels=self._labels
         )
-        bounds = [*map(str, map(float, BUCKETS)), "+Inf"]
-        buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
-        family.add_metric([*self._labels.values()], buckets, self._sum_s)
+        bounds = [*map(str, map(float, self._bounds)), "+Inf"]
+        for values, series in tuple(self._series.items()):
+            buckets = list(zip(bounds, map(float, accumulate(series.counts)), strict=True))
+            family.add_metric(values, buckets, series.sum_s)
         yield family

@@ -17,6 +17,10 @@ from sylvan.protocol.errors import SylvanError
 _NAME = re.compile(r"[0-9a-f]{16}/[0-9a-f]{64}\.[a-z][a-z0-9]{0,7}")
 
 
+Buffer = bytearray | memoryview
+"""Writable bytes, in one piece."""
+
+
 class StoreError(SylvanError):
     """A store cannot be reached, refuses, or has no room. Whoever asked computes instead."""
 
@@ -71,6 +75,13 @@ class PageStore(Protocol):
         """A record; None if it is not there, or not any more."""
         ...
 
+    def read_into(self, name: str, parts: Sequence[Buffer]) -> int | None:
+        """Fill `parts`, one after another, with the start of a record; returns its whole size.
+
+        None if it is not there, or not any more. `spread` is enough for a store that brings bytes.
+        """
+        ...
+
     def write(self, name: str, record: bytes) -> None:
         """Keep a record, dropping others if need be; another one under that name is replaced."""
         ...
@@ -123,3 +134,15 @@ def space_of(name: str) -> str:
 def kind_of(name: str) -> str:
     """What a page is: `kv`, `w0`, ..., `state`."""
     return name.rpartition(".")[2]
+
+
+def spread(record: bytes | memoryview | None, parts: Sequence[Buffer]) -> int | None:
+    """Copy the start of a record into parts, one after another; its size."""
+    if record is None:
+        return None
+    at, whole = 0, memoryview(record)
+    for part in parts:
+        piece = whole[at : at + len(part)]
+        part[: len(piece)] = piece
+        at += len(piece)
+    return len(record)

@@ -7,6 +7,7 @@ knows and that is gone is forgotten when it is asked for.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 import time
@@ -18,6 +19,8 @@ from sylvan.runtime.storage.api import StoredPage
 
 _BUSY_S = 10.0  # for another process that writes
 _RETRY_S = 0.005
+_NOTE_S = 5.0
+_ASKED = 500  # names at a time; SQLite takes 999 values at least
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS pages (
     name TEXT PRIMARY KEY, space TEXT NOT NULL, bytes INTEGER NOT NULL, used REAL NOT NULL
@@ -45,18 +48,23 @@ class PageIndex:
     """
 
     def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(
-            path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-        )
-        self._lock = threading.Lock()
+        self._db, self._lock = _connect(path), threading.Lock()
+        self._used: dict[str, float] = {}  # since the last time that this was written
+        self._noted_s = 0.0
         _use_wal(self._db)
         self._db.execute("PRAGMA synchronous = OFF")  # files say what they are: it can be remade
         self._db.executescript(_SCHEMA)
+        # whoever only looks does not wait for a thread that waits for another process
+        self._reader, self._reading = _connect(path), threading.Lock()
 
     def close(self) -> None:
         """No call follows."""
         with self._lock:
+            with contextlib.suppress(sqlite3.Error):  # only when pages were used is lost
+                self._note(busy_s=0.0)
             self._db.close()
+        with self._reading:
+            self._reader.close()
 
     def add(self, name: str, space: str, num_bytes: int, now_s: float) -> None:
         """A page was written."""
@@ -67,32 +75,40 @@ class PageIndex:
         )
 
     def use(self, names: Sequence[str], now_s: float, ttl_s: float | None) -> set[str]:
-        """Which of these are there and not too old; they are used now."""
+        """Which of these are there and not too old; they are used now.
+
+        Looking waits for no process that writes. When pages were used is written together, at most
+        every `_NOTE_S` seconds, and later while somebody else writes or there is no room.
+        """
         since = -1.0 if ttl_s is None else now_s - ttl_s
         found: set[str] = set()
-        with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._reading:
+            for start in range(0, len(names), _ASKED):
+                some = names[start : start + _ASKED]
+                marks = ",".join("?" * len(some))
+                rows = self._reader.execute(
+                    f"SELECT name, used FROM pages WHERE name IN ({marks})",
+                    tuple(some),
+                )
+                found.update(
+                    name for name, used in rows if max(used, self._used.get(name, used)) >= since
+                )
+        self._used.update(dict.fromkeys(found, now_s))
+        if now_s - self._noted_s >= _NOTE_S and self._lock.acquire(blocking=False):
+            self._noted_s = now_s
             try:
-                for name in names:
-                    done = self._db.execute(
-                        "UPDATE pages SET used = ? WHERE name = ? AND used >= ?",
-                        (now_s, name, since),
-                    )
-                    if done.rowcount:
-                        found.add(name)
+                with contextlib.suppress(sqlite3.Error):
+                    self._note(busy_s=0.0)
             finally:
-                self._db.execute("COMMIT")
+                self._lock.release()
         return found
 
     def remove(self, names: Sequence[str]) -> None:
         """Pages are gone."""
-        with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                for name in names:
-                    self._db.execute("DELETE FROM pages WHERE name = ?", (name,))
-            finally:
-                self._db.execute("COMMIT")
+        with self._lock, self._change():
+            for name in names:
+                self._used.pop(name, None)
+                self._db.execute("DELETE FROM pages WHERE name = ?", (name,))
 
     def oldest(self, space: str | None, count: int) -> list[tuple[str, int]]:
         """(name, bytes) of the pages not used for longest, of one namespace or of all."""
@@ -128,13 +144,47 @@ class PageIndex:
                 yield StoredPage(str(name), int(size), float(used))
             last = str(rows[-1][0])
 
+    def _note(self, busy_s: float = _BUSY_S) -> None:
+        """Write when pages were used; with the lock."""
+        used, self._used = self._used, {}
+        if not used:
+            return
+        self._db.execute(f"PRAGMA busy_timeout = {int(1000 * busy_s)}")
+        try:
+            with self._change():
+                self._db.executemany(
+                    "UPDATE pages SET used = ? WHERE name = ? AND used < ?",
+                    ((at, name, at) for name, at in used.items()),
+                )
+        except sqlite3.Error:
+            self._used = used | self._used
+            raise
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout = {int(1000 * _BUSY_S)}")
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[None]:
+        """All of it or nothing; with the lock."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
     def _run(self, statement: str, values: Sequence[object]) -> None:
         with self._lock:
             self._db.execute(statement, tuple(values))
 
     def _rows(self, statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         with self._lock:
+            self._note()
             return self._db.execute(statement, tuple(values)).fetchall()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
 
 
 def _use_wal(db: sqlite3.Connection) -> None:

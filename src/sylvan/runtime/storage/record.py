@@ -56,6 +56,30 @@ class Records:
         head = _HEAD.pack(_MAGIC, _VERSION, flags, 0, self._identity, _digest(name), len(payload))
         return b"".join((head, _SUM.pack(_checksum(head, payload)), payload))
 
+    @property
+    def sealed(self) -> bool:
+        """Whether payloads are encrypted."""
+        return self._cipher is not None
+
+    def check(self, name: str, head: bytearray, payload: memoryview, num_bytes: int) -> None:
+        """Check a record of `num_bytes` whose parts were read, of payloads that are not encrypted.
+
+        Raises:
+            RecordError: it is not that page, whole and unchanged.
+        """
+        if num_bytes < HEADER_BYTES:
+            raise RecordError("torn", f"{name} has {num_bytes} bytes")
+        flags, length = _shape(head, name)
+        if length != num_bytes - HEADER_BYTES:
+            raise RecordError("torn", f"{name} was cut short or changed")
+        if flags & _SEALED:
+            raise RecordError("sealed", f"{name} is encrypted")
+        if length != len(payload):
+            raise RecordError("foreign", f"{name} has {length} bytes, not {len(payload)}")
+        _, identity = _parse(name, bytes(head), payload)
+        if identity != self._identity:
+            raise RecordError("stale", f"{name} was computed by another model or version")
+
     def decode(self, name: str, record: bytes) -> memoryview:
         """The bytes of a page.
 
@@ -92,16 +116,29 @@ def _open(record: bytes, name: str) -> tuple[memoryview, int, bytes]:
     """Payload, flags and identity of a record that is whole."""
     if len(record) < HEADER_BYTES:
         raise RecordError("torn", f"{name} has {len(record)} bytes")
-    magic, version, flags, _, identity, digest, length = _HEAD.unpack_from(record)
+    payload = memoryview(record)[HEADER_BYTES:]
+    flags, identity = _parse(name, record[:HEADER_BYTES], payload)
+    return payload, flags, identity
+
+
+def _shape(head: bytes | bytearray, name: str) -> tuple[int, int]:
+    """Flags in a header, and how long the payload behind it is."""
+    magic, version, flags, _, _, _, length = _HEAD.unpack_from(head)
     if magic != _MAGIC or version != _VERSION:
         raise RecordError("foreign", f"{name} is no page of format {_VERSION}")
-    payload = memoryview(record)[HEADER_BYTES:]
-    (checksum,) = _SUM.unpack_from(record, _HEAD.size)
-    if len(payload) != length or checksum != _checksum(record[: _HEAD.size], payload):
+    return flags, length
+
+
+def _parse(name: str, head: bytes, payload: memoryview) -> tuple[int, bytes]:
+    """Flags and identity in the header of a page, which is checked with its payload."""
+    flags, length = _shape(head, name)
+    _, _, _, _, identity, digest, _ = _HEAD.unpack_from(head)
+    (checksum,) = _SUM.unpack_from(head, _HEAD.size)
+    if len(payload) != length or checksum != _checksum(head[: _HEAD.size], payload):
         raise RecordError("torn", f"{name} was cut short or changed")
     if digest != _digest(name):
         raise RecordError("foreign", f"{name} holds another page")
-    return payload, flags, identity
+    return flags, identity
 
 
 def _digest(name: str) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 from sylvan.protocol.messages import Finish, TextOutput, Timing, TokenLogprobs, Usage
 from sylvan.protocol.names import internal_name
 from sylvan.protocol.requests import GenerateRequest, Request
-from sylvan.runtime.tokenizer.types import SampleDelta
+from sylvan.runtime.tokenizer.types import Origin, SampleDelta
 
 SUSPECT_AFTER = 2  # losses after which a sample is replayed alone
 MAX_LOSSES = 3  # losses after which it is given up
@@ -54,6 +54,9 @@ class SampleState:
         aborting: The finish it was aborted with, until the scheduler confirms it.
         weight_versions: Labels of the weights that made its outputs, in order.
         finish_delivered: The client has been given the finish.
+        first_s: When its first text arrived here; 0: not yet.
+        last_s: When its finish arrived here.
+        delivered_s: When the reader was done with its last delta.
     """
 
     request: Request
@@ -68,6 +71,9 @@ class SampleState:
     has_prompt_logprobs: bool = False
     first_delivered: bool = False
     finish_delivered: bool = False
+    first_s: float = 0.0
+    last_s: float = 0.0
+    delivered_s: float = 0.0
     pending: PendingDelta = field(default_factory=PendingDelta)
 
     @property
@@ -75,8 +81,9 @@ class SampleState:
         """Which of the samples of its request, from 0."""
         return self.request.sample if isinstance(self.request, GenerateRequest) else 0
 
-    def accept(self, part: TextOutput) -> None:
-        """Add an output of the detokenizer."""
+    def accept(self, part: TextOutput, now_s: float) -> None:
+        """Add an output of the detokenizer, which arrived at `now_s`."""
+        self.first_s = self.first_s or now_s
         if part.output.prompt_logprobs is not None:
             if self.has_prompt_logprobs:  # a replay computed them again
                 output = msgspec.structs.replace(part.output, prompt_logprobs=None)
@@ -89,6 +96,7 @@ class SampleState:
         self.usage = self._merged(part.output.usage)
         if part.output.finish is not None:
             self.finish, self.timing = part.output.finish, part.output.timing
+            self.last_s = now_s
 
     def end(self, finish: Finish) -> None:
         """Finish it here, without waiting for the scheduler."""
@@ -167,9 +175,13 @@ class LiveRequest:
         rid: The client's name for it; unique among the live requests of its tenant.
         samples: One or more.
         interval: Ids per delta; None delivers each sample as one delta, at its end.
-        arrived_s: When it arrived.
+        arrived_s: When it was checked and tokenised.
         internal: One of our own, such as a health probe: it is not accounted for.
         serial: Number of the request in this process; part of its internal names.
+        received_s: When it came; 0: as `arrived_s`.
+        origin: The call that it comes from.
+        closed_s: When nobody waited for it any more; 0: somebody does.
+        replica: Which one it was given to first.
         wake: Set when a delta is due.
     """
 
@@ -179,6 +191,10 @@ class LiveRequest:
     arrived_s: float
     internal: bool = False
     serial: int = 0
+    received_s: float = 0.0
+    origin: Origin = field(default_factory=Origin)
+    closed_s: float = 0.0
+    replica: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

@@ -39,6 +39,7 @@ from sylvan.runtime.tokenizer.types import (
     EmbedInput,
     GenerateInput,
     ModelFacts,
+    Origin,
     SampleDelta,
     State,
     Vector,
@@ -49,6 +50,7 @@ from sylvan.utils.clock import Clock, monotonic
 from sylvan.utils.threads import call_in_pool
 
 CLIENT_ABORT = Finish(type="abort", message="aborted by the client")
+NO_ORIGIN = Origin()
 _INLINE_CHARS = 2048  # longer texts are tokenised in a thread; shorter ones take under 1 ms
 _TOKENIZER_THREADS = 2
 
@@ -120,6 +122,8 @@ class TokenizerManager:
                 await live.wake.wait()
                 for delta in live.drain():
                     yield delta
+                    if delta.finish is not None:
+                        live.samples[delta.index].delivered_s = self._clock()
         finally:
             self.router.close(live)
 
@@ -132,6 +136,7 @@ class TokenizerManager:
             RequestError: the request cannot be served at all, or was aborted by name.
             CapacityError: too much is going on, or nothing is served now.
         """
+        received_s = self._clock()
         self._check_admission(inp.rid, inp.tenant, 1)
         check_embed(inp, self.facts)
         most = self._texts.most(self.facts)
@@ -146,7 +151,13 @@ class TokenizerManager:
         lora = self.adapters.id_of(inp.lora, inp.tenant)
         request = msgspec.structs.replace(request, cache_salt=owner, lora=lora)
         live = LiveRequest(
-            request.rid, [SampleState(request)], None, self._clock(), internal=inp.internal
+            request.rid,
+            [SampleState(request)],
+            None,
+            self._clock(),
+            internal=inp.internal,
+            received_s=received_s,
+            origin=inp.origin or NO_ORIGIN,
         )
         self.router.open(live)
         try:
@@ -240,6 +251,7 @@ class TokenizerManager:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _admit(self, inp: GenerateInput) -> LiveRequest:
+        received_s = self._clock()
         self._check_admission(inp.rid, inp.tenant, inp.sampling.n)
         check_generates(self.facts)
         check_input(inp, self.facts)
@@ -258,7 +270,8 @@ class TokenizerManager:
         seed = next((seed for seed in given if seed is not None), secrets.randbits(63))
         base = build_request(inp, prompt, self.facts, seed=seed)
         lora = self.adapters.id_of(inp.lora, inp.tenant)
-        return self._submit(inp, msgspec.structs.replace(base, rid=rid, lora=lora, media=media))
+        base = msgspec.structs.replace(base, rid=rid, lora=lora, media=media)
+        return self._submit(inp, base, received_s)
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
         if sampling is not self._checked:  # the prompts of a body share theirs
@@ -299,7 +312,7 @@ class TokenizerManager:
         ids, items = await self.media.expand(prompt.ids, inp.media, tokens, inp.tenant)
         return Prompt(ids, prompt.param), items
 
-    def _submit(self, inp: GenerateInput, base: GenerateRequest) -> LiveRequest:
+    def _submit(self, inp: GenerateInput, base: GenerateRequest, received_s: float) -> LiveRequest:
         salt = self.isolation.salt(inp.tenant, inp.cache_salt)
         shared = self.isolation.shared_tokens(base.input_ids) if salt else 0
         interval = base.sampling.stream_interval or self.limits.stream_interval
@@ -312,6 +325,14 @@ class TokenizerManager:
             for index, bootstrap in enumerate(inp.bootstraps or [None] * base.sampling.n)
         ]
         take_over(samples, inp.past or (), self.facts.vocab_size)
-        live = LiveRequest(base.rid, samples, interval, self._clock(), internal=inp.internal)
+        live = LiveRequest(
+            base.rid,
+            samples,
+            interval,
+            self._clock(),
+            internal=inp.internal,
+            received_s=received_s,
+            origin=inp.origin or NO_ORIGIN,
+        )
         self.router.open(live)
         return live

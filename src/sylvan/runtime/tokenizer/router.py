@@ -40,6 +40,7 @@ class ReplicaRouter:
     Attributes:
         clients: By number of the replica.
         live: Requests that have not ended, or whose end was not read.
+        admitted: Called with each request that is about to be served.
         observers: Called with each request that is over, whether or not its end was read.
     """
 
@@ -53,6 +54,7 @@ class ReplicaRouter:
             SchedulerClient(replica, self._take_over, clock) for replica in range(num_replicas)
         )
         self.live = LiveTable()
+        self.admitted: list[Callable[[LiveRequest], None]] = []
         self.observers: list[Callable[[LiveRequest], None]] = []
         self._policy = policy or RoundRobin()
         self._clock = clock
@@ -122,7 +124,10 @@ class ReplicaRouter:
             delay_s = live.request.deadline_s + DEADLINE_GRACE_S
             timer = asyncio.get_running_loop().call_later(delay_s, self._expire, live)
         self._routes[live] = _Route(client, timer)
+        live.replica = client.replica
         self.live.add(live)
+        for observer in self.admitted:
+            observer(live)
         try:
             client.open(live)
         except ChannelFullError:
@@ -132,6 +137,7 @@ class ReplicaRouter:
     def close(self, live: LiveRequest) -> None:
         """A request is over, or nobody waits for it any more: abort what still runs of it."""
         self._forget(live)
+        live.closed_s = self._clock()
         for observer in self.observers:
             observer(live)
 

@@ -29,6 +29,7 @@ from sylvan.protocol.messages import (
     TextBatch,
     ToScheduler,
 )
+from sylvan.protocol.steps import StepRecord
 from sylvan.runtime.tokenizer.live import MAX_LOSSES, SUSPECT_AFTER, LiveRequest, SampleState
 from sylvan.runtime.tokenizer.types import ModelFacts, ReplicaState
 from sylvan.transport.api import ChannelFullError
@@ -59,6 +60,7 @@ class SchedulerClient:
         heartbeat_s: Time of the last heartbeat; minus infinity before the first.
         num_samples: Of the requests that this client has.
         weight_version: Label of the weights in force, as of the last reply that told it.
+        read_steps: Reads the last steps of the scheduler, so many at most; set by whoever runs it.
         reminders: Called with each `connect`; give commands that the scheduler carries out first.
     """
 
@@ -75,6 +77,7 @@ class SchedulerClient:
         self.heartbeat_s = -math.inf
         self.num_samples = 0
         self.weight_version = DEFAULT_VERSION
+        self.read_steps: Callable[[int], list[StepRecord]] = lambda last: []
         self.reminders: list[Callable[[ModelFacts], Sequence[Command]]] = []
         self._hand_over = hand_over
         self._clock = clock
@@ -148,12 +151,13 @@ class SchedulerClient:
 
     def on_texts(self, batch: TextBatch) -> None:
         """Take in outputs of the detokenizer."""
+        now = self._clock()
         for part in batch.outputs:
             found = self._samples.get(part.rid)
             if found is None:
                 continue  # of an earlier epoch, or its client has left
             live, sample = found
-            sample.accept(part)
+            sample.accept(part, now)
             live.notify(sample)
             if sample.finish is not None:
                 del self._samples[part.rid]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,6 +23,25 @@ ReplicaState = Literal["starting", "up", "recovering", "lost"]
 
 Task = Literal["generate", "embed", "classify", "both"]
 """What a model is served for; `both` generates and embeds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The call that a request comes from.
+
+    Attributes:
+        name: Of the call: `POST /v1/chat/completions`, or a method of gRPC.
+        received_s: When it arrived, on the monotonic clock; 0: nobody said.
+        trace: Headers of the caller's trace (W3C): `traceparent`, `tracestate`.
+        labels: Custom labels of metrics, those that the operator allows.
+        peer: Address of the caller; empty: unknown.
+    """
+
+    name: str = ""
+    received_s: float = 0.0
+    trace: Mapping[str, str] = field(default_factory=dict[str, str])
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    peer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +66,7 @@ class EmbedInput:
     priority: int = 0
     deadline_s: float | None = None
     internal: bool = False
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +119,7 @@ class GenerateInput:
     past: tuple[SampleDelta, ...] | None = None
     bootstraps: tuple[Bootstrap, ...] = ()
     media: tuple[MediaSource, ...] = ()
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,7 @@ from sylvan.runtime.engine.composition import Composition
 from sylvan.runtime.engine.scheduler_loop import AUDIT_S, HEARTBEAT_S, Ports, SchedulerLoop
 from sylvan.runtime.engine.throughput import Throughput
 from sylvan.runtime.executor.sim import SimExecutor
+from sylvan.runtime.sched.capability import Capability, Verdict
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
@@ -75,7 +76,10 @@ class Wire:
 
 class Fixture:
     def __init__(
-        self, next_token: Callable[[GenerateRequest, int], int] | None = None, **options: Any
+        self,
+        next_token: Callable[[GenerateRequest, int], int] | None = None,
+        capabilities: Sequence[Capability] = (),
+        **options: Any,
     ) -> None:
         clock = VirtualClock()
         self.inbox, self.text, self.replies = Wire(clock), Wire(clock), Wire(clock)
@@ -89,8 +93,10 @@ class Fixture:
             policy=schedule_policy("fcfs"),
             emit=ports.emit,
             clock=clock,
+            capabilities=tuple(capabilities),
         )
-        self.scheduler = Scheduler(parts, Limits(max_running_reqs=4, max_waiting_reqs=6))
+        limits = Limits(max_running_reqs=4, max_waiting_reqs=6)
+        self.scheduler = Scheduler(parts, limits)
         self.rests: list[float] = []
         built = Composition(
             self.scheduler,
@@ -449,6 +455,28 @@ def test_pause_and_resume() -> None:
     fix.run(100)
     assert len(fix.tokens("a")) == 60
     assert not loads(fix)[-1].paused
+
+
+class Waiting(Capability):
+    """Lets nobody run, as while something is fetched."""
+
+    hurried = True
+
+    def gate(self, req: Any) -> Verdict:
+        return Verdict.WAIT
+
+    def hurries(self) -> bool:
+        return self.hurried
+
+
+def test_reports_that_requests_wait_for_are_taken_in_soon() -> None:
+    fix = Fixture(capabilities=[waiting := Waiting()])
+    fix.send(submit("a"))
+    fix.run()
+    assert max(fix.inbox.waits[5:]) <= 0.001
+    waiting.hurried = False
+    fix.run()
+    assert fix.inbox.waits[-1] == pytest.approx(0.05)
 
 
 def loads(fix: Fixture) -> list[Load]:

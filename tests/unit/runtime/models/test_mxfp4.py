@@ -1,4 +1,4 @@
-"""MXFP4 experts of gpt-oss: read as transformers reads them, and refused where they are broken."""
+"""MXFP4 experts of gpt-oss: what transformers reads, in their bits, and refused where broken."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import LogprobOptions
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.models.checkpoint import load_weights
+from sylvan.runtime.models.formats import choose
 from sylvan.runtime.models.mxfp4 import unpack
-from sylvan.runtime.models.registry import choose_path
+from sylvan.runtime.models.registry import choose_path, family_of, load_config
 from tests.parity.checkpoints import VOCAB, write
 from tests.parity.families import FAMILIES
 from tests.parity.serving import Serving
@@ -91,6 +94,26 @@ def test_a_packed_checkpoint_is_served_natively_and_exactly(packed):
     assert choose_path(json.loads((packed[0] / "config.json").read_text())).config.path == "native"
     assert found[0][0] == found[1][0]
     assert np.array_equal(found[0][1], found[1][1])
+
+
+def test_experts_stay_in_their_bits(packed):
+    kept, plain = (loaded(packed[0], blocks=blocks) for blocks in (True, False))
+
+    for ours, theirs in zip(kept.layers, plain.layers, strict=True):
+        for name in STACKS:
+            weight = getattr(ours.mlp.experts, name)
+            assert str(weight.form) == "fp4_e2m1 codes in groups of 32"
+            assert torch.equal(weight.numbers(), getattr(theirs.mlp.experts, name))
+    config = load_config(packed[0])
+    assert choose(config, None).blocks
+    assert not choose(config, None, on_cpu=False).blocks
+
+
+def loaded(path, *, blocks):
+    config = load_config(path)
+    model = family_of(config).model(config, Build(dtype=torch.float32, length=32))
+    load_weights(model, path, blocks=blocks)
+    return model
 
 
 @pytest.mark.parametrize("broken", ["missing", "shape", "infinite"])

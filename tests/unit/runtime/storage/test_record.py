@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.storage.api import spread
 from sylvan.runtime.storage.cipher import Cipher, derived, read_key
 from sylvan.runtime.storage.manifest import decode_manifest
 from sylvan.runtime.storage.record import HEADER_BYTES, RecordError, Records, check_record
@@ -51,7 +52,34 @@ def test_no_other_length_passes(payload, cut, grow):
 def fault(records, name, record):
     with pytest.raises(RecordError) as found:
         records.decode(name, record)
+    if not records.sealed:
+        assert fault_of_parts(records, name, record) == found.value.fault
     return found.value.fault
+
+
+def read_parts(records, name, record, num_bytes):
+    """As a store fills a page's memory in place."""
+    head, page = bytearray(HEADER_BYTES), bytearray(num_bytes)
+    records.check(name, head, memoryview(page), spread(record, (head, page)))
+    return bytes(page)
+
+
+def fault_of_parts(records, name, record, num_bytes=4):
+    with pytest.raises(RecordError) as found:
+        read_parts(records, name, record, num_bytes)
+    return found.value.fault
+
+
+@given(payload=st.binary(min_size=1, max_size=100), at=st.integers(0, 10**6), bit=st.integers(0, 7))
+def test_a_page_that_is_read_in_place_is_checked_too(payload, at, bit):
+    record = bytearray(RECORDS.encode(name_of(1), payload))
+    size = len(payload)
+    assert read_parts(RECORDS, name_of(1), bytes(record), size) == payload
+    assert fault_of_parts(RECORDS, name_of(1), bytes(record), size + 1) == "foreign"
+    assert fault_of_parts(RECORDS, name_of(1), bytes(record[:-1]), size) == "torn"
+    assert fault_of_parts(RECORDS, name_of(1), bytes([*record, 0]), size) == "torn"
+    record[at % len(record)] ^= 1 << bit
+    fault_of_parts(RECORDS, name_of(1), bytes(record), size)
 
 
 def test_each_fault_has_a_name():

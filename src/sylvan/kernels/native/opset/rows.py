@@ -37,6 +37,26 @@ class WeightFormat(IntEnum):
     DENSE = 0
     INT8 = 1
     INT4 = 2
+    CODED = 3
+
+
+class Code(IntEnum):
+    """What the codes of a matrix stand for."""
+
+    INT4 = 0
+    INT8 = 1
+    FP8_E4M3 = 2
+    FP4_E2M1 = 3
+    NF4 = 4
+    UINT4 = 5
+
+
+class ScaleType(IntEnum):
+    """Of the scales in memory."""
+
+    F32 = 0
+    F16 = 1
+    BF16 = 2
 
 
 @operands
@@ -87,6 +107,11 @@ class Embed(Op):
     cols: int
     vocab_rows: int
     format: WeightFormat = WeightFormat.DENSE
+    zeros: Annotated[BufferRef, reads("u8", "G, vocab_rows (coded)")] = None
+    shifts: Annotated[BufferRef, reads("f32", "G, vocab_rows (coded)")] = None
+    code: Code = Code.INT4
+    scale_type: ScaleType = ScaleType.F32
+    per_row: bool = False
     words: int = 0
     group: int = 0
     first_row: int = 0
@@ -165,6 +190,43 @@ class LinearInt8(Linear):
 @operands
 class LinearInt4(Linear):
     """The same by int4 weights with a scale for each group of inputs and output."""
+
+
+@operands
+class LinearCoded(Linear):
+    """The same by codes that stand for numbers, (value - zero) scale + shift; x stays as it is.
+
+    Without `zeros` and `shifts` integers are around the middle of their range. Scales are of
+    `scale_type`; with `per_row` an output has one, whatever the group. Shifts are multiplied by the
+    sums of x, `x_sums`.
+    """
+
+    zeros: Annotated[BufferRef, reads("u8", "G, outputs")] = None
+    shifts: Annotated[BufferRef, reads("f32", "G, outputs")] = None
+    x_sums: Annotated[BufferRef, reads("f32", "T, G")] = None
+    code: Code
+    scale_type: ScaleType
+    per_row: bool
+
+
+@operands
+class GroupSums(Op):
+    """Of each group of columns of x, the sum."""
+
+    x: Annotated[int, reads("row", "T, C")]
+    out: Annotated[int, writes("f32", "T, G")]
+    cols: int
+    group: int
+
+
+@operands
+class TakeColumns(Op):
+    """The columns of x in another order: column i of out is column order[i] of x."""
+
+    x: Annotated[int, reads("row", "T, C")]
+    order: Annotated[int, reads("i32", "C")]
+    out: Annotated[int, writes("row", "T, C")]
+    cols: int
 
 
 @operands

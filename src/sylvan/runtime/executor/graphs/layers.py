@@ -18,7 +18,7 @@ from torch import nn
 
 from sylvan.config.env import threads_are_calm
 from sylvan.kernels.api import Dtype, TracedTensor, Unsupported
-from sylvan.kernels.matmul.weights import DeferredWeight, Int4Weight, Int8Weight
+from sylvan.kernels.matmul.weights import DeferredWeight, QuantisedWeight
 from sylvan.kernels.native.builder import padded
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import ProgramLimits
@@ -246,7 +246,7 @@ def _let_go(layer: nn.Module) -> None:
             setattr(module, name, torch.empty(weight.shape, device="meta"))
 
 
-_NOT_PLAIN = (DeferredWeight, Int8Weight, Int4Weight)
+_NOT_PLAIN = (DeferredWeight, QuantisedWeight)
 
 
 def _first_linear(module: GatedMLP | MLP) -> Linear:

@@ -13,7 +13,7 @@ from sylvan.kernels.api import TracedTensor
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.copies import VectorCopy, WeightCopy
-from sylvan.kernels.native.cost import OpCost, program_costs
+from sylvan.kernels.native.cost import OpCost, program_costs, read_rate
 from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
@@ -33,6 +33,7 @@ from sylvan.runtime.executor.graphs.partial import (
     weight_bytes,
 )
 from sylvan.runtime.executor.outputs import layer_outputs
+from sylvan.runtime.executor.profiling import MeasuredSteps
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.pool.none import NoPool
 from sylvan.runtime.sampling.api import TokenSampler
@@ -104,6 +105,7 @@ class ProgramRunner:
         if called:
             self.copies = [*layout.copies, *finish_host_modules(called, dtype, threads)]
         self.buffers = [torch.from_numpy(part) for part in layout.buffers]
+        self._library = library
         self._program = Program(library, layout)
         starts = [0, *(segment for _, segment, _ in traced.edits)]
         stops = [*starts[1:], None]
@@ -155,6 +157,13 @@ class ProgramRunner:
         whole = self._program.read(self._traced.logits, batch.limits.most_samples)
         return NativeStep(self._program, bound(batch), batch, whole, last_token, params)
 
+    def measure(self, *, on: bool) -> MeasuredSteps:
+        """See `MeasuredProgram.measure`."""
+        found = self._program.measure(on=on)
+        rate = None if on else read_rate(self._library)
+        times = [ns for _, ns in found]
+        return MeasuredSteps(self._program.num_measured, self.costs[: len(times)], times, rate)
+
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.logits`."""
         assert len(rows) <= len(self._rows)
@@ -165,7 +174,7 @@ class ProgramRunner:
 
     def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.hidden`."""
-        return self._take(self._traced.hidden, rows).float()
+        return self._take(self._traced.hidden, rows).to(torch.float32, copy=True)
 
     def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.layer_hidden`."""
@@ -189,7 +198,10 @@ class ProgramRunner:
         return self._program.profile(self._step(batch), batch)
 
     def _take(self, value: TracedTensor, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        whole = self._program.read(value, int(rows.max()) + 1)
+        first, last = int(rows[0]), int(rows.max())
+        whole = self._program.read(value, last + 1)
+        if last - first + 1 == len(rows) and (rows[1:] > rows[:-1]).all():
+            return whole[first:]  # a view: rows of one request follow one another, mostly
         return whole[torch.as_tensor(rows).long()]
 
     def _step(self, batch: ForwardBatch) -> Run:

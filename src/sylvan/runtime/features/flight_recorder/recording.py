@@ -24,7 +24,7 @@ from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.step import PageCopy, StepPlan, StepResult
 
-FORMAT = 4
+FORMAT = 5
 SETUP, EVENTS = "setup.json", "events.msgpack"
 LIFE = "life-"  # and its number
 MAX_EVENT_BYTES = 64 << 20

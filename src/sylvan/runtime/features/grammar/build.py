@@ -36,7 +36,7 @@ class Grammar:
     worker: GrammarWorker
     stats: Callable[[], CompilerStats]
     close: Callable[[], None]
-    counts: Callable[[], Mapping[str, int]] = dict
+    counts: Callable[[], Mapping[str, int | float]] = dict
 
 
 def build_grammar(
@@ -85,7 +85,19 @@ def build_grammar(
         compiler.close()
         worker.close()
 
-    return Grammar(control, worker, lambda: compiler.stats, close, counts=control.counts)
+    def counts() -> Mapping[str, int | float]:
+        stats = compiler.stats
+        hits = stats.cache_hits + stats.disk_hits
+        return {
+            **control.counts(),
+            "grammars": stats.compiled + stats.refused + hits,
+            "grammar_cache_hits": hits,
+            "grammars_refused": stats.refused,
+            "grammar_timeouts": stats.timeouts,
+            "grammar_seconds": stats.compile_s,
+        }
+
+    return Grammar(control, worker, lambda: compiler.stats, close, counts=counts)
 
 
 class NoGrammar(Capability):

@@ -38,6 +38,7 @@ from sylvan.utils.clock import Clock, monotonic
 logger = logging.getLogger(__name__)
 
 MAX_RESTARTS = 3  # of the fetch of one request, because the device lost what it had
+HURRY_S = 1.0  # after which a fetch or a load is looked at less often
 _MOST_IN_FLIGHT = 8
 
 
@@ -92,6 +93,8 @@ class KVTiers(Capability):
         self._leaders: dict[str, str] = {}  # rid that fetches, by the name of its first page
         self._fetching: set[int] = set()  # fetches whose last report is to come
         self._loading: dict[int, tuple[str, dict[Place, int]]] = {}  # rid and tokens, by job
+        self._hurry_until_s = 0.0
+        self._sent: dict[int, tuple[int, ...]] = {}  # fetches, by the batch they went with
         self._outbox = _Outbox()
         self._launched_s: dict[int, float] = {}  # of batches in flight, by id
         stores.configure = self.configure
@@ -123,6 +126,11 @@ class KVTiers(Capability):
         takes = self._tier.is_open or self._host is not None
         return takes and self._loads.residency.has_unwritten
 
+    def hurries(self) -> bool:
+        """See `Capability.hurries`; what takes long need not be known to the millisecond."""
+        waits = self._fetching or self._loading
+        return bool(waits) and self._clock() < self._hurry_until_s
+
     def plan_work(self, batch: Batch) -> TiersWork | None:
         """See `Capability.plan_work`; as long as a report is awaited, work is empty at least."""
         if not self.wants_step():
@@ -132,13 +140,17 @@ class KVTiers(Capability):
         found: dict[str, Any] = {"exports": exports, "commits": commits, **self._stores.take()}
         if self._host is not None:
             found["saves"], self._host.saves = tuple(self._host.saves), []
-        return self._outbox.take(**found)
+        work = self._outbox.take(**found)
+        if work.fetches:
+            self._sent[id(batch)] = tuple(fetch.job for fetch in work.fetches)
+        return work
 
     def on_batch(self, batch: Batch) -> None:
         """See `Capability.on_batch`."""
         if batch.slices and not batch.decodes:
             if len(self._launched_s) > _MOST_IN_FLIGHT:  # of steps that failed
                 self._launched_s.clear()
+                self._sent.clear()
             self._launched_s[id(batch)] = self._clock()
 
     def on_result(self, batch: Batch, report: Any) -> None:
@@ -147,6 +159,8 @@ class KVTiers(Capability):
         if began is not None:
             for cost in (self.cost, self.host_cost):
                 cost.computed(batch.num_tokens, self._clock() - began)
+        for job in self._sent.pop(id(batch), ()):
+            self._expect(job)
         for event in report or ():
             match event:
                 case Saved():
@@ -172,7 +186,7 @@ class KVTiers(Capability):
         """See `Capability.gate`."""
         found = self._prefetches.get(req.rid) or self._begin(req)
         waits = not found.done or found.leader in self._prefetches
-        if waits and self._clock() < found.until_s:
+        if waits and self._clock() < min(found.until_s, found.late_s):
             return Verdict.WAIT
         if self._has_lost(req, found):
             found = self._begin(req, found.restarts + 1)
@@ -198,6 +212,7 @@ class KVTiers(Capability):
         """See `Capability.on_load`."""
         if (found := self._prefetches.get(req.rid)) is not None:
             self._stop(found)
+        self._hurry_until_s = self._clock() + HURRY_S
         for load in self._loads.take():
             self._outbox.loads.append(self._load_pages(load))
             tokens: dict[Place, int] = {Place.HOST: 0, Place.STORAGE: 0}
@@ -265,6 +280,20 @@ class KVTiers(Capability):
         self._fetch(req, found, stop)
         return found
 
+    def _expect(self, job: int) -> None:
+        """The step that sent a fetch is over: from now on it may be reported at any moment.
+
+        A store that takes much longer than it used to is not waited for until the time is up: the
+        request would be served sooner without it.
+        """
+        found = self._prefetches.get(self._rids.get(job, ""))
+        if found is None or found.job != job or self.prefetch.wait != "timeout":
+            return
+        size = self._tier.layout.page_size
+        num_tokens = (found.first + len(found.names) - found.known) * size
+        if late := self.cost.late_s(num_tokens):
+            found.late_s = self._clock() + late
+
     def _fetch(self, req: Req, found: Prefetch, stop: int) -> None:
         """Let pages up to `stop` be read, unless another request lets the same be read."""
         layout, known = self._tier.layout, found.known
@@ -277,6 +306,7 @@ class KVTiers(Capability):
         found.job = next(self._numbers)
         self._leaders[names[0]] = self._rids[found.job] = req.rid
         self._fetching.add(found.job)
+        self._hurry_until_s = self._clock() + HURRY_S
         self._outbox.fetches.append(Fetch(found.job, first, known, names))
         self.counts.fetches += 1
 
@@ -325,7 +355,8 @@ class KVTiers(Capability):
             return
         self._leaders.pop(found.names[0], None)
         self._outbox.releases.append(found.job)
-        if not found.done and self._clock() >= found.until_s and found.until_s > found.began_s:
+        until = min(found.until_s, found.late_s)
+        if not found.done and self._clock() >= until > found.began_s:
             self.breaker.failed("the store took too long")
         if found.progress is not None:
             size = self._tier.layout.page_size

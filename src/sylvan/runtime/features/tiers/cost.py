@@ -7,6 +7,9 @@ from dataclasses import dataclass
 WEIGHT = 0.2  # of the newest measurement
 PROBE_EVERY = 16  # of fetches that seem not worth it, one is begun, to measure anew
 MIN_STEP_TOKENS = 64  # smaller steps measure their fixed costs
+LATE = 2.0  # times the time that a fetch was expected to take
+LATE_SHARE = 0.1  # of the time of computing, which a request can lose without being much later
+LEAST_LATE_S = 0.1  # what machines under load take now and then
 
 
 @dataclass(slots=True)
@@ -47,6 +50,11 @@ class LoadCost:
             return True
         self._passed += 1
         return self._passed % PROBE_EVERY == 0
+
+    def late_s(self, num_tokens: int) -> float:
+        """After which a fetch takes longer than can be explained; 0: speeds are not known."""
+        fetch, compute = self.fetch_s(num_tokens), self.compute_s(num_tokens)
+        return max(LATE * fetch, LATE_SHARE * compute, LEAST_LATE_S) if fetch and compute else 0.0
 
     def compute_s(self, num_tokens: int) -> float:
         """How long computing so many tokens takes; 0: not known."""

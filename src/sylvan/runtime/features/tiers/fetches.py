@@ -6,14 +6,22 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.features.tiers.data import Fetch, Fetched
 from sylvan.runtime.features.tiers.lookup import Found, look_up
 from sylvan.runtime.features.tiers.opened import OpenedStore
+from sylvan.runtime.features.tiers.staging import Staging
 from sylvan.runtime.features.tiers.threads import Threads
 from sylvan.runtime.storage.api import StoreError
 from sylvan.runtime.storage.record import Fault, RecordError
 from sylvan.utils.clock import Clock, monotonic
+
+LEAST_CALLS = 4  # that the pages of one fetch are shared among, if there are so many
+CALL_BYTES = 4 << 20  # of one call at most, if a page is no more
+Buffer = NDArray[np.uint8]
 
 
 @dataclass(slots=True, eq=False)
@@ -23,8 +31,10 @@ class _Job:
     fetch: Fetch
     began_s: float
     found: Found | None = None
-    payloads: list[memoryview | None] = field(default_factory=list[memoryview | None])
-    index: dict[str, int] = field(default_factory=dict[str, int])  # of payloads, by name
+    buffers: dict[int, Buffer] = field(default_factory=dict[int, Buffer])  # by group
+    rows: list[int] = field(default_factory=list[int])  # of each page in the buffer of its group
+    arrived: list[bool] = field(default_factory=list[bool])
+    index: dict[str, int] = field(default_factory=dict[str, int])  # of pages, by name
     leading: int = 0
     ends_at: int = 0
     reserved: int = 0
@@ -34,28 +44,39 @@ class _Job:
     over: bool = False
     stopped: bool = False
     changed: bool = False
+    told_s: float = float("-inf")
+
+    def row(self, at: int) -> Buffer:
+        """The memory of page `at`."""
+        assert self.found is not None
+        return self.buffers[self.found.groups[at]][self.rows[at]]
 
 
 class Fetches:
     """All that are under way, and what they brought until it is released.
 
     Args:
+        staging: Memory to read into.
         groups: Of the model.
-        page_bytes: Of each.
         threads: That read.
         max_bytes: Of host memory; a fetch that does not fit is cut short.
+        report_s: How often at most it is told how far a fetch is before it is over.
     """
 
     def __init__(
         self,
+        staging: Staging,
         groups: Sequence[KVGroup],
-        page_bytes: Sequence[int],
         threads: Threads,
         max_bytes: int,
         clock: Clock = monotonic,
+        *,
+        report_s: float = 0.0,
     ) -> None:
-        self._groups, self._page_bytes = tuple(groups), tuple(page_bytes)
+        self._staging, self._groups = staging, tuple(groups)
+        self._page_bytes = staging.page_bytes
         self._threads, self._max_bytes, self._clock = threads, max_bytes, clock
+        self._report_s = report_s
         self._plain = all(group.kind in ("full", "latent") for group in groups)
         self._jobs: dict[int, _Job] = {}
         self._ended: list[_Job] = []  # released before they were reported
@@ -96,22 +117,35 @@ class Fetches:
             for job in self._jobs.values():
                 self._stop(job)
 
-    def payload(self, name: str) -> memoryview | None:
+    def payload(self, name: str) -> Buffer | None:
         """The bytes of a page that some fetch has brought."""
         with self._lock:
             for job in self._jobs.values():
                 at = job.index.get(name)
-                if at is not None and (found := job.payloads[at]) is not None:
-                    return found
+                if at is not None and job.arrived[at]:
+                    return job.row(at)
+        return None
+
+    def run_of(self, names: Sequence[str]) -> Buffer | None:
+        """The bytes of pages that one fetch has brought one after another; None if not so.
+
+        Nothing writes them any more, and they are there as long as somebody keeps them.
+        """
+        with self._lock:
+            for job in self._jobs.values():
+                if (first := job.index.get(names[0])) is not None:
+                    return self._run_in(job, first, names)
         return None
 
     def events(self) -> list[Fetched]:
         """How far those are that came further since the last call."""
+        now = self._clock()
         with self._lock:
-            jobs = [*self._ended, *(job for job in self._jobs.values() if job.changed)]
-            self._ended = []
+            changed = (job for job in self._jobs.values() if job.changed)
+            jobs = [j for j in changed if j.over or now - j.told_s >= self._report_s]
+            jobs, self._ended = [*self._ended, *jobs], []
             for job in jobs:
-                job.changed = False
+                job.changed, job.told_s = False, now
             return [self._event(job) for job in jobs]
 
     # ---- inside; what needs the lock says so
@@ -130,14 +164,18 @@ class Fetches:
                 return
             found = self._reserve(job, found)
             job.found, job.ends_at = found, len(found.names)
-            job.payloads = [None] * len(found.names)
+            job.arrived = [False] * len(found.names)
             job.index = {name: at for at, name in enumerate(found.names)}
             job.changed = True
             if not found.names:
                 self._end(job)
                 return
-        for index in range(len(found.names)):
-            self._threads.submit(self._reader(job, found, index, store))
+            self._lay_out(job, found)
+        each = self._pages_of_call(job, found)
+        for start in range(0, len(found.names), each):
+            self._threads.submit(
+                self._reader(job, found, range(start, min(start + each, len(found.names))), store)
+            )
 
     def _reserve(self, job: _Job, found: Found) -> Found:
         """Cut a prefix short so that it fits into host memory; with the lock."""
@@ -156,28 +194,57 @@ class Fetches:
         self._reserved += job.reserved
         return found
 
-    def _reader(
-        self, job: _Job, found: Found, index: int, store: OpenedStore
-    ) -> Callable[[], None]:
-        name, size = found.names[index], self._page_bytes[found.groups[index]]
+    @staticmethod
+    def _pages_of_call(job: _Job, found: Found) -> int:
+        """Many threads that each read little wait for each other more than for the store."""
+        count = len(found.names)
+        calls = max(LEAST_CALLS, -(-job.reserved // CALL_BYTES))
+        return -(-count // min(calls, count))
 
+    def _lay_out(self, job: _Job, found: Found) -> None:
+        """Memory for what is to be read, so that loads can take it as it lies there."""
+        counts = [0] * len(self._page_bytes)
+        for group in found.groups:
+            job.rows.append(counts[group])
+            counts[group] += 1
+        for group, count in enumerate(counts):
+            if count:
+                job.buffers[group] = self._staging.take(group, count)
+
+    def _reader(
+        self, job: _Job, found: Found, indexes: range, store: OpenedStore
+    ) -> Callable[[], None]:
         def read() -> None:
-            if job.over or index >= job.ends_at:
-                return
-            payload, error, fault = None, "", None
-            try:
-                payload = store.read(name, size)
-            except RecordError as wrong:
-                fault = wrong.fault
-            except StoreError as failed:
-                error = str(failed)
-            with self._lock:
-                self._arrive(job, index, payload, error, fault)
+            for index in indexes:
+                if job.over or index >= job.ends_at:
+                    return
+                there, error, fault = False, "", None
+                try:
+                    there = store.read_into(found.names[index], job.row(index).data)
+                except RecordError as wrong:
+                    fault = wrong.fault
+                except StoreError as failed:
+                    error = str(failed)
+                with self._lock:
+                    self._arrive(job, index, error, fault, there=there)
 
         return read
 
+    @staticmethod
+    def _run_in(job: _Job, first: int, names: Sequence[str]) -> Buffer | None:
+        """With the lock."""
+        assert job.found is not None
+        group, row = job.found.groups[first], job.rows[first]
+        for count, name in enumerate(names):
+            at = job.index.get(name)
+            if at is None or not job.arrived[at]:
+                return None
+            if job.found.groups[at] != group or job.rows[at] != row + count:
+                return None
+        return job.buffers[group][row : row + len(names)]
+
     def _arrive(
-        self, job: _Job, index: int, payload: memoryview | None, error: str, fault: Fault | None
+        self, job: _Job, index: int, error: str, fault: Fault | None, *, there: bool
     ) -> None:
         """A page was read, or could not be; with the lock."""
         if job.over:
@@ -185,12 +252,12 @@ class Fetches:
         if fault is not None:
             job.faults[fault] = job.faults.get(fault, 0) + 1
         job.error = job.error or error
-        if payload is None:
+        if not there:
             job.ends_at = min(job.ends_at, index)
         else:
-            job.payloads[index] = payload
-            job.num_bytes += len(payload)
-        while job.leading < job.ends_at and job.payloads[job.leading] is not None:
+            job.arrived[index] = True
+            job.num_bytes += job.row(index).nbytes
+        while job.leading < job.ends_at and job.arrived[job.leading]:
             job.leading += 1
         job.changed = True
         if job.leading == job.ends_at:

@@ -34,11 +34,13 @@ from sylvan.runtime.features.tiers.data import (
 from sylvan.runtime.features.tiers.fetches import Fetches
 from sylvan.runtime.features.tiers.host_memory import HostLayout, HostMemory
 from sylvan.runtime.features.tiers.opened import OpenedStore, open_spec
+from sylvan.runtime.features.tiers.staging import Staging
 from sylvan.runtime.features.tiers.threads import DaemonThreads, MakeThreads
 from sylvan.runtime.storage.api import StoreError
 from sylvan.runtime.storage.record import Fault, RecordError
 
 READERS, WRITERS = 8, 2
+REPORT_S = 0.005  # each report is a step of the scheduler, which the readers would wait for
 COPIERS = 1  # between buffers and the host tier
 CLOSE_S = 5.0  # for what is on its way to the store when the process ends
 
@@ -53,6 +55,7 @@ class _Part:
     pages: list[Page | HostPage]
     buffer: Buffer
     transfer: Transfer | None = None
+    filled: bool = False  # the buffer has the bytes of a load
 
     @property
     def numbers(self) -> NDArray[np.int32]:
@@ -106,6 +109,7 @@ class Mover:
         max_staged_bytes: Host memory for what was read for requests that wait.
         threads: Makes those that wait for the store: so many, of that name.
         host: Slots of the host tier, if there is one.
+        report_s: How often at most it is told how far a fetch is.
     """
 
     def __init__(
@@ -115,6 +119,7 @@ class Mover:
         max_staged_bytes: int,
         threads: MakeThreads = DaemonThreads,
         host: HostLayout | None = None,
+        report_s: float = REPORT_S,
     ) -> None:
         self._memory = tuple(memory)
         self._host = HostMemory(host) if host is not None else None
@@ -122,8 +127,8 @@ class Mover:
         self._saves: dict[int, _Save] = {}
         self._readers = threads(READERS, "sylvan-kv-read")
         self._writers = threads(WRITERS, "sylvan-kv-write")
-        sizes = [each.page_bytes for each in memory]
-        self._fetches = Fetches(groups, sizes, self._readers, max_staged_bytes)
+        self._staging = staging = Staging(memory, max_staged_bytes)
+        self._fetches = Fetches(staging, groups, self._readers, max_staged_bytes, report_s=report_s)
         self._store: OpenedStore | None = None
         self._exports: dict[int, list[_Part]] = {}
         self._exported: set[int] = set()  # those that were reported
@@ -141,6 +146,7 @@ class Mover:
         """
         opened = open_spec(spec)
         self._use(opened)
+        self._warm_up()
 
     def begin(self, work: TiersWork) -> None:
         """Begin all of it; returns at once."""
@@ -284,28 +290,46 @@ class Mover:
     # ---- to the device
 
     def _load(self, work: LoadPages) -> None:
-        parts = self._parts((*work.saved, *work.pages))
+        parts = self._parts_of_load(work)
         load = self._loads[work.job] = _Load(parts, time.monotonic())
+        if all(part.filled for part in parts):
+            load.ready = True
+            self._advance(work.job, load)
+            return
         store = self._store
         self._readers.submit(lambda: self._gather(load, store))
+
+    def _parts_of_load(self, work: LoadPages) -> list[_Part]:
+        """Where the pages of a load lie, or are to be brought together."""
+        found: list[_Part] = []
+        for group, pages in _by_group((*work.saved, *work.pages)).items():
+            names = [page.name for page in pages if isinstance(page, Page)]
+            run = self._fetches.run_of(names) if len(names) == len(pages) else None
+            buffer = self._staging.take(group, len(pages)) if run is None else run
+            found.append(_Part(group, pages, buffer.reshape(-1), filled=run is not None))
+        return found
 
     def _gather(self, load: _Load, store: OpenedStore | None) -> None:
         """Bring all pages of a load together in its buffers."""
         for part in load.parts:
-            size = self._memory[part.group].page_bytes
-            for page, row in part.rows():
+            for page, row in part.rows() if not part.filled else ():
                 if load.over:
                     return
                 if isinstance(page, HostPage):
                     self._read_slot(load, page, row)
-                    continue
-                payload = self._fetches.payload(page.name) or _read(load, store, page.name, size)
-                if payload is None:
+                elif not self._fill(load, store, page.name, row):
                     load.error = load.error or f"{page.name} is not there"
                     load.ready = True
                     return
-                row[:] = np.frombuffer(payload, np.uint8)
         load.ready = True
+
+    def _fill(self, load: _Load, store: OpenedStore | None, name: str, row: Buffer) -> bool:
+        """Bring a page from a fetch, or else from the store."""
+        payload = self._fetches.payload(name)
+        if payload is None:
+            return _read(load, store, name, row)
+        row[:] = payload
+        return True
 
     def _read_slot(self, load: _Load, page: HostPage, row: Buffer) -> None:
         assert self._host is not None
@@ -389,16 +413,19 @@ class Mover:
         if before is not None:
             self._writers.submit(before.pages.close)
 
+    def _warm_up(self) -> None:
+        """Have threads and memory ready before the first request waits for them."""
+        self._readers.submit(self._staging.warm_up)
+        first = np.zeros(1, np.int32)
+        self._memory[0].export(first, self._staging.take(0, 1).reshape(-1))
+
     # ---- both
 
     def _parts(self, pages: Sequence[Page | HostPage]) -> list[_Part]:
         """Pages by group, with a buffer for them."""
-        by_group: dict[int, list[Page | HostPage]] = {}
-        for page in pages:
-            by_group.setdefault(page.group, []).append(page)
         return [
-            _Part(group, some, self._memory[group].host_buffer(len(some)))
-            for group, some in by_group.items()
+            _Part(group, some, self._staging.take(group, len(some)).reshape(-1))
+            for group, some in _by_group(pages).items()
         ]
 
     def _tell(self, event: Event) -> None:
@@ -438,16 +465,23 @@ def _is_done(part: _Part) -> bool:
     return part.transfer is None or part.transfer.done()
 
 
-def _read(load: _Load, store: OpenedStore | None, name: str, size: int) -> memoryview | None:
-    """A page that no fetch has brought."""
+def _by_group(pages: Sequence[Page | HostPage]) -> dict[int, list[Page | HostPage]]:
+    found: dict[int, list[Page | HostPage]] = {}
+    for page in pages:
+        found.setdefault(page.group, []).append(page)
+    return found
+
+
+def _read(load: _Load, store: OpenedStore | None, name: str, row: Buffer) -> bool:
+    """Whether a page that no fetch has brought could be read."""
     if store is None:
         load.error = "no store is attached"
-        return None
+        return False
     try:
-        return store.read(name, size)
+        return store.read_into(name, row.data)
     except RecordError as wrong:
         load.faults[wrong.fault] = load.faults.get(wrong.fault, 0) + 1
         load.error = str(wrong)
     except StoreError as error:
         load.error = str(error)
-    return None
+    return False

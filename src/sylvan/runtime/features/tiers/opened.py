@@ -11,7 +11,7 @@ from sylvan.runtime.storage.api import PageStore
 from sylvan.runtime.storage.cipher import Cipher, read_key
 from sylvan.runtime.storage.find import open_store, shown
 from sylvan.runtime.storage.manifest import bind, decode_manifest
-from sylvan.runtime.storage.record import RecordError, Records
+from sylvan.runtime.storage.record import HEADER_BYTES, RecordError, Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,24 @@ class OpenedStore:
         if len(payload) != num_bytes:
             raise RecordError("foreign", f"{name} has {len(payload)} bytes, not {num_bytes}")
         return payload
+
+    def read_into(self, name: str, page: memoryview) -> bool:
+        """Fill a page's memory; False if the page is not there.
+
+        Raises:
+            StoreError: the store cannot be read.
+            RecordError: what it has must not be used; the memory holds anything then.
+        """
+        if self.records.sealed:
+            payload = self.read(name, len(page))
+            page[:] = payload or page
+            return payload is not None
+        head = bytearray(HEADER_BYTES)
+        size = self.pages.read_into(name, (head, page))
+        if size is None:
+            return False
+        self.records.check(name, head, page, size)
+        return True
 
     def write(self, name: str, payload: memoryview) -> int:
         """Keep a page; returns its size there.

@@ -50,6 +50,7 @@ class Prefetch:
         names: Of the pages from `first` on.
         known: Pages of the prefix that were on the device when it began.
         until_s: When the request starts, whatever has arrived.
+        late_s: When the fetch is later than can be explained, and the request starts, too.
         progress: The newest that is known of the fetch.
         learnt: Pages of the prefix that the tree knows of.
         restarts: How often it was begun anew.
@@ -57,6 +58,7 @@ class Prefetch:
 
     began_s: float
     until_s: float
+    late_s: float = float("inf")
     job: int = 0
     leader: str = ""
     first: int = 0

@@ -35,20 +35,18 @@ MakeThreads = Callable[[int, str], Threads]
 
 
 class DaemonThreads:
-    """Carries out calls, as many at a time as there are threads, which start when needed."""
+    """Carries out calls, as many at a time as there are threads, which start with the first one."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count, self._name = count, name
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._unfinished = 0
 
     def submit(self, call: Call) -> None:
         """Have something done; what it raises is logged."""
         with self._lock:
-            self._unfinished += 1
-            if len(self._threads) < min(self._count, self._unfinished):
+            while len(self._threads) < self._count:
                 name = f"{self._name}-{len(self._threads)}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._threads.append(thread)
@@ -70,5 +68,3 @@ class DaemonThreads:
                 call()
             except Exception:
                 logger.exception("a call of the KV store failed")
-            with self._lock:
-                self._unfinished -= 1

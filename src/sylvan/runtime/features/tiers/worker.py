@@ -11,7 +11,7 @@ from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepCon
 from sylvan.runtime.features.tiers.control import KVTiers
 from sylvan.runtime.features.tiers.data import StoreSpec, TiersWork
 from sylvan.runtime.features.tiers.host_memory import HostLayout
-from sylvan.runtime.features.tiers.mover import Mover
+from sylvan.runtime.features.tiers.mover import REPORT_S, Mover
 from sylvan.runtime.features.tiers.threads import DaemonThreads, MakeThreads
 
 STAGED_SHARE = 4
@@ -29,6 +29,7 @@ class KVTiersWorker(CapabilityWorker):
         max_staged_bytes: Host memory for what was read for requests that wait; None: a share of
             the device's pages.
         threads: Makes those that wait for the store.
+        report_s: How often at most it is told how far a fetch is.
 
     Attributes:
         host: Slots of the host tier, if there is one; to be set before anything is opened or begun.
@@ -41,9 +42,10 @@ class KVTiersWorker(CapabilityWorker):
         memory: Memory,
         max_staged_bytes: int | None = None,
         threads: MakeThreads = DaemonThreads,
+        report_s: float = REPORT_S,
     ) -> None:
         self.memory, self._max_staged_bytes = memory, max_staged_bytes
-        self._threads = threads
+        self._threads, self._report_s = threads, report_s
         self.host: HostLayout | None = None
         self._made: Mover | None = None
 
@@ -79,7 +81,7 @@ class KVTiersWorker(CapabilityWorker):
             groups, memory = self.memory()
             most = self._max_staged_bytes
             most = staged_bytes(memory) if most is None else most
-            self._made = Mover(memory, groups, most, self._threads, self.host)
+            self._made = Mover(memory, groups, most, self._threads, self.host, self._report_s)
         return self._made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import grpc
@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.keyring import Tenant
+from sylvan.runtime.server.observe.origin import Arrival, origin_of
 from sylvan.runtime.server.security import Gate, Level, Refusal
 from sylvan.runtime.server.tickets import trusts_gateway
 
@@ -143,7 +144,15 @@ class Caller:
         left_s = rpc.time_remaining()
         if left_s is not None and (left_s <= 0 or math.isinf(left_s)):
             left_s = None if left_s > 0 else 0.001
-        return RpcCall(message, tenant, left_s, self._context, from_gateway)
+        arrival = Arrival(
+            name=f"{self._path}/{method.name}",
+            received_s=self._context.clock(),
+            headers=headers,
+            peer=rpc.peer(),
+        )
+        origin = origin_of(self._context.settings.observe, arrival)
+        context = replace(self._context, origin=origin)
+        return RpcCall(message, tenant, left_s, context, from_gateway)
 
     def _count(self, method: Method, status: int) -> None:
         self._context.accounts.called(f"{self._path}/{method.name}", "GRPC", status)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import prometheus_client
@@ -121,6 +121,11 @@ def _memory(facts: ModelFacts) -> dict[str, float]:
 
 async def loads(call: Call[None]) -> Response:
     """How busy each scheduler was at its last heartbeat; one entry per replica."""
+    with call.context.accounts.timed_loads():
+        return _loads(call)
+
+
+def _loads(call: Call[None]) -> Response:
     query: LoadsQuery = call.query
     context, now = call.context, call.context.wall()
     clients = context.engine.router.clients
@@ -132,25 +137,11 @@ async def loads(call: Call[None]) -> Response:
     if query.format == "prometheus":
         return Response(_as_metrics(rows), media_type="text/plain; version=0.0.4")
     wanted = {name.strip() for name in query.include.split(",")}
-    if wanted & {"queues", "all"}:
-        for row in rows:
-            row["queues"] = _queues(clients[row["dp_rank"]])
-    if wanted & {"lora", "all"}:
-        for row in rows:
-            load = clients[row["dp_rank"]].load
-            if load.lora_slots_total:
-                row["lora"] = {
-                    "slots_used": load.lora_slots_used,
-                    "slots_total": load.lora_slots_total,
-                    "utilization": load.lora_utilization,
-                }
-    if wanted & {"spec", "all"}:
-        for row in rows:
-            load = clients[row["dp_rank"]].load
-            row["speculative"] = {
-                "accept_length": load.accept_length,
-                "accept_rate": load.accept_rate,
-            }
+    for row in rows:
+        client = clients[row["dp_rank"]]
+        for section, (name, describe) in _SECTIONS.items():
+            if wanted & {section, "all"} and (found := describe(context, client)) is not None:
+                row[name] = found
     body = {
         "timestamp": now,
         "version": VERSION,
@@ -159,6 +150,54 @@ async def loads(call: Call[None]) -> Response:
         "loads": rows,
     }
     return json_response(body)
+
+
+def _memory_section(context: Context, client: SchedulerClient) -> dict[str, Any]:
+    memory = _memory(client.facts or context.engine.facts)
+    return {
+        "weight_gb": memory["weight"],
+        "kv_cache_gb": memory["kvcache"],
+        "token_capacity": memory["token_capacity"],
+    }
+
+
+def _lora_section(context: Context, client: SchedulerClient) -> dict[str, Any] | None:
+    load = client.load
+    if not load.lora_slots_total:
+        return None
+    return {
+        "slots_used": load.lora_slots_used,
+        "slots_total": load.lora_slots_total,
+        "utilization": load.lora_utilization,
+    }
+
+
+def _spec_section(context: Context, client: SchedulerClient) -> dict[str, Any]:
+    return {"accept_length": client.load.accept_length, "accept_rate": client.load.accept_rate}
+
+
+def _disagg_section(context: Context, client: SchedulerClient) -> dict[str, Any] | None:
+    return {"mode": context.settings.role} if context.settings.role else None
+
+
+def _queues(context: Context, client: SchedulerClient) -> dict[str, Any]:
+    """Requests that do not run now, by what they wait for; those paused have run before."""
+    load = client.load
+    return {
+        "waiting": load.num_waiting_reqs,
+        "grammar": load.num_grammar_reqs,
+        "paused": load.num_running_reqs if load.paused else 0,
+    }
+
+
+_SECTIONS: Mapping[str, tuple[str, Callable[[Context, SchedulerClient], dict[str, Any] | None]]] = {
+    "queues": ("queues", _queues),
+    "memory": ("memory", _memory_section),
+    "lora": ("lora", _lora_section),
+    "spec": ("speculative", _spec_section),
+    "disagg": ("disaggregation", _disagg_section),
+}
+"""What `include` asks for, under which name, and what it is."""
 
 
 async def requests(call: Call[None]) -> Response:
@@ -202,6 +241,8 @@ def _load(context: Context, client: SchedulerClient) -> dict[str, Any]:
         "num_used_tokens": load.num_used_tokens,
         "num_cached_tokens": load.num_cached_tokens,
         "num_total_tokens": load.num_used_tokens,
+        "num_active_tokens": load.decode_sum_seq_lens,
+        "total_prefill_uncached_tokens": load.prefill_tokens,
         "max_total_num_tokens": capacity,
         "max_running_requests": facts.max_running_reqs,
         "token_usage": load.num_used_tokens / capacity if capacity else 0.0,
@@ -224,16 +265,6 @@ def _load(context: Context, client: SchedulerClient) -> dict[str, Any]:
         "repaired_pages": load.repaired_pages,
         "repaired_locks": load.repaired_locks,
         "repaired_states": load.repaired_states,
-    }
-
-
-def _queues(client: SchedulerClient) -> dict[str, int]:
-    """Requests that do not run now, by what they wait for; those paused have run before."""
-    load = client.load
-    return {
-        "waiting": load.num_waiting_reqs,
-        "grammar": load.num_grammar_reqs,
-        "paused": load.num_running_reqs if load.paused else 0,
     }
 
 

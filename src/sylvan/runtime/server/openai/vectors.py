@@ -65,7 +65,12 @@ async def classify_natively(call: Call[EncodeBody]) -> Response:
 def caller_of(call: Call[Any]) -> Caller:
     """Whom vectors are made for."""
     context = call.context
-    return Caller(manager=context.engine, tenant=call.tenant.name, clock=context.clock)
+    return Caller(
+        manager=context.engine,
+        tenant=call.tenant.name,
+        clock=context.clock,
+        origin=context.origin,
+    )
 
 
 def _labels(call: Call[Any]) -> Any:

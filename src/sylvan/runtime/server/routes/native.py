@@ -9,6 +9,7 @@ from sylvan.api.adapters import (
     UnloadAdapterBody,
 )
 from sylvan.api.cache import CurveQuery, ExplainQuery, TreeQuery
+from sylvan.api.corpora import AddCorpusBody, CorporaReply, CorpusReply, RemoveCorpusBody
 from sylvan.api.errors import Family
 from sylvan.api.native import (
     AbortBody,
@@ -23,6 +24,7 @@ from sylvan.api.native import (
     PauseBody,
     RecentQuery,
 )
+from sylvan.api.observe import LoggingBody, ProfileBody, StepsQuery, TraceLevelQuery, TracesQuery
 from sylvan.api.openai.vectors import EncodeBody
 from sylvan.api.tiers import StoreBody
 from sylvan.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
@@ -50,9 +52,11 @@ from sylvan.runtime.server.native import (
     adapters,
     cache,
     control,
+    corpora,
     generate,
     health,
     info,
+    observe,
     parse,
     sessions,
     tiers,
@@ -224,6 +228,48 @@ _METRICS = (
     opened("/metrics", handler=info.metrics, media_type="text/plain", statuses=(404,), tag="Info"),
 )
 
+_OBSERVE = (
+    own("/trace", handler=observe.traces, methods=GET, query=TracesQuery, tag="Observe"),
+    admin(
+        "/trace/steps", handler=observe.trace_steps, methods=GET, query=StepsQuery, tag="Observe"
+    ),
+    own("/trace/{rid}", handler=observe.trace, methods=GET, statuses=(404,), tag="Observe"),
+    admin(
+        "/set_trace_level",
+        handler=observe.set_trace_level,
+        methods=GET_POST,
+        query=TraceLevelQuery,
+        media_type="text/plain",
+        tag="Observe",
+    ),
+    admin(
+        "/configure_logging",
+        handler=observe.configure_logging,
+        methods=GET_POST,
+        body=LoggingBody,
+        body_optional=True,
+        tag="Observe",
+    ),
+    admin(
+        "/start_profile",
+        handler=observe.start_profile,
+        methods=GET_POST,
+        body=ProfileBody,
+        body_optional=True,
+        media_type="text/plain",
+        statuses=(503,),
+        tag="Observe",
+    ),
+    admin(
+        "/stop_profile",
+        handler=observe.stop_profile,
+        methods=GET_POST,
+        media_type="text/plain",
+        statuses=(503,),
+        tag="Observe",
+    ),
+)
+
 _CONTROL = (
     Endpoint(
         path="/abort_request",
@@ -238,6 +284,27 @@ _CONTROL = (
         methods=GET_POST,
         query=FlushQuery,
         media_type="text/plain",
+        statuses=(503,),
+    ),
+    admin(
+        "/add_external_corpus",
+        handler=corpora.add_external_corpus,
+        body=AddCorpusBody,
+        reply=CorpusReply,
+        statuses=(503,),
+    ),
+    admin(
+        "/remove_external_corpus",
+        handler=corpora.remove_external_corpus,
+        body=RemoveCorpusBody,
+        reply=CorpusReply,
+        statuses=(404, 503),
+    ),
+    admin(
+        "/list_external_corpora",
+        handler=corpora.list_external_corpora,
+        methods=GET,
+        reply=CorporaReply,
         statuses=(503,),
     ),
     admin(
@@ -377,6 +444,7 @@ NATIVE = (
     *_HEALTH,
     *_INFO,
     *_METRICS,
+    *_OBSERVE,
     *_CACHE,
     *_STORES,
     *_CONTROL,

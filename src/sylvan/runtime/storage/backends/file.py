@@ -15,10 +15,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.storage.api import (
+    Buffer,
     StoredPage,
     StoreError,
     StoreKind,
@@ -35,16 +37,53 @@ _BATCH = 64  # pages dropped at a time
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
+class PageFiles(Protocol):
+    """Reads and writes whole files. Errors are OSError, or StoreError."""
+
+    def read_into(self, path: Path, parts: Sequence[Buffer]) -> int:
+        """Read the start of a file into parts; its size, or how much could be read."""
+        ...
+
+    def write(self, path: Path, record: bytes) -> None:
+        """Make a file of these bytes."""
+        ...
+
+
+class PlainFiles:
+    """Implements `PageFiles` by calls of the system, without a copy between."""
+
+    def read_into(self, path: Path, parts: Sequence[Buffer]) -> int:
+        """See `PageFiles.read_into`."""
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            size, room = os.fstat(descriptor).st_size, sum(map(len, parts))
+            read = os.preadv(descriptor, [*parts], 0)
+            return size if read == min(size, room) else read
+        finally:
+            os.close(descriptor)
+
+    def write(self, path: Path, record: bytes) -> None:
+        """See `PageFiles.write`."""
+        path.write_bytes(record)
+
+
 class FileStore:
     """Implements `PageStore` in a directory."""
 
-    def __init__(self, root: Path, limits: StoreLimits, clock: Clock = since_1970) -> None:
+    def __init__(
+        self,
+        root: Path,
+        limits: StoreLimits,
+        clock: Clock = since_1970,
+        files: PageFiles | None = None,
+    ) -> None:
         """Make the directory if need be.
 
         Raises:
             StoreError: it cannot be made or used.
         """
         self._root, self._limits, self._clock = root, limits, clock
+        self._files = files or PlainFiles()
         self._numbers = itertools.count()
         with _named(root):
             for folder in (root / PAGES, root / INCOMING):
@@ -86,6 +125,16 @@ class FileStore:
                 self._index.remove([name])
             return None
 
+    def read_into(self, name: str, parts: Sequence[Buffer]) -> int | None:
+        """See `PageStore.read_into`."""
+        try:
+            with _named(self._root, passing=FileNotFoundError):
+                return self._files.read_into(self._path(name), parts)
+        except FileNotFoundError:
+            with _named(self._root):
+                self._index.remove([name])
+            return None
+
     def write(self, name: str, record: bytes) -> None:
         """See `PageStore.write`."""
         limits, incoming = self._limits, self._incoming()
@@ -94,9 +143,8 @@ class FileStore:
         path = self._path(name)
         try:
             with _named(self._root):
-                incoming.write_bytes(record)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                incoming.replace(path)
+                self._files.write(incoming, record)
+                _rename(incoming, path)
                 self._index.add(name, space_of(name), len(record), self._clock())
         except StoreError:
             incoming.unlink(missing_ok=True)
@@ -189,6 +237,15 @@ class FileStore:
         for path in unknown:
             path.unlink(missing_ok=True)
         return len(gone) + len(unknown)
+
+
+def _rename(incoming: Path, path: Path) -> None:
+    """Put a file where it belongs; few have to make the folder for it."""
+    try:
+        incoming.replace(path)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        incoming.replace(path)
 
 
 @contextmanager

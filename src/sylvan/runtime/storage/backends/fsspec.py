@@ -14,9 +14,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.storage.api import StoredPage, StoreError, StoreKind, StoreLimits, is_name
+from sylvan.runtime.storage.api import (
+    Buffer,
+    StoredPage,
+    StoreError,
+    StoreKind,
+    StoreLimits,
+    is_name,
+    spread,
+)
 
 _AT_ONCE = 16  # questions to a store that answers one at a time
+_S3 = ("s3", "s3a")
 _TIMES = ("LastModified", "mtime", "created", "last_modified", "updated")
 
 
@@ -57,6 +66,10 @@ class ObjectStore:
     def read(self, name: str) -> bytes | None:
         """See `PageStore.read`."""
         return self._read(name)
+
+    def read_into(self, name: str, parts: Sequence[Buffer]) -> int | None:
+        """See `PageStore.read_into`."""
+        return spread(self.read(name), parts)
 
     def write(self, name: str, record: bytes) -> None:
         """See `PageStore.write`."""
@@ -136,10 +149,10 @@ def _check(url: str, limits: StoreLimits) -> None:
             "tiers.max_bytes, tiers.namespace_bytes and tiers.ttl_s are not for object stores: "
             "give the bucket a lifecycle rule, or run `sylvan cache prune`"
         )
-    _filesystem(url)
+    _filesystem(url, limits)
 
 
-def _filesystem(url: str) -> tuple[Any, str]:
+def _filesystem(url: str, limits: StoreLimits) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError:
@@ -147,16 +160,25 @@ def _filesystem(url: str) -> tuple[Any, str]:
             f"tiers.storage={url} needs another package: pip install 'sylvan[remote]'"
         ) from None
     try:
-        return url_to_fs(url)
+        return url_to_fs(url, **_bounds(url, limits.timeout_s))
     except ImportError as error:
         raise ConfigError(f"tiers.storage={url} needs another package: {error}") from None
     except ValueError as error:
         raise ConfigError(f"tiers.storage={url}: {error}") from None
 
 
+def _bounds(url: str, timeout_s: float) -> dict[str, Any]:
+    """What keeps a driver from waiting for minutes; of S3, whose client tries for five."""
+    if url.partition(":")[0].lower() not in _S3:
+        return {}
+    retries = {"max_attempts": 1, "mode": "standard"}
+    waits = {"connect_timeout": timeout_s, "read_timeout": timeout_s, "retries": retries}
+    return {"config_kwargs": waits}
+
+
 def _open(url: str, limits: StoreLimits) -> ObjectStore:
     _check(url, limits)
-    system, root = _filesystem(url)
+    system, root = _filesystem(url, limits)
     store = ObjectStore(system, root)
     store.read_manifest()
     return store

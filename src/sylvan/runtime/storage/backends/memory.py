@@ -9,7 +9,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
-from sylvan.runtime.storage.api import StoredPage, StoreError, StoreKind, StoreLimits, space_of
+from sylvan.runtime.storage.api import (
+    Buffer,
+    StoredPage,
+    StoreError,
+    StoreKind,
+    StoreLimits,
+    space_of,
+    spread,
+)
 from sylvan.utils.clock import Clock, since_1970
 
 Fault = Callable[[str, str], None]
@@ -59,6 +67,10 @@ class MemoryStore:
         with self._lock:
             record = self._use(name)
         return None if record is None else self.spoil(name, record)
+
+    def read_into(self, name: str, parts: Sequence[Buffer]) -> int | None:
+        """See `PageStore.read_into`."""
+        return spread(self.read(name), parts)
 
     def write(self, name: str, record: bytes) -> None:
         """See `PageStore.write`."""

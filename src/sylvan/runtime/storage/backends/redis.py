@@ -12,7 +12,15 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.storage.api import StoredPage, StoreError, StoreKind, StoreLimits, is_name
+from sylvan.runtime.storage.api import (
+    Buffer,
+    StoredPage,
+    StoreError,
+    StoreKind,
+    StoreLimits,
+    is_name,
+    spread,
+)
 
 _SCAN = 1000
 DEFAULT_PREFIX = "sylvan"
@@ -50,6 +58,10 @@ class RedisStore:
         """See `PageStore.read`."""
         with _named():
             return self._client.get(self._prefix + name)
+
+    def read_into(self, name: str, parts: Sequence[Buffer]) -> int | None:
+        """See `PageStore.read_into`."""
+        return spread(self.read(name), parts)
 
     def write(self, name: str, record: bytes) -> None:
         """See `PageStore.write`."""

@@ -2,67 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sylvan.config.tree import CacheConfig, TiersConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import LogprobOptions
-from sylvan.runtime.engine.build import build_scheduler
 from tests.parity.checkpoints import SHAPE, write
-from tests.support.kv import request
-from tests.support.tiny import tiny_config, write_model
-
-PROMPT = [(3 * i) % 200 + 5 for i in range(200)]
+from tests.support.tier_servers import PROMPT, Served
+from tests.support.tiny import write_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
-
-
-class Served:
-    """A scheduler that was built from a configuration."""
-
-    def __init__(self, folder: Path, storage: Path | str | None, **changes) -> None:
-        tiers = {"prefetch_min_tokens": 16} | changes.pop("tiers", {})
-        config = tiny_config(
-            folder,
-            tiers=TiersConfig(storage=None if storage is None else str(storage), **tiers),
-            cache=CacheConfig(
-                page_size=16, max_tokens=changes.pop("max_tokens", 2048), max_states=12
-            ),
-            **changes,
-        )
-        self.outputs: list = []
-        self.built = build_scheduler(config, self.outputs.extend)
-
-    def ask(self, prompt=PROMPT, new: int = 8, **fields) -> tuple[list[int], int]:
-        """Ids, and prompt tokens that came from the cache."""
-        self.outputs.clear()
-        scheduler = self.built.scheduler
-        scheduler.add(request("a", prompt, new=new, **fields))
-        until = time.monotonic() + 60
-        while not scheduler.idle:
-            assert time.monotonic() < until
-            if not scheduler.step():
-                time.sleep(0.001)
-        assert scheduler.audit() == 0
-        ids = [token for out in self.outputs for token in out.token_ids]
-        return ids, self.outputs[-1].usage.cached_tokens
-
-    @property
-    def counts(self) -> dict:
-        return self.built.stores.describe()["counts"]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.built.close()
 
 
 def test_the_store_serves_the_next_start_bit_by_bit(model, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from sylvan.protocol.tiers import ClearStore, DescribeTiers, DetachStore
 from sylvan.runtime.cache.types import tenant_span
+from sylvan.runtime.features.tiers.cost import LoadCost
 from sylvan.runtime.features.tiers.prefetch import PrefetchPolicy
 from sylvan.runtime.storage.api import StoreError, StoreLimits
 from tests.support.cache_events import follow
@@ -294,8 +295,8 @@ def test_a_request_waits_for_its_time_and_then_takes_what_has_arrived():
     for _ in range(3):
         world.scheduler.step()
     below.calls.run()  # the lookup
-    for _ in range(4):
-        below.calls.run()  # four pages
+    for _ in range(2):
+        below.calls.run()  # three pages of nine
     for _ in range(5):
         world.scheduler.step()
     assert not world.scheduler.running
@@ -305,9 +306,43 @@ def test_a_request_waits_for_its_time_and_then_takes_what_has_arrived():
         below.calls.run(-1)  # the load comes after reads that were given up
         below.copies.run()
     below.run(world)
-    assert world.outputs["b"][-1].usage.cached_tokens == 16
-    assert below.control.counts.unfulfilled_tokens == 20
+    assert world.outputs["b"][-1].usage.cached_tokens == 24
+    assert below.control.counts.unfulfilled_tokens == 12
     assert world.tokens["b"] == alone(request("b", PROMPT, new=3))
+
+
+def test_storage_that_was_faster_is_not_waited_for_until_the_time_is_up():
+    name = next(names)
+    serve(*start(name))
+    timed = PrefetchPolicy(wait="timeout", min_tokens=1, timeout_s=9.0)
+    world, below = start(name, store={"prefetch": timed})
+    cost = below.control.cost
+    cost.tokens_per_s, cost.bytes_per_s = 40.0, 320 * cost.token_bytes
+    below.calls.submit = lambda call: None  # nothing ever happens
+    queue_one(below, world)
+    waited = 0
+    while "b" not in world.finish and not world.scheduler.running:
+        assert not waited or below.control.hurries()
+        world.clock.advance(0.01)
+        world.scheduler.step()
+        waited += 1
+    assert 20 < waited < 40, "twice the eighth of a second that reading 36 tokens was to take"
+    while "b" not in world.finish:
+        world.clock.advance(0.05)
+        world.scheduler.step()
+    assert world.tokens["b"] == alone(request("b", PROMPT, new=3))
+
+
+def test_how_late_a_fetch_may_be():
+    cost = LoadCost(10.0)
+    assert cost.late_s(1000) == 0.0, "nothing was measured"
+    cost.computed(1000, 10.0)
+    assert cost.late_s(1000) == 0.0
+    cost.fetched(10_000, 2.0)
+    assert cost.late_s(1000) == pytest.approx(2 * 2.0)
+    cost.fetched(10_000_000, 0.1)
+    assert cost.late_s(1000) == pytest.approx(0.1 * 10.0), "a tenth of computing is little"
+    assert cost.late_s(10) == 0.1
 
 
 def test_storage_that_hangs_holds_a_request_up_for_its_time_and_then_nobody():

@@ -1,0 +1,98 @@
+"""`sylvan eval`: perplexity of a model on a text, and how far it is from another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sylvan.cli.main import DONE, Spec
+from sylvan.cli.progress import loading
+from sylvan.config.checkpoint import model_dir, model_facts
+from sylvan.config.flags import Option, Parsed
+from sylvan.protocol.errors import ConfigError
+
+_WINDOW, _TOKENS = 512, 4096
+_LEAST, _MOST = 16, 8192
+
+SPEC = Spec(
+    usage="eval MODEL --file TEXT [--against BASE] [--quantization w4a8]",
+    doc="Perplexity of the model directory MODEL on a text, in windows of --window tokens that do "
+    "not see each other. With --against the divergence (KL, nats) of its predictions from those of "
+    "BASE, which has the same vocabulary, and how often both hold the same token for likeliest: "
+    "what a format costs, where BASE is the model before it was quantised.",
+    options=(
+        Option("file", "The text, UTF-8.", metavar="PATH"),
+        Option("against", "Another model directory.", metavar="DIR"),
+        Option("quantization", "Format that MODEL is rounded to while loading.", metavar="FORMAT"),
+        Option("dtype", "bfloat16 or float32; default MODEL's.", metavar="TYPE"),
+        Option(
+            "window", f"Tokens of a window, {_LEAST} to {_MOST}; default {_WINDOW}.", metavar="N"
+        ),
+        Option("tokens", f"So many from the start of the text; default {_TOKENS}.", metavar="N"),
+    ),
+    tree=None,
+)
+
+
+def run(args: Parsed) -> int:
+    """See `SPEC`."""
+    if len(args.positions) != 1 or "file" not in args.options:
+        raise ConfigError(f"usage: sylvan {SPEC.usage}")
+    window = _number(args, "window", _WINDOW, _LEAST, _MOST)
+    tokens = _number(args, "tokens", _TOKENS, _LEAST, 1 << 24)
+    paths = [model_dir(args.positions[0])]
+    if "against" in args.options:
+        paths.insert(0, model_dir(args.options["against"]))
+    dtype = _dtype(args, paths[-1])
+    texts = _windows(_text(args.options["file"]), paths[-1], window, tokens)
+    import torch  # takes a while, as does the next
+
+    from sylvan.runtime.executor.predictor import Predictor, losses
+
+    cores, wanted = torch.get_num_threads(), args.options.get("quantization")
+    with loading(f"evaluating {args.positions[0]}"):
+        predictors = [Predictor(path, dtype, window, threads=cores) for path in paths[:-1]]
+        predictors.append(Predictor(paths[-1], dtype, window, wanted, threads=cores))
+        found = losses(predictors, texts)
+    count = sum(len(text) - 1 for text in texts)
+    print(f"{args.positions[0]}: perplexity {found[-1].perplexity:.4f} over {count:,} tokens")
+    if len(paths) > 1:
+        print(
+            f"{args.options['against']}: perplexity {found[0].perplexity:.4f}\n"
+            f"KL divergence {found[-1].kl:.5f} nats, same best token {found[-1].same_top:.2%}"
+        )
+    return DONE
+
+
+def _number(args: Parsed, name: str, default: int, least: int, most: int) -> int:
+    given = args.options.get(name, str(default))
+    if not given.isdecimal() or not least <= int(given) <= most:
+        raise ConfigError(f"--{name}: expected a number from {least} to {most}, not {given!r}")
+    return int(given)
+
+
+def _dtype(args: Parsed, path: Path) -> str:
+    given = args.options.get("dtype")
+    if given is None:
+        return "float32" if model_facts(str(path)).dtype == "float32" else "bfloat16"
+    if given not in ("bfloat16", "float32"):
+        raise ConfigError(f"--dtype: expected bfloat16 | float32, not {given!r}")
+    return given
+
+
+def _text(name: str) -> str:
+    try:
+        return Path(name).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--file: cannot read {name!r}: {error}") from None
+
+
+def _windows(text: str, path: Path, window: int, tokens: int) -> list[list[int]]:
+    """The text cut into windows; one of a single token, which predicts nothing, is left out."""
+    from sylvan.text.tokenizer import Tokenizer  # takes a while
+
+    ids = Tokenizer.load(path).encode(text)[:tokens]
+    found = [ids[start : start + window] for start in range(0, len(ids), window)]
+    found = [part for part in found if len(part) > 1]
+    if not found:
+        raise ConfigError("--file: the text has no two tokens")
+    return found

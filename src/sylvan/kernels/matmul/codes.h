@@ -1,0 +1,165 @@
+// Codes of weights and what they stand for. All values have at most eight significant bits, so bfloat16 holds them exactly;
+// NF4 alone is rounded to it.
+#pragma once
+#include "../native/kernel.h"
+
+// Sixteen entries for each kind of four bits, twice; differences from a zero point are numbers of five bits.
+struct FourBitTable {
+    alignas(64) uint16_t bits[32];
+};
+static constexpr uint16_t bf16_of(float x) { return uint16_t(__builtin_bit_cast(uint32_t, x) >> 16); }
+static constexpr FourBitTable four_bits(const float (&values)[16]) {
+    FourBitTable t{};
+    for (int i = 0; i < 32; i++) t.bits[i] = bf16_of(values[i % 16]);
+    return t;
+}
+static constexpr FourBitTable differences() {
+    FourBitTable t{};
+    for (int i = 0; i < 32; i++) t.bits[i] = bf16_of(float(i < 16 ? i : i - 32));
+    return t;
+}
+constexpr float LEVELS[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+constexpr float UNSIGNED[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+constexpr float E2M1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
+constexpr float NF4[16] = {-1,          -.6953125f, -.5234375f, -.39453125f, -.28515625f, -.1845703125f, -.09130859375f, 0,
+                           .07958984375f, .1611328125f, .24609375f, .337890625f, .44140625f, .5625f,     .72265625f,     1};
+constexpr FourBitTable BY_LEVEL = four_bits(LEVELS), BY_E2M1 = four_bits(E2M1), BY_NF4 = four_bits(NF4), BY_UNSIGNED = four_bits(UNSIGNED),
+                         BY_DIFFERENCE = differences();
+
+// An IEEE half, float32 or bfloat16 for each of 16 outputs.
+static inline vf from_half(const uint16_t* p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(load<__m256i>(p));
+#elif defined(__F16C__)
+    return {(Vector<float, 8>)_mm256_cvtph_ps(load<__m128i>(p)), (Vector<float, 8>)_mm256_cvtph_ps(load<__m128i>(p + 8))};
+#else
+    vu h = widened<uint16_t, vu>(p);
+    vf magnitude = (vf)((h & 0x7fff) << 13) * 0x1p112f;  // finite, also where it has no leading bit
+    return (vf)((vu)magnitude | (h & 0x8000) << 16);
+#endif
+}
+
+// By block of 16 outputs and group: so many groups of a block lie behind each other; step 0: a block has one scale.
+struct Scales {
+    const void* data;
+    const uint8_t* zeros;
+    ScaleType type;
+    int groups, step;
+
+    int64_t place(int64_t block, int g) const { return (block * groups + g * step) * LANES; }
+    vf scale(int64_t block, int g) const {
+        int64_t i = place(block, g);
+        if (type == ScaleType::F16) return from_half(static_cast<const uint16_t*>(data) + i);
+        if (type == ScaleType::BF16) return get(static_cast<const bf16*>(data) + i);
+        return load<vf>(static_cast<const float*>(data) + i);
+    }
+    vu zero(int64_t block, int g) const { return widened<uint8_t, vu>(zeros + place(block, g)); }
+};
+
+static inline vu joined(vf first, vf second) { return (vu)first >> 16 | (vu)second; }  // both hold bfloat16 numbers
+
+#if !defined(__AVX512F__)
+static inline vf looked_up(const float* table, vu index) {
+#if defined(__AVX2__)
+    return mapped<vf>([&](auto i) {
+        __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)i);
+        __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), (__m256i)i);
+        return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32((__m256i)i, 28)));
+    }, index);
+#else
+    uint32_t places[LANES];
+    float found[LANES];
+    store(places, index);
+    for (int i = 0; i < LANES; i++) found[i] = table[places[i]];
+    return load<vf>(found);
+#endif
+}
+#endif
+
+// Pair I of a word of each of 16 outputs as words of two bfloat16 numbers.
+template <bool ZEROS> struct FourBits {
+    static constexpr int PAIRS = 4;
+#if defined(__AVX512F__)
+    vu table;
+    explicit FourBits(Code code) {
+        const FourBitTable* by = ZEROS ? &BY_DIFFERENCE : &BY_LEVEL;
+        if (code == Code::UINT4) by = &BY_UNSIGNED;
+        if (code == Code::NF4) by = &BY_NF4;
+        if (code == Code::FP4_E2M1) by = &BY_E2M1;
+        table = load<vu>(by->bits);
+    }
+    vu zero(const Scales& scales, int64_t block, int g) const {
+        if constexpr (!ZEROS) return vu{};
+        vu z = scales.zero(block, g);
+        return z | z << 16;
+    }
+    template <int I> SYLVAN_INLINE vu pair(vu word, vu zero) const {
+        __m512i index = (__m512i)(word >> (4 * I));  // bits above the fourth choose between equal halves of a table
+        if constexpr (ZEROS) index = _mm512_sub_epi16((__m512i)((vu)index & 0x000f000fu), (__m512i)zero);
+        return (vu)_mm512_permutexvar_epi16(index, (__m512i)table);
+    }
+#else
+    const float* table;
+    uint32_t middle;
+    explicit FourBits(Code code) : table(code == Code::NF4 ? NF4 : code == Code::FP4_E2M1 ? E2M1 : nullptr) {
+        middle = code == Code::INT4 ? 8 : 0;
+    }
+    vu zero(const Scales& scales, int64_t block, int g) const { return ZEROS ? scales.zero(block, g) : vu{} + middle; }
+    template <int I> SYLVAN_INLINE vu pair(vu word, vu zero) const {
+        vu first = word >> (4 * I) & 15u, second = word >> (4 * I + 16) & 15u;
+        if (!ZEROS && table) return joined(looked_up(table, first), looked_up(table, second));
+        return joined(converted<vf>((vi)first - (vi)zero), converted<vf>((vi)second - (vi)zero));
+    }
+#endif
+};
+
+struct EightBits {  // around 128 where there are no zero points
+    static constexpr int PAIRS = 2;
+    explicit EightBits(Code) {}
+    vu zero(const Scales& scales, int64_t block, int g) const { return scales.zeros ? scales.zero(block, g) : vu{} + 128u; }
+    template <int I> SYLVAN_INLINE vu pair(vu word, vu zero) const {
+        vi first = (vi)(word >> (8 * I) & 255u), second = (vi)(word >> (8 * I + 16) & 255u);
+        return joined(converted<vf>(first - (vi)zero), converted<vf>(second - (vi)zero));
+    }
+};
+
+alignas(64) constexpr uint16_t BELOW_NORMAL[32] = {  // E4M3 without a leading bit: so many 2^-9
+    0, bf16_of(0x1p-9f), bf16_of(0x1p-8f), bf16_of(0x1.8p-8f), bf16_of(0x1p-7f), bf16_of(0x1.4p-7f), bf16_of(0x1.8p-7f), bf16_of(0x1.cp-7f)};
+
+struct Fp8 {  // E4M3 without infinities: a sign, an exponent raised by 7, three bits
+    static constexpr int PAIRS = 2;
+#if defined(__AVX512F__)
+    vu small = load<vu>(BELOW_NORMAL);
+#endif
+    explicit Fp8(Code) {}
+    vu zero(const Scales&, int64_t, int) const { return vu{}; }
+    template <int I> SYLVAN_INLINE vu pair(vu word, vu) const {
+        vu codes = word >> (8 * I) & 0x00ff00ffu, magnitude = codes & 0x007f007fu, sign = (codes & 0x00800080u) << 8;
+#if defined(__AVX512F__)
+        __m512i found = (__m512i)((magnitude << 4) + 0x3c003c00u);
+        __mmask32 below = _mm512_cmplt_epu16_mask((__m512i)magnitude, _mm512_set1_epi16(8));
+        found = _mm512_mask_permutexvar_epi16(found, below, (__m512i)magnitude, (__m512i)small);
+        return (vu)found | sign;
+#else
+        return joined(value(magnitude & 0x7fu), value(magnitude >> 16)) | sign;
+#endif
+    }
+
+private:
+    static SYLVAN_INLINE vf value(vu magnitude) {
+        vf normal = (vf)((magnitude << 20) + (120u << 23)), below = converted<vf>((vi)magnitude) * 0x1p-9f;
+        return select((vi)magnitude < 8, below, normal);
+    }
+};
+
+// Calls f with the type of a code, as `type`.
+template <class F> static inline void with_code(Code code, bool zeros, F f) {
+    switch (code) {
+    case Code::FP8_E4M3: return f(std::type_identity<Fp8>{});
+    case Code::INT8: return f(std::type_identity<EightBits>{});
+    case Code::INT4:
+        if (zeros) return f(std::type_identity<FourBits<true>>{});
+        [[fallthrough]];
+    default: return f(std::type_identity<FourBits<false>>{});
+    }
+}

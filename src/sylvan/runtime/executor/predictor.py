@@ -1,0 +1,150 @@
+"""What a model predicts at every place of a text that is given, without a server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sylvan.kernels.native.library import load
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.attention.null import NullAttention
+from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
+from sylvan.runtime.executor.graphs.pages import NativePool
+from sylvan.runtime.executor.graphs.program import ProgramRunner
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.models.checkpoint import defer_weights
+from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.formats import choose
+from sylvan.runtime.models.groups import kv_groups
+from sylvan.runtime.models.registry import family_of, load_config
+from sylvan.runtime.pool.mha import KVShape
+
+PAGE, ROWS = 64, 64
+
+
+class Predictor:
+    """A model as a step program; predicts whole texts, one at a time.
+
+    Args:
+        model: The checkpoint.
+        dtype: Of rows: bfloat16 or float32.
+        longest: Most tokens of a text.
+        quantization: What its matrices are rounded to while loading.
+        threads: Of the kernels.
+        int8_kv: Whether keys and values are kept in 8 bits.
+
+    Raises:
+        ConfigError: it cannot be loaded, or is no native decoder whose layers all see everything.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        dtype: str,
+        longest: int,
+        quantization: str | None = None,
+        *,
+        threads: int = 1,
+        int8_kv: bool = False,
+    ) -> None:
+        config = load_config(model)
+        _check(config)
+        kind = getattr(torch, dtype)
+        module = family_of(config).model(config, Build(dtype=kind, length=longest))
+        formats = choose(config, quantization)
+        defer_weights(module, model, quantise=formats.converted, blocks=formats.blocks)
+        pages = -(-longest // PAGE)
+        limits = BatchLimits(max_tokens=longest, max_reqs=ROWS, max_pages_per_req=pages)
+        shape = KVShape(
+            num_layers=config.num_hidden_layers,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            num_pages=pages + 1,
+            page_size=PAGE,
+        )
+        pool = NativePool(shape, kind, int8=int8_kv)
+        self._runner: Any = ProgramRunner(module, limits, pool, load(), dtype=kind, threads=threads)
+        self._batch = ForwardBatch(limits, pool, NullAttention())
+        self._batch.host.page_table[0] = np.arange(1, pages + 1)
+
+    def log_probs(self, ids: Sequence[int], rows: IntArray) -> Iterator[torch.Tensor]:
+        """Log probabilities after the tokens at `rows`, `ROWS` of these at a time.
+
+        Shape: float64 (rows, vocabulary).
+        """
+        host, count = self._batch.host, len(ids)
+        position = np.arange(count)
+        host.input_ids[:count], host.positions[:count] = ids, position
+        host.out_slots[:count] = PAGE + position
+        host.kv_lens[0], host.q_starts[:2], host.req_slots[0] = count, (0, count), 0
+        host.sample_rows[0] = count - 1
+        self._batch.ready(count, 1, 1)
+        self._runner.run(self._batch)
+        for start in range(0, len(rows), ROWS):
+            yield self._runner.logits(rows[start : start + ROWS]).double().log_softmax(-1)
+
+
+def _check(config: ModelConfig) -> None:
+    kinds = {group.kind for group in kv_groups(config)}
+    if config.path != "native" or config.states or config.head != "lm" or kinds != {"full"}:
+        raise ConfigError(
+            f"eval: {config.architecture} is no native decoder whose layers all see the whole "
+            "text; such models are not evaluated yet"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Of a model, over all tokens that it had to predict; against the first model.
+
+    Attributes:
+        kl: Mean divergence of its distributions from the first model's, in nats.
+        perplexity: Of the tokens of the text.
+        same_top: Share of places where both hold the same token for the likeliest.
+    """
+
+    kl: float
+    perplexity: float
+    same_top: float
+
+
+def losses(predictors: Sequence[Predictor], texts: Sequence[Sequence[int]]) -> list[Loss]:
+    """What each predictor loses where every token of the texts but the first is to be predicted.
+
+    The first predictor is what the others are compared with.
+    """
+    totals = np.zeros((len(predictors), 3))
+    count = 0
+    for ids in texts:
+        rows = np.arange(len(ids) - 1, dtype=np.int32)
+        targets = torch.tensor(ids[1:])[:, None]
+        count += len(rows)
+        streams = [predictor.log_probs(ids, rows) for predictor in predictors]
+        for start in range(0, len(rows), ROWS):
+            found = [next(stream) for stream in streams]
+            totals += compared(found, targets[start : start + ROWS])
+    return [Loss(kl, math.exp(nll), same) for kl, nll, same in (totals / count).tolist()]
+
+
+def compared(found: Sequence[torch.Tensor], targets: torch.Tensor) -> np.ndarray:
+    """Sums over rows of divergence from the first, negative log likelihood, and agreement.
+
+    Shapes: log probabilities (T, V) of each model, `targets` (T, 1) -> (models, 3).
+    """
+    exact = found[0]
+    sums = [
+        (
+            float((exact.exp() * (exact - other)).sum()),
+            float(-other.gather(1, targets).sum()),
+            float((exact.argmax(-1) == other.argmax(-1)).sum()),
+        )
+        for other in found
+    ]
+    return np.array(sums)

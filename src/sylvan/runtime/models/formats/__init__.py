@@ -1,0 +1,116 @@
+"""Formats of quantised checkpoints, by what config.json says of them.
+
+To add one, write its file here and put its function into `METHODS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.formats.awq import awq
+from sylvan.runtime.models.formats.compressed_tensors import CompressedTensors, compressed_tensors
+from sylvan.runtime.models.formats.fp8 import of_deepseek, of_modelopt
+from sylvan.runtime.models.formats.gptq import auto_round, gptq
+from sylvan.runtime.models.formats.stored import StoredFormat
+from sylvan.runtime.models.quantise import Format, check_model, format_of
+
+Settings = Mapping[str, Any]
+
+
+def _auto_round(settings: Settings) -> StoredFormat:
+    return (awq if settings.get("packing_format") == "auto_round:auto_awq" else auto_round)(
+        settings
+    )
+
+
+METHODS: Mapping[str, Callable[[Settings], StoredFormat]] = MappingProxyType(
+    {
+        "compressed-tensors": compressed_tensors,
+        "gptq": gptq,
+        "awq": awq,
+        "auto-round": _auto_round,
+        "intel/auto-round": _auto_round,
+        "fp8": of_deepseek,
+        "fbgemm_fp8": of_deepseek,
+        "modelopt": of_modelopt,
+        "modelopt_fp4": of_modelopt,
+    }
+)
+"""What reads `quantization_config`, by its `quant_method`."""
+
+UNSAID = CompressedTensors()
+"""Of files whose config.json says nothing: their tensors have names that tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """How a model is in memory, and what is converted for that while it is read."""
+
+    loaded: Format | None = None
+    converted: Format | None = None
+    blocks: bool = False  # matrices of GGUF and MXFP4 stay in their bits
+
+
+def choose(config: ModelConfig, asked: str | None, *, on_cpu: bool = True) -> Formats:
+    """The checkpoint's own format, or the one asked for.
+
+    Raises:
+        ConfigError: the two differ, or the model cannot be quantised.
+    """
+    own = kept_format(config.raw)
+    wanted = None if asked is None else format_of(asked)
+    if own is None and wanted is None:
+        return Formats(blocks=on_cpu and config.path == "native" and not config.states)
+    check_model(config, on_cpu=on_cpu)
+    if own is None:
+        return Formats(wanted, wanted)
+    if wanted is not None and wanted.name != own.name:
+        raise ConfigError(
+            f"quantization: the checkpoint is {own.name} already, not {asked}; leave it at none"
+        )
+    own = replace(own, head_bits=8) if wanted else own
+    return Formats(own, replace(own, bits=None))
+
+
+def stored_format(raw: Settings) -> StoredFormat | None:
+    """How a checkpoint is quantised, by its config.json; None: it is not.
+
+    Raises:
+        ConfigError: quantised in a way that there are no kernels for; says which.
+    """
+    found = raw.get("quantization_config") or raw.get("compression_config")
+    if not found:
+        return None
+    if not isinstance(found, dict):
+        raise ConfigError("config.json: quantization_config must be an object")
+    method = found.get("quant_method")
+    if method == "mxfp4":  # its tensors tell; on devices they are plain numbers
+        return None
+    if method not in METHODS:
+        raise ConfigError(
+            f"the checkpoint is quantised by {method!r}, which there are no kernels for; there are "
+            f"for {', '.join(METHODS)}"
+        )
+    return METHODS[method](found)
+
+
+def kept_format(raw: Settings) -> Format | None:
+    """What a stored format is in memory.
+
+    Raises:
+        ConfigError: see `stored_format`.
+    """
+    own = stored_format(raw)
+    if own is None:
+        return None
+    kept = raw.get("sylvan")
+    head = kept.get("head_bits") if isinstance(kept, dict) else None
+    name = own.name
+    if isinstance(own, CompressedTensors) and all(scheme.rounds_rows for scheme in own.schemes):
+        name = "w8a8" if own.bits == 8 else "w4a8"
+    return Format(name, own.bits, head if head == 8 else None)

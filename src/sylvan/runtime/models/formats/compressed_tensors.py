@@ -1,0 +1,337 @@
+"""The layouts of compressed-tensors, which llm-compressor and `sylvan quantize` write.
+
+`NAME.weight` as int8 or float8 with `NAME.weight_scale` ("int-quantized", "float-quantized",
+"naive-quantized"); or `NAME.weight_packed`, int32 words of 4-bit or 8-bit levels, lowest first,
+each raised to be unsigned, with `NAME.weight_scale` (N, groups) and `NAME.weight_shape`
+("pack-quantized"); or bytes of two e2m1 numbers ("nvfp4-pack-quantized", "mxfp4-pack-quantized").
+Zero points `NAME.weight_zero_point` are packed along the outputs. Layout: compressed-tensors 0.20.
+
+Integers whose scheme rounds activations to 8 bits are multiplied so (`Int8Weight`, `Int4Weight`);
+all others stand for numbers, and rows stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sylvan.kernels.matmul.weights import (
+    GROUP_SIZES,
+    CodedWeight,
+    Int4Weight,
+    Int8Weight,
+    QuantisedWeight,
+)
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.formats.fp8 import fp8, nvfp4
+from sylvan.runtime.models.formats.stored import (
+    Tensors,
+    check_index,
+    check_scales,
+    matches,
+    of_integers,
+    unpacked,
+)
+from sylvan.runtime.models.quantise import Format
+
+_PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
+_WORDS = ("pack-quantized",)
+_NUMBERS = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
+_SCALE, _PACKED, _SHAPE, _ZERO, _INDEX = (
+    *("_scale", "_packed", "_shape"),
+    *("_zero_point", "_g_idx"),
+)
+_GLOBAL = "_global_scale"
+_IDLE = (
+    *("input_scale", "input_zero_point", "input_global_scale", "output_scale"),
+    *("k_scale", "v_scale", "q_scale"),
+)
+_EXPONENT_BIAS = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How one group of layers is quantised."""
+
+    targets: tuple[str, ...]
+    kind: str  # int or float
+    bits: int
+    strategy: str
+    group: int | None
+    block: tuple[int, int] | None
+    symmetric: bool
+    rounds_rows: bool  # rows are rounded to 8 bits as well
+    layout: str
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        zeros = "" if self.symmetric else " with zero points"
+        by = (
+            f"groups of {self.group}"
+            if self.strategy in ("group", "tensor_group")
+            else self.strategy
+        )
+        rows = ", rows in int8" if self.rounds_rows and self.kind == "int" else ""
+        return f"{self.kind}{self.bits}{zeros} by {by}{rows}"
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensors:
+    """All schemes of a checkpoint; without any, its tensors alone tell what they are."""
+
+    schemes: tuple[Scheme, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """See `StoredFormat.name`."""
+        return f"compressed-tensors, {' and '.join(scheme.name for scheme in self.schemes)}"
+
+    @property
+    def bits(self) -> int:
+        """See `StoredFormat.bits`."""
+        return min((scheme.bits for scheme in self.schemes), default=8)
+
+    @property
+    def mixes(self) -> bool:
+        """See `StoredFormat.mixes`."""
+        return False
+
+    def parts_of(self, name: str, there: Collection[str]) -> tuple[str, ...]:
+        """See `StoredFormat.parts_of`."""
+        more = [name + end for end in (_ZERO, _INDEX, _GLOBAL) if name + end in there]
+        if not self._of(name).symmetric and name + _ZERO not in more and name + _SCALE in there:
+            more.append(name + _ZERO)
+        if self._of(name).symmetric:
+            more = [part for part in more if not part.endswith(_ZERO)]
+        if name + _PACKED in there:
+            shape = () if self._of(name).layout in _NUMBERS else (name + _SHAPE,)
+            return name + _PACKED, name + _SCALE, *shape, *more
+        if name + _SCALE in there and name in there:
+            return name, name + _SCALE, *more
+        return (name,)
+
+    def idle(self, name: str, tensor: Tensors) -> bool:
+        """See `StoredFormat.idle`."""
+        return name.endswith(_IDLE)
+
+    def read(self, name: str, parts: Sequence[str], tensor: Tensors) -> QuantisedWeight:
+        """See `StoredFormat.read`."""
+        scheme, ends = self._of(name), {part.removeprefix(name): part for part in parts}
+        raw = tensor(parts[0])
+        if scheme.layout in _NUMBERS:
+            return _small_floats(parts, raw, tensor, ends.get(_GLOBAL))
+        scale = check_scales(parts[1], tensor(parts[1]))
+        if scheme.kind == "float":
+            return fp8(parts, raw, scale, scheme.block)
+        levels, bits = raw, 8
+        if _PACKED in ends:
+            levels, bits = _levels(parts, raw, tensor(ends[_SHAPE]))
+        elif raw.dtype != torch.int8 or raw.dim() != 2:
+            raise ConfigError(
+                f"{name!r} is {list(raw.shape)} of {raw.dtype} with {scale.numel()} scales; "
+                "expected int8 with one scale a row"
+            )
+        else:
+            levels = (raw.view(torch.uint8) ^ 128).clone()
+        if scheme.strategy == "tensor":
+            scale = scale.reshape(1, 1).expand(len(levels), 1)
+        zero = None
+        if _ZERO in ends:
+            zero = _zeros(ends[_ZERO], tensor(ends[_ZERO]), bits, scale, packed=_PACKED in ends)
+        if zero is None and scheme.rounds_rows and _INDEX not in ends:
+            made = _by_row if bits == 8 else _in_groups
+            return made(name, levels, scale.float())
+        order = None
+        if _INDEX in ends:
+            order = _order(ends[_INDEX], tensor(ends[_INDEX]), scale.shape[-1])
+            levels = levels if order is None else levels[:, order.long()]
+        group = _group(name, levels, scale)
+        return of_integers(levels, scale, zero, bits, group=group, order=order)
+
+    def _of(self, name: str) -> Scheme:
+        """The scheme of a matrix; the first where none is said to be for it."""
+        path = name.removesuffix(".weight")
+        found = (s for s in self.schemes if any(matches(target, path) for target in s.targets))
+        return next(found, self.schemes[0] if self.schemes else _OWN)
+
+
+_OWN = Scheme(("Linear",), "int", 8, "channel", None, None, True, True, "")
+
+
+def compressed_tensors(settings: Mapping[str, Any]) -> CompressedTensors:
+    """The format of `quant_method` compressed-tensors.
+
+    Raises:
+        ConfigError: a scheme that there are no kernels for; says which.
+    """
+    groups = settings.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise ConfigError("config.json: quantization_config has no config_groups")
+    sparsity = settings.get("sparsity_config") or {}
+    layout = sparsity.get("format", "dense") if isinstance(sparsity, dict) else sparsity
+    if layout not in ("dense", None):
+        raise ConfigError(
+            f"config.json: quantization_config.sparsity_config.format is {layout!r}; there are no "
+            "kernels for sparse matrices"
+        )
+    return CompressedTensors(
+        tuple(_scheme(name, group, settings.get("format")) for name, group in groups.items())
+    )
+
+
+def _scheme(name: str, group: Any, layout: object) -> Scheme:
+    group = group if isinstance(group, dict) else {}
+    weights = group.get("weights") or {}
+    layout = group.get("format") or layout
+    bits, kind, how = (weights.get(key) for key in ("num_bits", "type", "strategy"))
+    size, block = weights.get("group_size"), weights.get("block_structure")
+    symmetric = bool(weights.get("symmetric", True))
+    fits = {
+        ("int", 8): how in ("channel", "tensor", "group") and layout in (*_PLAIN, *_WORDS),
+        ("int", 4): how in ("channel", "group") and layout in _WORDS,
+        ("float", 8): how in ("channel", "tensor", "block") and layout in _PLAIN and symmetric,
+        ("float", 4): how in ("group", "tensor_group") and layout in _NUMBERS and symmetric,
+    }.get((kind, bits), False)
+    if how == "group" and (size not in (16, 32, 64, 128, 256, 512, 1024)):
+        fits = False
+    if how == "block" and (not isinstance(block, list) or len(block) != 2):
+        fits = False
+    if not fits:
+        raise ConfigError(
+            f"config.json: quantization_config.config_groups.{name}: weights are {kind!r} of "
+            f"{bits} bits by {how!r} (group_size {size}, symmetric {symmetric}) in {layout!r}; "
+            "there are kernels for int8 by channel, tensor or group and int4 by channel or group "
+            "(of 16 to 1024 inputs), float 8 by tensor, channel or block, and NVFP4 and MXFP4"
+        )
+    rows = group.get("input_activations")
+    rounds = isinstance(rows, dict) and rows.get("num_bits") == 8 and rows.get("type") == "int"
+    rounds = rounds and symmetric and not (bits == 4 and how == "group" and size not in GROUP_SIZES)
+    rounds = rounds and not (bits == 8 and how == "group")
+    targets = tuple(str(target) for target in group.get("targets") or ("Linear",))
+    edges = (int(block[0]), int(block[1])) if isinstance(block, list) else None
+    return Scheme(targets, kind, bits, how, size, edges, symmetric, rounds, str(layout))
+
+
+def _levels(
+    parts: Sequence[str], words: torch.Tensor, shape: torch.Tensor
+) -> tuple[torch.Tensor, int]:
+    """Levels from 0 on (N, K), and their bits."""
+    rows, cols = (int(n) for n in shape.flatten().tolist())
+    if words.dtype != torch.int32 or words.dim() != 2 or len(words) != rows or rows < 1 or cols < 1:
+        raise ConfigError(f"{parts[0]!r} is {list(words.shape)} of {words.dtype}, for {rows} rows")
+    for bits in (4, 8):
+        if words.shape[1] == -(-cols * bits // 32):
+            return unpacked(words, bits, 1, cols), bits
+    raise ConfigError(f"{parts[0]!r} is {list(words.shape)}, which is not {rows} x {cols}")
+
+
+def _zeros(
+    name: str, found: torch.Tensor, bits: int, scale: torch.Tensor, *, packed: bool
+) -> torch.Tensor:
+    """Zero points from 0 on, of the shape of the scales."""
+    if packed and found.dtype == torch.int32:
+        zero = unpacked(found, bits, 0, len(scale))
+    else:
+        zero = (found.reshape(-1, scale.shape[-1]).int() + (1 << bits - 1)).to(torch.uint8)
+        zero = zero.expand(len(scale), -1)
+    if zero.shape != scale.shape:
+        raise ConfigError(
+            f"{name!r} is {list(found.shape)}, but there are {list(scale.shape)} scales"
+        )
+    return zero
+
+
+def _order(name: str, of_input: torch.Tensor, groups: int) -> torch.Tensor | None:
+    """Inputs in the order in which groups lie together; None: they do."""
+    of_input = check_index(name, of_input)
+    if (of_input < 0).any():  # written so where there is no order
+        return None
+    where = torch.arange(len(of_input)) // -(-len(of_input) // groups)
+    if of_input.equal(where):
+        return None
+    if not of_input.sort().values.equal(where):
+        raise ConfigError(f"{name!r} does not divide {len(of_input)} inputs into {groups} groups")
+    return of_input.argsort(stable=True).int()
+
+
+def _group(name: str, levels: torch.Tensor, scale: torch.Tensor) -> int:
+    """Inputs of a scale; 0: all of a row."""
+    groups = scale.shape[1] if scale.dim() == 2 else 1
+    if len(scale) != len(levels) or levels.shape[1] % groups:
+        raise ConfigError(
+            f"{name!r} is {list(levels.shape)} with scales {list(scale.shape)}; expected as many "
+            "rows and groups that divide the inputs"
+        )
+    return 0 if groups == 1 else levels.shape[1] // groups
+
+
+def _by_row(name: str, levels: torch.Tensor, scale: torch.Tensor) -> Int8Weight:
+    if scale.numel() != len(levels):
+        raise ConfigError(
+            f"{name!r} is {list(levels.shape)} of int8 with {scale.numel()} scales; expected int8 "
+            f"with one scale a row"
+        )
+    return Int8Weight((levels ^ 128).view(torch.int8), scale.flatten().contiguous())
+
+
+def _in_groups(name: str, levels: torch.Tensor, scale: torch.Tensor) -> Int4Weight:
+    cols, groups = levels.shape[1], scale.shape[1] if scale.dim() == 2 else 1
+    group = cols // groups
+    if groups == 1:  # one scale a row: the same as in the largest groups that divide it
+        group = next((g for g in reversed(GROUP_SIZES) if cols % g == 0), 0)
+        scale = scale.reshape(-1, 1).expand(-1, cols // group if group else 1)
+    if group not in GROUP_SIZES or scale.shape != (len(levels), cols // group):
+        raise ConfigError(f"{name!r} has {groups} scales a row of {cols} inputs; no kernel for it")
+    q = levels[:, ::2] | levels[:, 1::2] << 4
+    return Int4Weight(q, scale.contiguous(), group)
+
+
+def _small_floats(
+    parts: Sequence[str], raw: torch.Tensor, tensor: Tensors, second: str | None
+) -> CodedWeight:
+    scale = tensor(parts[1])
+    if second is not None:
+        whole = check_scales(second, tensor(second)).float()
+        return nvfp4(parts, raw, check_scales(parts[1], scale), 1 / whole)
+    if raw.dtype != torch.uint8 or scale.dtype != torch.uint8 or raw.dim() != 2:
+        raise ConfigError(
+            f"{parts[0]!r} is {raw.dtype} with scales of {scale.dtype}; expected bytes"
+        )
+    if scale.shape != (len(raw), raw.shape[1] // 16):
+        raise ConfigError(f"{parts[1]!r} is {list(scale.shape)} for {parts[0]!r} {list(raw.shape)}")
+    powers = torch.ldexp(torch.ones(scale.shape), scale.int() - _EXPONENT_BIAS)
+    return CodedWeight(raw.clone(), check_scales(parts[1], powers), "fp4_e2m1", 32)
+
+
+def quantization_config(wanted: Format, group: int | None, ignore: Sequence[str]) -> dict[str, Any]:
+    """What config.json says of a checkpoint that the tensors of `stored_as` were written to."""
+    kind = "float" if wanted.code == "fp8_e4m3" else "int"
+    weights: dict[str, Any] = {"num_bits": wanted.bits, "type": kind, "symmetric": True}
+    weights |= {"dynamic": False, "strategy": "channel" if wanted.bits == 8 else "group"}
+    weights |= {"group_size": group}
+    rows = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
+    layout = _WORDS[0] if wanted.bits == 4 else _PLAIN[kind == "float"]
+    scheme = {"targets": ["Linear"], "weights": weights, "output_activations": None}
+    scheme |= {"input_activations": None if wanted.code else rows, "format": layout}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": scheme},
+        "ignore": list(ignore),
+    }
+
+
+def stored_as(name: str, weight: QuantisedWeight) -> dict[str, torch.Tensor]:
+    """The tensors that a matrix `name` (ending in `.weight`) is written as."""
+    if isinstance(weight, Int8Weight):
+        return {name: weight.q, name + _SCALE: weight.scale[:, None]}
+    if isinstance(weight, CodedWeight) and weight.code == "fp8_e4m3":
+        return {name: weight.q.view(torch.float8_e4m3fn), name + _SCALE: weight.scale}
+    shape = torch.tensor(weight.shape, dtype=torch.int64)
+    words = weight.q.view(torch.int32)
+    return {name + _PACKED: words, name + _SCALE: weight.scale, name + _SHAPE: shape}

@@ -1,0 +1,182 @@
+"""GGUF: blocks of ggml as codes with scales, one tensor a matrix.
+
+Kinds that have no codes here are read as plain numbers. Layouts: `ggml-quants.c` and gguf-py's
+`quants.py`, by which they are tested.
+
+Shapes: N rows, B blocks of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+
+from sylvan.kernels.matmul.codes import Code, paired
+from sylvan.kernels.matmul.weights import CodedWeight
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.formats.stored import Tensors
+from sylvan.runtime.models.gguf import GGUFWeights
+from sylvan.runtime.models.stored import StoredTensor, WeightFiles
+
+_MIDDLE = 128  # of codes of 8 bits
+
+
+class GgufBlocks:
+    """The format of `KeptBlocks`."""
+
+    name = "GGUF"
+    bits = 4
+    mixes = True
+
+    def parts_of(self, name: str, there: Collection[str]) -> tuple[str, ...]:
+        """See `StoredFormat.parts_of`."""
+        return next(((f"{name}.{kind}",) for kind in KEPT if f"{name}.{kind}" in there), (name,))
+
+    def idle(self, name: str, tensor: Tensors) -> bool:
+        """See `StoredFormat.idle`."""
+        return False
+
+    def read(self, name: str, parts: Sequence[str], tensor: Tensors) -> CodedWeight:
+        """See `StoredFormat.read`."""
+        kind = parts[0].rpartition(".")[2]
+        size, make = KEPT[kind]
+        weight = make(tensor(parts[0]).unflatten(1, (-1, size)))
+        scales = [weight.scale] if weight.shift is None else [weight.scale, weight.shift]
+        if not all(part.isfinite().all() for part in scales):
+            raise ConfigError(f"the scales of {name!r} ({kind}) are not finite (NaN or infinity)")
+        return weight
+
+
+class KeptBlocks:
+    """GGUF files in which matrices of known kinds are their blocks, `NAME.KIND`, bytes (N, B size).
+
+    Those are the matrices of layers and the head; others are plain numbers as ever.
+    """
+
+    def __init__(self, files: GGUFWeights) -> None:
+        self._files = files
+        self._kept: dict[str, str] = {}
+        self.tensors: dict[str, StoredTensor] = {}
+        for name, plain in files.tensors.items():
+            kind, own = files.kind(name), plain
+            if kind in KEPT and len(plain.shape) == 2 and name.endswith(".weight"):
+                shape = plain.shape[0], (plain.stop - plain.start) // plain.shape[0]
+                own = replace(plain, name=f"{name}.{kind}", dtype=torch.uint8, shape=shape)
+                self._kept[own.name] = name
+            self.tensors[own.name] = own
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors as stored."""
+        return self._files.num_bytes
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One of them."""
+        if name in self._kept:
+            return self._files.blocks(self._kept[name])
+        return self._files.tensor(name)
+
+
+def kept_blocks(files: WeightFiles) -> WeightFiles:
+    """The same files, those of GGUF with blocks."""
+    return KeptBlocks(files) if isinstance(files, GGUFWeights) else files
+
+
+def _half(raw: torch.Tensor) -> torch.Tensor:
+    """Shape: (N, B, 2) bytes -> (N, B), float16."""
+    return raw.contiguous().view(torch.float16).squeeze(-1)
+
+
+def _halves(raw: torch.Tensor) -> torch.Tensor:
+    """Low nibbles of some bytes, then their high ones."""
+    return torch.cat((raw & 15, raw >> 4), -1)
+
+
+def _made(
+    levels: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, code: Code, group: int
+) -> CodedWeight:
+    q = levels.to(torch.uint8).flatten(1)
+    q = q if code == "int8" else paired(q)
+    shift = None if shift is None else shift.float().flatten(1).contiguous()
+    return CodedWeight(q.contiguous(), scale.flatten(1).contiguous(), code, group, None, shift)
+
+
+def _q4_0(raw: torch.Tensor) -> CodedWeight:
+    return _made(_halves(raw[..., 2:]), _half(raw[..., :2]), None, "int4", 32)
+
+
+def _q4_1(raw: torch.Tensor) -> CodedWeight:
+    scale, shift = _half(raw[..., :2]), _half(raw[..., 2:4])
+    return _made(_halves(raw[..., 4:]), scale, shift, "uint4", 32)
+
+
+def _fifth(raw: torch.Tensor) -> torch.Tensor:
+    """The highest bit of 32 numbers of five. Shape: (N, B, 4) -> (N, B, 32)."""
+    bits = torch.arange(8, dtype=torch.uint8)
+    return ((raw[..., None] >> bits) & 1).flatten(-2)
+
+
+def _q5_0(raw: torch.Tensor) -> CodedWeight:
+    levels = _halves(raw[..., 6:]) | _fifth(raw[..., 2:6]) << 4
+    return _made(levels + (_MIDDLE - 16), _half(raw[..., :2]), None, "int8", 32)
+
+
+def _q5_1(raw: torch.Tensor) -> CodedWeight:
+    levels = _halves(raw[..., 8:]) | _fifth(raw[..., 4:8]) << 4
+    scale, shift = _half(raw[..., :2]), _half(raw[..., 2:4])
+    return _made(levels + _MIDDLE, scale, shift, "int8", 32)
+
+
+def _q8_0(raw: torch.Tensor) -> CodedWeight:
+    return _made(raw[..., 2:] ^ _MIDDLE, _half(raw[..., :2]), None, "int8", 32)
+
+
+def _scales_of_k(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and shifts of eight groups: (N, B, 16) bytes -> float32 (N, B, 8), twice."""
+    step, least = (_half(raw[..., i : i + 2]).float()[..., None] for i in (0, 2))
+    first, second, third = (raw[..., i : i + 4] for i in (4, 8, 12))
+    scale = torch.cat((first & 63, third & 15 | first >> 6 << 4), -1)
+    shift = torch.cat((second & 63, third >> 4 | second >> 6 << 4), -1)
+    return step * scale.float(), -(least * shift.float())
+
+
+def _q4_k(raw: torch.Tensor) -> CodedWeight:
+    levels = _halves(raw[..., 16:].unflatten(-1, (4, 32))).flatten(-2)
+    return _made(levels, *_scales_of_k(raw[..., :16]), "uint4", 32)
+
+
+def _q5_k(raw: torch.Tensor) -> CodedWeight:
+    low = _halves(raw[..., 48:].unflatten(-1, (4, 32))).unflatten(-1, (2, 32)).flatten(-3, -2)
+    bits = torch.arange(8, dtype=torch.uint8)[:, None]
+    high = (raw[..., None, 16:48] >> bits) & 1
+    levels = (low | high << 4).flatten(-2)
+    return _made(levels + _MIDDLE, *_scales_of_k(raw[..., :16]), "int8", 32)
+
+
+def _q6_k(raw: torch.Tensor) -> CodedWeight:
+    low = raw[..., :128].unflatten(-1, (2, 2, 32))  # of 128 numbers: pairs of 32 bytes
+    low = torch.cat((low & 15, low >> 4), -2)
+    shifts = torch.tensor((0, 2, 4, 6), dtype=torch.uint8)[:, None]
+    high = (raw[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3
+    levels = (low | high << 4).flatten(-3)
+    step = _half(raw[..., 208:210]).float()[..., None]
+    scale = step * raw[..., 192:208].contiguous().view(torch.int8).float()
+    return _made(levels + (_MIDDLE - 32), scale, None, "int8", 16)
+
+
+KEPT: Mapping[str, tuple[int, Callable[[torch.Tensor], CodedWeight]]] = MappingProxyType(
+    {
+        "Q4_0": (18, _q4_0),
+        "Q4_1": (20, _q4_1),
+        "Q5_0": (22, _q5_0),
+        "Q5_1": (24, _q5_1),
+        "Q8_0": (34, _q8_0),
+        "Q4_K": (144, _q4_k),
+        "Q5_K": (176, _q5_k),
+        "Q6_K": (210, _q6_k),
+    }
+)
+"""Bytes of a block (N, B, bytes), and what makes codes of them, by kind."""

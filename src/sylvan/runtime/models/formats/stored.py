@@ -1,0 +1,171 @@
+"""What a format of quantised checkpoints is, and what readers of several have in common.
+
+A format is one file here: which tensors hold a matrix, and how they become a `QuantisedWeight`.
+Ranks, joins, stacks, kernels and updates know only that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from sylvan.kernels.matmul.codes import Code, middle_of, paired
+from sylvan.kernels.matmul.weights import CodedWeight, QuantisedWeight
+from sylvan.protocol.errors import ConfigError
+
+Tensors = Callable[[str], torch.Tensor]
+"""Gives a tensor of the checkpoint by the name that a format asked for."""
+
+
+class StoredFormat(Protocol):
+    """How the matrices of one checkpoint are stored; made from its config.json alone."""
+
+    @property
+    def name(self) -> str:
+        """For people: the method, bits and groups."""
+        ...
+
+    @property
+    def bits(self) -> int:
+        """The fewest of a number in memory."""
+        ...
+
+    @property
+    def mixes(self) -> bool:
+        """Whether matrices that are joined may be quantised or not, each by itself."""
+        ...
+
+    def parts_of(self, name: str, there: Collection[str]) -> tuple[str, ...]:
+        """Names of the tensors that hold the parameter `name`; of a plain one itself alone."""
+        ...
+
+    def read(self, name: str, parts: Sequence[str], tensor: Tensors) -> QuantisedWeight:
+        """The matrix `name` out of its `parts`; new tensors.
+
+        Raises:
+            ConfigError: sizes that contradict each other, or scales that are not finite; names it.
+        """
+        ...
+
+    def idle(self, name: str, tensor: Tensors) -> bool:
+        """Whether the tensor `name` says nothing that is needed here."""
+        ...
+
+
+def unpacked(words: torch.Tensor, bits: int, dim: int, count: int | None = None) -> torch.Tensor:
+    """Numbers of so few bits that lie in int32 words along a dimension, the lowest bits first.
+
+    A number may begin in one word and end in the next. Shape: `words`' but for `dim`; uint8.
+    """
+    words = words.transpose(dim, -1).contiguous().long() & 0xFFFFFFFF
+    size = words.shape[-1] * 32 // bits if count is None else count
+    starts = torch.arange(size) * bits
+    place, shift = starts // 32, starts % 32
+    found = words[..., place] >> shift
+    if 32 % bits:
+        following = (place + 1).clamp(max=words.shape[-1] - 1)
+        found |= words[..., following] << (32 - shift)
+    return (found & ((1 << bits) - 1)).to(torch.uint8).transpose(dim, -1)
+
+
+def of_integers(
+    levels: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    bits: int,
+    *,
+    group: int,
+    order: torch.Tensor | None = None,
+) -> CodedWeight:
+    """A matrix of integers 0 .. 2^bits - 1 around `zero`, or around their middle.
+
+    Shapes: `levels` uint8 (N, K), `scale` (N, G), `zero` uint8 (N, G).
+    """
+    code: Code = "int4" if bits <= 4 else "int8"
+    middle = int(middle_of(code))
+    shift = middle - (1 << bits - 1)  # fewer bits use the middle of four
+    if zero is not None and bool((zero == middle - shift).all()):
+        zero = None
+    if zero is None and shift:
+        levels = levels + shift
+    q = paired(levels) if code == "int4" else levels
+    return CodedWeight(
+        q.contiguous(),
+        scale.contiguous(),
+        code,
+        group,
+        None if zero is None else zero.contiguous(),
+        order=order,
+    )
+
+
+def check_scales(name: str, scale: torch.Tensor) -> torch.Tensor:
+    """Refuse scales that would make nonsense of a matrix.
+
+    Raises:
+        ConfigError: NaN, infinity, or no floating-point numbers; names them.
+    """
+    if not scale.is_floating_point():
+        raise ConfigError(f"the scales {name!r} are {scale.dtype}, not floating-point numbers")
+    if not scale.float().isfinite().all():
+        raise ConfigError(f"the scales {name!r} are not finite (NaN or infinity)")
+    return scale
+
+
+def check_words(name: str, words: torch.Tensor) -> torch.Tensor:
+    """Refuse what is no matrix of int32 words.
+
+    Raises:
+        ConfigError: names it.
+    """
+    if words.dtype != torch.int32 or words.dim() != 2 or not words.numel():
+        raise ConfigError(
+            f"{name!r} is {list(words.shape)} of {words.dtype}, not a matrix of int32"
+        )
+    return words
+
+
+def check_index(name: str, of_input: torch.Tensor) -> torch.Tensor:
+    """The group of each input, int64 (K,).
+
+    Raises:
+        ConfigError: no integers; names them.
+    """
+    if of_input.dtype not in (torch.int32, torch.int64):
+        raise ConfigError(f"{name!r} is of {of_input.dtype}, not of integers")
+    return of_input.flatten().long()
+
+
+def number(settings: Mapping[str, Any], field: str, choices: Sequence[int]) -> int:
+    """A field of quantization_config.
+
+    Raises:
+        ConfigError: it is none of the choices; names it.
+    """
+    found = settings.get(field)
+    if isinstance(found, bool) or found not in choices:
+        allowed = ", ".join(map(str, choices))
+        raise ConfigError(
+            f"config.json: quantization_config.{field} is {found!r}; there are kernels for "
+            f"{allowed}"
+        )
+    return int(found)
+
+
+def matches(target: str, path: str) -> bool:
+    """Whether a target (`re:PATTERN`, the end of a path, `Linear`) means a layer.
+
+    Raises:
+        ConfigError: the pattern is not one.
+    """
+    if target.startswith("re:"):
+        try:
+            return re.match(target[3:], path) is not None
+        except re.error as error:
+            raise ConfigError(
+                f"config.json: the pattern {target[3:]!r} is wrong: {error}"
+            ) from None
+    return target in ("Linear", path) or path.endswith("." + target)

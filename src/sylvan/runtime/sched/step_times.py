@@ -1,0 +1,89 @@
+"""When steps ran, and when none did although there was work: the scheduler's own account."""
+
+from __future__ import annotations
+
+from sylvan.protocol.steps import StepLog
+from sylvan.runtime.core.req import Batch
+from sylvan.runtime.sched.phases import RequestTable
+from sylvan.utils.clock import Clock
+
+
+class StepTimes:
+    """Accounts for each second: a step was under way, there was a bubble, or nothing to do.
+
+    A bubble is the time between the end of the last step under way and the launch of the next one,
+    if requests were there all along: planning, emitting, receiving. On a device with overlap it is
+    what the device waits for the scheduler.
+
+    Attributes:
+        log: The last steps.
+        forward_s: Seconds in which at least one step was under way.
+        bubble_s: Seconds of bubbles.
+        idle_s: Seconds without anything to compute.
+        prompt_tokens: Tokens of prompts that steps computed.
+    """
+
+    def __init__(self, clock: Clock, requests: RequestTable) -> None:
+        self.log = StepLog()
+        self.forward_s = self.bubble_s = self.idle_s = 0.0
+        self.prompt_tokens = 0
+        self._clock, self._requests = clock, requests
+        self._since_s: float | None = None  # when the present stretch began; None: none has
+        self._waits = False  # in this stretch there is work, and no step under way
+        self._planned_s = 0.0
+        self._under_way: list[int] = []  # numbers of steps; 0: it has no slices
+
+    def planning(self) -> None:
+        """A step is being planned."""
+        self._planned_s = self._clock()
+        if self._since_s is None:
+            self._since_s = self._planned_s
+
+    def launching(self, batch: Batch, retractions: int) -> None:
+        """A step goes to the executor."""
+        if not batch.slices:
+            self._under_way.append(0)
+            return
+        now = self._clock()
+        if not any(self._under_way):
+            self._settle(now)
+        prompt_tokens = decoded = 0
+        decodes = batch.num_decodes
+        for piece in batch.slices[decodes:]:
+            if piece.start < piece.req.prompt_len:
+                prompt_tokens += piece.stop - piece.start
+            else:
+                decoded += piece.stop - piece.start
+        self.prompt_tokens += prompt_tokens
+        counts = (
+            *(len(batch.slices), decodes, prompt_tokens, prompt_tokens + decoded + decodes),
+            *(len(self._requests.running), len(self._requests.waiting), retractions),
+        )
+        rid = batch.slices[0].req.rid
+        self._under_way.append(self.log.launched(self._planned_s, now, counts, rid))
+
+    def completed(self, *, failed: bool = False) -> float:
+        """The result of the oldest step is in, or it failed; returns the time."""
+        now = self._clock()
+        number = self._under_way.pop(0)
+        if number:
+            self.log.completed(number, now, failed=failed)
+            if not any(self._under_way):
+                self.forward_s += now - (now if self._since_s is None else self._since_s)
+                self._since_s, self._waits = now, True
+        return now
+
+    def nothing_to_do(self) -> None:
+        """No request is there: from now on no time is lost."""
+        if self._waits:
+            self._settle(self._clock())
+            self._waits = False
+
+    def _settle(self, now_s: float) -> None:
+        """End a stretch without steps."""
+        seconds = now_s - (now_s if self._since_s is None else self._since_s)
+        if self._waits:
+            self.bubble_s += seconds
+        else:
+            self.idle_s += seconds
+        self._since_s = now_s

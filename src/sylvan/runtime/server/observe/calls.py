@@ -1,0 +1,110 @@
+"""Metrics about calls, connections, the event loop and the processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sylvan.runtime.server.connections import Connections
+from sylvan.runtime.server.observe.buckets import LAG_S
+from sylvan.runtime.tokenizer.manager import TokenizerManager
+from sylvan.utils.clock import process_cpu
+
+LAG_PERIOD_S = 0.25
+
+
+class CallMetrics:
+    """Counts calls of routes, and measures how late the event loop is.
+
+    Args:
+        prefix: Of names that SGLang has, too.
+        registry: Where they are shown.
+    """
+
+    def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
+        names = ["endpoint", "method"]
+        self._calls = Counter(f"{prefix}http_requests", "Calls", names, registry=registry)
+        self._answers = Counter(
+            f"{prefix}http_responses",
+            "Answers",
+            ["endpoint", "status_code", "method"],
+            registry=registry,
+        )
+        self._active = Gauge(
+            f"{prefix}http_requests_active", "Calls under way", names, registry=registry
+        )
+        self._lag = Histogram(
+            "sylvan:event_loop_lag_seconds",
+            "How late the event loop runs what is due",
+            buckets=LAG_S,
+            registry=registry,
+        )
+        self._of_calls: dict[tuple[str, str, int], tuple[Counter, Counter]] = {}
+        self._of_active: dict[tuple[str, str], Gauge] = {}
+        self._due_s = 0.0
+
+    def called(self, endpoint: str, method: str, status: int) -> None:
+        """Count a call of a route."""
+        counters = self._of_calls.get((endpoint, method, status))
+        if counters is None:
+            answers = self._answers.labels(endpoint, str(status), method)
+            counters = self._calls.labels(endpoint, method), answers
+            self._of_calls[endpoint, method, status] = counters
+        for counter in counters:
+            counter.inc()
+
+    def active(self, endpoint: str, method: str) -> Gauge:
+        """The number of calls of a route that are under way."""
+        gauge = self._of_active.get((endpoint, method))
+        if gauge is None:
+            gauge = self._of_active[endpoint, method] = self._active.labels(endpoint, method)
+        return gauge
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Measure from now on how late the event loop is."""
+        now = loop.time()
+        if self._due_s:
+            self._lag.observe(max(0.0, now - self._due_s))
+        self._due_s = now + LAG_PERIOD_S
+        loop.call_at(self._due_s, self.watch, loop)
+
+
+class ConnectionCounts(Collector):
+    """Connections, and those that were refused or ended."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector.collect`."""
+        yield GaugeMetricFamily(
+            "sylvan:connections", "Connections that are open", value=len(self._connections)
+        )
+        ended = CounterMetricFamily(
+            "sylvan:connections_ended", "Connections that a limit ended", labels=["reason"]
+        )
+        for reason, count in self._connections.refused.items():
+            ended.add_metric([reason], count)
+        yield ended
+
+
+class ProcessorTime(Collector):
+    """Processor time of the API process and of the schedulers."""
+
+    def __init__(self, engine: TokenizerManager, prefix: str) -> None:
+        self._engine, self._prefix = engine, prefix
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector.collect`."""
+        family = CounterMetricFamily(
+            f"{self._prefix}process_cpu_seconds",
+            "Processor time, all threads of a process together",
+            labels=["component"],
+        )
+        family.add_metric(["tokenizer"], process_cpu())
+        family.add_metric(["scheduler"], self._engine.load().cpu_seconds)
+        yield family

@@ -1,0 +1,103 @@
+"""Labels of metrics: those of the model, the operator's own, and those that clients may give.
+
+Clients choose values; whatever they send, only so many are told apart, since each makes time series
+that are never forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from sylvan.protocol.errors import ConfigError
+
+MAX_VALUES = 100
+OTHER = "other"
+_MAX_CHARS = 128
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_TAKEN = frozenset(
+    {
+        *("model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank", "dp_rank", "le"),
+        *("is_streaming", "finish", "stage", "cache_source", "tenant", "kind", "mode"),
+    }
+)
+
+
+@dataclass(slots=True)
+class Bounded:
+    """Values of one label: the first so many, and `other` for all after them.
+
+    Args:
+        most: Values that are told apart.
+    """
+
+    most: int = MAX_VALUES
+    _known: set[str] = field(default_factory=set[str])
+
+    def value(self, given: str) -> str:
+        """The value to count under."""
+        given = given[:_MAX_CHARS]
+        if given not in self._known:
+            if len(self._known) >= self.most:
+                return OTHER
+            self._known.add(given)
+        return given
+
+
+class MetricLabels:
+    """The labels of all metrics of a model.
+
+    Args:
+        base: Names and values that all metrics carry.
+        custom: Names that clients may give values for.
+
+    Raises:
+        ConfigError: A name is none, or is taken.
+    """
+
+    def __init__(
+        self, base: Mapping[str, str], extra: Mapping[str, str], custom: Sequence[str]
+    ) -> None:
+        for path, names in (("metric_labels", extra), ("custom_labels", custom)):
+            for name in names:
+                if not _NAME.fullmatch(name) or name.startswith("__") or name in _TAKEN:
+                    raise ConfigError(f"observe.{path}: {name!r} cannot be the name of a label")
+        if doubles := {*extra} & {*custom}:
+            raise ConfigError(f"observe.custom_labels: {min(doubles)} is in metric_labels, too")
+        self.base = {**base, **extra}
+        self.custom = tuple(custom)
+        self._values = {name: Bounded() for name in custom}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of labels of metrics about requests."""
+        return (*self.base, *self.custom)
+
+    def values(self, given: Mapping[str, str]) -> tuple[str, ...]:
+        """The same labels' values for one request; empty where it gives none."""
+        custom = (
+            self._values[name].value(given[name]) if name in given else "" for name in self.custom
+        )
+        return (*self.base.values(), *custom)
+
+
+def read_labels(header: str | None, allowed: Sequence[str]) -> Mapping[str, str]:
+    """Custom labels of a call: those that are allowed. What is malformed counts as none."""
+    if not header or not allowed:
+        return {}
+    try:
+        found = json.loads(header)
+    except ValueError:
+        return {}
+    return allowed_labels(found, allowed)
+
+
+def allowed_labels(found: object, allowed: Sequence[str]) -> Mapping[str, str]:
+    """Those of an object's fields that are allowed as labels."""
+    if not isinstance(found, dict):
+        return {}
+    given = cast("dict[str, object]", found)
+    return {name: str(given[name])[:_MAX_CHARS] for name in allowed if name in given}

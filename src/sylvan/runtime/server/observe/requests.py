@@ -1,0 +1,230 @@
+"""Metrics about requests: each passes here once, when nobody waits for it any more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from sylvan.config.tree import ObserveConfig
+from sylvan.protocol.messages import Finish, Usage
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.server.observe import buckets
+from sylvan.runtime.server.observe.labels import Bounded, MetricLabels
+from sylvan.runtime.server.token_latency import BUCKETS, TokenLatency
+from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
+from sylvan.runtime.tokenizer.timeline import StageName, began_s, stages
+
+MAX_SERIES = 512
+"""Different sets of labels of requests; further ones are counted without custom labels."""
+MAX_TENANTS = 1000
+_LEFT = Finish(type="abort", message="the client left")
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """The metrics of requests with the same labels."""
+
+    prompt: Counter
+    output: Counter
+    cached: tuple[Counter, Counter, Counter]  # device, host, storage
+    first_token: Histogram
+    e2e: Histogram
+    queue: Histogram
+    per_token: Histogram
+    stages: dict[StageName, Histogram]
+    prompt_length: Histogram
+    uncached_length: Histogram
+    output_length: Histogram
+    structured: Counter
+    aborted: Counter
+    verified: Counter
+    values: tuple[str, ...]
+    streaming: str
+
+
+class RequestMetrics:
+    """Counts tokens, times and ends of requests.
+
+    Args:
+        settings: Names and bounds.
+        labels: Of all metrics here.
+        registry: Where they are shown.
+    """
+
+    def __init__(
+        self, settings: ObserveConfig, labels: MetricLabels, registry: CollectorRegistry
+    ) -> None:
+        self._labels, self._registry = labels, registry
+        self._prefix = settings.metrics_prefix
+        ttft = buckets.seconds(settings.ttft_buckets, buckets.TTFT_S, "observe.ttft_buckets")
+        e2e = buckets.seconds(settings.e2e_buckets, buckets.E2E_S, "observe.e2e_buckets")
+        token = buckets.seconds(settings.token_buckets, BUCKETS, "observe.token_buckets")
+        prompts = buckets.tokens(settings.prompt_token_buckets, "observe.prompt_token_buckets")
+        outputs = buckets.tokens(settings.output_token_buckets, "observe.output_token_buckets")
+        streaming = "is_streaming"
+        self._prompt = self._counter("prompt_tokens", "Tokens of prompts", streaming)
+        self._output = self._counter("generation_tokens", "Tokens generated", streaming)
+        self._cached = self._counter(
+            "cached_tokens", "Prompt tokens from the cache", "cache_source"
+        )
+        self._finished = self._counter("num_requests", "Samples that ended", streaming, "finish")
+        self._aborted = self._counter("num_aborted_requests", "Samples that were aborted")
+        self._structured = self._counter("num_so_requests", "Requests for structured output")
+        self._verified = self._counter("spec_verify_calls", "Steps that verified guesses")
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "Call to first token", ttft, streaming
+        )
+        self._e2e = self._histogram(
+            "e2e_request_latency_seconds", "Call to the end of its answer", e2e, streaming
+        )
+        self._queue = self._histogram(
+            "queue_time_seconds", "Arrival at the scheduler to first computation", ttft
+        )
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds",
+            "Mean time of each token of a request after the first",
+            token,
+            streaming,
+        )
+        self._stages = self._histogram(
+            "per_stage_req_latency_seconds",
+            "Time in each stage of a request; together its whole time",
+            buckets.STAGE_S,
+            "stage",
+        )
+        self._prompts = self._histogram("prompt_tokens_histogram", "Lengths of prompts", prompts)
+        self._uncached = self._histogram(
+            "uncached_prompt_tokens_histogram", "Prompt tokens that were computed", prompts
+        )
+        self._outputs = self._histogram(
+            "generation_tokens_histogram", "Lengths of outputs", outputs
+        )
+        self._tenants = self._counter(
+            "tenant_tokens",
+            "Tokens by tenant and kind: prompts computed or cached, by tier, and outputs",
+            "tenant",
+            "kind",
+        )
+        name = f"{self._prefix}inter_token_latency_seconds"
+        self._between = TokenLatency(name, labels.names, token)
+        registry.register(self._between)
+        self._tenant_names = Bounded(MAX_TENANTS)
+        self._series: dict[tuple[tuple[str, ...], bool], _Series] = {}
+
+    def add(self, live: LiveRequest, shared: Usage, output: int) -> None:
+        """Count a request that is over.
+
+        Args:
+            live: The request; closed.
+            shared: Counts of its prompt, which its samples share.
+            output: Tokens of all samples.
+        """
+        series = self._of(live)
+        series.prompt.inc(shared.prompt_tokens)
+        series.output.inc(output)
+        tiers = _tiers(shared)
+        for counter, tokens in zip(series.cached, tiers[1:], strict=True):
+            counter.inc(tokens)
+        self._count_tenant(live.tenant, series, (*tiers, output))
+        if shared.prompt_tokens:
+            series.prompt_length.observe(shared.prompt_tokens)
+            series.uncached_length.observe(tiers[0])
+        request = live.request
+        if isinstance(request, GenerateRequest):
+            given = request.sampling
+            series.structured.inc(any(getattr(given, name, None) is not None for name in _GRAMMARS))
+        for sample in live.samples:
+            self._add_sample(series, live, sample)
+
+    def _add_sample(self, series: _Series, live: LiveRequest, sample: SampleState) -> None:
+        kind = _kind(sample.finish or _LEFT)
+        self._finished.labels(*series.values, series.streaming, kind).inc()
+        if kind.startswith("abort"):
+            series.aborted.inc()
+        tokens, timing = sample.usage.completion_tokens, sample.timing
+        series.output_length.observe(tokens)
+        if sample.usage.drafts is not None:
+            series.verified.inc(sum(sample.usage.drafts.histogram))
+        if timing is None or not timing.received:
+            return
+        for stage in stages(live, sample):
+            series.stages[stage.name].observe(stage.seconds)
+        if timing.started:
+            series.queue.observe(max(0.0, timing.started - timing.received))
+        began, ended = began_s(live), sample.delivered_s or live.closed_s
+        series.e2e.observe(max(0.0, ended - began))
+        if timing.first_token:
+            first = sample.first_s if live.interval is not None else timing.first_token
+            series.first_token.observe(max(0.0, first - began))
+        if tokens > 1 and timing.first_token and timing.finished:
+            seconds = max(0.0, timing.finished - timing.first_token) / (tokens - 1)
+            series.per_token.observe(seconds)
+            self._between.observe(series.values, seconds, tokens - 1)
+
+    def _count_tenant(self, tenant: str, series: _Series, counts: tuple[int, ...]) -> None:
+        if not tenant:
+            return
+        name = self._tenant_names.value(tenant)
+        kinds = ("prompt_computed", "prompt_device", "prompt_host", "prompt_storage", "output")
+        for kind, count in zip(kinds, counts, strict=True):
+            if count:
+                self._tenants.labels(*series.values, name, kind).inc(count)
+
+    def _of(self, live: LiveRequest) -> _Series:
+        values, streams = self._labels.values(live.origin.labels), live.interval is not None
+        if (found := self._series.get((values, streams))) is not None:
+            return found
+        if len(self._series) >= MAX_SERIES:
+            values = self._labels.values({})
+            if (found := self._series.get((values, streams))) is not None:
+                return found
+        made = self._series[values, streams] = self._make(values, str(streams).lower())
+        return made
+
+    def _make(self, values: tuple[str, ...], streaming: str) -> _Series:
+        sources = ("device", "host", "storage")
+        device, host, storage = (self._cached.labels(*values, source) for source in sources)
+        names: tuple[StageName, ...] = get_args(StageName)
+        return _Series(
+            prompt=self._prompt.labels(*values, streaming),
+            output=self._output.labels(*values, streaming),
+            cached=(device, host, storage),
+            first_token=self._ttft.labels(*values, streaming),
+            e2e=self._e2e.labels(*values, streaming),
+            queue=self._queue.labels(*values),
+            per_token=self._per_token.labels(*values, streaming),
+            stages={name: self._stages.labels(*values, name) for name in names},
+            prompt_length=self._prompts.labels(*values),
+            uncached_length=self._uncached.labels(*values),
+            output_length=self._outputs.labels(*values),
+            structured=self._structured.labels(*values),
+            aborted=self._aborted.labels(*values),
+            verified=self._verified.labels(*values),
+            values=values,
+            streaming=streaming,
+        )
+
+    def _counter(self, name: str, doc: str, *more: str) -> Counter:
+        names = [*self._labels.names, *more]
+        return Counter(self._prefix + name, doc, names, registry=self._registry)
+
+    def _histogram(self, name: str, doc: str, bounds: tuple[float, ...], *more: str) -> Histogram:
+        names = [*self._labels.names, *more]
+        return Histogram(self._prefix + name, doc, names, buckets=bounds, registry=self._registry)
+
+
+def _tiers(usage: Usage) -> tuple[int, int, int, int]:
+    """Prompt tokens that were computed, and those from device, host and storage."""
+    lower = usage.loaded_tokens + usage.host_tokens
+    computed = max(0, usage.prompt_tokens - usage.cached_tokens)
+    return computed, usage.cached_tokens - lower, usage.host_tokens, usage.loaded_tokens
+
+
+def _kind(finish: Finish) -> str:
+    """Why a sample ended; aborts that clients asked for, and those that were ours."""
+    if finish.type != "abort":
+        return finish.type
+    return "abort_client" if finish.status is None else "abort_server"

@@ -1,0 +1,308 @@
+"""What happened to each request, as a tree of spans: kept for a while, and given to exporters.
+
+A request gets its trace when it is admitted: that of its caller (W3C `traceparent`), or a new one.
+Its spans are made when it is over, from the times that all processes noted; nothing of this runs
+while tokens are made.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
+from sylvan.runtime.tokenizer.timeline import Process, Stage, began_s, stages
+from sylvan.utils.clock import Clock
+
+KEPT = 1024
+"""Requests that are over and whose spans are still told."""
+_PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_SAMPLED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """Where the span of a request belongs.
+
+    Attributes:
+        trace_id: 32 hexadecimal digits.
+        parent_id: 16 of the caller's span; empty: there is none.
+        sampled: The caller wants it recorded.
+        state: The caller's `tracestate`.
+    """
+
+    trace_id: str
+    parent_id: str = ""
+    sampled: bool = True
+    state: str = ""
+
+
+def read_context(headers: Mapping[str, str]) -> TraceContext:
+    """The trace that a caller names; a new one if it names none, or is malformed."""
+    found = _PARENT.fullmatch(headers.get("traceparent", "").strip())
+    if found is not None:
+        version, trace_id, parent_id, flags, rest = found.groups()
+        known = version != "ff" and not (version == "00" and rest)
+        if known and int(trace_id, 16) and int(parent_id, 16):
+            sampled = bool(int(flags, 16) & _SAMPLED)
+            return TraceContext(trace_id, parent_id, sampled, headers.get("tracestate", ""))
+    return TraceContext(secrets.token_hex(16))
+
+
+@dataclass(frozen=True, slots=True)
+class SpanEvent:
+    """Something that happened."""
+
+    name: str
+    at_s: float
+    facts: Mapping[str, str | int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class SpanRecord:
+    """A span that has ended. Times: seconds of the monotonic clock.
+
+    Attributes:
+        process: Where the time went.
+        parent_id: Of the span that it is part of; empty: there is none.
+    """
+
+    name: str
+    process: Process
+    span_id: str
+    parent_id: str
+    start_s: float
+    end_s: float
+    facts: Mapping[str, str | int | float | bool] = field(default_factory=dict[str, Any])
+    events: tuple[SpanEvent, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTrace:
+    """The spans of a request, its own first."""
+
+    rid: str
+    tenant: str
+    context: TraceContext
+    spans: tuple[SpanRecord, ...]
+
+
+Export = Callable[[RequestTrace], None]
+
+
+class Traces:
+    """The traces of requests that are over, the newest ones.
+
+    Args:
+        size: How many are kept.
+        export: Given each trace whose caller did not say that it is not wanted.
+        model: Its name.
+
+    Attributes:
+        level: What is exported: 0 nothing, 1 a span for each request, 2 its stages as well, 3 and
+            what happened in them.
+    """
+
+    def __init__(self, size: int, export: Export | None, model: str) -> None:
+        self.level = 2
+        self._size, self._export, self._model = size, export, model
+        self._contexts: dict[LiveRequest, tuple[TraceContext, str]] = {}
+        self._done: OrderedDict[tuple[str, str], RequestTrace] = OrderedDict()
+
+    @property
+    def exports(self) -> bool:
+        """Whether there is a collector."""
+        return self._export is not None
+
+    def admitted(self, live: LiveRequest) -> None:
+        """A request is about to be served."""
+        if not live.internal:
+            self._contexts[live] = read_context(live.origin.trace), secrets.token_hex(8)
+
+    def context(self, live: LiveRequest) -> TraceContext | None:
+        """The trace of a request under way, or that was closed just now."""
+        found = self._contexts.get(live)
+        return found[0] if found is not None else None
+
+    def ended(self, live: LiveRequest) -> None:
+        """Nobody waits for a request any more."""
+        found = self._contexts.pop(live, None)
+        if found is None:
+            return
+        context, span_id = found
+        export = self._export if self.level and context.sampled else None
+        trace = RequestTrace(
+            live.rid, live.tenant, context, _spans(live, context, span_id, self._model)
+        )
+        self._keep(trace)
+        if export is not None:
+            export(_cut(trace, self.level))
+
+    def find(self, rid: str, tenant: str | None) -> RequestTrace | None:
+        """The newest trace of a request of that name; with a `tenant`, of its own ones."""
+        if tenant is not None:
+            return self._done.get((tenant, rid))
+        named = (t for (_, name), t in reversed(self._done.items()) if name == rid)
+        return next(named, None)
+
+    def newest(self, count: int, tenant: str | None) -> list[RequestTrace]:
+        """The newest traces, the last one first."""
+        own = (t for t in reversed(self._done.values()) if tenant in (None, t.tenant))
+        return [trace for trace, _ in zip(own, range(count), strict=False)]
+
+    def _keep(self, trace: RequestTrace) -> None:
+        key = trace.tenant, trace.rid
+        self._done.pop(key, None)
+        self._done[key] = trace
+        while len(self._done) > self._size:
+            self._done.popitem(last=False)
+
+
+def trace_json(trace: RequestTrace, wall: float, clock: Clock) -> dict[str, Any]:
+    """A trace as JSON: its spans in a tree, with stages that add up to its time.
+
+    Args:
+        trace: The trace.
+        wall: Seconds since 1970, now.
+        clock: Of the spans' times.
+    """
+    offset = wall - clock()
+    own, *others = trace.spans
+    return {
+        "rid": trace.rid,
+        "trace_id": trace.context.trace_id,
+        "parent_span_id": trace.context.parent_id or None,
+        "start": own.start_s + offset,
+        "duration_ms": _ms(own.end_s - own.start_s),
+        "spans": [_span_json(span, own.start_s) for span in (own, *others)],
+    }
+
+
+def _span_json(span: SpanRecord, began: float) -> dict[str, Any]:
+    return {
+        "name": span.name,
+        "process": span.process,
+        "span_id": span.span_id,
+        "parent_id": span.parent_id or None,
+        "start_ms": _ms(span.start_s - began),
+        "duration_ms": _ms(span.end_s - span.start_s),
+        "attributes": dict(span.facts),
+        "events": [
+            {"name": e.name, "at_ms": _ms(e.at_s - began), "attributes": dict(e.facts)}
+            for e in span.events
+        ],
+        **({"error": span.error} if span.error else {}),
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
+
+
+def _cut(trace: RequestTrace, level: int) -> RequestTrace:
+    """What of a trace is sent at a level."""
+    spans = trace.spans if level > 1 else trace.spans[:1]
+    if level < 3:
+        spans = tuple(
+            SpanRecord(
+                *(s.name, s.process, s.span_id, s.parent_id, s.start_s, s.end_s, s.facts),
+                error=s.error,
+            )
+            for s in spans
+        )
+    return RequestTrace(trace.rid, trace.tenant, trace.context, spans)
+
+
+def _spans(
+    live: LiveRequest, context: TraceContext, span_id: str, model: str
+) -> tuple[SpanRecord, ...]:
+    several = len(live.samples) > 1
+    found = [_own_span(live, context, span_id, model)]
+    for sample in live.samples:
+        facts: dict[str, str | int | float | bool] = {"sample": sample.index} if several else {}
+        found += [_stage_span(each, span_id, facts, sample) for each in stages(live, sample)]
+    return tuple(found)
+
+
+def _stage_span(
+    stage: Stage, parent_id: str, facts: Mapping[str, Any], sample: SampleState
+) -> SpanRecord:
+    usage = sample.usage
+    if stage.name == "prefill_forward":
+        facts = {
+            **facts,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+        }
+    elif stage.name == "decode_forward":
+        facts = {**facts, "completion_tokens": usage.completion_tokens}
+    return SpanRecord(
+        stage.name,
+        stage.process,
+        secrets.token_hex(8),
+        parent_id,
+        stage.start_s,
+        stage.end_s,
+        facts,
+    )
+
+
+def _own_span(live: LiveRequest, context: TraceContext, span_id: str, model: str) -> SpanRecord:
+    ended = max((s.delivered_s for s in live.samples), default=0.0) or live.closed_s
+    first = live.samples[0]
+    finishes = [s.finish.type if s.finish else "abort" for s in live.samples]
+    request = live.request
+    facts: dict[str, str | int | float | bool] = {
+        "rid": live.rid,
+        "gen_ai.request.model": model,
+        "gen_ai.usage.input_tokens": max(s.usage.prompt_tokens for s in live.samples),
+        "gen_ai.usage.output_tokens": sum(s.usage.completion_tokens for s in live.samples),
+        "gen_ai.response.finish_reasons": ",".join(finishes),
+        "cached_tokens": first.usage.cached_tokens,
+        "stream": live.interval is not None,
+        "dp_rank": live.replica,
+    }
+    if isinstance(request, GenerateRequest):
+        facts["gen_ai.request.max_tokens"] = request.sampling.max_new_tokens or 0
+    if live.tenant:
+        facts["tenant"] = live.tenant
+    failed = next((s.finish for s in live.samples if s.finish and s.finish.status), None)
+    start = began_s(live)
+    return SpanRecord(
+        live.origin.name or "generate",
+        "api",
+        span_id,
+        context.parent_id,
+        start,
+        max(start, ended),
+        facts,
+        _events(live),
+        failed.message if failed is not None else "",
+    )
+
+
+def _events(live: LiveRequest) -> tuple[SpanEvent, ...]:
+    """What else happened, at the time by which it was known."""
+    found: list[SpanEvent] = []
+    for sample in live.samples:
+        at = sample.last_s or live.closed_s
+        counts = {
+            "retracted": sample.usage.retractions,
+            "replayed": sample.losses,
+            "taken_back": sample.usage.taken_back,
+        }
+        for name, count in counts.items():
+            if count:
+                found.append(SpanEvent(name, at, {"sample": sample.index, "count": count}))
+        if sample.first_s:
+            found.append(SpanEvent("first_text", sample.first_s, {"sample": sample.index}))
+        if len(sample.weight_versions) > 1:
+            versions = ",".join(sample.weight_versions)
+            found.append(SpanEvent("weights_replaced", at, {"versions": versions}))
+    return tuple(found)

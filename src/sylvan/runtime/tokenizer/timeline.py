@@ -1,0 +1,78 @@
+"""Where the time of a request went: stages without gaps, which add up to its whole time.
+
+All processes of a server read the same monotonic clock, so that times of the scheduler and of the
+API process are comparable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sylvan.protocol.messages import Timing
+from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
+
+StageName = Literal[
+    "tokenize",
+    "api_server_dispatch",
+    "prefill_waiting",
+    "prefill_forward",
+    "decode_forward",
+    "detokenize",
+    "network",
+]
+"""In this order: the call is read, its prompt rendered and tokenised; handed to the scheduler;
+waits (also for KV of lower tiers, grammars, adapters); computes its prompt; generates; the last
+text is made and comes back; the client takes it."""
+
+Process = Literal["api", "scheduler", "detokenizer"]
+
+_NO_TIMING = Timing()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Seconds of the monotonic clock between which a request was in a stage."""
+
+    name: StageName
+    process: Process
+    start_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end_s - self.start_s
+
+
+def began_s(live: LiveRequest) -> float:
+    """When the call of a request came."""
+    return live.origin.received_s or live.received_s or live.arrived_s
+
+
+def stages(live: LiveRequest, sample: SampleState) -> list[Stage]:
+    """The stages that a sample went through until its request was closed.
+
+    Each begins where the one before ended. One that was not reached, such as those of an aborted
+    request, is left out; what is known last then goes on to the end.
+    """
+    timing = sample.timing or _NO_TIMING
+    end_s = sample.delivered_s or live.closed_s
+    points: tuple[tuple[StageName, Process, float], ...] = (
+        ("tokenize", "api", live.arrived_s),
+        ("api_server_dispatch", "api", timing.received),
+        ("prefill_waiting", "scheduler", timing.started),
+        ("prefill_forward", "scheduler", timing.first_token),
+        ("decode_forward", "scheduler", timing.finished),
+        ("detokenize", "detokenizer", sample.last_s),
+        ("network", "api", end_s),
+    )
+    found: list[Stage] = []
+    at = began_s(live)
+    for name, process, point_s in points:
+        if not point_s:
+            continue
+        until = min(max(at, point_s), max(at, end_s))
+        found.append(Stage(name, process, at, until))
+        at = until
+    return found

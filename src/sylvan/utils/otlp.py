@@ -1,0 +1,67 @@
+"""Sends spans to a collector over OTLP, from a thread of its own; needs the extra `trace`.
+
+A collector that hangs or is away costs spans, never requests: they wait in a queue of bounded
+length, and what does not fit into it is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from urllib.parse import urlsplit
+
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+
+from sylvan.utils.clock import monotonic
+
+EXPORT_S = 5
+"""Longest time for one batch of spans to reach the collector."""
+CLOSE_S = 8.0
+"""Longest time for the rest of them when the process ends."""
+QUEUE_SPANS = 16384
+_BATCH_SPANS = 1024
+_DELAY_MS = 1000
+_POLL_S = 0.02
+
+
+def span_processor(endpoint: str) -> BatchSpanProcessor:
+    """Takes spans that have ended, and sends them in batches.
+
+    Args:
+        endpoint: Of the collector: `http://HOST:PORT`, or `https://` for TLS, is spoken to over
+            gRPC; with a path, such as `/v1/traces`, over HTTP.
+
+    Raises:
+        ImportError: A package is not installed.
+    """
+    logging.getLogger("opentelemetry.sdk").setLevel(logging.ERROR)  # else a line for each drop
+    return BatchSpanProcessor(
+        _exporter(endpoint),
+        max_queue_size=QUEUE_SPANS,
+        schedule_delay_millis=_DELAY_MS,
+        max_export_batch_size=_BATCH_SPANS,
+    )
+
+
+async def close(processor: BatchSpanProcessor) -> None:
+    """Send what is left; a collector that hangs is not waited for."""
+    ending = threading.Thread(target=processor.shutdown, name="close-traces", daemon=True)
+    ending.start()
+    until_s = monotonic() + CLOSE_S
+    while ending.is_alive():
+        if monotonic() > until_s:
+            logging.getLogger(__name__).warning("the collector of traces hangs; spans are lost")
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+def _exporter(endpoint: str) -> SpanExporter:
+    if urlsplit(endpoint).path.strip("/"):
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as Http
+
+        return Http(endpoint=endpoint, timeout=EXPORT_S)
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc
+
+    secure = endpoint.startswith("https://")
+    return Grpc(endpoint=endpoint, insecure=not secure, timeout=EXPORT_S)

@@ -1,0 +1,69 @@
+"""Blocks of GGUF stand for the numbers that gguf-py takes them for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sylvan.checkpoints.gguf.quants import library
+from sylvan.kernels.matmul.weights import join
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.formats.gguf import KEPT, GgufBlocks
+
+pytest.importorskip("gguf")
+
+from tests.support.gguf_files import encoded
+
+gguf = library()
+
+NAME = "layers.0.a.weight"
+ROWS, COLS = 24, 512
+
+
+def raw_of(kind: str, seed: int = 1) -> torch.Tensor:
+    values = np.random.default_rng(seed).normal(size=(ROWS, COLS)).astype(np.float32)
+    found = encoded(values, gguf.GGMLQuantizationType[kind])
+    return torch.from_numpy(np.array(found)).view(torch.uint8).view(ROWS, -1)
+
+
+def read(kind: str, raw: torch.Tensor):
+    reader, name = GgufBlocks(), f"{NAME}.{kind}"
+    return reader.read(NAME, reader.parts_of(NAME, {name}), {name: raw}.__getitem__)
+
+
+def numbers(kind: str, raw: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(gguf.quants.dequantize(raw.numpy(), gguf.GGMLQuantizationType[kind]))
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_numbers_are_those_of_gguf(kind):
+    raw = raw_of(kind)
+
+    found = read(kind, raw)
+
+    want = numbers(kind, raw)
+    assert found.shape == want.shape == (ROWS, COLS)
+    torch.testing.assert_close(found.numbers(), want, rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize(
+    "kinds", [("Q4_K", "Q6_K"), ("Q4_0", "Q8_0"), ("Q4_K", "Q5_K"), ("Q5_1", "Q4_1")]
+)
+def test_matrices_of_two_kinds_are_joined(kinds):
+    raws = [raw_of(kind, seed) for seed, kind in enumerate(kinds)]
+
+    both = join([read(kind, raw) for kind, raw in zip(kinds, raws, strict=True)])
+
+    want = torch.cat([numbers(kind, raw) for kind, raw in zip(kinds, raws, strict=True)])
+    torch.testing.assert_close(both.numbers(), want, rtol=2e-7, atol=0)
+
+
+def test_scales_that_are_no_numbers_are_named():
+    raw = raw_of("Q8_0")
+    raw[3, :2] = torch.tensor([0, 0x7E], dtype=torch.uint8)
+
+    with pytest.raises(
+        ConfigError, match=r"scales of 'layers\.0\.a\.weight' \(Q8_0\) are not finite"
+    ):
+        read("Q8_0", raw)
