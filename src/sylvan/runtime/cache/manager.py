@@ -101,6 +101,16 @@ class KVCacheManager:
         return round(share * self.total_tokens)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether a request's memory is pages of one group, which only eviction takes away."""
+        return not self._windows and self.states is None and self.loads is None
+
+    @property
+    def free_pages(self) -> int:
+        """Pages of the first group that can be taken without evicting anything."""
+        return self._allocator.free_pages
+
+    @property
     def _available_pages(self) -> int:
         return self._allocator.free_pages + self._tree.evictable_pages
 

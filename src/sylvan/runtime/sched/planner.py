@@ -84,6 +84,13 @@ class Planner:
         self.growth = self._decodes.growth
         return self._decodes.whole_step(self._slices, self.num_decodes)
 
+    def skip(self, steps: int) -> None:
+        """So many steps were not planned one by one, since all of them decode; see `skipping`."""
+        self.step += steps
+        for _ in range(steps):
+            self.admission.on_step()
+            self.step_size.on_step()
+
     # ---- memory
 
     def drop(self, req: Req) -> None:
