@@ -1,4 +1,4 @@
-"""What can be configured: a runtime (`serve`), a gateway (`route`), measurements (`bench`), simulations (`simulate`)."""
+"""What can be configured: runtimes (`serve`), gateways (`route`), measurements and simulations."""
 
 from __future__ import annotations
 

@@ -175,4 +175,3 @@ def curve(cost: StepCost) -> list[float]:
     for place in range(1, SEGMENTS):
         found.append(found[-1] + cost.rows[place - 1] * (KNOTS[place] - KNOTS[place - 1]))
     return found
-

@@ -39,7 +39,9 @@ class TimedExecutor:
         rows: Tokens computed so far.
         most_rows: Of one step.
         busy_s: Time that steps took.
-        on_plan: Told of each plan, for tests and traces.
+        on_plan: Told of each plan.
+        answers: What each step brings, as when a recording is followed; None: `TOKEN` for each
+            request.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class TimedExecutor:
         self.rows = self.most_rows = 0
         self.busy_s = 0.0
         self.on_plan: Callable[[StepPlan], None] | None = None
+        self.answers: Callable[[StepPlan], StepResult] | None = None
         self._clock, self._step_s, self._lazily = clock, step_s, lazily
         self._free_s = 0.0  # when the device has done all that was launched
         self._results: dict[int, StepResult] = {}
@@ -67,10 +70,11 @@ class TimedExecutor:
         self.rows += shape.rows
         self.most_rows = max(self.most_rows, shape.rows)
         self.busy_s += seconds
-        if not self._lazily:
-            self._free_s = max(self._free_s, self._clock.now_s) + seconds
-            return TimedStep(self._clock, self._free_s, 0.0, self._result(shape.slices))
-        return TimedStep(self._clock, 0.0, seconds, self._result(shape.slices))
+        result = self._result(shape.slices) if self.answers is None else self.answers(plan)
+        if self._lazily:
+            return TimedStep(self._clock, 0.0, seconds, result)
+        self._free_s = max(self._free_s, self._clock.now_s) + seconds
+        return TimedStep(self._clock, self._free_s, 0.0, result)
 
     def skip(self, steps: int, model_s: NDArray[np.float64]) -> TimedStep:
         """The last of so many steps of decodes after the one in flight, which took `model_s`."""

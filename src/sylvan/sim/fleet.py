@@ -83,7 +83,9 @@ class Fleet:
     ) -> None:
         seeds = [[seed, number] if scatter else None for number in range(replicas)]
         self.replicas = [
-            Replica(profile.engine, StepTimes(profile.step, profile.host, seeds[number]), skips=skips)
+            Replica(
+                profile.engine, StepTimes(profile.step, profile.host, seeds[number]), skips=skips
+            )
             for number in range(replicas)
         ]
         self.outcomes = Outcomes()

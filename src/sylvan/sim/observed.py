@@ -114,36 +114,29 @@ class _Reader:
         self._plans: deque[tuple[Shape, float]] = deque()  # in flight, and when launched
         self._now_s = 0.0
         self._begin_s: float | None = None  # of the step call
+        self._planned: Shape | None = None  # by it
         self._waited_s: float | None = None  # when its result was there
         self._done_s = 0.0  # when the newest result was there
         self._completing = False
         self._before: tuple[Shape, float] | None = None  # a plan, and when the model was done
 
     def read(self, events: Iterator[Event]) -> None:
-        stepping, launched = False, None
         for event in events:
             match event:
                 case Added(request=request):
                     self._add(request, next(events, None))
                 case Called(method="step"):
-                    stepping, self._begin_s, self._waited_s = True, None, None
-                    launched = None
-                case Called(method="loaded" | "load_failed" | "release"):
-                    raise self._unknown("requests that load KV")
-                case Answered(question=question, answer=answer) if question in NOT_SIMULATED:
-                    if answer:
-                        raise self._unknown(NOT_SIMULATED[question])
+                    self._begin_s = self._waited_s = self._planned = None
+                case Called() | Answered():
+                    self._check(event)
                 case Now(seconds=seconds):
                     self._now(seconds)
                 case Completed():
                     self._completing = True
-                case Planned() if stepping:
-                    launched = self._launch(event)
+                case Planned():
+                    self._planned = self._launch(event)
                 case Ended():
-                    stepping = False
-                    self._end(launched)
-                case _:
-                    pass
+                    self._end()
 
     def _add(self, request: object, following: Event | None) -> None:
         if not isinstance(request, GenerateRequest):
@@ -151,6 +144,14 @@ class _Reader:
         if isinstance(following, Now):  # else it was refused
             self._observed.requests.append((following.seconds, request))
             self._now_s = following.seconds
+
+    def _check(self, event: Called | Answered) -> None:
+        """Refuse what is not simulated."""
+        if isinstance(event, Called):
+            if event.method in ("loaded", "load_failed", "release"):
+                raise self._unknown("requests that load KV")
+        elif event.answer and event.question in NOT_SIMULATED:
+            raise self._unknown(NOT_SIMULATED[event.question])
 
     def _unknown(self, what: str) -> ConfigError:
         return ConfigError(f"{self._observed.folder}: {what} cannot be simulated; record without")
@@ -194,8 +195,9 @@ class _Reader:
         self._plans.append((found, self._now_s))
         return found
 
-    def _end(self, launched: Shape | None) -> None:
+    def _end(self) -> None:
         """The host's part goes on until the next step begins."""
+        launched = self._planned
         done_s = self._waited_s if self._waited_s is not None else self._begin_s
         if launched is not None and done_s is not None:
             self._before = (launched, done_s)

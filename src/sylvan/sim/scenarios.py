@@ -129,7 +129,8 @@ def scenarios(config: SimConfig, load: ArrivalConfig, profile: Profile) -> list[
     Raises:
         ConfigError: A policy or load does not exist, or there are too many.
     """
-    for policy in config.policies:
+    policies = [name.replace("-", "_") for name in config.policies]
+    for policy in policies:
         load_plugin(routing_policies, policy)
     for schedule in config.schedules:
         schedule_policy(schedule)
@@ -137,7 +138,7 @@ def scenarios(config: SimConfig, load: ArrivalConfig, profile: Profile) -> list[
         loads(load),
         config.replicas,
         config.cache_tokens or (profile.engine.cache_tokens,),
-        config.policies,
+        policies,
         config.schedules or (profile.engine.policy,),
     )
     found = [Scenario(*each) for each in grid]

@@ -89,8 +89,8 @@ def described(profile: Profile) -> str:
     return "\n".join(
         [
             f"fitted to {origin.steps} steps and {origin.requests} requests of {origin.recording}",
-            f"mean error of a step's time: {origin.step_error:.1%}; largest step {origin.most_rows} "
-            "rows",
+            f"mean error of a step's time: {origin.step_error:.1%}; the largest has "
+            f"{origin.most_rows} rows",
             f"a step of one row {1e3 * alone:.3f} ms, the host {1e3 * host.constant:.3f} ms + "
             f"{1e3 * host.slice:.4f} ms for each request in it",
             f"outside the scheduler {1e3 * request.constant:.2f} ms a request, "

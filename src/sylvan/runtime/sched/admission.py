@@ -61,6 +61,13 @@ class Admission:
         """A step had enough memory."""
         self.ratio = max(self._min, self.ratio - self._decay)
 
+    def skip(self, steps: int) -> None:
+        """So many steps had enough memory."""
+        for _ in range(steps):
+            if self.ratio == self._min:
+                return
+            self.on_step()
+
     def on_idle(self) -> None:
         """Nothing runs: forget what was learnt."""
         self.ratio = self._init

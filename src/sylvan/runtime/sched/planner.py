@@ -87,9 +87,8 @@ class Planner:
     def skip(self, steps: int) -> None:
         """So many steps were not planned one by one, since all of them decode; see `skipping`."""
         self.step += steps
-        for _ in range(steps):
-            self.admission.on_step()
-            self.step_size.on_step()
+        self.admission.skip(steps)
+        self.step_size.skip(steps)
 
     # ---- memory
 
