@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
+from multiprocessing.context import ForkContext
 
 import msgspec
 
@@ -60,10 +60,10 @@ def run_all(
 
 
 def _start(
-    context: BaseContext, study: Study, scenario: Scenario
+    context: ForkContext, study: Study, scenario: Scenario
 ) -> tuple[Connection, multiprocessing.process.BaseProcess]:
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_simulate, args=(theirs, study, scenario), daemon=True)  # pyright: ignore[reportAttributeAccessIssue]
+    process = context.Process(target=_simulate, args=(theirs, study, scenario), daemon=True)
     process.start()
     theirs.close()
     return ours, process

@@ -143,7 +143,8 @@ def read(name: str) -> Profile:
         )
     try:
         check_groups(found.engine.kv_groups)
-        found.engine.limits  # noqa: B018
+        if found.engine.limits.inflight < 1:
+            raise ValueError(f"settings.inflight is {found.engine.limits.inflight}; at least 1")
     except (TypeError, ValueError) as error:
         raise ConfigError(f"sim.profile: {name}: engine: {error}") from error
     return found

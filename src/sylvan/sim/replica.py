@@ -14,6 +14,7 @@ from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.protocol.messages import TokenOutput
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.cache.build import kv_cache
+from sylvan.runtime.features.recurrent.control import RecurrentStates
 from sylvan.runtime.sched.limits import Parts
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
@@ -82,11 +83,14 @@ class Replica:
             engine.caps, self.clock, times.step_s, lazily=limits.inflight == 1
         )
         self._outputs: list[TokenOutput] = []
+        cache = kv_cache(engine.kv_groups, engine.prefix, engine.eviction)
+        states = () if cache.states is None else (RecurrentStates(cache, cache.states),)
         parts = Parts(
-            cache=kv_cache(engine.kv_groups, engine.prefix, engine.eviction),
+            cache=cache,
             executor=self.executor,
             policy=schedule_policy(engine.policy),
             emit=self._outputs.extend,
+            capabilities=states,
             clock=self.clock,
             seed=engine.seed,
             tenant_weights=engine.tenant_weights,

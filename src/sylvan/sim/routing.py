@@ -84,7 +84,7 @@ class Router:
             key: Routing key; that of its conversation.
         """
         self._clock.reach(now_s)
-        request = RoutingRequest(prompt=ids.tobytes(), key=key, token_ids=ids)  # pyright: ignore[reportArgumentType]
+        request = RoutingRequest(prompt=ids.tobytes(), key=key, token_ids=ids.data)
         placement = self._policy.select(self._workers, request)
         dispatch = placement.worker.begin(placement.new_tokens)
         return Sent(self._numbers[placement.worker.id], dispatch, placement, request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from sylvan.config.route import RoutingConfig
 from sylvan.gateway import policies
+from sylvan.runtime.cache.groups import KVGroup
 from sylvan.sim.fleet import Fleet
 from sylvan.utils.plugins import options
 from tests.support.simulated import profile, workload
@@ -176,3 +178,28 @@ def test_more_replicas_make_nobody_wait_longer():
     waits = [np.median(serve(work, replicas=n, scatter=False).outcomes.ttft_s) for n in (1, 2, 4)]
 
     assert waits[0] > waits[1] > waits[2]
+
+
+@pytest.mark.parametrize("kind", ["window", "state"])
+@pytest.mark.parametrize("first", ["full", "window"])
+def test_models_of_several_kinds_of_memory_are_simulated(kind, first):
+    window = {"page_size": 8, "window": 16}
+    groups = {
+        "full": KVGroup(name="a", kind="full", num_pages=80, page_size=8),
+        "window": KVGroup(name="a", kind="window", num_pages=80, **window),
+    }
+    more = {
+        "window": KVGroup(name="b", kind="window", num_pages=60, **{**window, "window": 40}),
+        "state": KVGroup(name="b", kind="state", num_pages=24),
+    }
+    made = profile()
+    engine = msgspec.structs.replace(made.engine, kv_groups=(groups[first], more[kind]))
+    made, work = msgspec.structs.replace(made, engine=engine), workload(40, turns=2)
+    ran = []
+    for skips in (True, False):
+        fleet = Fleet(made, RoutingConfig(policy="round_robin"), 2, skips=skips)
+        fleet.run(work)
+        ran.append(state(fleet))
+        assert not fleet.outcomes.errors
+        assert all(r.scheduler.idle and r.scheduler.audit() == 0 for r in fleet.replicas)
+    assert ran[0] == ran[1]

@@ -101,14 +101,13 @@ class KVCacheManager:
         return round(share * self.total_tokens)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether a request's memory is pages of one group, which only eviction takes away."""
-        return not self._windows and self.states is None and self.loads is None
+    def spare_pages(self) -> int:
+        """Pages to be had without evicting anything, where requests own nothing but such pages.
 
-    @property
-    def free_pages(self) -> int:
-        """Pages of the first group that can be taken without evicting anything."""
-        return self._allocator.free_pages
+        0 for models with window groups or states, and above lower tiers.
+        """
+        plain = not self._windows and self.states is None and self.loads is None
+        return self._allocator.free_pages if plain else 0
 
     @property
     def _available_pages(self) -> int:

@@ -74,7 +74,7 @@ class Scheduler:
             self._pipeline,
             lifecycle,
             parts.cache,
-            allowed=limits.inflight == 1 and not followed and parts.cache.is_plain,
+            allowed=limits.inflight == 1 and not followed,
         )
         self._deadlines = Deadlines()
         self._arrivals = 0

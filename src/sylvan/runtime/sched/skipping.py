@@ -53,7 +53,7 @@ class Skipping:
             most = min(most, req.max_tokens - known - 1, req.emit_at - known - 1)
             if req.stop_ids or req.held or not req.first_token_s:
                 return 0
-        while most > 0 and self._pages(most) > self._cache.free_pages:
+        while most > 0 and self._pages(most) > self._cache.spare_pages:
             most //= 2  # what evicts is done step by step
         return max(0, most)
 
