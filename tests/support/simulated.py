@@ -43,7 +43,7 @@ def engine(pages: int = 513, page_size: int = 8, schedule: str = "lpm", **limits
 
 
 def profile(step: StepCost = STEP, host: HostCost = HOST, **kwargs) -> Profile:
-    outside = RequestCost(constant=0.002, prompt_token=1e-6)
+    outside = RequestCost(constant=0.002)
     return Profile(engine=engine(**kwargs), step=step, host=host, request=outside)
 
 

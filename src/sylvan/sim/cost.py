@@ -61,15 +61,9 @@ class RequestCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         constant: Of any request.
-        prompt_token: For each token of its prompt.
     """
 
     constant: Seconds = 0.0
-    prompt_token: Seconds = 0.0
-
-    def outside_s(self, prompt_tokens: int) -> float:
-        """Of one request."""
-        return self.constant + self.prompt_token * prompt_tokens
 
 
 class Scatter:

@@ -90,7 +90,7 @@ class Fleet:
         ]
         self.outcomes = Outcomes()
         self.most_concurrent = 0
-        self._outside = profile.request
+        self._outside_s = profile.request.constant
         clock, held = ReplicaClock(), profile.engine.cache_tokens
         self._router = Router(routing, replicas, held, clock, seed)
         self._prompts = Prompts()
@@ -170,7 +170,7 @@ class Fleet:
         live = _Live(str(self._rids), talk, turn, ids, place)
         self._live[live.rid] = live
         self.most_concurrent = max(self.most_concurrent, len(self._live))
-        self._push(now_s + self._outside.outside_s(len(ids)), _ARRIVE, self._arrive, live)
+        self._push(now_s + self._outside_s, _ARRIVE, self._arrive, live)
 
     def _arrive(self, live: _Live, now_s: float) -> None:
         """A request comes to the router, and is with its replica at once."""

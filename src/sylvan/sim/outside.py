@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from sylvan.config.route import RoutingConfig
 from sylvan.protocol.errors import ConfigError
@@ -19,6 +18,7 @@ from sylvan.sim.profile import Profile
 from sylvan.sim.workload import Conversation, Turn, Workload
 
 WINDOW = 64  # how far a request may have been overtaken on its way to the scheduler
+SEEDS = 3  # simulations that are compared with
 LEAST_SHARE = 0.9  # of the measured requests that have to be in the recording
 
 
@@ -80,20 +80,11 @@ def fit_outside(profile: Profile, measured: Measured, observed: Observed, name: 
         ConfigError: The results are those of another server.
     """
     pairs = matched(measured, observed)
-    outcomes = Fleet(profile, RoutingConfig(policy="round_robin"), 1).run(workload(measured, pairs))
-    spent = np.array([measured.ttfts[place] for place, _ in pairs]) - outcomes.ttft_s
-    prompts = np.array([measured.input_lens[place] for place, _ in pairs], np.float64)
-    cost = _line(prompts, spent)
+    work, routing = workload(measured, pairs), RoutingConfig(policy="round_robin")
+    inside = [Fleet(profile, routing, 1, seed=seed).run(work).ttft_s for seed in range(SEEDS)]
+    clients = np.array([measured.ttfts[place] for place, _ in pairs])
+    # of medians, since a queue that forms a little later makes single differences wild
+    constant = max(0.0, float(np.median(clients) - np.median(inside)))
+    cost = RequestCost(constant=constant)
     origin = msgspec.structs.replace(profile.origin, model=measured.model, results=name)
     return msgspec.structs.replace(profile, request=cost, origin=origin)
-
-
-def _line(prompts: NDArray[np.float64], spent: NDArray[np.float64]) -> RequestCost:
-    """Through the medians of short and of long prompts; queues make single differences wild."""
-    long = prompts > np.median(prompts)
-    slope = 0.0
-    if long.any() and not long.all():
-        rise = float(np.median(spent[long]) - np.median(spent[~long]))
-        slope = max(0.0, rise / float(prompts[long].mean() - prompts[~long].mean()))
-    constant = max(0.0, float(np.median(spent - slope * prompts)))
-    return RequestCost(constant=constant, prompt_token=slope)

@@ -143,10 +143,11 @@ def read(name: str) -> Profile:
         )
     try:
         check_groups(found.engine.kv_groups)
-        if found.engine.limits.inflight < 1:
-            raise ValueError(f"settings.inflight is {found.engine.limits.inflight}; at least 1")
+        inflight = found.engine.limits.inflight
     except (TypeError, ValueError) as error:
         raise ConfigError(f"sim.profile: {name}: engine: {error}") from error
+    if inflight < 1:
+        raise ConfigError(f"sim.profile: {name}: engine.settings.inflight is {inflight}, not >= 1")
     return found
 
 

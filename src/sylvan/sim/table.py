@@ -93,8 +93,7 @@ def described(profile: Profile) -> str:
             f"{origin.most_rows} rows",
             f"a step of one row {1e3 * alone:.3f} ms, the host {1e3 * host.constant:.3f} ms + "
             f"{1e3 * host.slice:.4f} ms for each request in it",
-            f"outside the scheduler {1e3 * request.constant:.2f} ms a request, "
-            f"{1e6 * request.prompt_token:.2f} us a token of its prompt"
-            + ("" if origin.results else " (no --results: not known)"),
+            f"outside the scheduler {1e3 * request.constant:.2f} ms a request"
+            + ("" if origin.results else " (not known: no --results)"),
         ]
     )

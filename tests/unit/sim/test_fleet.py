@@ -136,9 +136,7 @@ def test_a_request_alone_takes_the_time_of_its_steps():
     length, chunk = turn.length, 64
     first = min(length, chunk)
     # the call of the scheduler that plans a step is followed by the host's part
-    now_s = (
-        outside.constant + outside.prompt_token * length + host.constant + host.slice + host.start
-    )
+    now_s = outside.constant + host.constant + host.slice + host.start
     pairs = first * (first + 1) / 2
     now_s += step_s(first, first == length, 0, pairs)
     if length > first:
