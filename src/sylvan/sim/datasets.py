@@ -22,6 +22,7 @@ from sylvan.sim.workload import Block, Conversation, Part, Turn, Workload
 OUTPUT_TOKENS = {"random": 1024, "shared-prefix": 256}
 TRACE_BLOCK = 512  # tokens that stand behind one number of a trace
 WARMUP_TOKENS = 32
+MAX_REQUESTS = 10_000_000
 MAX_TRACE_BYTES = 4 << 30
 _OWN, _GROUP, _TRACE, _REST = range(4)  # kinds of blocks, in their seeds
 
@@ -52,6 +53,12 @@ def drawn(config: DataConfig) -> Draft:
     if (config.dataset == "trace") is (config.path is None):
         needs = "needs" if config.path is None else "takes no"
         raise ConfigError(f"data.dataset {config.dataset} {needs} data.path")
+    for setting, asked in (
+        ("data.requests", config.requests),
+        ("data.groups x data.prompts_per_group", config.groups * config.prompts_per_group),
+    ):
+        if asked > MAX_REQUESTS:
+            raise ConfigError(f"{setting}: {asked} requests; the limit is {MAX_REQUESTS}")
     if config.suffix:
         raise ConfigError("data.suffix needs sim.tokenizer: it is a text")
     found = _DATA_SETS[config.dataset](config)

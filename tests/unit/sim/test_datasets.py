@@ -107,6 +107,11 @@ def test_a_wrong_line_of_a_trace_is_named(tmp_path, line, message):
         (DataConfig(dataset="trace"), "needs data.path"),
         (DataConfig(path="x"), "takes no data.path"),
         (DataConfig(dataset="sharegpt", path="x"), "needs sim.tokenizer"),
+        (
+            DataConfig(requests=10_000_001),
+            "data.requests: 10000001 requests; the limit is 10000000",
+        ),
+        (DataConfig(groups=10_000, prompts_per_group=1_001), "data.groups x data.prompts_per"),
         (DataConfig(suffix="x"), "data.suffix needs sim.tokenizer"),
         (DataConfig(dataset="trace", path="/none/t"), "cannot read /none/t"),
     ],
