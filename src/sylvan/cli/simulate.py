@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,12 +59,18 @@ def run(args: Parsed) -> int:
     turns = asked(config.data, config.sim.tokenizer)
     study = Study(profile, turns, slo, config.data.seed, config.sim.scatter)
     settle()  # the workload lives until the end
-    with counting_requests() as progress:
+    # a bar has a thread, and processes are forked
+    shown = counting_requests() if config.sim.jobs == 1 else nullcontext(_silent)
+    with shown as progress:
         results = [*run_all(study, planned, config.sim.jobs, progress)]
     _tell(_Told(config, profile, results, measured))
     served = all(result.figures["completed"] for result in results)
     kept = not slo or all(each.keeps for each in answers(results, config.sim.share))
     return DONE if served and kept else FAILED
+
+
+def _silent(done: int, total: int) -> None:
+    """Scenarios that are simulated at the same time tell nothing before they end."""
 
 
 def _checked(config: SimulateConfig) -> Bounds:

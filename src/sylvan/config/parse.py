@@ -36,7 +36,8 @@ _ITEMS: Mapping[object, Callable[[str], object]] = {int: int, float: float, Secr
 
 def _reader_of(kind: object) -> Callable[[str], object]:
     base = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    if any((getattr(meta, "extra", None) or {}).get("unit") for meta in get_args(kind)[1:]):
+    metas = [meta for meta in get_args(kind)[1:] if isinstance(meta, msgspec.Meta)]
+    if any(meta.extra and "unit" in meta.extra for meta in metas):
         return _whole_size
     return _ITEMS.get(base, str)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import warnings
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkContext
+from multiprocessing.process import BaseProcess
 
 import msgspec
 
@@ -41,7 +43,7 @@ def run_all(
             yield study.run(scenario, progress)
         return
     context = multiprocessing.get_context("fork")  # the workload is there already in a fork
-    running: list[tuple[Connection, multiprocessing.process.BaseProcess]] = []
+    running: list[tuple[Connection, BaseProcess]] = []
     left = list(scenarios)
     try:
         while running or left:
@@ -61,10 +63,15 @@ def run_all(
 
 def _start(
     context: ForkContext, study: Study, scenario: Scenario
-) -> tuple[Connection, multiprocessing.process.BaseProcess]:
+) -> tuple[Connection, BaseProcess]:
     ours, theirs = context.Pipe(duplex=False)
+    assert isinstance(ours, Connection), "there are forks, so pipes are no named ones of Windows"
+    assert isinstance(theirs, Connection)
     process = context.Process(target=_simulate, args=(theirs, study, scenario), daemon=True)
-    process.start()
+    with warnings.catch_warnings():
+        # a fork may find locks of other threads held: what it runs takes none but its own
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
     theirs.close()
     return ours, process
 
