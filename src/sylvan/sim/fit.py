@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.sim.cost import HostCost, StepCost, StepTimes
-from sylvan.sim.features import SEGMENTS, Shape, step_features
+from sylvan.sim.features import KNOTS, SEGMENTS, Shape, step_features
 from sylvan.sim.observed import Observed, Timed, engine_of
 from sylvan.sim.profile import Origin, Profile
 
@@ -17,10 +17,11 @@ LEAST_STEPS = 50
 QUANTILES = 257
 SCATTER_BETWEEN = (0.0, 99.9)  # percentiles kept of measured over modelled times
 ROUNDS = 6  # of weighting
-SMOOTH = 1e-3  # weight of equal slopes of neighbouring segments
+SMOOTH = 1e-3  # weight of what is assumed of segments without steps
 WILD = 4.0  # times the median error beyond which a step counts less
 
 Matrix = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 
 def fit(observed: Observed) -> Profile:
@@ -53,7 +54,9 @@ def fit(observed: Observed) -> Profile:
 def _steps(steps: Sequence[Timed]) -> tuple[StepCost, float]:
     features = np.array([step_features(each.shape) for each in steps])
     seconds = np.array([each.seconds for each in steps])
-    found = weighted(features, seconds, _smoothness(features.shape[1])).tolist()
+    found = weighted(
+        features, seconds, _smoothness(features.shape[1], max(each.shape.rows for each in steps))
+    ).tolist()
     cost = StepCost(
         constant=found[0],
         rows=tuple(found[1 : 1 + SEGMENTS]),
@@ -125,33 +128,46 @@ def weighted(features: Matrix, values: Matrix, more: Matrix | None = None) -> Ma
     return found
 
 
-def nonnegative(features: Matrix, values: Matrix, sweeps: int = 4000) -> Matrix:
-    """Least squares with no negative coefficient, by coordinate descent."""
+def nonnegative(features: Matrix, values: Matrix) -> Matrix:
+    """Least squares with no negative coefficient (Lawson and Hanson, 1974)."""
+    # the triangle has the same least squares, in as many rows as there are columns
+    whole = np.linalg.qr(np.column_stack([features, values]), mode="r")
     scale = np.sqrt((features**2).sum(axis=0))
-    used = np.flatnonzero(scale > 0)
-    scaled = features[:, used] / scale[used]
-    gram, target = scaled.T @ scaled, scaled.T @ values
-    found = np.zeros(len(used))
-    gradient = gram @ found - target
-    for _ in range(sweeps):
-        largest = 0.0
-        for place in range(len(used)):
-            new = max(0.0, found[place] - gradient[place] / gram[place, place])
-            change = new - found[place]
-            if change:
-                gradient += gram[:, place] * change
-                found[place] = new
-                largest = max(largest, abs(change))
-        if largest < 1e-9 * (np.abs(found).max() + 1e-30):
+    rows, wanted = whole[:, :-1] / np.where(scale > 0, scale, 1.0), whole[:, -1]
+    found, free = np.zeros(len(scale)), np.zeros(len(scale), np.bool_)
+    least = 1e-12 * max(1.0, float(np.abs(rows.T @ wanted).max()))
+    for _ in range(10 * len(scale)):
+        gain = np.where(free | (scale == 0), -np.inf, rows.T @ (wanted - rows @ found))
+        if gain.max() <= least:
             break
-    result = np.zeros(features.shape[1])
-    result[used] = found / scale[used]
-    return result
+        free[int(gain.argmax())] = True
+        found = _kept_positive(rows, wanted, found, free)
+    return found / np.where(scale > 0, scale, 1.0)
 
 
-def _smoothness(count: int) -> Matrix:
-    """Neighbouring segments have similar slopes, so that one without steps takes theirs."""
-    rows = np.zeros((SEGMENTS - 1, count))
-    for place in range(SEGMENTS - 1):
-        rows[place, 1 + place], rows[place, 2 + place] = SMOOTH, -SMOOTH
+def _kept_positive(rows: Matrix, wanted: Matrix, found: Matrix, free: Mask) -> Matrix:
+    """Least squares of the `free` coefficients; those that it makes negative are 0 from now on."""
+    while free.any():
+        best = np.zeros(len(found))
+        best[free] = np.linalg.lstsq(rows[:, free], wanted, rcond=None)[0]
+        below = free & (best <= 0)
+        if not below.any():
+            return best
+        step = float((found[below] / (found[below] - best[below] + 1e-300)).min())
+        found = found + step * (best - found)
+        free &= found > 1e-14
+    return np.zeros(len(found))
+
+
+def _smoothness(count: int, most_rows: int) -> Matrix:
+    """What the slopes are of segments in which no step ends.
+
+    Between those that were seen the time rises late rather than early, as where memory is read at
+    the same speed for few rows as for some more. Beyond them it goes on rising as it did.
+    """
+    rows = np.zeros((SEGMENTS, count))
+    for place, knot in enumerate(KNOTS):
+        rows[place, 1 + place] = SMOOTH
+        if knot >= most_rows and place:
+            rows[place, place] = -SMOOTH
     return rows

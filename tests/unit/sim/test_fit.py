@@ -16,7 +16,7 @@ from sylvan.sim.features import Shape, segments, shape
 from sylvan.sim.fit import fit, nonnegative
 from sylvan.sim.fleet import Fleet
 from sylvan.sim.measured import errors, measured
-from sylvan.sim.observed import observe
+from sylvan.sim.observed import Timed, observe
 from sylvan.sim.outside import fit_outside
 from sylvan.sim.profile import read, write
 from sylvan.sim.replay import follow
@@ -202,3 +202,17 @@ def test_a_cache_of_another_size():
     assert engine.with_cache(1000).cache_tokens == 1000
     assert engine.with_cache(1001).cache_tokens == 1008
     assert engine.with_cache(engine.cache_tokens) == engine
+
+
+def test_between_small_and_large_steps_the_time_rises_late_and_beyond_as_before(recorded):
+    def seconds(rows):  # memory-bound up to 66 rows
+        return max(6e-3, 9e-5 * rows)
+
+    seen = [*range(1, 9), *range(100, 400, 5)] * 2
+    observed = observe(str(recorded))
+    observed.steps = [Timed(Shape(n, 1, 1, 0, 0.0, 0), seconds(n)) for n in seen]
+    times = StepTimes(fit(observed).step, HOST, None)
+
+    for rows, most in ((4, 0.01), (20, 0.05), (40, 0.25), (150, 0.05), (3000, 0.05)):
+        got = times.mean_s(Shape(rows, 1, 1, 0, 0.0, 0))
+        assert got == pytest.approx(seconds(rows), rel=most)
