@@ -131,7 +131,7 @@ def weighted(features: Matrix, values: Matrix, more: Matrix | None = None) -> Ma
 def nonnegative(features: Matrix, values: Matrix) -> Matrix:
     """Least squares with no negative coefficient (Lawson and Hanson, 1974)."""
     # the triangle has the same least squares, in as many rows as there are columns
-    whole = np.linalg.qr(np.column_stack([features, values]), mode="r")
+    _, whole = np.linalg.qr(np.column_stack([features, values]))
     scale = np.sqrt((features**2).sum(axis=0))
     rows, wanted = whole[:, :-1] / np.where(scale > 0, scale, 1.0), whole[:, -1]
     found, free = np.zeros(len(scale)), np.zeros(len(scale), np.bool_)
