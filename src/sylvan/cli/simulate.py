@@ -23,12 +23,13 @@ from sylvan.config.sources import gather_as
 from sylvan.protocol.errors import ConfigError
 from sylvan.sim import measured as results_of
 from sylvan.sim import table
-from sylvan.sim.figures import Bounds, bounds
+from sylvan.sim.figures import bounds
 from sylvan.sim.measured import Measured
 from sylvan.sim.page import about, page
 from sylvan.sim.parallel import run_all
 from sylvan.sim.profile import Profile, read
 from sylvan.sim.scenarios import Result, Study, answers, scenarios
+from sylvan.sim.workload import Bounds
 from sylvan.utils.garbage import settle
 
 SPEC = Spec(

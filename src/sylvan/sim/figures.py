@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 from sylvan.protocol.errors import ConfigError
 from sylvan.sim.fleet import Fleet
 from sylvan.sim.outcomes import Column, Outcomes
+from sylvan.sim.workload import Bounds
 
 PERCENTILES = (90, 95, 99)
 MAX_POINTS = 200
 SLO_NAMES = ("ttft", "tpot", "e2e")
-
-Bounds = Mapping[str, float]
-"""Seconds, by the name of the time."""
 
 
 def bounds(given: Mapping[str, str]) -> Bounds:

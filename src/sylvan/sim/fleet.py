@@ -88,6 +88,8 @@ class Fleet:
             )
             for number in range(replicas)
         ]
+        self._ttft_ms: float | None = None
+        self._tpot_ms: float | None = None
         self.outcomes = Outcomes()
         self.most_concurrent = 0
         self._outside_s = profile.request.constant
@@ -109,6 +111,9 @@ class Fleet:
 
     def run(self, workload: Workload, progress: Progress = lambda done, total: None) -> Outcomes:
         """Serve all of it, once."""
+        self._ttft_ms, self._tpot_ms = (
+            1e3 * workload.slo[name] if name in workload.slo else None for name in ("ttft", "tpot")
+        )
         warmup = [Conversation([turn], 0.0) for turn in workload.warmup]
         end_s = self._serve(warmup, 0.0, 1, lambda done, total: None)
         self._measured, self.most_concurrent = True, 0
@@ -183,6 +188,8 @@ class Fleet:
             output_ids=EMPTY_IDS,
             sampling=self._sampling(live.turn.output_tokens),
             interval=None,
+            ttft_ms=self._ttft_ms,
+            tpot_ms=self._tpot_ms,
         )
         self.replicas[sent.replica].deliver(request, now_s)
         self._plan(sent.replica)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -16,9 +16,10 @@ from sylvan.gateway import policies as routing_policies
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.sim.datasets import Draft, arranged
-from sylvan.sim.figures import Bounds, figures, shares, times_ms
+from sylvan.sim.figures import figures, shares, times_ms
 from sylvan.sim.fleet import Fleet, Progress
 from sylvan.sim.profile import Profile
+from sylvan.sim.workload import Bounds
 from sylvan.utils.plugins import load as load_plugin
 
 MAX_SCENARIOS = 1000
@@ -94,7 +95,7 @@ class Study:
         engine = self.profile.engine.with_cache(scenario.cache_tokens)
         engine = msgspec.structs.replace(engine, policy=scenario.schedule)
         profile = msgspec.structs.replace(self.profile, engine=engine)
-        workload = arranged(self.turns, scenario.load, self.seed)
+        workload = replace(arranged(self.turns, scenario.load, self.seed), slo=self.slo)
         fleet = Fleet(
             profile,
             RoutingConfig(policy=scenario.policy),

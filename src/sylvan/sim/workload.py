@@ -7,7 +7,7 @@ exactly are one block of ids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,9 @@ class Block:
 
 
 Part = Block | Ids
+
+Bounds = Mapping[str, float]
+"""Seconds, by the name of the time: ttft, tpot, e2e."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +79,13 @@ class Workload:
         conversations: In the order of their beginnings.
         concurrency: Most requests at a time; None: no limit.
         warmup: Turns that are served before the clock of the measurement starts.
+        slo: Bounds that requests tell the scheduler, of which its policy `slo` makes use.
     """
 
     conversations: Sequence[Conversation]
     concurrency: int | None = None
     warmup: Sequence[Turn] = ()
+    slo: Bounds = field(default_factory=dict[str, float])
 
     @property
     def num_requests(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -80,6 +81,17 @@ def test_larger_caches_hit_more(results):
             r.figures["hit_rate"] for r in results}  # fmt: skip
 
     assert hits["30/s", 1, 4096] > hits["30/s", 1, 400]
+
+
+def test_the_scheduler_knows_the_bounds(study):
+    config = SimConfig(schedules=("slo", "lpm"), cache_tokens=(4096,))
+    tight = replace(study, slo=bounds({"ttft": "400", "tpot": "7"}))
+    planned = scenarios(config, ArrivalConfig(sweep=("100/s",)), study.profile)
+    slo, lpm = (tight.run(each).figures["goodput_share"] for each in planned)
+    unknown, _ = (study.run(each).figures["p99_tpot_ms"] for each in planned)
+
+    assert slo > lpm
+    assert unknown != tight.run(planned[0]).figures["p99_tpot_ms"]
 
 
 def test_processes_give_the_same_results_in_the_same_order(study, results):
