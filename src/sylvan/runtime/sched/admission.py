@@ -63,10 +63,10 @@ class Admission:
 
     def skip(self, steps: int) -> None:
         """So many steps had enough memory."""
-        for _ in range(steps):
-            if self.ratio == self._min:
-                return
-            self.on_step()
+        ratio, least, decay = self.ratio, self._min, self._decay
+        while steps and ratio > least:  # one by one, so that it is rounded as in `on_step`
+            ratio, steps = ratio - decay, steps - 1
+        self.ratio = max(least, ratio)
 
     def on_idle(self) -> None:
         """Nothing runs: forget what was learnt."""
