@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -60,6 +60,8 @@ def default_text(field: Field) -> str:
         return "required"
     if default is None or default in ((), {}, ""):
         return ""
+    if isinstance(default, tuple):
+        return ",".join(map(str, cast("tuple[object, ...]", default)))
     if isinstance(default, bool):
         return str(default).lower()
     if isinstance(default, int) and any(_is_size(field)):

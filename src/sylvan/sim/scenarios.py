@@ -132,9 +132,9 @@ def scenarios(config: SimConfig, load: ArrivalConfig, profile: Profile) -> list[
     """
     policies = [name.replace("-", "_") for name in config.policies]
     for policy in policies:
-        load_plugin(routing_policies, policy)
+        _known("sim.policies", lambda name=policy: load_plugin(routing_policies, name))
     for schedule in config.schedules:
-        schedule_policy(schedule)
+        _known("sim.schedules", lambda name=schedule: schedule_policy(name))
     grid = itertools.product(
         loads(load),
         config.replicas,
@@ -149,6 +149,13 @@ def scenarios(config: SimConfig, load: ArrivalConfig, profile: Profile) -> list[
             f"{len(found)} scenarios; the limit is {MAX_SCENARIOS}"
         )
     return found
+
+
+def _known(setting: str, find: Callable[[], object]) -> None:
+    try:
+        find()
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from error
 
 
 def loads(config: ArrivalConfig) -> list[ArrivalConfig]:

@@ -112,8 +112,8 @@ def test_an_error_in_a_process_is_told(study):
 @pytest.mark.parametrize(
     ("config", "load", "message"),
     [
-        ({"policies": ("cache_awar",)}, {}, "did you mean 'cache_aware'"),
-        ({"schedules": ("lpn",)}, {}, "did you mean 'lpm'"),
+        ({"policies": ("cache_awar",)}, {}, r"sim\.policies: .*did you mean 'cache_aware'"),
+        ({"schedules": ("lpn",)}, {}, r"sim\.schedules: .*did you mean 'lpm'"),
         ({}, {"sweep": ("0",)}, "load.sweep: expected 8"),
         ({}, {"sweep": ("3/m",)}, "load.sweep: expected 8"),
         ({"replicas": tuple(range(1, 1002))}, {}, "1001 scenarios; the limit is 1000"),
