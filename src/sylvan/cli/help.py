@@ -64,9 +64,8 @@ def default_text(field: Field) -> str:
         return ",".join(map(str, cast("tuple[object, ...]", default)))
     if isinstance(default, bool):
         return str(default).lower()
-    if isinstance(default, int) and any(_is_size(field)):
-        return size_text(default)
-    return str(default)
+    is_size = isinstance(default, int) and any(_is_size(field))
+    return size_text(cast("int", default)) if is_size else str(default)
 
 
 def markdown() -> str:
