@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -78,10 +79,14 @@ def measure(model: Path, env: dict[str, str], load: tuple, results: Path, *flags
     return json.loads(results.read_text().splitlines()[-1])
 
 
-def simulated(profile: Path, results: Path, file: Path) -> dict:
-    words = ("--model-profile", profile, "--against", results, "--output", file)
-    subprocess.run(command("simulate", *words), check=True, capture_output=True)
-    return json.loads(file.read_text().splitlines()[-1])
+def simulated(profile: Path, results: Path, file: Path, seeds: int) -> dict:
+    """Medians over simulations that differ in the scatter of steps only."""
+    for seed in range(seeds):
+        words = ("--model-profile", profile, "--against", results, "--output", file)
+        command_line = command("simulate", *words, "--sim.seed", seed)
+        subprocess.run(command_line, check=True, capture_output=True)
+    lines = [json.loads(line) for line in file.read_text().splitlines()[-seeds:]]
+    return {name: statistics.median(line[name] for line in lines) for name in FIGURES}
 
 
 def model_of(args: argparse.Namespace, folder: Path) -> Path:
@@ -103,6 +108,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--rate", type=float, default=8.0)
     parser.add_argument("--requests", type=int, default=240)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--keep", type=Path)
     args = parser.parse_args()
@@ -132,7 +138,9 @@ def compare(args: argparse.Namespace, folder: Path, env: dict[str, str]) -> None
                 print(
                     subprocess.run(command(*fit), check=True, capture_output=True).stdout.decode()
                 )
-        found = simulated(profile, folder / f"{number}-0.jsonl", folder / "simulated.jsonl")
+        found = simulated(
+            profile, folder / f"{number}-0.jsonl", folder / "simulated.jsonl", args.seeds
+        )
         for figure in FIGURES:
             measured = [run[figure] for run in runs]
             errors = [round(found[figure] / value - 1, 3) for value in measured]

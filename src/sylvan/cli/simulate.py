@@ -58,7 +58,8 @@ def run(args: Parsed) -> int:
         config, measured = _measured(config, config.sim.against)
     planned = scenarios(config.sim, config.load, profile)
     turns = asked(config.data, config.sim.tokenizer)
-    study = Study(profile, turns, slo, config.data.seed, config.sim.scatter)
+    sim = config.sim
+    study = Study(profile, turns, slo, config.data.seed, sim.seed, sim.scatter)
     settle()  # the workload lives until the end
     # a bar has a thread, and processes are forked
     shown = counting_requests() if config.sim.jobs == 1 else nullcontext(_silent)

@@ -54,6 +54,8 @@ class SimConfig(Section, frozen=True):
     """Bounds in milliseconds that a good request keeps: `ttft=500,tpot=50,e2e=10000`."""
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.99
     """Share of the requests that has to keep `sim.slo`."""
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] = 0
+    """Seed of the scatter of times, and of policies that draw; what is asked has `data.seed`."""
     scatter: bool = True
     """Let the times of steps scatter as they were measured to; else each takes its mean."""
     against: str | None = None

@@ -76,13 +76,15 @@ class Study:
         profile: Of the server.
         turns: What is asked.
         slo: Bounds to be kept.
-        seed: Of all that is drawn.
+        arrivals: Seed of the moments at which requests come.
+        seed: Of all else that is drawn.
         scatter: See `Fleet`.
     """
 
     profile: Profile
     turns: Draft
     slo: Bounds
+    arrivals: int
     seed: int
     scatter: bool
 
@@ -95,7 +97,7 @@ class Study:
         engine = self.profile.engine.with_cache(scenario.cache_tokens)
         engine = msgspec.structs.replace(engine, policy=scenario.schedule)
         profile = msgspec.structs.replace(self.profile, engine=engine)
-        workload = replace(arranged(self.turns, scenario.load, self.seed), slo=self.slo)
+        workload = replace(arranged(self.turns, scenario.load, self.arrivals), slo=self.slo)
         fleet = Fleet(
             profile,
             RoutingConfig(policy=scenario.policy),

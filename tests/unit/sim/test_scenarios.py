@@ -27,7 +27,7 @@ DATA = DataConfig(
 @pytest.fixture(scope="module")
 def study():
     slo = bounds({"ttft": "60", "tpot": "12"})
-    return Study(profile(max_running_reqs=8), drawn(DATA), slo, seed=1, scatter=True)
+    return Study(profile(max_running_reqs=8), drawn(DATA), slo, arrivals=1, seed=1, scatter=True)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_processes_give_the_same_results_in_the_same_order(study, results):
 
 def test_an_error_in_a_process_is_told(study):
     planned = scenarios(SimConfig(cache_tokens=(4096, 4097)), ArrivalConfig(), study.profile)
-    wrong = Study(study.profile, [([], None)], {}, 1, scatter=True)
+    wrong = Study(study.profile, [([], None)], {}, 1, 1, scatter=True)
 
     with pytest.raises(SimulationError, match="has died; give fewer --jobs"):
         [*run_all(wrong, planned, 2, lambda done, total: None)]
