@@ -1,9 +1,9 @@
 """Claim: simulations meet load tests that they were not fitted to.
 
 A server is recorded under one load. The profile fitted to that predicts the same server under
-another rate, and with other data, which are then measured without recording. Goal: throughput and
-the median of TTFT within 10 %, 99th percentiles within 20 %. Each load is measured twice, so that
-the errors can be set against how well the server repeats itself.
+another rate, with other data, and two of it behind a gateway, which are then measured without
+recording. Goal: throughput and the median of TTFT within 10 %, 99th percentiles within 20 %. Each
+load is measured twice, so that the errors can be set against how well the server repeats itself.
 
 Targets: a model on this machine's cores, which other programs disturb, or (`--paced`) the same
 server whose steps take the time of a device of known speed (`paced/sitecustomize.py`).
@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +55,25 @@ def command(*words) -> list[str]:
 
 
 @contextmanager
+def gateway(model: Path, env: dict[str, str], count: int):
+    """Several servers behind one address."""
+    with ExitStack() as stack:
+        urls = [stack.enter_context(server(model, env)) for _ in range(count)]
+        words = command("route", "--worker-urls", *urls, "--port", 0)
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env)
+        try:
+            for line in process.stdout:
+                if found := re.search(r"Sylvan routes to .* at (http://\S+)", line):
+                    yield found[1]
+                    return
+            raise SystemExit("the gateway did not start")
+        finally:
+            process.terminate()
+            process.stdout.read()
+            process.wait(60)
+
+
+@contextmanager
 def server(model: Path, env: dict[str, str], *flags):
     words = command("serve", model, "--until-eof", "--server.port", 0, *flags)
     process = subprocess.Popen(
@@ -72,17 +91,16 @@ def server(model: Path, env: dict[str, str], *flags):
         process.wait(60)
 
 
-def measure(model: Path, env: dict[str, str], load: tuple, results: Path, *flags) -> dict:
-    with server(model, env, *flags) as url:
-        words = ("--url", url, "--output", results, "--output-details")
-        subprocess.run(command("bench", "serve", *words, *load), check=True, capture_output=True)
+def measure(url: str, load: tuple, results: Path) -> dict:
+    words = ("--url", url, "--output", results, "--output-details")
+    subprocess.run(command("bench", "serve", *words, *load), check=True, capture_output=True)
     return json.loads(results.read_text().splitlines()[-1])
 
 
-def simulated(profile: Path, results: Path, file: Path, seeds: int) -> dict:
+def simulated(profile: Path, results: Path, file: Path, seeds: int, *flags) -> dict:
     """Medians over simulations that differ in the scatter of steps only."""
     for seed in range(seeds):
-        words = ("--model-profile", profile, "--against", results, "--output", file)
+        words = ("--model-profile", profile, "--against", results, "--output", file, *flags)
         command_line = command("simulate", *words, "--sim.seed", seed)
         subprocess.run(command_line, check=True, capture_output=True)
     lines = [json.loads(line) for line in file.read_text().splitlines()[-seeds:]]
@@ -126,31 +144,35 @@ def main() -> int:
 
 def compare(args: argparse.Namespace, folder: Path, env: dict[str, str]) -> None:
     model, profile = model_of(args, folder), folder / "profile.json"
+    file = folder / "simulated.jsonl"
     for number, (name, load) in enumerate(loads(args.rate, args.requests).items()):
         runs = []
         for repeat in range(args.repeats):
             recorded = not (number or repeat)
             flags = ("--record", folder / "flight") if recorded else ()
             results = folder / f"{number}-{repeat}.jsonl"
-            runs.append(measure(model, env, load, results, *flags))
+            with server(model, env, *flags) as url:
+                runs.append(measure(url, load, results))
             if recorded:
                 fit = ("simulate", "fit", folder / "flight", "--results", results, "-o", profile)
                 print(
                     subprocess.run(command(*fit), check=True, capture_output=True).stdout.decode()
                 )
-        found = simulated(
-            profile, folder / f"{number}-0.jsonl", folder / "simulated.jsonl", args.seeds
-        )
-        for figure in FIGURES:
-            measured = [run[figure] for run in runs]
-            errors = [round(found[figure] / value - 1, 3) for value in measured]
-            shown = {
-                "measured": [round(m, 2) for m in measured],
-                "simulated": round(found[figure], 2),
-            }
-            print(
-                json.dumps({"load": name, "figure": figure, **shown, "error": errors}), flush=True
-            )
+        show(name, runs, simulated(profile, folder / f"{number}-0.jsonl", file, args.seeds))
+    if args.paced:  # servers that share the cores of this machine would slow each other down
+        results = folder / "gateway.jsonl"
+        load = (*SHARED, "--rate", 2.8 * args.rate, "--seed", 11)
+        with gateway(model, env, 2) as url:
+            run = measure(url, load, results)
+        show("two servers", [run], simulated(profile, results, file, args.seeds, "--replicas", 2))
+
+
+def show(name: str, runs: list[dict], found: dict) -> None:
+    for figure in FIGURES:
+        measured = [run[figure] for run in runs]
+        errors = [round(found[figure] / value - 1, 3) for value in measured]
+        shown = {"measured": [round(m, 2) for m in measured], "simulated": round(found[figure], 2)}
+        print(json.dumps({"load": name, "figure": figure, **shown, "error": errors}), flush=True)
 
 
 if __name__ == "__main__":
