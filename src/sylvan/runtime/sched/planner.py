@@ -90,6 +90,10 @@ class Planner:
         self.admission.skip(steps)
         self.step_size.skip(steps)
 
+    def cached_tokens(self, req: Req) -> int:
+        """Tokens of a waiting request that the prefix cache holds now."""
+        return self._lookup.cached_tokens(req)
+
     # ---- memory
 
     def drop(self, req: Req) -> None:
