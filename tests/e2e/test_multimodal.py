@@ -16,6 +16,8 @@ import torch
 import transformers
 from PIL import Image
 
+import sylvan
+from sylvan.lang.chat_templates import get_chat_template
 from sylvan.media.messages import Prepare
 from sylvan.media.processor import Processor
 from tests.e2e.conftest import running
@@ -248,3 +250,30 @@ def _children_of(program: str, argument: str) -> list[int]:
             if program in words and argument in words:
                 found.append(int(name))
     return found
+
+
+def test_the_engine_and_the_frontend_see_what_the_server_sees(server, folder, tmp_path):
+    data = png(8)
+    path = tmp_path / "a.png"
+    path.write_bytes(data)
+    prompt = "<|vision_start|><|image_pad|><|vision_end|>what?"
+    sampling = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
+    body = {"text": prompt, "image_data": text_of(data), "sampling_params": sampling}
+    expected = server.post("/generate", json=body).json()["text"]
+    with sylvan.Engine(model_path=str(folder), dtype="float32", log_level="warning") as engine:
+        for item in (data, str(path), path, Image.open(path), text_of(data), [data]):
+            assert engine.generate(prompt, sampling, image_data=item)["text"] == expected
+        both = engine.generate([prompt, "none"], sampling, image_data=[data, None])
+        assert both[0]["text"] == expected
+        with pytest.raises(ValueError, match="image_data"):
+            engine.generate(prompt, sampling, image_data=b"no image")
+
+    @sylvan.function
+    def look(s):
+        s += sylvan.image(str(path)) + "what?"
+        s += sylvan.gen("answer", max_tokens=6, temperature=0, ignore_eos=True)
+
+    backend = sylvan.RuntimeEndpoint(str(server.base_url).rstrip("/"))
+    backend.chat_template = get_chat_template("qwen2-vl")
+    state = look.run(backend=backend)
+    assert state["answer"] == expected

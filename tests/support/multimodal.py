@@ -19,7 +19,6 @@ from tests.support.scripted import write_checkpoint
 
 VOCAB = 300
 IMAGE, VIDEO = 263, 264  # behind the bytes and the tokens of `write_checkpoint`
-TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
 TEMPLATE = (
     "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
     "{%- if m.content is string %}{{ m.content }}{% else %}"
@@ -387,28 +386,142 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 
-PROCESSORS: dict[str, dict[str, Any]] = {
-    "llava": {
-        "image_processor_type": "CLIPImageProcessor",
-        "processor_class": "LlavaProcessor",
-        "size": {"shortest_edge": 28},
-        "crop_size": {"height": 28, "width": 28},
-        "patch_size": 7,
-        "vision_feature_select_strategy": "default",
-        "num_additional_image_tokens": 1,
-        "image_token": "<|image_pad|>",
-    },
-    "qwen2-vl": {
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": "Qwen2VLProcessor",
-        "patch_size": 4,
-        "merge_size": 2,
-        "temporal_patch_size": 2,
-        "size": {"shortest_edge": 256, "longest_edge": 4096},
-    },
+
+@dataclass(frozen=True)
+class Files:
+    """What a checkpoint says of its processor.
+
+    Attributes:
+        images: preprocessor_config.json.
+        whole: processor_config.json, without the name of the class.
+        tokens: Special tokens; the first has the id `IMAGE`.
+        names: Tokens that the tokenizer has names for.
+    """
+
+    images: dict[str, Any]
+    whole: dict[str, Any]
+    tokens: tuple[str, ...]
+    names: dict[str, str]
+
+
+def _files(
+    kind: str,
+    images: str,
+    tokens: str,
+    whole: dict[str, Any] | None = None,
+    names: dict[str, str] | None = None,
+    **settings: Any,
+) -> Files:
+    types = {
+        "image_processor_type": f"{images}ImageProcessor",
+        "processor_class": f"{kind}Processor",
+    }
+    return Files(types | settings, whole or {}, tuple(tokens.split()), names or {})
+
+
+_CLIP = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+_LLAVA = {
+    "patch_size": 7,
+    "vision_feature_select_strategy": "default",
+    "num_additional_image_tokens": 1,
+    "image_token": "<image>",
 }
-PROCESSORS["qwen2.5-vl"] = PROCESSORS["qwen2-vl"] | {"processor_class": "Qwen2_5_VLProcessor"}
-PROCESSORS["qwen3-vl"] = PROCESSORS["qwen2-vl"] | {"processor_class": "Qwen3VLProcessor"}
+_SQUARE = {"size": {"height": 28, "width": 28}}
+_CUT = _SQUARE | {"crop_to_patches": True, "min_patches": 1, "max_patches": 4}
+_IDEFICS = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
+_FENCES = "<image> <fake_token_around_image> <global-img> <end_of_utterance>"
+_QWEN = {
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "size": {"shortest_edge": 256, "longest_edge": 4096},
+}
+_QWEN_TOKENS = "<|image_pad|> <|video_pad|> <|vision_start|> <|vision_end|>"
+
+PROCESSORS: Mapping[str, Files] = {
+    "llava": _files("Llava", "CLIP", "<image>", _LLAVA, **_CLIP),
+    "vipllava": _files("Llava", "CLIP", "<image>", _LLAVA, **_CLIP),
+    "llava-next": _files(
+        "LlavaNext", "LlavaNext", "<image>", _LLAVA, **_CLIP, image_grid_pinpoints=TILES
+    ),
+    "llava-onevision": _files(
+        "LlavaOnevision",
+        "LlavaOnevision",
+        "<image> <video>",
+        {
+            "num_image_tokens": 16,
+            "vision_feature_select_strategy": "full",
+            "image_token": "<image>",
+            "video_token": "<video>",
+        },
+        **_SQUARE,
+        image_grid_pinpoints=TILES,
+    ),
+    "internvl": _files(
+        "InternVL",
+        "GotOcr2",
+        "<IMG_CONTEXT> <img> </img> <video>",
+        {"image_seq_length": 4},
+        {
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+        **_CUT,
+    ),
+    "idefics3": _files("Idefics3", "Idefics3", _FENCES, {"image_seq_len": 4}, **_IDEFICS),
+    "smolvlm": _files("SmolVLM", "SmolVLM", _FENCES, {"image_seq_len": 4}, **_IDEFICS),
+    "aya-vision": _files(
+        "AyaVision",
+        "GotOcr2",
+        "<|IMG_PATCH|> <image> <|START_OF_IMG|> <|END_OF_IMG|> TILE TILE_GLOBAL",
+        {"patch_size": 7, "img_size": 28, "downsample_factor": 2},
+        **_CUT,
+    ),
+    "ovis2": _files(
+        "Ovis2",
+        "Ovis2",
+        "<IMG_ATOM> <image> <IMG_START> <IMG_END> <IMG_GRID> <IMG_COL> <IMG_ROW>",
+        {"image_seq_length": 4},
+        **_SQUARE,
+    ),
+    "deepseek-vl": _files(
+        "DeepseekVL",
+        "DeepseekVL",
+        "<image_placeholder>",
+        {"num_image_tokens": 16},
+        {"image_token": "<image_placeholder>"},
+        **_SQUARE,
+    ),
+    "video-llama-3": _files(
+        "VideoLlama3",
+        "VideoLlama3",
+        "<image> <video>",
+        None,
+        {"image_token": "<image>", "video_token": "<video>"},
+        patch_size=7,
+        merge_size=2,
+        min_pixels=196 * 4,
+        max_pixels=196 * 16,
+    ),
+    "lighton-ocr": _files(
+        "LightOnOcr",
+        "Pixtral",
+        "<|image_pad|> <|vision_pad|> <|vision_end|>",
+        {"patch_size": 7, "spatial_merge_size": 2},
+        {
+            "image_token": "<|image_pad|>",
+            "image_break_token": "<|vision_pad|>",
+            "image_end_token": "<|vision_end|>",
+        },
+        size={"longest_edge": 56},
+        patch_size={"height": 7, "width": 7},
+    ),
+    "qwen2-vl": _files("Qwen2VL", "Qwen2VL", _QWEN_TOKENS, **_QWEN),
+    "qwen2.5-vl": _files("Qwen2_5_VL", "Qwen2VL", _QWEN_TOKENS, **_QWEN),
+    "qwen3-vl": _files("Qwen3VL", "Qwen2VL", _QWEN_TOKENS, **_QWEN),
+}
 
 
 def write(name: str, folder: Path) -> Any:
@@ -426,15 +539,23 @@ def write(name: str, folder: Path) -> Any:
 
 def write_served(name: str, folder: Path) -> Path:
     """A checkpoint that a server can serve: with tokenizer, template and processor."""
+    files = PROCESSORS[name]
     write_checkpoint(folder)
     path = folder / "tokenizer.json"
     backend = Backend.from_file(str(path))
-    backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in TOKENS])
+    added = [AddedToken(t, special=True, normalized=False) for t in files.tokens]
+    backend.add_special_tokens(added)
     backend.save(str(path))
-    settings = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE}
+    settings: dict[str, Any] = {
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "chat_template": TEMPLATE,
+    }
+    if files.names:
+        settings["extra_special_tokens"] = files.names
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     write(name, folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[name]))
-    own = {k: v for k, v in PROCESSORS[name].items() if k != "image_processor_type"}
-    (folder / "processor_config.json").write_text(json.dumps(own))
+    kind = {"processor_class": files.images["processor_class"]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(files.images))
+    (folder / "processor_config.json").write_text(json.dumps(files.whole | kind))
     return folder

@@ -27,7 +27,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: Of the order.
-        tokens: Of the prompt, in place of the one placeholder.
+        placeholder: The token of the prompt that stands for the item.
+        tokens: Of the prompt, in place of that one.
         features: Inputs of the encoder, by name.
         grid: See `MediaItem.grid`.
         digest: Of the features.
@@ -35,6 +36,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: int
+    placeholder: int = -1
     tokens: tuple[int, ...] = ()
     features: dict[str, np.ndarray] = {}
     grid: tuple[int, int, int] | None = None

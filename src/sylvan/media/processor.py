@@ -6,6 +6,7 @@ Only the parts for images are made: those for videos need libraries that servers
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 import json
 from collections.abc import Mapping
@@ -17,8 +18,18 @@ import numpy as np
 from sylvan.media.images import UnreadableError, decode_image
 from sylvan.media.messages import Prepare, Prepared
 
-OPTIONS = ("max_pixels", "min_pixels", "min_patches", "max_patches", "crop_to_patches")
-"""Settings of a processor that a request may choose."""
+MAX_PIXELS = "max_pixels"
+"""Option of an item: at most so many pixels are looked at."""
+
+
+_NOT_READ = ("rows", "cols")  # by encoders
+_TILES = "return_row_col_info"  # how an image was cut, which some processors write into the prompt
+
+_PLACEHOLDERS: Mapping[str, str] = {
+    "Gemma3Processor": "boi_token",
+    "Llama4Processor": "fake_image_token",
+}
+"""Where processors keep the text that stands for an image in a prompt, if not in `image_token`."""
 
 
 class ProcessorError(Exception):
@@ -39,10 +50,18 @@ class Processor:
         self._images: Any = transformers.AutoImageProcessor.from_pretrained(
             model_dir, backend="pil"
         )
-        kind = getattr(transformers, _processor_class(model_dir), None)
-        if kind is None:
-            raise ProcessorError(f"there is no processor {_processor_class(model_dir)!r}")
+        kind = _find(_processor_class(model_dir))
+        defaults = getattr(kind.valid_processor_kwargs, "_defaults", {})
+        self._defaults: dict[str, Any] = dict(defaults.get("images_kwargs", {}))
+        self._known = frozenset(getattr(self._images.valid_kwargs, "__annotations__", ()))
+        if _TILES in self._known:
+            self._defaults[_TILES] = True
         self._processor = _without_checks(kind, self._images, self._tokenizer, model_dir)
+        text = getattr(self._processor, _PLACEHOLDERS.get(kind.__name__, "image_token"), None)
+        found = self._tokenizer.convert_tokens_to_ids(text) if isinstance(text, str) else None
+        if not isinstance(found, int) or found == self._tokenizer.unk_token_id:
+            raise ProcessorError(f"{kind.__name__} has no token that stands for an image")
+        self._placeholder = found
 
     def prepare(self, order: Prepare) -> Prepared:
         """Prepare one item.
@@ -53,22 +72,31 @@ class Processor:
         if order.kind != "image":
             raise UnreadableError(f"this model takes images, no {order.kind}")
         image = decode_image(order.data, order.max_pixels)
-        known = [name for name in OPTIONS if hasattr(self._images, name)]
-        chosen = {name: order.options[name] for name in known if name in order.options}
         try:
-            made = self._images([image], return_tensors="np", **chosen)
+            settings = {**self._defaults, **self._sizes(order), "return_tensors": "np"}
+            made = self._images([image], **settings)
             text = self._processor.replace_image_token(made, 0)
         except (ValueError, TypeError, KeyError, IndexError, ZeroDivisionError) as error:
             raise UnreadableError(f"the model's processor refuses it: {error}") from error
         tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        features = {name: _array(value) for name, value in made.items()}
+        features = {name: _array(value) for name, value in made.items() if name not in _NOT_READ}
         return Prepared(
             id=order.id,
+            placeholder=self._placeholder,
             tokens=tuple(tokens),
             features=features,
             grid=self._grid(features),
             digest=digest_of(order.kind, features),
         )
+
+    def _sizes(self, order: Prepare) -> dict[str, Any]:
+        """What a request chooses of the sizes of images, as far as this processor knows them."""
+        most = order.options.get(MAX_PIXELS)
+        size = getattr(self._images, "size", None)
+        if most is None or MAX_PIXELS not in self._known or size is None:
+            return {}
+        least = min(most, size["shortest_edge"])
+        return {"size": {"longest_edge": min(most, size["longest_edge"]), "shortest_edge": least}}
 
     def _grid(self, features: Mapping[str, np.ndarray]) -> tuple[int, int, int] | None:
         found = features.get("image_grid_thw")
@@ -103,6 +131,29 @@ def _processor_class(model_dir: Path) -> str:
             if isinstance(said, str):
                 return said
     raise ProcessorError("no file of the checkpoint says what prepares its images")
+
+
+def _find(name: str) -> Any:
+    """The class of a processor, also where parts of it that are not used lack a library.
+
+    Raises:
+        ProcessorError: there is none of that name.
+    """
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    families = [family for family, known in PROCESSOR_MAPPING_NAMES.items() if known == name]
+    for family in (*families, name.removesuffix("Processor").lower()):
+        stem = family.replace("-", "_")
+        path = f"transformers.models.{stem}.processing_{stem}"
+        try:
+            module = importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name and path.startswith(error.name):
+                continue  # a family that shares the processor of another one
+            raise ProcessorError(f"{name} needs the package {error.name}") from error
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise ProcessorError(f"there is no processor {name!r}")
 
 
 def _without_checks(kind: Any, images: Any, tokenizer: Any, model_dir: Path) -> Any:

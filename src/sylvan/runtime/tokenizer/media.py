@@ -58,7 +58,7 @@ class MediaPreparer:
         Args:
             input_ids: A prompt with one placeholder for each item, in their order.
             sources: The items.
-            token_ids: Placeholders that the model has.
+            token_ids: Tokens whose embeddings are replaced, by the kinds that the model takes.
             tenant: Whose items they are; others share nothing with it.
 
         Raises:
@@ -72,8 +72,9 @@ class MediaPreparer:
                 f"request, {self._settings.items} (media.items).",
                 param=sources[0].path,
             )
-        places = _placeholders(ids, sources, token_ids)
+        _check_kinds(sources, token_ids)
         prepared = await _all(self._prepare(source, tenant) for source in sources)
+        places = _placeholders(ids, sources, prepared)
         parts: list[IntArray] = []
         items: list[MediaItem] = []
         done = start = 0
@@ -132,22 +133,25 @@ async def _all(works: Iterable[Coroutine[None, None, Prepared]]) -> list[Prepare
             task.cancel()
 
 
-def _placeholders(
-    ids: IntArray, sources: Sequence[MediaSource], token_ids: Mapping[MediaKind, int]
-) -> list[int]:
+def _check_kinds(sources: Sequence[MediaSource], token_ids: Mapping[MediaKind, int]) -> None:
     for source in sources:
         if source.kind not in token_ids:
             kinds = ", ".join(f"{kind}s" for kind in MEDIA_KINDS if kind in token_ids)
             takes = f"text and {kinds}" if kinds else "text only"
             message = f"{source.path}: this model takes {takes}, no {source.kind}."
             raise RequestError(message, param=source.path)
-    kinds = {token: kind for kind, token in token_ids.items()}
-    places = np.flatnonzero(np.isin(ids, list(kinds))).tolist()
-    found = [kinds[int(ids[place])] for place in places]
-    if found != [source.kind for source in sources]:
-        path = sources[0].path if sources else "text"
+
+
+def _placeholders(
+    ids: IntArray, sources: Sequence[MediaSource], prepared: Sequence[Prepared]
+) -> list[int]:
+    """Where in a prompt each item belongs."""
+    wanted = [item.placeholder for item in prepared]
+    places: list[int] = np.flatnonzero(np.isin(ids, wanted)).tolist()
+    if ids[places].tolist() != wanted:
+        path = sources[0].path
         raise RequestError(
-            f"{path}: the prompt has {len(found)} placeholders for {len(sources)} items; each "
+            f"{path}: the prompt has {len(places)} placeholders for {len(sources)} items; each "
             "image, video or sound needs one, in their order.",
             param=path,
         )
