@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from sylvan.cli import sglang_page
-from sylvan.cli.help import bench_markdown, markdown, route_markdown
+from sylvan.cli.help import bench_markdown, markdown, route_markdown, simulate_markdown
 from sylvan.runtime.server import reference
 
 ROOT = Path(__file__).parents[1]
@@ -15,6 +15,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 SETTINGS = ROOT / "docs" / "reference" / "config.md"
 ROUTE_SETTINGS = ROOT / "docs" / "reference" / "route.md"
 BENCH_SETTINGS = ROOT / "docs" / "reference" / "bench.md"
+SIMULATE_SETTINGS = ROOT / "docs" / "reference" / "simulate.md"
 ROUTES = ROOT / "docs" / "reference" / "http.md"
 BEGIN, END = "<!-- packages: generated -->\n", "<!-- /packages -->\n"
 FLAGS = ROOT / "docs" / "reference" / "sglang-flags.md"
@@ -42,6 +43,7 @@ def main() -> int:
     pages[FLAGS] = sglang_page.markdown()
     pages[ROUTE_SETTINGS] = route_markdown()
     pages[BENCH_SETTINGS] = bench_markdown()
+    pages[SIMULATE_SETTINGS] = simulate_markdown()
     stale = [p for p, wanted in pages.items() if not p.exists() or p.read_text() != wanted]
     if "--check" in sys.argv:
         for page in stale:

@@ -74,6 +74,8 @@ COMMANDS: Mapping[str, Command] = {
     "bench offline": Command("sylvan.cli.bench_offline", "Measure a model without a server."),
     "bench batch": Command("sylvan.cli.bench_batch", "Time the steps of single batches."),
     "bench compare": Command("sylvan.cli.bench_compare", "Compare two results of load tests."),
+    "simulate fit": Command("sylvan.cli.simulate_fit", "Fit a simulation to a recorded server."),
+    "simulate": Command("sylvan.cli.simulate", "Find how many servers a load needs."),
     "quantize": Command("sylvan.cli.quantize", "Write a checkpoint with 8 or 4 bits a weight."),
     "eval": Command("sylvan.cli.evaluate", "Perplexity of a model, and what a format costs it."),
     "train-draft": Command("sylvan.cli.train_draft", "Train a head that guesses ahead."),

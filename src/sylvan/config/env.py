@@ -9,12 +9,13 @@ from typing import Any
 
 from sylvan.config.fields import nearest
 from sylvan.config.load import Setting
-from sylvan.config.schema import BENCH, ROUTE, SERVE, Schema
+from sylvan.config.schema import BENCH, ROUTE, SERVE, SIMULATE, Schema
 from sylvan.protocol.errors import ConfigError
 
 PREFIX = "SYLVAN_"
 CONFIG_VARIABLE = "SYLVAN_CONFIG"
 PRESET_VARIABLE = "SYLVAN_PRESET"
+_OTHERS = (ROUTE.prefix, BENCH.prefix, SIMULATE.prefix)
 KEY_VARIABLES = ("OPENAI_API_KEY", "API_KEY")
 
 
@@ -34,7 +35,7 @@ def read(environ: Mapping[str, str] | None = None, schema: Schema[Any] = SERVE) 
     for name, value in (os.environ if environ is None else environ).items():
         if not name.startswith(schema.prefix) or name in (CONFIG_VARIABLE, PRESET_VARIABLE):
             continue
-        if schema is SERVE and name.startswith((ROUTE.prefix, BENCH.prefix)):
+        if schema is SERVE and name.startswith(_OTHERS):
             continue
         if name in known:
             settings.append(Setting(known[name], value, "environment", name))

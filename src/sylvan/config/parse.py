@@ -36,7 +36,17 @@ _ITEMS: Mapping[object, Callable[[str], object]] = {int: int, float: float, Secr
 
 def _reader_of(kind: object) -> Callable[[str], object]:
     base = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    metas = [meta for meta in get_args(kind)[1:] if isinstance(meta, msgspec.Meta)]
+    if any(meta.extra and "unit" in meta.extra for meta in metas):
+        return _whole_size
     return _ITEMS.get(base, str)
+
+
+def _whole_size(text: str) -> int:
+    size = parse_size(text)
+    if size is None:
+        raise ValueError(text)
+    return size
 
 
 def parse(field: Field, raw: object) -> object:
@@ -130,10 +140,7 @@ def _bool(_: Member, text: str) -> bool:
 
 
 def _size(_: Member, text: str) -> int:
-    size = parse_size(text)
-    if size is None:
-        raise ValueError(text)
-    return size
+    return _whole_size(text)
 
 
 def _tuple(member: Member, text: str) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""What can be configured: a runtime (`serve`), a gateway (`route`), measurements (`bench`)."""
+"""What can be configured: runtimes (`serve`), gateways (`route`), measurements and simulations."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from sylvan.config.bench_aliases import batch_aliases, bench_aliases, offline_al
 from sylvan.config.fields import Field, SectionInfo, fields, sections
 from sylvan.config.route import RouteConfig
 from sylvan.config.route_aliases import route_aliases
+from sylvan.config.simulate import SimulateConfig
+from sylvan.config.simulate_aliases import simulate_aliases
 from sylvan.config.tree import Config, Section
 
 Root = TypeVar("Root", bound=Section)
@@ -55,3 +57,4 @@ OFFLINE: Schema[OfflineConfig] = Schema(
 ONE_BATCH: Schema[OneBatchConfig] = Schema(
     OneBatchConfig, {**batch_aliases(), **aliases()}, "SYLVAN_BENCH_"
 )
+SIMULATE: Schema[SimulateConfig] = Schema(SimulateConfig, simulate_aliases(), "SYLVAN_SIMULATE_")

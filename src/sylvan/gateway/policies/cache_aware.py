@@ -115,11 +115,12 @@ class CacheAware(RoutingPolicy):
     def _by_cost(self, workers: Sequence[Worker], prompt: _Prompt) -> Placement:
         least = math.inf
         ties: list[Worker] = []
-        missing_of, matched = prompt.missing_of, prompt.matched
-        patience = 1.0 + sum(worker.load > 0 for worker in workers) / len(workers)
-        for worker in workers:
-            missing = missing_of(matched.get(worker.id, 0))
-            load = worker.num_running + worker.peer_running + worker.foreign_load
+        matched, of_nothing = prompt.matched, prompt.missing_of(0)
+        loads = [w.num_running + w.peer_running + w.foreign_load for w in workers]
+        patience = 1.0 + (len(loads) - loads.count(0)) / len(loads)
+        for worker, load in zip(workers, loads, strict=True):
+            held = matched.get(worker.id)
+            missing = of_nothing if held is None else prompt.missing_of(held)
             waiting = (worker.queued_tokens + worker.peer_tokens) / patience
             cost = (waiting + missing + RUNNING_TOKENS * load) * worker.cost
             if cost < least:

@@ -102,6 +102,15 @@ class KVCacheManager:
         return round(share * self.total_tokens)
 
     @property
+    def spare_pages(self) -> int:
+        """Pages to be had without evicting anything, where requests own nothing but such pages.
+
+        0 for models with window groups or states, and above lower tiers.
+        """
+        plain = not self._windows and self.states is None and self.loads is None
+        return self._allocator.free_pages if plain else 0
+
+    @property
     def _available_pages(self) -> int:
         return self._allocator.free_pages + self._tree.evictable_pages
 

@@ -46,6 +46,17 @@ class TokenBuffer:
         self._cells[self.length] = self.last = token
         self.length += 1
 
+    def repeat(self, token: int, count: int) -> None:
+        """Add one id many times."""
+        if count < 1:
+            return
+        stop = self.length + count
+        if stop > self._room:
+            self._ids = np.concatenate([self._ids, np.empty(max(64, count), np.int32)])
+            self._room, self._cells = len(self._ids), self._ids.data
+        self._ids[self.length : stop] = token
+        self.length, self.last = stop, token
+
     def view(self, start: int, stop: int) -> IntArray:
         """Ids [start, stop) without copying; valid until the next `append`."""
         assert stop <= self.length

@@ -61,6 +61,13 @@ class Admission:
         """A step had enough memory."""
         self.ratio = max(self._min, self.ratio - self._decay)
 
+    def skip(self, steps: int) -> None:
+        """So many steps had enough memory."""
+        ratio, least, decay = self.ratio, self._min, self._decay
+        while steps and ratio > least:  # one by one, so that it is rounded as in `on_step`
+            ratio, steps = ratio - decay, steps - 1
+        self.ratio = max(least, ratio)
+
     def on_idle(self) -> None:
         """Nothing runs: forget what was learnt."""
         self.ratio = self._init

@@ -61,6 +61,22 @@ class Pipeline:
         """The planner's last step whose results are known, or that had nothing to compute."""
         return self._steps[0] - 1 if self._steps else self._planner.step
 
+    @property
+    def decoding(self) -> Batch | None:
+        """The step in flight, if it is the only one and each request of it decodes."""
+        if len(self.inflight) != 1:
+            return None
+        batch, _ = self.inflight[0]
+        return batch if batch.slices and batch.decodes else None
+
+    def skip(self, steps: int, pending: Pending) -> None:
+        """The step in flight is a later one of the same requests now; see `skipping`."""
+        batch, _ = self.inflight[0]
+        self.inflight[0] = (batch, pending)
+        self._steps[0] += steps
+        self._builder.skip(steps)
+        self._statistics.skip(steps, len(batch.slices))
+
     def launch(self, batch: Batch) -> None:
         """Start a step."""
         plan = self._builder.build(batch, self._hooks.plan_work(batch))

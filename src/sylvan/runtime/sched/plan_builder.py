@@ -85,6 +85,11 @@ class PlanBuilder:
             work=work or {},
         )
 
+    def skip(self, steps: int) -> None:
+        """So many steps were not built; see `skipping`."""
+        self._steps += steps
+        self.look_again()
+
     def look_again(self) -> None:
         """Some request did not get just the one token that its slot sampled last."""
         self._decodes = _DecodeSteps()

@@ -85,6 +85,12 @@ class Planner:
         self.growth = self._decodes.growth
         return self._decodes.whole_step(self._slices, self.num_decodes)
 
+    def skip(self, steps: int) -> None:
+        """So many steps were not planned one by one, since all of them decode; see `skipping`."""
+        self.step += steps
+        self.admission.skip(steps)
+        self.step_size.skip(steps)
+
     def cached_tokens(self, req: Req) -> int:
         """Tokens of a waiting request that the prefix cache holds now."""
         return self._lookup.cached_tokens(req)

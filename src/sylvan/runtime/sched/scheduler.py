@@ -23,6 +23,7 @@ from sylvan.runtime.sched.planner import Planner
 from sylvan.runtime.sched.policies.api import PolicyContext
 from sylvan.runtime.sched.port import Port
 from sylvan.runtime.sched.queue import WaitingQueue
+from sylvan.runtime.sched.skipping import Skipping
 from sylvan.runtime.sched.statistics import Statistics
 from sylvan.runtime.sched.step_times import StepTimes
 
@@ -73,6 +74,15 @@ class Scheduler:
         self.times = times = StepTimes(parts.clock, self._requests)
         self._pipeline = Pipeline(parts, self._hooks, self._planner, lifecycle, statistics, times)
         self.port = Port(self._requests, self._planner, self._pipeline, lifecycle, self._hooks)
+        followed = capabilities or self.waiting.pacing
+        self.skipping = Skipping(
+            self._requests,
+            self._planner,
+            self._pipeline,
+            lifecycle,
+            parts.cache,
+            allowed=limits.inflight == 1 and not followed,
+        )
         self._deadlines = Deadlines()
         self._arrivals = 0
         self._paused = False

@@ -29,6 +29,13 @@ class StepSize:
         self.tokens, self._steps = failed.num_tokens // 2, 0
         return True
 
+    def skip(self, steps: int) -> None:
+        """So many steps fitted."""
+        for _ in range(steps):
+            if self.tokens == self._most:
+                return
+            self.on_step()
+
     def on_step(self) -> None:
         """A step fitted."""
         if self.tokens == self._most:

@@ -43,6 +43,12 @@ class Statistics:
     met: int = 0
     repairs: Repairs = field(default_factory=Repairs)
 
+    def skip(self, steps: int, requests: int) -> None:
+        """So many steps of requests that decode were passed at once."""
+        self.steps += steps
+        self.computed += steps * requests
+        self.generated += steps * requests
+
     def on_finish(self, req: Req, now_s: float) -> None:
         """`req` has ended."""
         met = met_targets(req, now_s)

@@ -1,0 +1,165 @@
+"""`sylvan simulate`: find how many servers of which kind a load needs, without any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sylvan.bench.results import append, check_writable, origin
+from sylvan.bench.simulated import asked, settings_of, tokenizer_of
+from sylvan.cli.help import simulate_markdown
+from sylvan.cli.main import DONE, FAILED, Spec
+from sylvan.cli.progress import counting_requests
+from sylvan.config.env import config_file
+from sylvan.config.fields import replaced
+from sylvan.config.flags import Option, Parsed
+from sylvan.config.load import dump
+from sylvan.config.schema import SIMULATE
+from sylvan.config.simulate import SimulateConfig
+from sylvan.config.sources import gather_as
+from sylvan.protocol.errors import ConfigError
+from sylvan.sim import measured as results_of
+from sylvan.sim import table
+from sylvan.sim.figures import bounds
+from sylvan.sim.measured import Measured
+from sylvan.sim.page import about, page
+from sylvan.sim.parallel import run_all
+from sylvan.sim.profile import Profile, read
+from sylvan.sim.scenarios import Result, Study, answers, scenarios
+from sylvan.sim.workload import Bounds
+from sylvan.utils.garbage import settle
+
+SPEC = Spec(
+    usage="simulate --model-profile FILE [flags]",
+    doc="Serve a data set or trace by the real scheduler, cache and routing policies on a virtual "
+    "clock, with the step times of a recorded server (`sylvan simulate fit`): with each number of "
+    "replicas, size of the cache and policy that is to be tried. Tells which is the smallest that "
+    "keeps --slo. Exit code 1 if none does.",
+    options=(Option("markdown", "Print the reference of all settings."),),
+    tree=SIMULATE,
+    max_positions=0,
+)
+
+
+def run(args: Parsed) -> int:
+    """See `SPEC`."""
+    if args.has("markdown"):
+        print(simulate_markdown(), end="")
+        return DONE
+    file = args.options.get("config") or config_file()
+    config = gather_as(SIMULATE, args.given, file=file).config
+    slo = _checked(config)
+    profile = read(config.sim.profile)
+    measured: Measured | None = None
+    if config.sim.against is not None:
+        config, measured = _measured(config, config.sim.against)
+    planned = scenarios(config.sim, config.load, profile)
+    turns = asked(config.data, config.sim.tokenizer)
+    sim = config.sim
+    study = Study(profile, turns, slo, config.data.seed, sim.seed, sim.scatter)
+    settle()  # the workload lives until the end
+    # a bar has a thread, and processes are forked
+    shown = counting_requests() if config.sim.jobs == 1 else nullcontext(_silent)
+    with shown as progress:
+        results = [*run_all(study, planned, config.sim.jobs, progress)]
+    _tell(_Told(config, profile, results, measured))
+    served = all(result.figures["completed"] for result in results)
+    kept = not slo or all(each.keeps for each in answers(results, config.sim.share))
+    return DONE if served and kept else FAILED
+
+
+def _silent(done: int, total: int) -> None:
+    """Scenarios that are simulated at the same time tell nothing before they end."""
+
+
+def _checked(config: SimulateConfig) -> Bounds:
+    """The bounds to keep, after everything that can be refused without any file."""
+    if not config.sim.profile:
+        raise ConfigError("sim.profile is missing: --model-profile FILE; see sylvan simulate fit")
+    if config.load.timestamps and config.data.dataset != "trace":
+        raise ConfigError("load.timestamps: only data.dataset trace has times")
+    if config.load.timestamps and config.load.sweep:
+        raise ConfigError("load.sweep cannot be combined with load.timestamps; use load.slowdown")
+    if config.sim.against is not None and config.load != SimulateConfig().load:
+        raise ConfigError("sim.against takes its load from the file; leave out load.*")
+    if config.sim.against is not None and config.data != SimulateConfig().data:
+        raise ConfigError("sim.against takes its data from the file; leave out data.*")
+    for name, setting in ((config.result.file, "result.file"), (config.result.html, "result.html")):
+        if name is not None:
+            check_writable(name, setting)
+    return bounds(config.sim.slo)
+
+
+def _measured(config: SimulateConfig, name: str) -> tuple[SimulateConfig, Measured]:
+    """The configuration with data and load of a load test."""
+    found = results_of.measured(name)
+    data, load = settings_of(found, name)
+    tokenizer = tokenizer_of(found, config.sim.tokenizer, name)
+    config = replaced(config, {"sim.tokenizer": tokenizer})
+    return SimulateConfig(sim=config.sim, data=data, load=load, result=config.result), found
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """All that there is to tell."""
+
+    config: SimulateConfig
+    profile: Profile
+    results: Sequence[Result]
+    measured: Measured | None
+
+
+def _tell(told: _Told) -> None:
+    config, results = told.config, told.results
+    print(table.table(results), flush=True)
+    sentences = _sentences(told)
+    for sentence in sentences:
+        print(sentence, flush=True)
+    errors: dict[str, float] = {}
+    if told.measured is not None:
+        errors = results_of.errors(results[0].figures, told.measured.figures)
+        print(table.comparison(results[0], told.measured.figures, errors), flush=True)
+    shown = dump(config, defaults=False, schema=SIMULATE)
+    if config.result.file is not None:
+        for result in results:
+            append(config.result.file, _line(told, result, shown, errors))
+    if config.result.html is not None:
+        more: dict[str, Any] = {"origin": origin()}
+        if told.measured is not None:
+            more |= {"errors": errors}
+        title = f"Simulation of {told.profile.origin.model or 'a model'}"
+        text = page(title, results, sentences, about(told.profile, shown, more))
+        Path(config.result.html).expanduser().write_text(text)
+
+
+def _sentences(told: _Told) -> list[str]:
+    config, results = told.config, told.results
+    found = table.warnings(results, told.profile)
+    for result in results:
+        found += [
+            f"{result.figures['replicas']} replicas: {count} requests failed: {error}"
+            for error, count in sorted(result.errors.items())[:5]
+        ]
+    if config.sim.slo:
+        share = config.sim.share
+        found += [table.sentence(each, config.sim.slo, share) for each in answers(results, share)]
+    return found
+
+
+def _line(
+    told: _Told, result: Result, config: Mapping[str, Any], errors: Mapping[str, float]
+) -> dict[str, Any]:
+    """A scenario in the file of results, with the keys of load tests."""
+    return {
+        "tag": told.config.result.tag,
+        "backend": "simulation",
+        "dataset_name": told.config.data.dataset,
+        "model": told.profile.origin.model,
+        **result.figures,
+        "errors_against": dict(errors),
+        "origin": origin(),
+        "config": config,
+    }

@@ -1,0 +1,42 @@
+"""`sylvan simulate fit`: what a recorded server's steps cost, for `sylvan simulate`."""
+
+from __future__ import annotations
+
+from sylvan.bench.results import check_writable
+from sylvan.cli.main import DONE, Spec
+from sylvan.config.flags import Option, Parsed
+from sylvan.protocol.errors import ConfigError
+
+SPEC = Spec(
+    usage="simulate fit RECORDING [--results FILE] -o PROFILE",
+    doc="Read what `sylvan serve --record RECORDING` wrote while `sylvan bench serve --output FILE "
+    "--output-details` asked, and write a profile: how the scheduler is made, what steps cost, and "
+    "what requests spend outside the scheduler. Without --results the latter is taken for 0.",
+    options=(
+        Option("out", "File of the profile.", metavar="PROFILE", short="o"),
+        Option("results", "Results of the load test that was recorded.", metavar="FILE"),
+    ),
+    tree=None,
+)
+
+
+def run(args: Parsed) -> int:
+    """See `SPEC`."""
+    from sylvan.sim import measured, profile, table  # help does not need numpy
+    from sylvan.sim.fit import fit
+    from sylvan.sim.observed import observe
+    from sylvan.sim.outside import fit_outside
+
+    if not args.positions:
+        raise ConfigError(f"RECORDING is missing; usage: sylvan {SPEC.usage}")
+    out = args.options.get("out")
+    if out is None:
+        raise ConfigError(f"-o is missing; usage: sylvan {SPEC.usage}")
+    check_writable(out, "-o")
+    observed = observe(args.positions[0])
+    found = fit(observed)
+    if (results := args.options.get("results")) is not None:
+        found = fit_outside(found, measured.measured(results), observed, results)
+    profile.write(found, out)
+    print(table.described(found))
+    return DONE

@@ -1,0 +1,86 @@
+"""Passes many plain decode steps at once: for simulations, where only their number matters."""
+
+from __future__ import annotations
+
+from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.executor.api import Pending
+from sylvan.runtime.sched.lifecycle import Lifecycle
+from sylvan.runtime.sched.phases import RequestTable
+from sylvan.runtime.sched.pipeline import Pipeline
+from sylvan.runtime.sched.planner import Planner
+
+
+class Skipping:
+    """Leaves the scheduler as the same number of calls of `step` would, page numbers apart.
+
+    Between two calls of `step`, with one step in flight, while all requests do nothing but decode.
+    The executor must not read page tables: those of the steps passed are not told.
+
+    Args:
+        requests: All requests of the scheduler.
+        planner: Plans their steps.
+        pipeline: Has the step in flight.
+        lifecycle: Knows who ended.
+        cache: Their memory.
+        allowed: Whether nobody follows single steps or tokens.
+    """
+
+    def __init__(
+        self,
+        requests: RequestTable,
+        planner: Planner,
+        pipeline: Pipeline,
+        lifecycle: Lifecycle,
+        cache: KVCacheManager,
+        *,
+        allowed: bool,
+    ) -> None:
+        self._requests, self._planner, self._pipeline = requests, planner, pipeline
+        self._lifecycle, self._cache, self._allowed = lifecycle, cache, allowed
+
+    def steps(self, most: int) -> int:
+        """How many steps may be passed now, at most `most`: nobody ends or is told of tokens."""
+        requests, lifecycle = self._requests, self._lifecycle
+        if not self._allowed or not requests.running or len(requests.waiting):
+            return 0
+        if len(requests) != len(requests.running) or lifecycle.has_ended or lifecycle.outbox:
+            return 0
+        batch = self._pipeline.decoding
+        if batch is None or len(batch.slices) != len(requests.running):
+            return 0
+        for req in requests.running:
+            known = req.tokens.length
+            most = min(most, req.max_tokens - known - 1, req.emit_at - known - 1)
+            if req.stop_ids or req.held or not req.first_token_s:
+                return 0
+        while most > 0 and self._pages(most) > self._cache.spare_pages:
+            most //= 2  # what evicts is done step by step
+        return max(0, most)
+
+    def skip(self, steps: int, token: int, pending: Pending) -> None:
+        """Pass steps, at most as many as `steps` said.
+
+        Args:
+            steps: Their number.
+            token: What each of them samples for each request.
+            pending: Of the last of them, instead of the one in flight.
+        """
+        for req in self._requests.running:
+            assert req.kv is not None
+            assert req.decode is not None
+            req.tokens.repeat(token, steps)
+            req.computed += steps
+            req.decode.start += steps
+            req.decode.stop += steps
+            grown = self._cache.extend(req.kv, req.computed, computed=req.decode.start)
+            assert grown, "there was memory"
+        self._planner.skip(steps)
+        self._pipeline.skip(steps, pending)
+
+    def _pages(self, steps: int) -> int:
+        """Pages that running requests need for so many steps."""
+        size, total = self._cache.page_size, 0
+        for req in self._requests.running:
+            if req.kv is not None:
+                total += max(0, -(-(req.computed + steps) // size) - req.kv.num_pages)
+        return total

@@ -1,0 +1,1 @@
+"""The real scheduler, cache and routing policies on a virtual clock (`sylvan simulate`)."""

@@ -1,0 +1,171 @@
+"""How long steps take: a fitted cost model, with the scatter that was measured."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sylvan.sim.features import KNOTS, SEGMENTS, Shape
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+Ratio = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+DRAWS = 4096  # random numbers drawn at a time
+
+
+class StepCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds of the model's part of a step; see `features`.
+
+    Attributes:
+        constant: Of any step that computes something.
+        rows: For each row more, between one knot and the next.
+        sample: For each row that samples.
+        context: For each token that a decoding row attends to.
+        pair: For each pair of tokens of prompts.
+        decode_scatter: Quantiles, evenly spaced, of measured over modelled time of steps in which
+            each request computes one token. Empty: no scatter.
+        prompt_scatter: Likewise of other steps.
+    """
+
+    constant: Seconds
+    rows: Annotated[tuple[Seconds, ...], msgspec.Meta(min_length=SEGMENTS, max_length=SEGMENTS)]
+    sample: Seconds = 0.0
+    context: Seconds = 0.0
+    pair: Seconds = 0.0
+    decode_scatter: Annotated[tuple[Ratio, ...], msgspec.Meta(max_length=1025)] = ()
+    prompt_scatter: Annotated[tuple[Ratio, ...], msgspec.Meta(max_length=1025)] = ()
+
+
+class HostCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds between the model's parts of two steps: the scheduler, its loop, and sending.
+
+    Attributes:
+        constant: Of any step.
+        slice: For each request that takes part.
+        start: For each request that joins.
+        scatter: As that of steps.
+    """
+
+    constant: Seconds
+    slice: Seconds = 0.0
+    start: Seconds = 0.0
+    scatter: Annotated[tuple[Ratio, ...], msgspec.Meta(max_length=1025)] = ()
+
+
+class RequestCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds that a request spends outside the scheduler: HTTP, tokenising, channels, client.
+
+    Attributes:
+        constant: Of any request.
+    """
+
+    constant: Seconds = 0.0
+
+
+class Scatter:
+    """Draws from quantiles, the same for the same seed.
+
+    Args:
+        quantiles: Evenly spaced; empty: 1 is drawn always.
+        seed: Of the draws; None: 1 is drawn always.
+    """
+
+    def __init__(self, quantiles: Sequence[float], seed: Sequence[int] | None) -> None:
+        self._quantiles = np.asarray(() if seed is None else quantiles, np.float64)
+        self._places = np.arange(len(self._quantiles))
+        self._rng = np.random.default_rng(seed)
+        self._drawn = np.ones(DRAWS)
+        self._at = DRAWS if len(self._quantiles) else 0
+
+    def draw(self) -> float:
+        """One ratio."""
+        if not len(self._quantiles):
+            return 1.0
+        found = float(self.ahead(1)[0])
+        self._at += 1
+        return found
+
+    def ahead(self, count: int) -> NDArray[np.float64]:
+        """What the next so many draws will give; at most `DRAWS`."""
+        if self._at + count > len(self._drawn):
+            at = self._rng.random(DRAWS) * (len(self._quantiles) - 1)
+            fresh = np.interp(at, self._places, self._quantiles)
+            self._drawn = np.concatenate([self._drawn[self._at :], fresh])
+            self._at = 0
+        return self._drawn[self._at : self._at + count]
+
+    def skip(self, count: int) -> None:
+        """So many draws were made by `ahead`."""
+        if len(self._quantiles):
+            self._at += count
+
+
+class StepTimes:
+    """Seconds of one step after the other, with scatter.
+
+    Args:
+        cost: The model.
+        host: What comes between steps.
+        seed: Of the scatter; None: none.
+    """
+
+    def __init__(self, cost: StepCost, host: HostCost, seed: Sequence[int] | None) -> None:
+        seeds = [None if seed is None else [*seed, part] for part in range(3)]
+        self._cost, self._host = cost, host
+        self._decode = Scatter(cost.decode_scatter, seeds[0])
+        self._prompt = Scatter(cost.prompt_scatter, seeds[1])
+        self._between = Scatter(host.scatter, seeds[2])
+        self._curve = curve(cost)
+
+    def step_s(self, shape: Shape) -> float:
+        """Of the model's part."""
+        if not shape.rows:
+            return 0.0
+        scatter = self._decode if shape.rows == shape.slices else self._prompt
+        return self.mean_s(shape) * scatter.draw()
+
+    def mean_s(self, shape: Shape) -> float:
+        """Of the model's part, without scatter."""
+        cost = self._cost
+        fixed = self._rows_s(shape.rows) + cost.sample * shape.samples + cost.pair * shape.pairs
+        return fixed + cost.context * shape.context
+
+    def host_s(self, shape: Shape) -> float:
+        """Of what follows."""
+        return self._host_mean_s(shape) * self._between.draw()
+
+    def decodes_s(self, shape: Shape, steps: int) -> tuple[NDArray[np.float64], ...]:
+        """What `step_s` and `host_s` will say of so many steps of decodes after one of `shape`."""
+        cost, rows = self._cost, shape.rows
+        contexts = shape.context + rows * np.arange(1, steps + 1)
+        fixed = self._rows_s(rows) + cost.sample * rows + cost.pair * 0.0
+        model = (fixed + cost.context * contexts) * self._decode.ahead(steps)
+        host = self._host_mean_s(shape._replace(starts=0)) * self._between.ahead(steps)
+        return model, host
+
+    def skip(self, steps: int) -> None:
+        """So many of the steps that `decodes_s` told of are done."""
+        self._decode.skip(steps)
+        self._between.skip(steps)
+
+    def _host_mean_s(self, shape: Shape) -> float:
+        host = self._host
+        return host.constant + host.slice * shape.slices + host.start * shape.starts
+
+    def _rows_s(self, rows: int) -> float:
+        place = bisect_left(KNOTS, rows) - 1
+        if place < 0:
+            return self._cost.constant
+        return self._curve[place] + self._cost.rows[place] * (rows - KNOTS[place])
+
+
+def curve(cost: StepCost) -> list[float]:
+    """Seconds of a step of as many rows as each knot says, and nothing else."""
+    found = [cost.constant]
+    for place in range(1, SEGMENTS):
+        found.append(found[-1] + cost.rows[place - 1] * (KNOTS[place] - KNOTS[place - 1]))
+    return found

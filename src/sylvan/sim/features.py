@@ -1,0 +1,97 @@
+"""What of a step decides how long it takes, as numbers.
+
+A step's time is a sum of: a constant; a piecewise linear, rising function of the rows that it
+computes, so that both memory-bound small steps and compute-bound large ones are met; and terms
+proportional to sampled rows, to tokens that decodes attend to, and to pairs of tokens that
+prompts attend to.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sylvan.runtime.core.step import StepPlan
+
+KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Rows at which the slope of the time over rows may change."""
+SEGMENTS = len(KNOTS)
+NAMES = (
+    "constant",
+    *(f"row above {knot}" for knot in KNOTS),
+    "sampled row",
+    "decode context",
+    "prompt pairs",
+)
+HOST_NAMES = ("constant", "slice", "start", "generated page")
+
+Vector = NDArray[np.float64]
+
+
+class Shape(NamedTuple):
+    """A step plan in numbers.
+
+    Attributes:
+        rows: Tokens computed.
+        slices: Requests that take part.
+        samples: Rows that sample.
+        context: Tokens that decoding rows attend to, summed.
+        pairs: Pairs of tokens (query, key) of prompts.
+        starts: Requests that join.
+    """
+
+    rows: int
+    slices: int
+    samples: int
+    context: int
+    pairs: float
+    starts: int
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each request computes one token, as in nearly all steps."""
+        return self.rows == self.slices
+
+
+def shape_of(plan: StepPlan) -> Shape:
+    """The shape of a plan."""
+    rows, slices = plan.num_tokens, plan.num_slices
+    return shape(plan.numbers, rows, slices, plan.num_samples, len(plan.joins))
+
+
+def shape(numbers: NDArray[np.int32], rows: int, slices: int, samples: int, starts: int) -> Shape:
+    """From the numbers of a plan; see `StepPlan`."""
+    stops = numbers[2 * slices : 3 * slices]
+    if rows == slices:
+        return Shape(rows, slices, samples, int(stops.sum()), 0.0, starts)
+    first = numbers[slices : 2 * slices].astype(np.int64)
+    lens = stops - first
+    single = lens == 1
+    # a query at position p attends to p + 1 keys
+    pairs = lens * (first + stops + 1) / 2
+    context = int(stops[single].sum())
+    return Shape(rows, slices, samples, context, float(pairs[~single].sum()), starts)
+
+
+def step_features(found: Shape) -> list[float]:
+    """In the order of `NAMES`."""
+    return [
+        1.0,
+        *segments(found.rows),
+        float(found.samples),
+        float(found.context),
+        found.pairs,
+    ]
+
+
+def segments(rows: int) -> list[float]:
+    """How many rows lie in each segment between `KNOTS`, the last one being open."""
+    found = [0.0] * SEGMENTS
+    for place, low in enumerate(KNOTS):
+        if rows <= low:
+            break
+        high = KNOTS[place + 1] if place + 1 < SEGMENTS else rows
+        found[place] = float(min(rows, high) - low)
+    return found

@@ -1,0 +1,203 @@
+"""What a flight recording says about time: each step's shape and seconds, and all requests."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.features.flight_recorder.recording import (
+    Added,
+    Answered,
+    Called,
+    Completed,
+    Ended,
+    Event,
+    Now,
+    Planned,
+    Setup,
+    lives,
+    read,
+)
+from sylvan.sim.features import Shape, shape
+from sylvan.sim.profile import Engine
+
+NOT_SIMULATED = {
+    "draft": "speculation",
+    "holds": "prefill and decode on different servers",
+    "stop_loading": "KV tiers",
+    "review": "guarded grammars",
+}
+"""Questions that are asked only where something is used that is not simulated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A shape, and the seconds that it took."""
+
+    shape: Shape
+    seconds: float
+
+
+@dataclass(slots=True)
+class Observed:
+    """One life of a scheduler.
+
+    Attributes:
+        folder: Of the life.
+        setup: How the scheduler was made.
+        steps: The model's part of steps.
+        hosts: What came between: from the end of one step's model part to the beginning of the
+            next, where the loop had no reason to wait. The shape is that of the step planned then.
+        requests: With the times at which the scheduler took them in.
+    """
+
+    folder: Path
+    setup: Setup
+    steps: list[Timed] = field(default_factory=list[Timed])
+    hosts: list[Timed] = field(default_factory=list[Timed])
+    requests: list[tuple[float, GenerateRequest]] = field(
+        default_factory=list[tuple[float, GenerateRequest]]
+    )
+
+
+def observe(name: str) -> Observed:
+    """Read a recording of one life.
+
+    Raises:
+        ConfigError: There is none, it has several lives or uses what is not simulated.
+    """
+    found = lives(Path(name).expanduser())
+    if len(found) > 1:
+        names = ", ".join(str(life) for life in found)
+        raise ConfigError(f"{name} holds several lives; give one of {names}")
+    setup, events = read(found[0])
+    observed = Observed(found[0], setup)
+    _Reader(observed).read(events)
+    if not observed.steps:
+        raise ConfigError(f"{found[0]} holds no step")
+    return observed
+
+
+def engine_of(setup: Setup) -> Engine:
+    """How the recorded scheduler was made."""
+    return Engine(
+        kv_groups=setup.kv_groups,
+        prefix=setup.prefix,
+        eviction=setup.eviction,
+        policy=setup.policy,
+        settings=setup.limits,
+        num_slots=setup.num_slots or 1 << 16,
+        lockstep=setup.lockstep,
+        max_samples=setup.max_samples,
+        seed=setup.seed,
+        tenant_weights=setup.tenant_weights,
+    )
+
+
+class _Reader:
+    """Follows the scheduler's loop through a recording.
+
+    The clock is asked first when a step begins, and next, if a result was awaited, when it is
+    there. With one step in flight the model runs in between; with more it has run since it was
+    launched, or since the step before was done.
+    """
+
+    def __init__(self, observed: Observed) -> None:
+        self._observed = observed
+        self._overlaps = observed.setup.limits.get("inflight", 1) > 1
+        self._plans: deque[tuple[Shape, float]] = deque()  # in flight, and when launched
+        self._now_s = 0.0
+        self._begin_s: float | None = None  # of the step call
+        self._planned: Shape | None = None  # by it
+        self._waited_s: float | None = None  # when its result was there
+        self._done_s = 0.0  # when the newest result was there
+        self._completing = False
+        self._before: tuple[Shape, float] | None = None  # a plan, and when the model was done
+
+    def read(self, events: Iterator[Event]) -> None:
+        for event in events:
+            match event:
+                case Added(request=request):
+                    self._add(request, next(events, None))
+                case Called(method="step"):
+                    self._begin_s = self._waited_s = self._planned = None
+                case Called() | Answered():
+                    self._check(event)
+                case Now(seconds=seconds):
+                    self._now(seconds)
+                case Completed():
+                    self._completing = True
+                case Planned():
+                    self._planned = self._launch(event)
+                case Ended():
+                    self._end()
+
+    def _add(self, request: object, following: Event | None) -> None:
+        if not isinstance(request, GenerateRequest):
+            raise self._unknown("embedding requests")
+        if isinstance(following, Now):  # else it was refused
+            self._observed.requests.append((following.seconds, request))
+            self._now_s = following.seconds
+
+    def _check(self, event: Called | Answered) -> None:
+        """Refuse what is not simulated."""
+        if isinstance(event, Called):
+            if event.method in ("loaded", "load_failed", "release"):
+                raise self._unknown("requests that load KV")
+        elif event.answer and event.question in NOT_SIMULATED:
+            raise self._unknown(NOT_SIMULATED[event.question])
+
+    def _unknown(self, what: str) -> ConfigError:
+        return ConfigError(f"{self._observed.folder}: {what} cannot be simulated; record without")
+
+    def _now(self, seconds: float) -> None:
+        self._now_s = seconds
+        if self._begin_s is None:
+            self._begin_s = seconds
+            self._between(seconds)
+        elif self._completing:
+            self._completing = False
+            self._complete(seconds)
+
+    def _between(self, begin_s: float) -> None:
+        """What the host did since the model's part before, unless the loop had to wait."""
+        if self._before is None:
+            return
+        shape, done_s = self._before
+        self._before = None
+        if shape.rows:
+            self._observed.hosts.append(Timed(shape, begin_s - done_s))
+
+    def _complete(self, seconds: float) -> None:
+        shape, launched_s = self._plans.popleft()
+        began_s = self._begin_s or 0.0
+        if self._overlaps:
+            began_s = max(launched_s, self._done_s)
+        self._done_s = self._waited_s = seconds
+        if shape.rows:
+            self._observed.steps.append(Timed(shape, seconds - began_s))
+
+    def _launch(self, plan: Planned) -> Shape:
+        count = plan.num_slices
+        numbers = np.frombuffer(plan.numbers, np.int32)
+        starts, stops = numbers[count : 2 * count], numbers[2 * count : 3 * count]
+        rows = int((stops - starts).sum())
+        # slices that sample: what is left of the numbers beside slots, positions and ids; steps in
+        # flight have rows of their own there, two numbers each
+        samples = count if rows == count else min(count, len(numbers) - 3 * count - rows)
+        found = shape(numbers, rows, count, samples, len(plan.joins))
+        self._plans.append((found, self._now_s))
+        return found
+
+    def _end(self) -> None:
+        """The host's part goes on until the next step begins."""
+        launched = self._planned
+        done_s = self._waited_s if self._waited_s is not None else self._begin_s
+        if launched is not None and done_s is not None:
+            self._before = (launched, done_s)

@@ -1,0 +1,164 @@
+"""The profile of a model on a machine: how its scheduler is made, and what its steps cost."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.cache.groups import KVGroup, check_groups
+from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.sched.limits import Limits
+from sylvan.sim.cost import HostCost, RequestCost, StepCost
+
+FORMAT = 1
+MAX_BYTES = 1 << 20
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """How a scheduler is made; as in `flight_recorder.recording.Setup`.
+
+    Attributes:
+        kv_groups: Memory, in the order of page tables.
+        prefix: Whether prefixes are cached.
+        eviction: Policy of the cache.
+        policy: Order of waiting requests.
+        settings: Fields of `sched.limits.Limits`.
+        num_slots: Request slots of the executor.
+        lockstep: See `ExecutorCaps`.
+        max_samples: See `ExecutorCaps`.
+        seed: Of policies that draw.
+        tenant_weights: Of policies that weigh.
+    """
+
+    kv_groups: tuple[KVGroup, ...]
+    prefix: Literal["radix", "none"] = "radix"
+    eviction: str = "lru"
+    policy: str = "fcfs"
+    settings: dict[str, Any] = {}
+    num_slots: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    lockstep: bool = False
+    max_samples: Annotated[int, msgspec.Meta(ge=0)] = 0
+    seed: int = 0
+    tenant_weights: dict[str, float] = {}
+
+    @cached_property
+    def limits(self) -> Limits:
+        """Bounds of the scheduler."""
+        return Limits(**self.settings)
+
+    @cached_property
+    def caps(self) -> ExecutorCaps:
+        """Facts of the executor."""
+        return ExecutorCaps(
+            max_batch_tokens=self.limits.max_batch_tokens,
+            max_running_reqs=self.num_slots,
+            kv_groups=self.kv_groups,
+            lockstep=self.lockstep,
+            max_samples=self.max_samples,
+        )
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        first = self.kv_groups[0]
+        return (first.num_pages - 1) * first.page_size
+
+    def with_cache(self, tokens: int) -> Engine:
+        """The same with another size of the KV cache; all groups grow and shrink alike.
+
+        Raises:
+            ConfigError: It holds too few for a request.
+        """
+        ratio = tokens / self.cache_tokens
+        groups: list[KVGroup] = []
+        for number, group in enumerate(self.kv_groups):
+            exact = -(-tokens // group.page_size) if number == 0 else group.num_pages * ratio
+            fields = {name: getattr(group, name) for name in ("name", "kind", "page_size")}
+            pages = int(exact) + 1
+            groups.append(KVGroup(**fields, window=group.window, num_pages=pages))
+        try:
+            check_groups(groups)
+        except ValueError as error:
+            raise ConfigError(f"sim.cache_tokens: {tokens} tokens: {error}") from error
+        return msgspec.structs.replace(self, kv_groups=tuple(groups))
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a profile comes from.
+
+    Attributes:
+        recording: Folder of the recording.
+        started: When the recorded scheduler did, UTC.
+        results: File of the load test, if there was one.
+        steps: Steps that it was fitted to.
+        requests: Requests in them.
+        most_rows: Rows of the largest of these steps.
+        step_error: Mean relative error of the time of a step.
+        model: Name of the model, if a load test told it.
+    """
+
+    recording: str = ""
+    started: str = ""
+    results: str = ""
+    steps: int = 0
+    requests: int = 0
+    most_rows: int = 0
+    step_error: float = 0.0
+    model: str = ""
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `sylvan simulate fit` writes."""
+
+    format: int = FORMAT
+    engine: Engine
+    step: StepCost
+    host: HostCost
+    request: RequestCost = RequestCost()
+    origin: Origin = Origin()
+
+
+def read(name: str) -> Profile:
+    """Read a profile.
+
+    Raises:
+        ConfigError: It cannot be read, or is wrong; names the field and its limit.
+    """
+    path = Path(name).expanduser()
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"sim.profile: {name} is larger than {MAX_BYTES >> 20} MiB")
+        found = msgspec.json.decode(path.read_bytes(), type=Profile)
+    except OSError as error:
+        raise ConfigError(f"sim.profile: cannot read {name}: {error.strerror}") from error
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"sim.profile: {name}: {error}") from error
+    if found.format != FORMAT:
+        raise ConfigError(
+            f"sim.profile: {name} is of format {found.format}; this version reads {FORMAT}"
+        )
+    try:
+        check_groups(found.engine.kv_groups)
+        inflight = found.engine.limits.inflight
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"sim.profile: {name}: engine: {error}") from error
+    if inflight < 1:
+        raise ConfigError(f"sim.profile: {name}: engine.settings.inflight is {inflight}, not >= 1")
+    return found
+
+
+def write(profile: Profile, name: str) -> None:
+    """Write a profile.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    data = msgspec.json.format(msgspec.json.encode(profile))
+    try:
+        Path(name).expanduser().write_bytes(data + b"\n")
+    except OSError as error:
+        raise ConfigError(f"-o {name} cannot be written: {error.strerror}") from error

@@ -1,0 +1,99 @@
+"""Which replica takes a request: a real policy of the gateway over real workers' load counts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from sylvan.config.route import RoutingConfig
+from sylvan.gateway import policies
+from sylvan.gateway.policies.api import (
+    Outcome,
+    Placement,
+    PolicyParts,
+    RoutingPolicy,
+    RoutingRequest,
+)
+from sylvan.gateway.workers.ring import HashRing
+from sylvan.gateway.workers.spec import WorkerSpec
+from sylvan.gateway.workers.worker import Dispatch, Worker
+from sylvan.sim.clock import ReplicaClock
+from sylvan.sim.workload import Ids
+from sylvan.utils.plugins import load
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request that is under way.
+
+    Attributes:
+        replica: Who has it.
+        dispatch: It counts as load of that worker until this is closed.
+        placement: The choice of the policy.
+        request: What the policy was told.
+    """
+
+    replica: int
+    dispatch: Dispatch
+    placement: Placement
+    request: RoutingRequest
+
+
+class Router:
+    """What a gateway does to choose a worker, without its connections.
+
+    Args:
+        config: Policy and its settings.
+        replicas: Number of workers.
+        cache_tokens: That each of them holds.
+        clock: Time of the gateway.
+        seed: Of policies that draw.
+
+    Raises:
+        ConfigError: There is no policy of that name.
+    """
+
+    def __init__(
+        self,
+        config: RoutingConfig,
+        replicas: int,
+        cache_tokens: int,
+        clock: ReplicaClock,
+        seed: int,
+    ) -> None:
+        self._clock = clock
+        ring = HashRing()
+        self._workers: list[Worker] = []
+        self._numbers: dict[str, int] = {}
+        for number in range(replicas):
+            spec = WorkerSpec(url=f"http://replica-{number}:1", disable_health_check=True)
+            worker = Worker(spec, clock)
+            worker.found.capacity_tokens = cache_tokens
+            ring.add(worker.id)
+            self._workers.append(worker)
+            self._numbers[worker.id] = number
+        parts = PolicyParts(config=config, clock=clock, ring=ring, rng=random.Random(seed))
+        self._policy: RoutingPolicy = load(policies, config.policy).create(parts)
+
+    def send(self, ids: Ids, now_s: float, key: str = "") -> Sent:
+        """Choose who takes a request.
+
+        Args:
+            ids: Its prompt.
+            now_s: When it comes to the gateway; never goes back.
+            key: Routing key; that of its conversation.
+        """
+        self._clock.reach(now_s)
+        request = RoutingRequest(prompt=ids.tobytes(), key=key, token_ids=ids.data)
+        placement = self._policy.select(self._workers, request)
+        dispatch = placement.worker.begin(placement.new_tokens)
+        return Sent(self._numbers[placement.worker.id], dispatch, placement, request)
+
+    def ended(self, sent: Sent, *, success: bool, prompt: int, cached: int, now_s: float) -> None:
+        """A request is over."""
+        self._clock.reach(now_s)
+        if success:
+            sent.dispatch.succeeded()
+        sent.dispatch.close()
+        outcome = Outcome(success=success, prompt_tokens=prompt, cached_tokens=cached)
+        self._policy.completed(sent.placement, sent.request, outcome)

@@ -1,0 +1,99 @@
+"""Results of simulations as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sylvan.sim.profile import Profile
+from sylvan.sim.scenarios import Answer, Result
+
+COLUMNS = (
+    ("load", "load", ""),
+    ("replicas", "replicas", "d"),
+    ("cache_tokens", "cache", "d"),
+    ("policy", "policy", ""),
+    ("schedule", "schedule", ""),
+    ("goodput_share", "good", ".1%"),
+    ("request_throughput", "req/s", ".2f"),
+    ("output_throughput", "out tok/s", ".0f"),
+    ("median_ttft_ms", "TTFT p50", ".1f"),
+    ("p99_ttft_ms", "p99 (ms)", ".1f"),
+    ("median_tpot_ms", "TPOT p50", ".2f"),
+    ("p99_tpot_ms", "p99 (ms)", ".2f"),
+    ("hit_rate", "hits", ".0%"),
+    ("busy", "busy", ".0%"),
+    ("failed", "failed", "d"),
+)
+_LEFT = frozenset({"load", "policy", "schedule"})
+
+
+def table(results: Sequence[Result]) -> str:
+    """A line for each scenario."""
+    columns = [each for each in COLUMNS if each[0] in results[0].figures]
+    rows = [[title for _, title, _ in columns]]
+    rows += [
+        [format(result.figures[name], spec) for name, _, spec in columns] for result in results
+    ]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(columns))]
+    return "\n".join(
+        "  ".join(
+            f"{cell:{'<' if name in _LEFT else '>'}{width}}"
+            for cell, width, (name, _, _) in zip(row, widths, columns, strict=True)
+        ).rstrip()
+        for row in rows
+    )
+
+
+def sentence(answer: Answer, slo: Mapping[str, str], share: float) -> str:
+    """What a load needs, in words."""
+    figures = answer.best.figures
+    wanted = ", ".join(f"{name} {bound} ms" for name, bound in slo.items())
+    what = (
+        f"{figures['replicas']} x {figures['cache_tokens']} tokens, {figures['policy']}, "
+        f"{figures['schedule']}"
+    )
+    good = f"{figures['goodput_share']:.1%}"
+    if answer.keeps:
+        return f"{answer.load}: {what} is enough: {good} of requests keep {wanted}"
+    return (
+        f"{answer.load}: nothing tried keeps {wanted} for {share:.1%} of requests; {what} does "
+        f"for {good}"
+    )
+
+
+def comparison(result: Result, measured: Mapping[str, object], errors: Mapping[str, float]) -> str:
+    """Simulated and measured figures side by side."""
+    lines = [f"{'':24}{'measured':>12}{'simulated':>12}{'error':>9}"]
+    for name, error in errors.items():
+        values = f"{measured[name]:12.2f}{result.figures[name]:12.2f}"
+        lines.append(f"{name:24}{values}{error:+9.1%}")
+    return "\n".join(lines)
+
+
+def warnings(results: Sequence[Result], profile: Profile) -> list[str]:
+    """What makes results less certain than the fit."""
+    most, found = profile.origin.most_rows, list[str]()
+    larger = max(result.figures["most_rows"] for result in results)
+    if most and larger > 2 * most:
+        found.append(
+            f"steps of up to {larger} rows were simulated, the profile has seen {most} at most: "
+            "record a heavier load to be surer"
+        )
+    return found
+
+
+def described(profile: Profile) -> str:
+    """A profile in a few lines."""
+    origin, step, host, request = profile.origin, profile.step, profile.host, profile.request
+    alone = step.constant + step.sample
+    return "\n".join(
+        [
+            f"fitted to {origin.steps} steps and {origin.requests} requests of {origin.recording}",
+            f"mean error of a step's time: {origin.step_error:.1%}; the largest has "
+            f"{origin.most_rows} rows",
+            f"a step of one row {1e3 * alone:.3f} ms, the host {1e3 * host.constant:.3f} ms + "
+            f"{1e3 * host.slice:.4f} ms for each request in it",
+            f"outside the scheduler {1e3 * request.constant:.2f} ms a request"
+            + ("" if origin.results else " (not known: no --results)"),
+        ]
+    )

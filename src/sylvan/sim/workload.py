@@ -1,0 +1,133 @@
+"""What is asked, and when: requests whose prompts are made when they are sent.
+
+A million prompts do not fit into memory as lists of ids, so a prompt is a list of blocks, each a
+seed and a length; prompts with the same first blocks share that prefix. Prompts that are known
+exactly are one block of ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]
+
+KEPT_BLOCKS = 4096
+_ODD, _MIX, _MASK = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, (1 << 64) - 1  # those of SplitMix64
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of prompts: `length` ids drawn from `seed`.
+
+    Attributes:
+        seed: The same numbers are the same ids, as far as both go.
+        length: Ids.
+        shared: Whether other prompts have it, too.
+    """
+
+    seed: tuple[int, ...]
+    length: int
+    shared: bool = False
+
+
+Part = Block | Ids
+
+Bounds = Mapping[str, float]
+"""Seconds, by the name of the time: ttft, tpot, e2e."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request.
+
+    Attributes:
+        parts: Of its prompt, or of what a conversation goes on with.
+        output_tokens: Generated.
+    """
+
+    parts: Sequence[Part]
+    output_tokens: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of the parts."""
+        return sum(p.length if isinstance(p, Block) else len(p) for p in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Turns that follow each other; each repeats what was said.
+
+    Attributes:
+        turns: At least one.
+        due_s: When it begins.
+    """
+
+    turns: Sequence[Turn]
+    due_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """All that is asked.
+
+    Attributes:
+        conversations: In the order of their beginnings.
+        concurrency: Most requests at a time; None: no limit.
+        warmup: Turns that are served before the clock of the measurement starts.
+        slo: Bounds that requests tell the scheduler, of which its policy `slo` makes use.
+    """
+
+    conversations: Sequence[Conversation]
+    concurrency: int | None = None
+    warmup: Sequence[Turn] = ()
+    slo: Bounds = field(default_factory=dict[str, float])
+
+    @property
+    def num_requests(self) -> int:
+        """Turns of all conversations."""
+        return sum(len(each.turns) for each in self.conversations)
+
+
+@dataclass(slots=True)
+class Prompts:
+    """Makes the ids of prompts; keeps those of shared blocks."""
+
+    _kept: dict[tuple[int, ...], Ids] = field(default_factory=dict[tuple[int, ...], Ids])
+
+    def ids(self, parts: Sequence[Part]) -> Ids:
+        """Of a prompt."""
+        found = [self._part(part) for part in parts]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _part(self, part: Part) -> Ids:
+        if not isinstance(part, Block):
+            return part
+        kept = self._kept.get(part.seed)
+        if kept is not None and len(kept) >= part.length:
+            return kept[: part.length]
+        ids = drawn(part)
+        if part.shared:
+            if len(self._kept) >= KEPT_BLOCKS:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[part.seed] = ids
+        return ids
+
+
+def drawn(block: Block) -> Ids:
+    """The ids of a block: a hash of its seed and of each place, since generators start slowly."""
+    state = 0
+    for number in block.seed:
+        state = (state + number + 1) * _ODD & _MASK
+        state ^= state >> 29
+    x = np.arange(block.length, dtype=np.uint64)
+    x *= np.uint64(_ODD)
+    x += np.uint64(state)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(_MIX)
+    x >>= np.uint64(49)  # 15 bits are left
+    return np.maximum(x, 2).astype(np.int32)
