@@ -13,6 +13,7 @@ import torch
 from sylvan.protocol.commands import GroupTensors, JoinGroup
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.in_memory import InMemory
+from sylvan.runtime.models.safetensors import DTYPES
 
 _BACKENDS = ("gloo",)
 
@@ -146,6 +147,6 @@ def _broadcast_flat(group: Any, tensors: Mapping[str, torch.Tensor], num_bytes: 
 
 def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
+    if found not in DTYPES.values():  # others can be neither received nor kept
         raise ConfigError(f"dtypes: there is no type {name!r}")
     return found

@@ -282,6 +282,7 @@ class Adapters:
 
     def _write(self, config: Mapping[str, Any], weights: bytes) -> Path:
         """The files of an adapter that was sent, in a directory of their own."""
+        text = json.dumps(dict(config))
         if self._spool is None:
             state_file = self._settings.state_file
             if state_file is None:
@@ -290,7 +291,7 @@ class Adapters:
                 self._spool = Path(f"{state_file}.adapters")
                 self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = Path(tempfile.mkdtemp(dir=self._spool))
-        (folder / _CONFIG).write_text(json.dumps(dict(config)))
+        (folder / _CONFIG).write_text(text)
         (folder / _WEIGHTS).write_bytes(weights)
         return folder
 
