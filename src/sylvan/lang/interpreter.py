@@ -9,10 +9,11 @@ from typing import Any, Protocol
 from sylvan.lang import ir
 from sylvan.lang.backends.api import BaseBackend
 from sylvan.lang.context import Context
-from sylvan.lang.media import encode_image, encode_video
+from sylvan.lang.media import encode_video
 from sylvan.lang.reasoning import split_reasoning
 from sylvan.lang.sampling import GenParams
 from sylvan.lang.speculation import ChatSpeculation, CompletionSpeculation, Speculation
+from sylvan.media.encode import encode_image
 
 
 class Sink(Protocol):

@@ -3,35 +3,10 @@
 from __future__ import annotations
 
 import base64
-import io
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from sylvan.lang.errors import MissingExtraError
-
-
-def encode_image(source: Any) -> str:
-    """Base64 of a picture, or its URL as it is.
-
-    Args:
-        source: Path, http(s) URL, bytes of a picture file, or a PIL image.
-
-    Raises:
-        OSError: the file cannot be read.
-        TypeError: any other type.
-    """
-    if isinstance(source, str) and source.startswith(("http://", "https://")):
-        return source
-    if isinstance(source, str | Path):
-        return base64.b64encode(Path(source).read_bytes()).decode()
-    if isinstance(source, bytes | bytearray):
-        return base64.b64encode(source).decode()
-    if not hasattr(source, "save"):
-        raise TypeError(f"image() takes a path, URL, bytes or PIL image, not {type(source)}")
-    buffer = io.BytesIO()
-    source.save(buffer, format="PNG")
-    return base64.b64encode(buffer.getvalue()).decode()
 
 
 def encode_video(path: str, num_frames: int) -> str:

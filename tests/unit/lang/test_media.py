@@ -5,7 +5,8 @@ import importlib.util
 import pytest
 
 from sylvan.lang.errors import MissingExtraError
-from sylvan.lang.media import encode_image, encode_video
+from sylvan.lang.media import encode_video
+from sylvan.media.encode import encode_image
 
 
 class Picture:

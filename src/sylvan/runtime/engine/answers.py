@@ -179,6 +179,7 @@ class NativeCall:
             deadline_s=self._body.timeout,
             ttft_ms=self._body.ttft_ms,
             tpot_ms=self._body.tpot_ms,
+            media=prompt.media,
         )
 
     def _counter(self, prompt: Prompt) -> ReasoningCounter:

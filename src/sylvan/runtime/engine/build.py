@@ -46,13 +46,16 @@ from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.lora.build import lora_worker
 from sylvan.runtime.features.lora.serving import LoraServing
+from sylvan.runtime.features.multimodal.build import media_control, media_worker
 from sylvan.runtime.features.speculation.build import AnySpeculation, build_speculation
 from sylvan.runtime.features.speculation.heads import head_worker
 from sylvan.runtime.features.speculation.model import DraftModel
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.features.tiers.build import TiersParts
 from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
+from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.pooling import PoolingWish
+from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.sched.capability import Capability, Hooks
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
@@ -117,6 +120,7 @@ def build_scheduler(
     disagg = DisaggParts(config.disagg, config.server.host)
     workers = (
         lambda site: grammar.worker,
+        media_worker,
         *disagg.workers,
         *_lora_worker(config),
         *([tiers.worker] if tiers else ()),
@@ -151,6 +155,8 @@ def build_scheduler(
         draft = _draft_model(config)
         speculation = build_speculation(config.speculative, model.vocab_size, draft)
         capabilities = (*capabilities, speculation)
+    whole = load_config(model_dir(config.model), trusted=config.trust_remote_code)
+    capabilities = (*capabilities, *media_control(config.media, whole))
     scheduler, inspect = compose_scheduler(config, executor, emit, capabilities, publisher, tiers)
 
     def close() -> None:
@@ -169,7 +175,8 @@ def build_scheduler(
             "max_total_tokens": scheduler.load().max_total_num_tokens,
             "page_size": _number(config.cache.page_size),
             "max_running_reqs": _number(config.scheduler.max_running_reqs),
-            "architecture": model.architecture,
+            "architecture": whole.media.architecture if whole.media else model.architecture,
+            **{f"{kind}_token_id": token for kind, token in _placeholders(whole).items()},
             "dtype": model.dtype,
             "runner": model.runner,
             "deterministic": bool(config.deterministic),
@@ -191,6 +198,10 @@ def build_scheduler(
         lora=lora,
         stores=tiers.stores if tiers else None,
     )
+
+
+def _placeholders(model: ModelConfig) -> Mapping[str, int]:
+    return model.media.token_ids if model.media is not None else {}
 
 
 def _identity(
@@ -239,7 +250,7 @@ def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]
         ConfigError: see `build_scheduler`.
     """
     grammar = _grammar(config)
-    workers = (lambda site: grammar.worker, *_lora_worker(config))
+    workers = (lambda site: grammar.worker, media_worker, *_lora_worker(config))
     executor, _ = _own_executor(config, workers, mesh, None)
 
     def close() -> None:

@@ -28,6 +28,7 @@ from sylvan.config.check import check
 from sylvan.config.load import Loaded
 from sylvan.config.resolve import resolve
 from sylvan.config.sources import from_keywords, gather
+from sylvan.media.encode import encode_images
 from sylvan.protocol.errors import CapacityError, ConfigError, RequestError
 from sylvan.protocol.messages import FlushCache, GetState, Pause, Resume
 from sylvan.runtime.engine import ranking, vectors
@@ -130,7 +131,8 @@ class Engine:
             sampling_params: As in the body of `/generate`; a list has one item per prompt.
             input_ids: Token ids instead of text.
             stream: Return an iterator of growing answers; closing it aborts the request.
-            **fields: Other fields of the body of `/generate`, such as `return_logprob`.
+            **fields: Other fields of the body of `/generate`, such as `return_logprob`. Items of
+                `image_data` and `audio_data` may also be paths, bytes and PIL images.
 
         Returns:
             What `/generate` answers: an object with `text`, `output_ids` and `meta_info`, or a
@@ -437,6 +439,7 @@ class Engine:
             "sampling_params": _listed(sampling_params),
             "input_ids": _listed(input_ids),
             **fields,
+            **{name: encode_images(fields[name]) for name in _MEDIA if name in fields},
         }
         with _value_errors():
             return NativeCall(self._runtime.manager, _body(GenerateBody, body), self._style)
@@ -539,6 +542,9 @@ def _configuration(loaded: Loaded) -> Config:
     result = resolve(config, facts)
     check(result, facts)
     return result.config
+
+
+_MEDIA = ("image_data", "video_data", "audio_data")
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

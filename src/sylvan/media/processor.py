@@ -1,0 +1,183 @@
+"""The processor that a checkpoint brings, run by transformers: pixels to inputs of its encoder.
+
+Only the parts for images are made: those for videos need libraries that servers have no use for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sylvan.media.images import UnreadableError, decode_image
+from sylvan.media.messages import Prepare, Prepared
+
+MAX_PIXELS = "max_pixels"
+"""Option of an item: at most so many pixels are looked at."""
+
+
+_NOT_READ = ("rows", "cols")  # by encoders
+_TILES = "return_row_col_info"  # how an image was cut, which some processors write into the prompt
+
+_PLACEHOLDERS: Mapping[str, str] = {
+    "Gemma3Processor": "boi_token",
+    "Llama4Processor": "fake_image_token",
+}
+"""Where processors keep the text that stands for an image in a prompt, if not in `image_token`."""
+
+
+class ProcessorError(Exception):
+    """The checkpoint's processor cannot be used; the message says why."""
+
+
+class Processor:
+    """Prepares items for one checkpoint.
+
+    Raises:
+        ProcessorError: it has none, or one that cannot be used here.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        import transformers
+
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
+        self._images: Any = transformers.AutoImageProcessor.from_pretrained(
+            model_dir, backend="pil"
+        )
+        kind = _find(_processor_class(model_dir))
+        defaults = getattr(kind.valid_processor_kwargs, "_defaults", {})
+        self._defaults: dict[str, Any] = dict(defaults.get("images_kwargs", {}))
+        self._known = frozenset(getattr(self._images.valid_kwargs, "__annotations__", ()))
+        if _TILES in self._known:
+            self._defaults[_TILES] = True
+        self._processor = _without_checks(kind, self._images, self._tokenizer, model_dir)
+        text = getattr(self._processor, _PLACEHOLDERS.get(kind.__name__, "image_token"), None)
+        found = self._tokenizer.convert_tokens_to_ids(text) if isinstance(text, str) else None
+        if not isinstance(found, int) or found == self._tokenizer.unk_token_id:
+            raise ProcessorError(f"{kind.__name__} has no token that stands for an image")
+        self._placeholder = found
+
+    def prepare(self, order: Prepare) -> Prepared:
+        """Prepare one item.
+
+        Raises:
+            UnreadableError: the item is to blame.
+        """
+        if order.kind != "image":
+            raise UnreadableError(f"this model takes images, no {order.kind}")
+        image = decode_image(order.data, order.max_pixels)
+        try:
+            settings = {**self._defaults, **self._sizes(order), "return_tensors": "np"}
+            made = self._images([image], **settings)
+            text = self._processor.replace_image_token(made, 0)
+        except (ValueError, TypeError, KeyError, IndexError, ZeroDivisionError) as error:
+            raise UnreadableError(f"the model's processor refuses it: {error}") from error
+        tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        features = {name: _array(value) for name, value in made.items() if name not in _NOT_READ}
+        return Prepared(
+            id=order.id,
+            placeholder=self._placeholder,
+            tokens=tuple(tokens),
+            features=features,
+            grid=self._grid(features),
+            digest=digest_of(order.kind, features),
+        )
+
+    def _sizes(self, order: Prepare) -> dict[str, Any]:
+        """What a request chooses of the sizes of images, as far as this processor knows them."""
+        most = order.options.get(MAX_PIXELS)
+        size = getattr(self._images, "size", None)
+        if most is None or MAX_PIXELS not in self._known or size is None:
+            return {}
+        least = min(most, size["shortest_edge"])
+        return {"size": {"longest_edge": min(most, size["longest_edge"]), "shortest_edge": least}}
+
+    def _grid(self, features: Mapping[str, np.ndarray]) -> tuple[int, int, int] | None:
+        found = features.get("image_grid_thw")
+        if found is None:
+            return None
+        time, height, width = (int(n) for n in found.reshape(-1)[:3])
+        merge = int(getattr(self._images, "merge_size", 1))
+        return time, height // merge, width // merge
+
+
+def digest_of(kind: str, features: Mapping[str, np.ndarray]) -> bytes:
+    """SHA-256 of all that an encoder reads."""
+    found = hashlib.sha256(kind.encode())
+    for name in sorted(features):
+        array = np.ascontiguousarray(features[name])
+        found.update(f"|{name}|{array.dtype.str}|{array.shape}|".encode())
+        found.update(array.data)
+    return found.digest()
+
+
+def _array(value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+def _processor_class(model_dir: Path) -> str:
+    """Name of the class, from the files that may say it."""
+    for name in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
+        path = model_dir / name
+        if path.exists():
+            said = json.loads(path.read_text()).get("processor_class")
+            if isinstance(said, str):
+                return said
+    raise ProcessorError("no file of the checkpoint says what prepares its images")
+
+
+def _find(name: str) -> Any:
+    """The class of a processor, also where parts of it that are not used lack a library.
+
+    Raises:
+        ProcessorError: there is none of that name.
+    """
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    families = [family for family, known in PROCESSOR_MAPPING_NAMES.items() if known == name]
+    for family in (*families, name.removesuffix("Processor").lower()):
+        stem = family.replace("-", "_")
+        path = f"transformers.models.{stem}.processing_{stem}"
+        try:
+            module = importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name and path.startswith(error.name):
+                continue  # a family that shares the processor of another one
+            raise ProcessorError(f"{name} needs the package {error.name}") from error
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise ProcessorError(f"there is no processor {name!r}")
+
+
+def _without_checks(kind: Any, images: Any, tokenizer: Any, model_dir: Path) -> Any:
+    """A processor that has only these two parts."""
+
+    class ImagesOnly(kind):
+        """Its constructor insists on all parts, each of the class that it knows."""
+
+        def check_argument_for_proper_class(self, *arguments: Any) -> None:
+            """Anything will do."""
+
+    said: dict[str, Any] = {}
+    if (path := model_dir / "processor_config.json").exists():
+        said = json.loads(path.read_text())
+    known = inspect.signature(kind.__init__).parameters
+    given = {
+        name: value
+        for name, value in said.items()
+        if name in known and not isinstance(value, dict) and name != "processor_class"
+    }
+    parts = {"image_processor": images, "tokenizer": tokenizer}
+    for name, parameter in known.items():
+        if name.endswith(("_processor", "_extractor")) and name not in parts:
+            parts[name] = None
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            continue
+    return ImagesOnly(**parts, **given)

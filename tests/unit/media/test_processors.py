@@ -1,0 +1,70 @@
+"""The processors that checkpoints bring: as many tokens as the encoder makes vectors."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sylvan.media.images import UnreadableError
+from sylvan.media.messages import Prepare
+from sylvan.media.processor import Processor, ProcessorError
+from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
+from tests.support.multimodal import IMAGE, PROCESSORS, write_served
+
+ALWAYS = ("llava-next", "qwen2.5-vl")
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in PROCESSORS if name not in ALWAYS]
+
+
+def order(height: int, width: int, **options) -> Prepare:
+    pixels = np.random.default_rng(1).integers(0, 255, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return Prepare(id=7, kind="image", data=file.getvalue(), max_pixels=1 << 20, options=options)
+
+
+@pytest.mark.parametrize("name", [*ALWAYS, *OTHERS])
+def test_a_token_for_each_vector(name, tmp_path):
+    write_served(name, tmp_path)
+    processor, encoder = Processor(tmp_path), TransformersEncoder(tmp_path, torch.float32)
+    for size in ((28, 28), (40, 60), (60, 20)):
+        found = processor.prepare(order(*size))
+        with torch.inference_mode():
+            [vectors, *_] = encoder.encode("image", found.features)
+        assert found.tokens.count(IMAGE) == len(vectors)
+        assert found.placeholder >= IMAGE
+        if found.grid is not None:
+            assert np.prod(found.grid) == len(vectors)
+
+
+@pytest.fixture(scope="module")
+def processor(tmp_path_factory):
+    return Processor(write_served("qwen2-vl", tmp_path_factory.mktemp("qwen")))
+
+
+def test_digests_tell_items_apart(processor):
+    same = processor.prepare(order(40, 60)).digest
+    assert processor.prepare(order(40, 60)).digest == same
+    assert processor.prepare(order(60, 40)).digest != same
+    smaller = processor.prepare(order(40, 60, max_pixels=1024))
+    assert smaller.digest != same
+    assert len(smaller.tokens) < 40
+
+
+def test_items_that_a_model_cannot_take_are_refused(processor):
+    with pytest.raises(UnreadableError, match="no video"):
+        processor.prepare(Prepare(id=1, kind="video", data=b"x", max_pixels=9))
+    with pytest.raises(UnreadableError, match="refuses"):
+        processor.prepare(order(1, 1000))  # too long for Qwen
+
+
+def test_checkpoints_without_a_processor_say_so(tmp_path):
+    folder = write_served("llava", tmp_path)
+    (folder / "processor_config.json").unlink()
+    images = folder / "preprocessor_config.json"
+    images.write_text(images.read_text().replace("LlavaProcessor", "NobodysProcessor"))
+    with pytest.raises(ProcessorError, match="NobodysProcessor"):
+        Processor(folder)
