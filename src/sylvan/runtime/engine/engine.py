@@ -43,7 +43,6 @@ from sylvan.text import reasoning
 from sylvan.text.chat_template import ChatTemplate
 from sylvan.text.reasoning.tokens import ReasoningMarks
 from sylvan.text.tokenizer import Tokenizer
-from sylvan.utils.threads import call_in_thread
 
 T = TypeVar("T")
 B = TypeVar("B", bound=WireModel)
@@ -309,12 +308,7 @@ class Engine:
     def update_weights_from_ipc(
         self, zmq_handles: dict[str, str], **fields: Any
     ) -> tuple[bool, str]:
-        """Replace weights by the safetensors files that a ZeroMQ REP socket of this machine gives.
-
-        Args:
-            zmq_handles: Its address, whatever the key.
-            **fields: `flush_cache`, `abort_all_requests`, `weight_version`.
-        """
+        """Replace weights by the safetensors files of a ZeroMQ REP socket of this machine."""
         given = {"zmq_handles": zmq_handles, **fields}
         return self._wait(self._weights.from_ipc(_body(SocketBody, given)))
 
@@ -350,8 +344,7 @@ class Engine:
 
         Returns: whether it was loaded, and why not.
         """
-        data = safetensors_of(tensors)
-        return self._wait(self._send_adapter(lora_name, config_dict, data, pinned=pinned))
+        return self._wait(self._send_adapter(lora_name, tensors, config_dict, pinned=pinned))
 
     async def async_load_lora_adapter_from_tensors(
         self,
@@ -361,8 +354,7 @@ class Engine:
         pinned: bool = False,
     ) -> tuple[bool, str]:
         """As `load_lora_adapter_from_tensors`, on the caller's event loop."""
-        data = await call_in_thread(safetensors_of, tensors)
-        sent = self._send_adapter(lora_name, config_dict, data, pinned=pinned)
+        sent = self._send_adapter(lora_name, tensors, config_dict, pinned=pinned)
         return await self._bridge(sent)
 
     def unload_lora_adapter(self, lora_name: str, abort_requests: bool = False) -> tuple[bool, str]:
@@ -456,9 +448,9 @@ class Engine:
         return await _tried(self._runtime.manager.adapters.load(name, path, pinned=pinned))
 
     async def _send_adapter(
-        self, name: str, config: dict[str, Any], data: bytes, *, pinned: bool
+        self, name: str, tensors: NamedTensors, config: dict[str, Any], *, pinned: bool
     ) -> tuple[bool, str]:
-        adapters = self._runtime.manager.adapters
+        data, adapters = safetensors_of(tensors), self._runtime.manager.adapters
         return await _tried(adapters.load_tensors(name, config, data, pinned=pinned))
 
     async def _unload_adapter(self, name: str, *, abort: bool) -> tuple[bool, str]:
