@@ -2,13 +2,15 @@
 
 The same requests in turn without and with speculation, by one engine, medians over repeats. `copy`
 and `calls`: requests to the built-in model whose answers repeat parts of them, guessed by `ngram`.
-The others have an oracle, which knows the answers from the runs without and is right about each
-guess with a set chance: `oracle` with adaptation, `fixed` with all guesses in each step and none of
-them right, which is what verifying costs. Answers of both runs must be the same.
+`head`: requests of all kinds that the built-in model knows, guessed by an EAGLE-3 head that
+`sylvan train-draft` made (`--head`), with adaptation and, as `head, all`, without. The others have
+an oracle, which knows the answers from the runs without and is right about each guess with a set
+chance: `oracle` with adaptation, `fixed` with all guesses in each step and none of them right,
+which is what verifying costs. Answers of both runs must be the same.
 
     python benchmarks/engine/bench_speculation.py [--model sapling|0.5B] [--batch 1 32]
-        [--what copy calls oracle fixed] [--chances 0 0.5 0.7 0.9] [--guesses 4] [--tokens 128]
-        [--repeats 5] [--dtype bfloat16]
+        [--what copy calls head oracle fixed] [--head DIR] [--chances 0 0.5 0.7 0.9]
+        [--guesses 4] [--tokens 128] [--repeats 5] [--dtype bfloat16]
 """
 
 from __future__ import annotations
@@ -37,10 +39,12 @@ from sylvan.runtime.engine.build import build_scheduler
 from sylvan.runtime.engine.composition import Composition
 from sylvan.runtime.engine.text import load_tokenizer
 from sylvan.runtime.features.speculation.api import Proposal
+from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.text.chat_template import ChatRequest, ChatTemplate
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from tools.train.data.mix import CLASSES
 from tools.train.draft_prompts import prompts
 
 HALF_BILLION = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text()) | {
@@ -120,10 +124,10 @@ class Engine:
         return Run(seconds, steps, dict(self.tokens))
 
     @property
-    def speculation(self) -> Speculation:
+    def speculation(self) -> Speculation | HeadSpeculation:
         """Its capability."""
         every = self.built.scheduler._parts.capabilities
-        return next(c for c in every if isinstance(c, Speculation))
+        return next(c for c in every if isinstance(c, Speculation | HeadSpeculation))
 
 
 def start(model: str, guesses: int, options: dict[str, Any], **speculative: Any) -> Engine:
@@ -188,6 +192,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--what", nargs="+", default=["copy", "calls", "oracle", "fixed"])
+    parser.add_argument("--head", help="directory of a draft head, for `head`")
     parser.add_argument("--chances", type=float, nargs="+", default=[0.0, 0.5, 0.7, 0.9])
     parser.add_argument("--guesses", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=128)
@@ -207,6 +212,10 @@ def main() -> int:
 
 
 def measure(what: str, model: str, options: dict[str, Any], args: argparse.Namespace) -> None:
+    if what == "head":
+        for name in ("head", "head, all"):
+            measure_head(name, model, options, args)
+        return
     guesses = 10 if what in KINDS else args.guesses
     engine = start(
         model,
@@ -215,10 +224,11 @@ def measure(what: str, model: str, options: dict[str, Any], args: argparse.Names
         speculative_algorithm="NGRAM",
         **({"speculative.adaptive": False} if what == "fixed" else {}),
     )
+    assert isinstance(engine.speculation, Speculation)
     vocab_size = int(engine.built.facts["vocab_size"] or 0)
     for batch in args.batch:
         if what in KINDS:
-            asked = requests(copying(max(32, batch), KINDS[what]), args.tokens, ends=(2,))
+            asked = requests(chats(max(32, batch), KINDS[what]), args.tokens, ends=(2,))
         else:
             asked = requests(noise(batch, args.prompt, vocab_size), args.tokens)
         chances = [None] if what in KINDS else [0.0] if what == "fixed" else args.chances
@@ -234,12 +244,35 @@ def measure(what: str, model: str, options: dict[str, Any], args: argparse.Names
     engine.built.close()
 
 
-def copying(count: int, kinds: Sequence[str]) -> list[IntArray]:
-    """Requests that the built-in model answers with parts of the prompt."""
+def measure_head(what: str, model: str, options: dict[str, Any], args: argparse.Namespace) -> None:
+    """The chat mix, guessed by a head."""
+    engine = start(
+        model,
+        args.guesses,
+        options,
+        speculative_algorithm="EAGLE3",
+        speculative_draft_model_path=args.head,
+        **({"speculative.adaptive": False} if what != "head" else {}),
+    )
+    for batch in args.batch:
+        asked = requests(chats(max(63, batch), CLASSES, seed=991), args.tokens, ends=(2,))
+        found = compare(engine, asked, batch, args.repeats)
+        row = {"what": what, "batch": batch, "guesses": args.guesses} | found
+        sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()
+    engine.built.close()
+
+
+def chats(count: int, kinds: Sequence[str], seed: int = 5) -> list[IntArray]:
+    """Requests of these kinds to the built-in model."""
     tokenizer = load_tokenizer(gather(from_keywords({"model": "sapling"})).config)
     chat, found = ChatTemplate(tokenizer), list[IntArray]()
-    for prompt in prompts(5, count, kinds):
-        asked = ChatRequest(messages=prompt["messages"], tools=prompt.get("tools"))
+    for prompt in prompts(seed, count, kinds):
+        asked = ChatRequest(
+            messages=prompt["messages"],
+            tools=prompt.get("tools"),
+            kwargs=prompt.get("chat_template_kwargs"),
+        )
         found.append(np.array(chat.render(asked).input_ids, np.int32))
     return found
 

@@ -14,6 +14,7 @@ from sylvan.runtime.executor.verify import accepted_path
 from tests.parity.serving import Serving
 from tests.support.guesser import Guesser
 from tests.support.random_model import VOCAB, write_random_model
+from tests.support.ranks import build_ranks
 
 PROMPTS = [[5, 9, 200, 31], [7] * 17, list(range(40, 60)), [5, 9, 200, 31, 8]]
 WAYS = {
@@ -57,8 +58,9 @@ def guessing(model_dir, answers, *, runner="eager", attention="reference", **opt
     shape = options.pop("shape", {})
     by_prompt = {tuple(p): a for p, a in zip(PROMPTS, answers, strict=True)}
     guesser = Guesser(by_prompt, VOCAB, **shape)
-    options = how(runner, attention) | {"capabilities": (guesser,)} | options
-    return Serving(model_dir, **options), guesser
+    asked = how(runner, attention)
+    asked["options"] = asked.get("options", {}) | options.pop("options", {})
+    return Serving(model_dir, capabilities=(guesser,), **asked | options), guesser
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -179,6 +181,84 @@ def test_guesses_go_with_chunks_retraction_and_a_warm_cache(
     assert serving.scheduler.audit() == 0
 
 
+PATHS = {"tree_paths": 48, "tree_depth": 6}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("size", [16, 32])
+def test_native_steps_verify_trees_path_by_path(model_dir, native_expected, way, right, size):
+    serving, guesser = guessing(
+        model_dir,
+        native_expected[way],
+        runner="program",
+        shape={"right": right, "tree": True, "seed": size},
+        page_size=size,
+        options=PATHS,
+    )
+    for _ in range(2):
+        found = serving.generate(PROMPTS, max_new_tokens=24, **WAYS[way])
+        assert found == native_expected[way]
+    assert guesser.guessed > 100
+    assert serving.scheduler.load().verified_drafts > 20
+    assert serving.scheduler.audit() == 0
+    if right == 1.0:
+        assert serving.scheduler.load().steps <= 16
+
+
+def test_trees_have_the_log_probabilities_of_plain_steps(model_dir, native_expected):
+    everything = LogprobOptions(top=3, token_ids=tuple(range(0, VOCAB, 7)))
+    plain = Serving(model_dir, runner="program")
+    guessed, _ = guessing(
+        model_dir,
+        native_expected["sampled"],
+        runner="program",
+        shape={"right": 0.7, "tree": True},
+        options=PATHS,
+    )
+    ask = WAYS["sampled"] | {"frequency_penalty": 0.3}
+    for serving in (plain, guessed):
+        for prompt in PROMPTS:
+            serving.add(prompt, max_new_tokens=24, logprobs=everything, **ask)
+        serving.run()
+
+    for rid, tokens in plain.tokens.items():
+        assert guessed.tokens[rid] == tokens
+        want, got = (
+            np.concatenate([o.logprobs.chosen_logprobs for o in outputs])
+            for outputs in (plain.outputs[rid], guessed.outputs[rid])
+        )
+        assert np.array_equal(want, got)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_trees_go_with_chunks_retraction_and_little_room(model_dir, native_expected, seed):
+    serving, _ = guessing(
+        model_dir,
+        native_expected["sampled"],
+        runner="program",
+        shape={"right": 0.6, "tree": True, "seed": seed, "count": 3},
+        pages=7,
+        chunk_tokens=8,
+        max_batch_tokens=48,
+        conservativeness=0.0,
+        options={"tree_paths": 5, "tree_depth": 3},
+    )
+    for _ in range(2):
+        found = serving.generate(PROMPTS, max_new_tokens=24, **WAYS["sampled"])
+        assert found == native_expected["sampled"]
+    assert serving.scheduler.load().retractions > 0
+    assert serving.scheduler.audit() == 0
+
+
+def test_other_attention_verifies_trees_path_by_path(model_dir, expected):
+    serving, _ = guessing(
+        model_dir, expected["greedy"], attention="torch", shape={"tree": True}, options=PATHS
+    )
+    assert serving.generate(PROMPTS, max_new_tokens=24) == expected["greedy"]
+    assert serving.scheduler.load().steps <= 8
+
+
 def test_trees_that_a_backend_cannot_verify_cost_speed_only(model_dir, expected):
     serving, guesser = guessing(
         model_dir, expected["greedy"], attention="torch", shape={"tree": True}
@@ -195,3 +275,22 @@ def test_the_longest_right_path_is_accepted():
     assert accepted_path(parents, guesses, [8, 0, 3, 0, 0, 5, 0]) == [1, 4, 5]
     assert accepted_path(parents, guesses, [7, 9, 0, 0, 0, 0, 0]) == [0, 2]
     assert accepted_path(parents, guesses, [1, 9, 0, 0, 0, 0, 0]) == []
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_ranks_verify_what_one_verifies(model_dir, expected, tree):
+    serving, guesser = guessing(
+        model_dir,
+        expected["sampled"],
+        shape={"right": 0.6, "tree": tree},
+        build=build_ranks(2),
+        options=PATHS,
+    )
+    plain = Serving(model_dir, build=build_ranks(2), options={"attention": "reference"})
+    ask = WAYS["sampled"] | {"max_new_tokens": 24}
+
+    assert serving.generate(PROMPTS, **ask) == plain.generate(PROMPTS, **ask)
+    assert guesser.guessed > 50
+    assert serving.scheduler.load().verified_drafts > 10
+    for each in (serving, plain):
+        each.close()

@@ -11,15 +11,17 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts
+from sylvan.runtime.features.speculation.api import Proposal, depth_of
 from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.features.speculation.depth import LONGEST_PAUSE
-from sylvan.runtime.features.speculation.head_work import HeadReport, HeadWork
+from sylvan.runtime.features.speculation.head_work import CHAIN, HeadReport, HeadWork, TreeShape
 from sylvan.runtime.features.speculation.heads import head_worker
 from sylvan.runtime.features.standard import STANDARD_WORKERS
 from tests.contract.test_drafts_by_model import PROMPTS, WAYS, Ticks
 from tests.parity.serving import Serving
-from tests.support.draft_heads import guesses, write_head
+from tests.support.draft_heads import guesses, tree, write_head
 from tests.support.random_model import HIDDEN, VOCAB, write_random_model
+from tests.support.serving_store import ServingStore
 
 pytestmark = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
 
@@ -38,6 +40,7 @@ class Told(HeadSpeculation):
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.said: list[tuple[list[int], list[int]]] = []
+        self.trees: list[Proposal] = []
 
     def may_draft(self):
         brought = list(self._brought)
@@ -45,6 +48,7 @@ class Told(HeadSpeculation):
         for req in brought:
             proposal, known = self._proposals[req]
             self.said.append((req.tokens.view(0, known).tolist(), list(proposal.tokens)))
+            self.trees.append(proposal)
         return found
 
 
@@ -59,21 +63,26 @@ def expected(model_dir):
     return {way: serving.generate(PROMPTS, max_new_tokens=24, **ask) for way, ask in WAYS.items()}
 
 
-def build_with(head_dir, kind, most):
+def build_with(head_dir, kind, most, shape):
     def build(path, options):
-        workers = (*STANDARD_WORKERS, head_worker(head_dir, kind, most))
+        workers = (*STANDARD_WORKERS, head_worker(head_dir, kind, most, shape))
         return build_executor(path, options, parts=ExecutorParts(workers))
 
     return build
 
 
-def speculating(model_dir, head_dir, kind, *, adaptive=False, most=4, clock=None, **options):
-    speculation = Told(most, VOCAB, adaptive=adaptive, clock=clock or Ticks())
+def speculating(
+    model_dir, head_dir, kind, *, adaptive=False, most=4, clock=None, shape=CHAIN, **options
+):
+    speculation = Told(most, VOCAB, adaptive=adaptive, clock=clock or Ticks(), shape=shape)
+    if shape.width > 1:
+        paths = {"tree_paths": 8 * shape.nodes, "tree_depth": most, "max_samples": 120}
+        options["options"] = paths | options.get("options", {})
     serving = Serving(
         model_dir,
         runner=options.pop("runner", "program"),
         capabilities=(speculation,),
-        build=build_with(head_dir, kind, most),
+        build=build_with(head_dir, kind, most, shape),
         **options,
     )
     return serving, speculation
@@ -90,6 +99,55 @@ def test_it_guesses_what_its_definition_says(model_dir, expected, tmp_path, name
     for known, said in speculation.said[::5]:
         assert said == guesses(model_dir, head, known, 4)[: len(said)]
     assert speculation.counts.failures == 0
+
+
+def paths_of(proposal):
+    paths = []
+    for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return set(paths)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3, few words"])
+def test_trees_are_those_of_the_likeliest_guesses(model_dir, expected, tmp_path, name):
+    head = write_head(tmp_path / "head", **HEADS[name])
+    shape = TreeShape(3, 8)
+    serving, speculation = speculating(model_dir, head, HEADS[name]["kind"], shape=shape)
+    assert serving.generate(PROMPTS, max_new_tokens=24) == expected["greedy"]
+
+    assert speculation.counts.failures == 0
+    whole = [
+        (known, proposal)
+        for (known, _), proposal in zip(speculation.said, speculation.trees, strict=True)
+        if len(known) < min(map(len, PROMPTS)) + 18  # there is room for all of a tree
+    ]
+    assert len(whole) > 15
+    assert max(depth_of(proposal) for _, proposal in whole) > 1
+    for known, proposal in whole[::8]:
+        assert paths_of(proposal) == tree(model_dir, head, known, 4, *shape)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_tokens_are_those_without_trees(model_dir, expected, tmp_path, way, adaptive):
+    head = write_head(tmp_path / "head", "eagle3", guessed=60)
+    serving, speculation = speculating(
+        model_dir,
+        head,
+        "eagle3",
+        adaptive=adaptive,
+        shape=TreeShape(2, 6),
+        pages=14,
+        chunk_tokens=8,
+        preempt_every=7,
+    )
+    for _ in range(2):
+        found = serving.generate(PROMPTS, max_new_tokens=24, **WAYS[way])
+        assert found == expected[way]
+    assert speculation.counts.failures == 0
+    assert serving.scheduler.audit() == 0
+    if not adaptive:
+        assert serving.scheduler.load().verified_drafts > 10
 
 
 @pytest.mark.parametrize("runner", ["program", "auto", "eager"])
@@ -115,6 +173,30 @@ def test_chunks_and_cached_prefixes_are_read_as_whole_prompts_are(model_dir, exp
     assert serving.scheduler.load().cached_prompt_tokens >= 2 * 32
     for known, said in speculation.said[::2]:
         assert said == guesses(model_dir, head, known, 4)[: len(said)]
+
+
+def test_what_the_head_made_of_a_prefix_is_stored_with_it(model_dir, expected, tmp_path):
+    head = write_head(tmp_path / "head", "eagle3")
+    prompt = list(range(30, 78))  # three pages
+    said = []
+    for _ in range(2):  # the second server finds the prefix in the store
+        speculation = Told(4, VOCAB, adaptive=False, clock=Ticks())
+        serving = Serving(
+            model_dir,
+            runner="program",
+            capabilities=(speculation,),
+            workers=(head_worker(head, "eagle3", 4),),
+            store=ServingStore(tmp_path / "store"),
+        )
+        serving.generate([[*prompt, 9]], max_new_tokens=8)
+        said.append(speculation.said)
+        load = serving.scheduler.load()
+        serving.close()
+
+    assert load.cached_prompt_tokens == len(prompt)
+    assert said[0] == said[1]
+    for known, tokens in said[1]:
+        assert tokens == guesses(model_dir, head, known, 4)[: len(tokens)]
 
 
 def test_right_guesses_are_accepted(tmp_path):

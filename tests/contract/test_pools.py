@@ -17,6 +17,7 @@ from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.pool.latent import LatentPool
 from sylvan.runtime.pool.mha import GroupShape, KVShape, MHAPool
 from sylvan.runtime.pool.none import NoPool
+from sylvan.runtime.pool.pages import JoinedPages
 from sylvan.runtime.pool.transfers import DeviceTransfers
 from tests.support.delayed import DelayedPlatform
 
@@ -278,6 +279,43 @@ def test_what_cannot_be_moved_is_refused_at_once(name):
     with pytest.raises(ValueError, match="read-only"):
         memory.export(pages, sealed)
     memory.import_(pages, sealed).wait()  # as of a file that was mapped
+
+
+def test_pages_that_lie_beside_others_are_moved_with_them():
+    first, second = MHAPool(SHAPE, torch.float32).groups[0], NativePool(LATENT, torch.float32)
+    parts = [first, second.groups[0]]
+    joined = JoinedPages(parts)
+    rng = np.random.default_rng(5)
+    for part in parts:
+        part.memory.copy_(torch.from_numpy(rng.integers(0, 256, part.memory.shape, np.uint8)))
+    before = [part.memory.clone() for part in parts]
+    pages, others = np.array([4, 1], np.int32), np.array([0, 5], np.int32)
+    host = joined.host_buffer(2)
+    out = joined.export(pages, host, checksum=True)
+    out.wait()
+
+    assert out.error is None
+    assert joined.page_bytes == sum(part.page_bytes for part in parts) == len(host) // 2
+    for number, page in enumerate(pages):
+        own = host[number * joined.page_bytes :][: joined.page_bytes]
+        wanted = [memory[:, page].flatten().numpy() for memory in before]
+        assert np.array_equal(own, np.concatenate(wanted))
+        sizes = [region.num_bytes for region in joined.regions(int(page))]
+        assert sum(sizes) == joined.page_bytes
+    back = joined.import_(others, host, checksums=out.checksums)
+    back.wait()
+    assert back.error is None
+    for part, memory in zip(parts, before, strict=True):
+        for source, target in zip(pages, others, strict=True):
+            assert torch.equal(part.memory[:, target], memory[:, source])
+    host[3] ^= 1
+    wrong = joined.import_(pages, host, checksums=out.checksums)
+    wrong.wait()
+    assert wrong.error is not None
+    with pytest.raises(ValueError, match="each page once"):
+        joined.import_(np.array([1, 1], np.int32), host)
+    with pytest.raises(ValueError, match=r"there are 0\.\.5"):
+        joined.export(np.array([6, 0], np.int32), host)
 
 
 def test_nothing_is_moved_of_no_pages():

@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import Server, running
+from tests.support.draft_heads import write_head
+from tests.support.random_model import write_random_model
 from tests.support.tiny import write_model
 
 FLAGS = ("--load-format", "dummy", "--device", "cpu", "--dtype", "float32", "--threads", "1")
@@ -246,3 +248,31 @@ def test_many_at_once_all_get_their_own(pair):
         replies = list(pool.map(lambda body: pair.ask("/generate", body)[1].json(), bodies))
     for body, reply in zip(bodies, replies, strict=True):
         assert reply["output_ids"] == pair.alone("/generate", body).json()["output_ids"]
+
+
+def test_a_draft_head_goes_along(tmp_path):
+    """What it made of the prompt is handed over with the keys and values of the model."""
+    model = str(write_random_model(tmp_path / "model", context_len=256))
+    head = write_head(tmp_path / "head", "eagle3")
+    guess = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(head))
+    port = free_port()
+    flags = ("--device", "cpu", "--dtype", "float32", "--threads", "1", "--page-size", "16")
+    flags = (*flags, "--max-total-tokens", "4Ki", *guess, "--speculative.adaptive", "false")
+    prefill = ("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(port))
+    body = {
+        "input_ids": [i % 200 for i in range(3, 70)],
+        "sampling_params": {"max_new_tokens": 24, "temperature": 0, "ignore_eos": True},
+    }
+    with (
+        running(model, *flags, *prefill) as first,
+        running(model, *flags, "--disaggregation-mode", "decode") as second,
+    ):
+        pair = Pair(first, second, port)
+        alone = pair.alone("/generate", body).json()
+        _, decode = pair.ask("/generate", body)
+
+    assert decode.status_code == 200, decode.text
+    assert decode.json()["output_ids"] == alone["output_ids"]
+    counts = [reply["meta_info"]["spec_num_correct_drafts"] for reply in (alone, decode.json())]
+    assert counts[0] == counts[1]
+    assert decode.json()["meta_info"]["spec_verify_ct"] > 3

@@ -102,6 +102,43 @@ def test_answers_are_those_of_a_server_without(plain, speculating, all_at_once):
         assert told(got) == told(want), body
 
 
+def test_texts_to_guess_from_come_and_go(speculating):
+    body = {"text": "Hi there", "sampling_params": {"max_new_tokens": 40, "temperature": 0}}
+    body["sampling_params"]["ignore_eos"] = True
+    first = speculating.post("/generate", json=body).json()
+    corpus = {"corpus_id": "said", "token_chunks": [first["output_ids"]]}
+    added = speculating.post("/add_external_corpus", json=corpus)
+    state = speculating.get("/server_info").json()["internal_states"][0]
+    if state["config"]["speculative"]["algorithm"] != "ngram":
+        assert added.status_code == 400
+        assert "ngram" in added.text
+        return
+    assert added.json()["loaded_token_count"] == len(first["output_ids"])
+    listed = speculating.get("/list_external_corpora").json()
+    assert listed["corpus_token_counts"] == {"said": len(first["output_ids"])}
+    second = speculating.post("/generate", json=body).json()
+
+    assert second["output_ids"] == first["output_ids"]
+    accepted = [r["meta_info"].get("spec_num_correct_drafts", 0) for r in (first, second)]
+    assert accepted[1] > max(accepted[0], 20)
+    for wrong, words in (
+        ({"documents": ["a"], "token_chunks": [[1]]}, "either documents or token_chunks"),
+        ({"token_chunks": [[-1]]}, "ids must be in 0.."),
+        ({"file_path": "/etc/passwd"}, "files are not read for clients"),
+        ({"documents": ["red fox " * 100_000]}, "speculative.corpus_tokens"),
+    ):
+        refused = speculating.post("/add_external_corpus", json=wrong)
+        assert refused.status_code == 400
+        assert words in refused.text
+    added = speculating.post("/add_external_corpus", json={"documents": ["The red fox."]}).json()
+    for name in ("said", added["corpus_id"]):
+        removed = speculating.post("/remove_external_corpus", json={"corpus_id": name})
+        assert removed.json()["success"]
+    assert speculating.get("/list_external_corpora").json()["corpus_ids"] == []
+    gone = speculating.post("/remove_external_corpus", json={"corpus_id": "said"})
+    assert gone.status_code == 404
+
+
 def test_a_head_that_knows_nothing_changes_no_answer(plain, tmp_path_factory):
     head = write_head(tmp_path_factory.mktemp("head"), "eagle3", guessed=500, model=SAPLING)
     flags = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(head))

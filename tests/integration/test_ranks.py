@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,6 +24,8 @@ from tests.parity.checkpoints import write
 from tests.parity.families import FAMILIES
 from tests.parity.rare import RARE
 from tests.parity.serving import Serving
+from tests.support.draft_heads import write_head
+from tests.support.random_model import write_random_model
 from tests.support.streams import Streams, until
 from tests.support.tiny import tiny_config, write_model
 
@@ -136,6 +139,27 @@ async def test_families_are_served_by_processes(family: str, tmp_path: Path) -> 
             return [reply["output_ids"] for reply in replies]
 
     assert await asyncio.to_thread(generate) == expected
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "NGRAM"])
+async def test_guesses_go_with_ranks(algorithm: str, tmp_path: Path) -> None:
+    """The first rank has all of a draft head, and the others verify what it guesses."""
+    model = write_random_model(tmp_path / "model", context_len=256)
+    prompts = [[5, 9, 20, 31], [7] * 29]
+    params = {"temperature": 0.8, "max_new_tokens": 24, "ignore_eos": True, "sampling_seed": 3}
+    flags: dict[str, object] = {"device": "cpu", "threads": 1, "max_total_tokens": 4096}
+    guesses = {"speculative_algorithm": algorithm, "speculative.adaptive": False}
+    if algorithm == "EAGLE3":
+        guesses["speculative_draft_model_path"] = str(write_head(tmp_path / "head", "eagle3"))
+
+    def generate(**more: object) -> list[dict[str, Any]]:
+        with Engine(model_path=str(model), dtype="float32", **flags, **more) as engine:
+            return engine.generate(input_ids=prompts, sampling_params=params)
+
+    plain = await asyncio.to_thread(generate, tp_size=2)
+    found = await asyncio.to_thread(generate, tp_size=2, **guesses)
+    assert [r["output_ids"] for r in found] == [r["output_ids"] for r in plain]
+    assert sum(r["meta_info"].get("spec_verify_ct", 0) for r in found) > 0
 
 
 async def test_an_embedded_engine_may_have_ranks(model: Path) -> None:

@@ -59,7 +59,7 @@ class AdapterServing(Serving):
         config = LoraConfig(**given)
         self.lora = lora = LoraServing(config)
         if ranks == 1:
-            fields["workers"] = (lora_worker(config),)
+            fields["workers"] = (*fields.pop("workers", ()), lora_worker(config))
         else:
             parts = ExecutorParts((*STANDARD_WORKERS, lora_worker(config)))
             fields["build"] = build_ranks(ranks, partial(build_executor, parts=parts))

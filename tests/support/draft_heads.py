@@ -124,6 +124,38 @@ def guesses(
         count: Guesses.
         window: Newest positions that the head sees; None: all.
     """
+    found: list[int] = []
+    for _ in range(count):
+        found.append(int(next_logits(model_dir, head_dir, tokens, found, window).argmax()))
+    return found
+
+
+def tree(
+    model_dir: Path, head_dir: Path, tokens: list[int], depth: int, width: int, nodes: int
+) -> set[tuple[int, ...]]:
+    """The paths of a tree by confidence (EAGLE-2), as many as `nodes`, each as its tokens."""
+    scores: dict[tuple[int, ...], float] = {}
+    front: list[tuple[int, ...]] = [()]
+    for _ in range(depth):
+        level: dict[tuple[int, ...], float] = {}
+        for path in front:
+            logs = next_logits(model_dir, head_dir, tokens, list(path)).log_softmax(0)
+            best = logs.topk(width)
+            for token, log in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+                level[*path, token] = scores.get(path, 0.0) + log
+        scores |= level
+        front = sorted(level, key=lambda path: -level[path])[:width]
+    return set(sorted(scores, key=lambda path: -scores[path])[:nodes])
+
+
+def next_logits(
+    model_dir: Path,
+    head_dir: Path,
+    tokens: list[int],
+    path: list[int],
+    window: int | None = None,
+) -> Tensor:
+    """Of all ids (V,), for what follows `tokens` and then the guesses of `path`."""
     model, head = (_weights(path / "model.safetensors") for path in (model_dir, head_dir))
     outputs_LTD, final_TD = model_outputs(model, tokens[:-1])
     embed = head.get("embed_tokens.weight", model["model.embed_tokens.weight"])
@@ -135,16 +167,17 @@ def guesses(
         lm_head = head["lm_head.weight"]
     else:
         vectors_TD, lm_head = final_TD, model["lm_head.weight"]
-    found: list[int] = []
-    for _ in range(count):
+    for guess in [*path, None]:
         out_TD, next_TD = _head(head, embed[known], vectors_TD, third=third, window=window)
-        guess = int((out_TD[-1] @ lm_head.T).argmax())
-        if "d2t" in head:
-            guess += int(head["d2t"][guess])
-        found.append(guess)
-        known.append(guess)
-        vectors_TD = torch.cat([vectors_TD, next_TD[-1:]])
-    return found
+        if guess is not None:
+            known.append(guess)
+            vectors_TD = torch.cat([vectors_TD, next_TD[-1:]])
+    logits = out_TD[-1] @ lm_head.T
+    if "d2t" not in head:
+        return logits
+    whole = torch.full((len(model["model.embed_tokens.weight"]),), -torch.inf)
+    whole[torch.arange(len(logits)) + head["d2t"]] = logits
+    return whole
 
 
 def model_outputs(weights: dict[str, Tensor], tokens: list[int]) -> tuple[list[Tensor], Tensor]:

@@ -10,7 +10,7 @@ from sylvan.runtime.core.req import Req
 from sylvan.runtime.features.speculation.api import NOTHING, Proposal
 from tests.support.kv import VOCAB, alone
 
-KINDS = ("right", "half", "wrong", "nonsense", "raising", "moody")
+KINDS = ("right", "half", "wrong", "tree", "nonsense", "raising", "moody")
 
 
 class ScriptedDrafter:
@@ -34,6 +34,8 @@ class ScriptedDrafter:
             raise ValueError("the drafter is broken")
         if kind == "nonsense":
             return self._nonsense(most)
+        if kind == "tree":
+            return self._tree(alone(req.request)[req.num_outputs :], most)
         share = {"right": 1.0, "half": 0.5, "wrong": 0.0}[kind]
         coming = alone(req.request)[req.num_outputs :][: self._rng.randint(0, most)]
         return Proposal(tuple(self._maybe(token, share) for token in coming), most % 5)
@@ -47,6 +49,24 @@ class ScriptedDrafter:
             return token
         return (token + self._rng.randrange(1, VOCAB)) % VOCAB
 
+    def _tree(self, coming: Any, most: int) -> Proposal:
+        """Of any shape: right guesses somewhere in it, as far as it has any."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        right = {-1: 0}  # guess -> how much of what comes leads to it
+        for node in range(self._rng.randint(0, most)):
+            parent = self._rng.choice([-1, *range(node)])
+            depth = right.get(parent)
+            token = self._rng.randrange(VOCAB)
+            if depth is not None and depth < len(coming) and self._rng.random() < 0.6:
+                token = coming[depth]
+            taken = any(p == parent and t == token for p, t in zip(parents, tokens, strict=True))
+            if depth is not None and depth < len(coming) and token == coming[depth] and not taken:
+                right[node] = depth + 1
+            tokens.append(token)
+            parents.append(parent)
+        return Proposal(tuple(tokens), 0, tuple(parents))
+
     def _nonsense(self, most: int) -> Any:
         return self._rng.choice(
             [
@@ -55,6 +75,9 @@ class ScriptedDrafter:
                 Proposal((2**40,)),
                 Proposal((1,) * (most + 1)),
                 Proposal((1,), -3),
+                Proposal((1, 2), 0, (-1,)),
+                Proposal((1, 2), 0, (1, 0)),
+                Proposal((1, 2), 0, (-2, 0)),
                 Proposal(("a",)),
                 None,
                 NOTHING,

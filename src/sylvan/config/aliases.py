@@ -284,6 +284,8 @@ _RENAMED = {
     "speculative_eagle_topk": "speculative.topk",
     "speculative_num_draft_tokens": "speculative.num_draft_tokens",
     "speculative_ngram_max_trie_depth": "speculative.max_match",
+    "speculative_ngram_external_corpus_path": "speculative.corpus",
+    "speculative_ngram_external_corpus_max_tokens": "speculative.corpus_tokens",
     "disaggregation_transfer_backend": "disagg.transfer",
     "disaggregation_bootstrap_port": "disagg.bootstrap_port",
     "hicache_ratio": "tiers.host_ratio",

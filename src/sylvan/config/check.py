@@ -12,7 +12,6 @@ from sylvan.config.parse import PLUG_INS
 from sylvan.config.resolve import CACHE_POLICIES, Resolved
 from sylvan.config.rules import Case, Rule
 from sylvan.config.speculative_rules import SPECULATIVE_RULES
-from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
 from sylvan.protocol.errors import ConfigError
 
 _NO_DEVICE = (
@@ -121,10 +120,6 @@ def _not_with_a_role(case: Case) -> Sequence[str]:
     config = case.config
     if config.disagg is None:
         return ()
-    heads = config.speculative is not None and config.speculative.algorithm in (
-        *DRAFT_HEADS,
-        OWN_HEAD,
-    )
     reasons = {
         "tiers": (config.tiers is not None, "KV tiers and handing KV over exclude each other"),
         "{parallel.tp}": (config.parallel.tp > 1, "KV is handed over by one rank only so far"),
@@ -135,7 +130,6 @@ def _not_with_a_role(case: Case) -> Sequence[str]:
         "{device}": (config.device != "cpu", "KV is handed over between CPUs only so far"),
         "{task}": (config.task not in ("generate", "auto"), "only generation has two parts"),
         "{cache.prefix}": (config.cache.prefix == "none", "choose cache.prefix=radix"),
-        "{speculative.algorithm}": (heads, "KV of draft heads is not handed over"),
         "{observe.record}": (
             config.observe.record is not None,
             "what another server sends cannot be played back",
@@ -198,17 +192,6 @@ RULES = (
         lambda c: c.config.parallel.tp > 1 and c.config.tiers is not None,
         "{parallel.tp}: KV tiers are kept by one rank only so far; use parallel.tp=1, or leave "
         "tiers out",
-    ),
-    Rule(
-        "ranks with draft heads",
-        ("parallel.tp", "speculative.algorithm"),
-        lambda c: (
-            c.config.parallel.tp > 1
-            and c.config.speculative is not None
-            and c.config.speculative.algorithm in (*DRAFT_HEADS, OWN_HEAD)
-        ),
-        "{parallel.tp}: draft heads run on one rank only so far, {speculative.algorithm} too; use "
-        "parallel.tp=1, or the algorithm ngram",
     ),
     Rule(
         "ranks with overlap",

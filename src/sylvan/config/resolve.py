@@ -276,7 +276,9 @@ def _speculative(state: _State) -> None:
     given = state.config.speculative
     if given is None:
         return
-    if isinstance(given.num_draft_tokens, int):
+    state.decide("speculative.topk", 1, "one guess after the other")
+    wide = get(state.config, "speculative.topk") != 1
+    if isinstance(given.num_draft_tokens, int) and not wide:
         steps, why = (
             max(1, given.num_draft_tokens - 1),
             "one less than speculative.num_draft_tokens",
@@ -288,9 +290,11 @@ def _speculative(state: _State) -> None:
         elif given.draft_model is not None:
             steps, why = MODEL_GUESSES, "each takes a pass of the draft model"
     state.decide("speculative.num_steps", steps, why)
-    state.decide("speculative.topk", 1, "chains of guesses are verified")
-    tokens = _number(get(state.config, "speculative.num_steps")) + 1
-    state.decide("speculative.num_draft_tokens", tokens, "the guesses and the token before them")
+    steps = _number(get(state.config, "speculative.num_steps"))
+    tokens, why = steps + 1, "the guesses and the token before them"
+    if wide:
+        tokens, why = 2 * steps + 1, "two guesses for each token ahead"
+    state.decide("speculative.num_draft_tokens", tokens, why)
 
 
 def _lora(state: _State) -> None:
@@ -325,7 +329,10 @@ def _plan(state: _State) -> MemoryPlan:
     running = _number(config.scheduler.max_running_reqs)
     samples = config.speculative.most_samples(running) if config.speculative else running
     work = work_bytes(model, _number(config.scheduler.max_batch_tokens), samples)
-    work += _number(config.cache.max_states) * state_bytes(model)
+    branches = 0  # states between guesses
+    if config.speculative:
+        branches = samples - 1 + config.speculative.most_paths(running)
+    work += (_number(config.cache.max_states) + branches) * state_bytes(model)
     if config.lora is not None and config.device == "cpu":
         work += _number(config.lora.memory)
     draft = state.facts.draft

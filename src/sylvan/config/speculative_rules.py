@@ -8,7 +8,9 @@ from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
 
 ALGORITHMS = ("ngram", "standalone", *DRAFT_HEADS, OWN_HEAD)
 """How tokens can be guessed."""
-PLANNED_ALGORITHMS = ("medusa", "dflash", "dspark", "uno")
+MOST_WIDE, MOST_TREE = 16, 64
+"""Guesses for a position, and tokens of a tree."""
+PLANNED_ALGORITHMS = ("dflash", "dspark", "uno")
 
 
 def _drafts(case: Case) -> SpeculativeConfig:
@@ -37,6 +39,11 @@ def _unknown_algorithm(case: Case) -> str:
 def _number(value: int | str | None) -> int:
     """A value that is resolved."""
     return value if isinstance(value, int) else 0
+
+
+def _wide(case: Case) -> bool:
+    """Whether guesses are trees."""
+    return _drafts(case).topk != 1
 
 
 SPECULATIVE_RULES = (
@@ -95,17 +102,57 @@ SPECULATIVE_RULES = (
         "was wrong; choose a model whose layers all attend",
     ),
     Rule(
-        "several guesses for a position",
-        ("speculative.topk",),
-        lambda c: _drafts(c).topk != 1,
-        "{speculative.topk}: one guess for each position is verified; leave it at auto",
+        "trees without a head",
+        ("speculative.topk", "speculative.algorithm"),
+        lambda c: _wide(c) and _drafts(c).algorithm not in (*DRAFT_HEADS, OWN_HEAD),
+        "{speculative.topk}: {speculative.algorithm} guesses one continuation; heads guess trees "
+        "(eagle, eagle3, medusa, nextn); leave it at auto",
+    ),
+    Rule(
+        "trees with adapters",
+        ("speculative.topk", "lora"),
+        lambda c: _wide(c) and c.config.lora is not None,
+        "{speculative.topk}: adapters are applied to chains of guesses only; leave it at auto, or "
+        "lora out",
+    ),
+    Rule(
+        "tree too large",
+        ("speculative.topk", "speculative.num_draft_tokens"),
+        lambda c: (
+            _wide(c)
+            and (
+                _number(_drafts(c).topk) > MOST_WIDE
+                or _number(_drafts(c).num_draft_tokens) > MOST_TREE
+            )
+        ),
+        "{speculative.topk} and {speculative.num_draft_tokens}: trees have at most "
+        f"{MOST_WIDE} guesses for a position and {MOST_TREE} tokens",
+    ),
+    Rule(
+        "tree without room for its depth",
+        ("speculative.num_draft_tokens", "speculative.num_steps"),
+        lambda c: (
+            _wide(c) and _number(_drafts(c).num_draft_tokens) <= _number(_drafts(c).num_steps)
+        ),
+        "{speculative.num_draft_tokens} must be more than {speculative.num_steps}, the depth of "
+        "the tree; leave one of them at auto",
     ),
     Rule(
         "guesses and verified tokens differ",
         ("speculative.num_draft_tokens", "speculative.num_steps"),
-        lambda c: _drafts(c).num_draft_tokens != _number(_drafts(c).num_steps) + 1,
+        lambda c: not _wide(c) and _drafts(c).num_draft_tokens != _number(_drafts(c).num_steps) + 1,
         "{speculative.num_draft_tokens} must be one more than {speculative.num_steps}, the newest "
         "token and the guesses after it; leave one of them at auto",
+    ),
+    Rule(
+        "texts without use",
+        ("speculative.corpus", "speculative.shared_tokens", "speculative.algorithm"),
+        lambda c: (
+            _drafts(c).algorithm != "ngram"
+            and (_drafts(c).corpus is not None or _drafts(c).shared_tokens > 0)
+        ),
+        "{speculative.algorithm} looks in no texts; leave {speculative.corpus} and "
+        "{speculative.shared_tokens} out",
     ),
     Rule(
         "match longer than what is compared",
@@ -118,13 +165,6 @@ SPECULATIVE_RULES = (
         ("speculative.algorithm", "device"),
         lambda c: c.config.speculative is not None and c.config.device != "cpu",
         "{speculative.algorithm}: steps on {device} verify no guesses yet; leave it out",
-    ),
-    Rule(
-        "guesses with recurrent layers",
-        ("speculative.algorithm",),
-        lambda c: c.config.speculative is not None and c.facts.model.state_numbers > 0,
-        "{speculative.algorithm}: this model has recurrent layers, whose state cannot go back "
-        "where a guess was wrong; leave it out",
     ),
     Rule(
         "guesses where nothing is generated",

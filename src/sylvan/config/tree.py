@@ -27,7 +27,7 @@ from sylvan.config.values import (
 BUILT_IN_MODEL = "sapling"
 DRAFTING_REQS = 8
 """Requests that may have all their guesses verified in the same step."""
-DRAFT_HEADS = ("eagle", "eagle3")
+DRAFT_HEADS = ("eagle", "eagle3", "medusa")
 """Algorithms of speculation that have a head beside the model."""
 OWN_HEAD = "nextn"
 """The one whose head is part of the model's checkpoint."""
@@ -321,17 +321,19 @@ class SpeculativeConfig(Section, frozen=True):
     algorithm: str
     """How tokens are guessed: `ngram` repeats what followed the same tokens before, in the prompt
     or in the output; `standalone` has a smaller model write ahead; `eagle` and `eagle3` have a
-    head that was trained for the model guess from its hidden vectors; `nextn` does so with the
-    layer for it that the model's checkpoint brings."""
+    head that was trained for the model guess from its hidden vectors, and so do the heads of
+    `medusa`, each one token further; `nextn` does it with the layer for it that the model's
+    checkpoint brings."""
     draft_model: str | None = None
     """Directory of the smaller model of `standalone`, which has the tokenizer of the model served,
-    or of the head of `eagle` or `eagle3`."""
+    or of the head of `eagle` or `eagle3`, or the heads of `medusa`."""
     num_steps: Depth | Auto = "auto"
     """Guesses for one request in one step: the tokens ahead that are guessed."""
     topk: Count | Auto = "auto"
-    """Guesses for the same position; only one is verified so far."""
+    """Guesses for the same position: above 1, heads guess trees of the likeliest continuations."""
     num_draft_tokens: Count | Auto = "auto"
-    """Tokens of one request that a step verifies: the newest one and the guesses after it."""
+    """Tokens of one request that a step verifies: the newest one and the guesses after it. One more
+    than `num_steps`, unless guesses are trees."""
     adaptive: bool = True
     """Verify as many guesses as make the batch faster, by how often they were right and how long
     steps took; else always all. Tokens are the same either way."""
@@ -339,14 +341,31 @@ class SpeculativeConfig(Section, frozen=True):
     """Tokens that must have occurred before for `ngram` to guess."""
     max_match: Count = 16
     """Tokens that `ngram` compares at most to find the best place."""
+    shared_tokens: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 0
+    """Newest tokens of a tenant's requests that have ended in which `ngram` looks, too; 0: it looks
+    in the text of the request only."""
+    corpus: str | None = None
+    """Texts in which `ngram` looks for all requests: a JSONL file of strings, or of objects with
+    `text` or `documents`, or a text file with one in each line."""
+    corpus_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 131_072
+    """Tokens of `corpus` at most; looking takes time that grows with them."""
 
     def most_samples(self, running_reqs: int) -> int:
         """Rows that a step samples at most: beside each request, all guesses of a few.
 
-        In larger batches guesses cost more than they bring. Needs a resolved `num_steps`.
+        In larger batches guesses cost more than they bring. Needs a resolved section.
         """
-        guesses = self.num_steps if isinstance(self.num_steps, int) else 0
+        guesses = self.num_draft_tokens - 1 if isinstance(self.num_draft_tokens, int) else 0
         return running_reqs + min(running_reqs, DRAFTING_REQS) * guesses
+
+    def most_paths(self, running_reqs: int) -> int:
+        """Paths of trees of guesses in one step, beside the first of each; 0: guesses are chains.
+
+        Needs a resolved section.
+        """
+        if self.topk == 1 or not isinstance(self.num_draft_tokens, int):
+            return 0
+        return min(running_reqs, DRAFTING_REQS) * max(1, self.num_draft_tokens - 2)
 
 
 class DisaggConfig(Section, frozen=True):

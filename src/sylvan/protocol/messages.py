@@ -259,10 +259,28 @@ class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unload_adapt
     abort: bool = False
 
 
+class AddCorpus(msgspec.Struct, frozen=True, kw_only=True, tag="add_corpus"):
+    """Guess from these texts, too; those of the same name before are replaced."""
+
+    id: str
+    texts: tuple[tuple[int, ...], ...]
+
+
+class RemoveCorpus(msgspec.Struct, frozen=True, kw_only=True, tag="remove_corpus"):
+    """Guess no more from the texts of that name."""
+
+    id: str
+
+
+class ListCorpora(msgspec.Struct, frozen=True, kw_only=True, tag="list_corpora"):
+    """Tell the names of texts that are guessed from, and how many tokens they have."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Leave the scheduler loop; the only command that does."""
 
 
+CorpusCommand = AddCorpus | RemoveCorpus | ListCorpora
 Inspection = CacheTree | CacheRequest | CachePrompts
 Command = (
     FlushCache
@@ -275,6 +293,7 @@ Command = (
     | Shutdown
     | RegisterAdapter
     | UnloadAdapter
+    | CorpusCommand
     | ExecutorCommand
 )
 

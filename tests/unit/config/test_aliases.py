@@ -99,6 +99,14 @@ FLAGS = {
     "--max-loaded-loras 9": ("lora.max_loaded", 9),
     "--lora-eviction-policy fifo": ("lora.eviction", "fifo"),
     "--speculative-algorithm NGRAM": ("speculative.algorithm", "ngram"),
+    "--speculative-algorithm NGRAM --speculative-ngram-external-corpus-path f": (
+        "speculative.corpus",
+        "f",
+    ),
+    "--speculative-algorithm NGRAM --speculative-ngram-external-corpus-max-tokens 9": (
+        "speculative.corpus_tokens",
+        9,
+    ),
     "--speculative-algorithm E --speculative-draft-model-path d": ("speculative.draft_model", "d"),
     "--speculative-algorithm E --speculative-draft-model d": ("speculative.draft_model", "d"),
     "--speculative-algorithm E --speculative-num-steps 3": ("speculative.num_steps", 3),

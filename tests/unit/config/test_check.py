@@ -67,10 +67,6 @@ BROKEN = {
         {"parallel.tp": 2, "device": "cuda"},
         "parallel.tp=2: ranks share a model on the CPU only so far, not on device=cuda",
     ),
-    "ranks with draft heads": (
-        {"parallel.tp": 2, "speculative": SpeculativeConfig(algorithm="nextn")},
-        "parallel.tp=2: draft heads run on one rank only so far, speculative.algorithm=nextn too",
-    ),
     "ranks with tiers": (
         {"parallel.tp": 2, "tiers": TiersConfig()},
         "parallel.tp=2: KV tiers are kept by one rank only so far",
@@ -192,13 +188,29 @@ BROKEN = {
         {"speculative": STANDALONE},
         "speculative.draft_model=d has recurrent layers",
     ),
-    "several guesses for a position": (
+    "trees without a head": (
         {"speculative": SpeculativeConfig(algorithm="ngram", topk=4)},
-        "speculative.topk=4: one guess for each position is verified",
+        "speculative.topk=4: speculative.algorithm=ngram guesses one continuation",
+    ),
+    "trees with adapters": (
+        {"speculative": SpeculativeConfig(algorithm="nextn", topk=2), "lora": LoraConfig()},
+        "speculative.topk=2: adapters are applied to chains of guesses only",
+    ),
+    "tree too large": (
+        {"speculative": SpeculativeConfig(algorithm="nextn", topk=17)},
+        "speculative.topk=17 and speculative.num_draft_tokens=9: trees have at most 16 guesses",
+    ),
+    "tree without room for its depth": (
+        {"speculative": SpeculativeConfig(algorithm="nextn", topk=2, num_draft_tokens=4)},
+        "speculative.num_draft_tokens=4 must be more than speculative.num_steps=4, the depth",
     ),
     "guesses and verified tokens differ": (
         {"speculative": SpeculativeConfig(algorithm="ngram", num_steps=3, num_draft_tokens=8)},
         "speculative.num_draft_tokens=8 must be one more than speculative.num_steps=3",
+    ),
+    "texts without use": (
+        {"speculative": SpeculativeConfig(algorithm="nextn", corpus="f")},
+        "speculative.algorithm=nextn looks in no texts; leave speculative.corpus=f and",
     ),
     "match longer than what is compared": (
         {"speculative": SpeculativeConfig(algorithm="ngram", min_match=5, max_match=4)},
@@ -207,10 +219,6 @@ BROKEN = {
     "guesses not on this device": (
         {"speculative": SpeculativeConfig(algorithm="ngram"), "device": "odd"},
         "steps on device=odd verify no guesses yet",
-    ),
-    "guesses with recurrent layers": (
-        {"speculative": SpeculativeConfig(algorithm="ngram")},
-        "this model has recurrent layers",
     ),
     "guesses where nothing is generated": (
         {"speculative": SpeculativeConfig(algorithm="ngram"), "task": "embed"},
@@ -265,7 +273,7 @@ def facts_for(name):
         return make_facts(model=make_model(causal=False))
     if name == "pickled weights":
         return make_facts(model=make_model(weights="pt"))
-    if name in ("no state for any request", "guesses with recurrent layers"):
+    if name == "no state for any request":
         return make_facts(model=make_model(state_numbers=100))
     return make_facts()
 
@@ -383,7 +391,7 @@ def test_deterministic_steers_attention_and_runner_and_forbids_to_fall_back():
     assert resolve(Config(), inexact()).config.deterministic is True
 
 
-@pytest.mark.parametrize("name", ["MEDUSA", "dflash"])
+@pytest.mark.parametrize("name", ["DSPARK", "dflash"])
 def test_algorithms_to_come_are_named_as_such(name):
     given = {"speculative": SpeculativeConfig(algorithm=name.lower())}
 
@@ -404,7 +412,7 @@ def test_lengths_of_drafts_follow_from_each_other(given, steps):
     assert complaint(asked, make_facts()) == ""
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa"])
 def test_heads_are_named_by_a_directory_and_made_for_the_same_ids(name):
     without = {"speculative": SpeculativeConfig(algorithm=name)}
     asked = {"speculative": SpeculativeConfig(algorithm=name, draft_model="d")}
@@ -423,6 +431,26 @@ def test_the_model_s_own_head_needs_no_directory():
     assert complaint(alone, make_facts()) == ""
     found = resolve(replaced(Config(), alone), make_facts()).config
     assert found.speculative.num_steps == 4
+
+
+def test_trees_have_two_guesses_for_each_token_ahead():
+    asked = {"speculative": SpeculativeConfig(algorithm="nextn", topk=3, num_steps=5)}
+    found = resolve(replaced(Config(), asked), make_facts()).config.speculative
+
+    assert complaint(asked, make_facts()) == ""
+    assert (found.num_steps, found.num_draft_tokens) == (5, 11)
+    assert found.most_samples(4) == 4 + 4 * 10
+    assert found.most_paths(4) == 4 * 9
+
+
+def test_states_between_guesses_have_their_part_of_the_memory():
+    facts = make_facts(model=make_model(state_numbers=1000))
+    given = {"cache.max_tokens": 1024, "scheduler.max_running_reqs": 8, "cache.max_states": 20}
+    asked = given | {"speculative": SpeculativeConfig(algorithm="ngram", num_steps=3)}
+    plain, found = (resolve(replaced(Config(), each), facts) for each in (given, asked))
+
+    assert complaint(asked, facts) == ""
+    assert found.plan.work_bytes - plain.plan.work_bytes >= 4 * 1000 * (8 + 8 * 3 - 1)
 
 
 def test_a_draft_model_has_its_part_of_the_memory():

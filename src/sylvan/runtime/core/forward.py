@@ -146,13 +146,15 @@ class TurningAttention(AttentionBackend, Protocol):
 class BatchLimits:
     """Largest step that the persistent buffers hold.
 
-    `max_samples`: rows whose logits are wanted; 0: one for each request.
+    `max_samples`: rows whose logits are wanted; 0: one for each request. `max_paths`: texts beside
+    those of requests, for paths of trees of guesses.
     """
 
     max_tokens: int
     max_reqs: int
     max_pages_per_req: int
     max_samples: int = 0
+    max_paths: int = 0
 
     @property
     def most_samples(self) -> int:
@@ -171,7 +173,7 @@ class HostArrays:
     """
 
     def __init__(self, limits: BatchLimits, num_groups: int = 1) -> None:
-        tokens, reqs = limits.max_tokens, limits.max_reqs
+        tokens, reqs = limits.max_tokens, limits.max_reqs + limits.max_paths
         self.input_ids: IntArray = np.zeros(tokens, np.int32)
         self.positions: IntArray = np.zeros(tokens, np.int32)
         self.token_types: IntArray = np.zeros(tokens, np.int32)

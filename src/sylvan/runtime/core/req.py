@@ -170,6 +170,25 @@ class Draft:
         """Whether each guess follows the one before it."""
         return self.parents == tuple(range(-1, len(self.parents) - 1))
 
+    @property
+    def paths(self) -> int:
+        """Guesses that nothing follows."""
+        return len(self.parents) - len({parent for parent in self.parents if parent >= 0})
+
+    @property
+    def rows(self) -> int:
+        """Rows that the paths of a tree take, where each is computed as a text of its own.
+
+        The last known token is one of each but the first, which counts without it.
+        """
+        if self.is_chain:
+            return len(self.tokens)
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        inner = set(self.parents)
+        return sum(depth + 1 for i, depth in enumerate(depths) if i not in inner) - 1
+
 
 @dataclass(slots=True, eq=False)  # not frozen: that makes its constructor three times as slow
 class Slice:

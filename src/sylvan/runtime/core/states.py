@@ -28,9 +28,14 @@ class StatePool(Protocol):
     """Memory for states: one tensor (S, ...) for each part of each layer, as the model counts them.
 
     Slot 0 is zero: the state that has seen nothing.
+
+    Attributes:
+        num_slots: Of requests and cached prefixes.
+        num_branches: Slots behind those, for the states between the guesses of one step.
     """
 
     num_slots: int
+    num_branches: int
 
     def part(self, index: int) -> Any:
         """All slots of one part."""

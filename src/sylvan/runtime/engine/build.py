@@ -28,6 +28,7 @@ from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import Place
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.engine.composition import Composition, Emit, Inspect
+from sylvan.runtime.engine.corpus import given_corpora
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
 from sylvan.runtime.engine.ranks import RankGroup
@@ -47,8 +48,15 @@ from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.lora.build import lora_worker
 from sylvan.runtime.features.lora.serving import LoraServing
 from sylvan.runtime.features.multimodal.build import media_control, media_worker
-from sylvan.runtime.features.speculation.build import AnySpeculation, build_speculation
+from sylvan.runtime.features.speculation.build import (
+    AnySpeculation,
+    build_speculation,
+    tree_shape,
+)
+from sylvan.runtime.features.speculation.corpus import GivenCorpora
+from sylvan.runtime.features.speculation.head_worker import NoHeadWorker
 from sylvan.runtime.features.speculation.heads import head_worker
+from sylvan.runtime.features.speculation.medusa_worker import medusa_worker
 from sylvan.runtime.features.speculation.model import DraftModel
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.features.tiers.build import TiersParts
@@ -145,15 +153,9 @@ def build_scheduler(
         *disagg.controls(),
         *also.capabilities,
     )
-    speculation = draft = None
-    if config.speculative is not None:
-        if not executor.caps.draft_chains:
-            raise ConfigError(
-                f"speculative.algorithm={config.speculative.algorithm}: steps of runner "
-                f"{model.runner} verify no guesses for this model; leave it out"
-            )
-        draft = _draft_model(config)
-        speculation = build_speculation(config.speculative, model.vocab_size, draft)
+    draft, corpora = _draft_model(config), given_corpora(config)
+    speculation = _speculation(config, executor, model, draft, corpora)
+    if speculation is not None:
         capabilities = (*capabilities, speculation)
     whole = load_config(model_dir(config.model), trusted=config.trust_remote_code)
     capabilities = (*capabilities, *media_control(config.media, whole))
@@ -196,6 +198,7 @@ def build_scheduler(
         grammar_counts=grammar.counts,
         weight_version=config.weight_version,
         lora=lora,
+        corpora=corpora,
         stores=tiers.stores if tiers else None,
     )
 
@@ -231,7 +234,10 @@ def _head(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | N
     if given is None or given.algorithm not in (*DRAFT_HEADS, OWN_HEAD):
         return ()
     path = model_dir(given.draft_model) if given.draft_model is not None else None
-    return (head_worker(path, given.algorithm, _number(given.num_steps)),)
+    if given.algorithm == "medusa" and path is not None:
+        return (medusa_worker(path, tree_shape(given)),)
+    depth = _number(given.num_steps)
+    return (head_worker(path, given.algorithm, depth, tree_shape(given)),)
 
 
 def _lora_worker(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | None]]:
@@ -251,6 +257,8 @@ def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]
     """
     grammar = _grammar(config)
     workers = (lambda site: grammar.worker, media_worker, *_lora_worker(config))
+    if _head(config):  # it guesses on the first rank
+        workers = (*workers, lambda site: NoHeadWorker())
     executor, _ = _own_executor(config, workers, mesh, None)
 
     def close() -> None:
@@ -299,6 +307,23 @@ def _warn_of_few_cores(config: Config) -> None:
             wanted,
             cores,
         )
+
+
+def _speculation(
+    config: Config,
+    executor: Executor,
+    model: ModelFacts,
+    draft: DraftModel | None,
+    corpora: GivenCorpora | None,
+) -> AnySpeculation | None:
+    if config.speculative is None:
+        return None
+    if not executor.caps.draft_chains:
+        raise ConfigError(
+            f"speculative.algorithm={config.speculative.algorithm}: steps of runner "
+            f"{model.runner} verify no guesses for this model; leave it out"
+        )
+    return build_speculation(config.speculative, model.vocab_size, draft, corpora)
 
 
 def _draft_model(config: Config) -> DraftModel | None:
@@ -469,6 +494,8 @@ def _options(config: Config) -> LocalOptions:
         quantization=config.quantization,
         overlap=config.scheduler.overlap == "on",
         max_samples=config.speculative.most_samples(running) if config.speculative else 0,
+        tree_paths=config.speculative.most_paths(running) if config.speculative else 0,
+        tree_depth=_number(config.speculative.num_steps) if config.speculative else 0,
         num_states=_number(config.cache.max_states),
         embed=_wish(config),
         headless=config.task == "embed",

@@ -10,6 +10,7 @@ from sylvan.config import Config
 from sylvan.protocol.messages import DEFAULT_VERSION, Inspection, TokenOutput
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.features.lora.serving import LoraServing
+from sylvan.runtime.features.speculation.corpus import GivenCorpora
 from sylvan.runtime.features.tiers.stores import Stores
 from sylvan.runtime.sched.scheduler import Scheduler
 
@@ -32,6 +33,7 @@ class Composition:
         grammar_counts: Fields of `Load` that tell of grammars.
         weight_version: Label of the weights.
         lora: Adapters; None: there are none to be served.
+        corpora: Texts that are guessed from; None: nothing is.
         stores: Of KV below the device's memory; None: there can be none.
     """
 
@@ -44,6 +46,7 @@ class Composition:
     grammar_counts: Callable[[], Mapping[str, int]] = dict
     weight_version: str = DEFAULT_VERSION
     lora: LoraServing | None = None
+    corpora: GivenCorpora | None = None
     stores: Stores | None = None
 
 

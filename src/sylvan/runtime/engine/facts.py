@@ -17,7 +17,14 @@ import sylvan.runtime.cache.eviction
 import sylvan.runtime.sched.policies
 from sylvan import kernels
 from sylvan.config.checkpoint import model_dir, model_facts, vocabulary_rows
-from sylvan.config.facts import QUANTISED_BITS, AttentionFacts, DeviceFacts, Facts, cpu_facts
+from sylvan.config.facts import (
+    QUANTISED_BITS,
+    AttentionFacts,
+    DeviceFacts,
+    Facts,
+    ModelFacts,
+    cpu_facts,
+)
 from sylvan.config.tree import DRAFT_HEADS, Config
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.features.grammar.libraries import installed_backends
@@ -118,11 +125,35 @@ def gather_facts(config: Config) -> Facts:
     )
 
 
+_WEIGHTS = (".safetensors", ".pt", ".bin")
+
+
+def _medusa(name: str, vocab_size: int) -> ModelFacts:
+    """Heads without keys and values: what they hold is what their files hold."""
+    try:
+        files = [file for file in model_dir(name).iterdir() if file.suffix in _WEIGHTS]
+        count = sum(file.stat().st_size for file in files) // 2  # about: numbers of 16 bits
+    except (ConfigError, OSError) as error:
+        raise ConfigError(f"speculative.draft_model={name}: {error}") from None
+    return ModelFacts(
+        name=name,
+        context_len=1,
+        vocab_size=vocab_size,
+        dtype="bfloat16",
+        num_params=count,
+        num_linear_params=count,
+        kv_per_token=0,
+        work_per_token=0,
+    )
+
+
 def _draft(config: Config) -> dict[str, Any]:
     """Facts of the draft model, if there is one."""
     if config.speculative is None or config.speculative.draft_model is None:
         return {}
     name = config.speculative.draft_model
+    if config.speculative.algorithm == "medusa":
+        return {"draft": _medusa(name, vocabulary_rows(model_dir(config.model)) or 0)}
     try:
         facts = model_facts(name, trusted=config.trust_remote_code)
         ours, theirs = model_dir(config.model), model_dir(name)

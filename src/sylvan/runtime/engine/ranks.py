@@ -25,10 +25,18 @@ from sylvan.runtime.features.grammar.control import GrammarControl
 from sylvan.runtime.features.lora.control import Lora
 from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobs
 from sylvan.runtime.features.recurrent.control import RecurrentStates
+from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.layers.mesh import Mesh
 from sylvan.transport.api import Channel, Duplex
 
-_WITH_WORKERS = (Embeddings, PromptLogprobs, RecurrentStates, GrammarControl, Lora)
+_WITH_WORKERS = (
+    Embeddings,
+    PromptLogprobs,
+    RecurrentStates,
+    GrammarControl,
+    Lora,
+    HeadSpeculation,
+)
 """Control halves whose data goes to every rank."""
 
 

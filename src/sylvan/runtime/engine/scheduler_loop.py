@@ -14,21 +14,25 @@ from sylvan.protocol.errors import CapacityError, RankLostError, RequestError, S
 from sylvan.protocol.messages import (
     DEFAULT_VERSION,
     Abort,
+    AddCorpus,
     CachePrompts,
     CacheRequest,
     CacheTree,
     Command,
     Control,
     ControlReply,
+    CorpusCommand,
     Finish,
     FlushCache,
     FlushText,
     FromScheduler,
     GetState,
     Heartbeat,
+    ListCorpora,
     Params,
     Pause,
     RegisterAdapter,
+    RemoveCorpus,
     Resume,
     SetWeightVersion,
     Shutdown,
@@ -322,15 +326,26 @@ class SchedulerLoop:
                     raise RequestError("the prefix cache has no answer to that", status=404)
             case Pause() | Resume() | SetWeightVersion():
                 body = self._steer(command)
-            case RegisterAdapter() | UnloadAdapter():
-                if self._built.lora is None:
-                    raise RequestError("no adapters are served (lora)")
-                body = self._built.lora.execute(command, self._scheduler)
+            case RegisterAdapter() | UnloadAdapter() | AddCorpus() | RemoveCorpus() | ListCorpora():
+                body = self._tell_part(command)
             case Shutdown():
                 self._shutdown = True
             case _:
                 raise RequestError(f"unknown command {type(command).__name__}")
         return ControlReply(id=number, ok=True, body=None if body is None else dict(body))
+
+    def _tell_part(
+        self, command: RegisterAdapter | UnloadAdapter | CorpusCommand
+    ) -> Mapping[str, Any] | None:
+        """Commands of adapters and of texts to guess from, which may not be served."""
+        lora, corpora = self._built.lora, self._built.corpora
+        if isinstance(command, RegisterAdapter | UnloadAdapter):
+            if lora is None:
+                raise RequestError("no adapters are served (lora)")
+            return lora.execute(command, self._scheduler)
+        if corpora is None:
+            raise RequestError("texts are guessed from by --speculative-algorithm ngram")
+        return corpora.execute(command)
 
     def _steer(self, command: Pause | Resume | SetWeightVersion) -> Mapping[str, Any] | None:
         match command:

@@ -18,7 +18,8 @@ class ExecutorCaps:
     executor of a simulation may have none. `lockstep`: every rank must run every step, so an empty
     plan is launched too. `max_samples`: rows that a step samples, one for each request and one for
     each guess; 0: as many as there are rows. `draft_chains`, `draft_trees`: which guesses a step
-    can verify.
+    can verify. `tree_paths`: trees of a step are computed path by path (`Draft.rows`), and may have
+    so many paths beside the first of each; 0: they are computed as they are.
     """
 
     max_batch_tokens: int
@@ -31,6 +32,7 @@ class ExecutorCaps:
     max_samples: int = 0
     draft_chains: bool = False
     draft_trees: bool = False
+    tree_paths: int = 0
 
 
 class Pending(Protocol):

@@ -40,9 +40,16 @@ from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
 from sylvan.runtime.executor.parts import Made, ModelPlan
-from sylvan.runtime.executor.pools import cache_groups, pages_shape, program_pool, tensor_pool
+from sylvan.runtime.executor.pools import (
+    cache_groups,
+    pages_shape,
+    program_pool,
+    tensor_pool,
+    with_paths,
+)
 from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
 from sylvan.runtime.executor.slots import RequestSlots
+from sylvan.runtime.executor.trees import TreePaths, pages_of_path
 from sylvan.runtime.executor.worker import Worker
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
@@ -61,7 +68,7 @@ from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from sylvan.runtime.pool.mha import KVShape, bytes_of
 from sylvan.runtime.pool.occupation import Occupation, TensorMemory
-from sylvan.runtime.pool.pages import PagedBuffer
+from sylvan.runtime.pool.pages import JoinedPages, PagedBuffer
 from sylvan.runtime.pool.state_pages import StatePages
 from sylvan.runtime.pool.states import TensorStates
 from sylvan.runtime.sampling.api import TokenSampler
@@ -119,6 +126,7 @@ def build_executor(
             max_tokens=options.max_batch_tokens,
             max_reqs=options.max_running_reqs,
             max_samples=options.max_samples,
+            max_paths=options.tree_paths,
             max_pages_per_req=-(-(context + 1) // options.page_size),
         ),
         progress=progress,
@@ -158,16 +166,23 @@ def _in_memory(
     )
     made = _with_program(plan) or _with_tensors(plan)
     states = plan.states
-    late.pages = [*made.pool.groups, *([StatePages(states.parts)] if states else [])]
+    beside = [worker.beside for worker in workers if worker.beside is not None]
+    late.pages = [
+        *_with_pages_beside(made.pool.groups, beside),
+        *([StatePages(states.parts)] if states else []),
+    ]
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states)
     slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
     late.batch = batch
     late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
-    backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots)
-    control = _control(plan, made, states)
+    shape = pages_shape(config, plan.kv_shape, options)
+    trees = _tree_paths(batch, shape, options)
+    backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots, trees)
+    control = _control(plan, made, states, beside)
     control.extend(workers)
     worker = Worker(backend, slots, workers, control.gate)
-    shape = pages_shape(config, plan.kv_shape, options)
+    chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
+    masked = made.attention.caps.tree_mask and not config.states
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
         max_running_reqs=options.max_running_reqs,
@@ -176,8 +191,9 @@ def _in_memory(
         makes_vectors=pooling is not None,
         pools_all=pooling is not None and pooling.reads_all,
         max_samples=plan.limits.most_samples,
-        draft_chains=made.runner.verifies_drafts and not config.states,
-        draft_trees=made.runner.verifies_drafts and made.attention.caps.tree_mask,
+        draft_chains=chains,
+        draft_trees=chains and (trees is not None or masked),
+        tree_paths=options.tree_paths,
     )
     late.groups = caps.kv_groups
     facts = replace(
@@ -193,15 +209,34 @@ def _in_memory(
     return LocalExecutor(worker, caps, control, overlap=options.overlap), facts
 
 
-def _control(plan: ModelPlan, made: Made, states: TensorStates | None) -> ExecutorControl:
+def _with_pages_beside(
+    groups: Sequence[PageMemory], beside: Sequence[PagedBuffer]
+) -> Sequence[PageMemory]:
+    """KV groups as they are moved: pages that lie beside those of the first one go with them."""
+    if not beside or not groups or not isinstance(groups[0], PagedBuffer):
+        return groups
+    return [JoinedPages([groups[0], *beside]), *groups[1:]]
+
+
+def _control(
+    plan: ModelPlan, made: Made, states: TensorStates | None, beside: Sequence[PagedBuffer]
+) -> ExecutorControl:
     """Commands between steps, over the memory of what was made."""
     kept = [group.memory for group in made.pool.groups if isinstance(group, PagedBuffer)]
+    kept += [pages.memory for pages in beside]
     kept += states.parts if states else ()
     graphs = TensorMemory(made.buffers)
     memory: dict[MemoryTag, Occupation] = {"kv_cache": TensorMemory(kept), "graphs": graphs}
     if isinstance(made.weights, LiveWeights):
         memory["weights"] = TensorMemory(made.weights.memory)
     return ExecutorControl(made.weights, memory, made.pool.groups, plan.checkpoints)
+
+
+def _tree_paths(batch: ForwardBatch, shape: KVShape, options: LocalOptions) -> TreePaths | None:
+    if not options.tree_paths:
+        return None
+    firsts = [group.num_pages for group in shape.kv_groups]
+    return TreePaths(batch, firsts, pages_of_path(options.tree_depth, shape.page_size))
 
 
 def _sampler(made: Made, parts: ExecutorParts) -> TokenSampler:
@@ -248,7 +283,7 @@ def _with_traced(plan: ModelPlan) -> Made:
         raise Unsupported(f"keys and values of {plan.options.kv_dtype}: the model keeps none")
     library = load_library()
     shape = pages_shape(plan.config, plan.kv_shape, plan.options)
-    pool = program_pool(plan.config, shape, plan.build, plan.kv_type)
+    pool = program_pool(plan.config, with_paths(shape, plan.options), plan.build, plan.kv_type)
     model = _deferred(plan)
     names = plan.names(model)
     plan.adapt(model)
@@ -316,12 +351,27 @@ class _LateParts:
         """See `ModelSite.memory`."""
         return self.groups, self.pages
 
-    def draw(self, logits_RV: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
+    def draw(
+        self,
+        logits_RW: torch.Tensor,
+        slots: IntArray,
+        positions: IntArray,
+        ids: torch.Tensor | None = None,
+    ) -> IntArray:
         """See `ModelSite.draw`."""
         assert self.sampler is not None
-        assert self.params is not None
-        batch = SamplingBatch(slots, positions.astype(np.int64), self.params)
-        return self.sampler.sample(logits_RV, batch).token_ids
+        params = self.params
+        assert params is not None
+        plain = params.greedy[slots] & ~params.has_penalty[slots] & ~params.has_bias[slots]
+        if plain.all():
+            best = logits_RW.argmax(-1)
+            return (best if ids is None else ids[best]).numpy().astype(np.int32)
+        if ids is not None:  # the others are impossible
+            few_RW = logits_RW
+            logits_RW = torch.full((len(few_RW), params.vocab_size), -torch.inf)
+            logits_RW.index_copy_(1, ids, few_RW)
+        batch = SamplingBatch(slots, positions.astype(np.int64), params)
+        return self.sampler.sample(logits_RW, batch).token_ids
 
 
 def _workers(
@@ -372,7 +422,7 @@ def _with_tensors(plan: ModelPlan) -> Made:
     runner = EagerRunner(model, hidden_layers=layers, on_head=plan.on_head)
     if native and native.pool and native.attention:
         return Made(name, runner, native.pool, native.attention, library, weights=weights)
-    shape = pages_shape(plan.config, plan.kv_shape, plan.options)
+    shape = with_paths(pages_shape(plan.config, plan.kv_shape, plan.options), plan.options)
     pool = tensor_pool(plan.config, shape, plan.build, plan.kv_type, plan.platform)
     return Made(name, runner, pool, attention, library, weights=weights)
 
@@ -389,7 +439,7 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None, LiveWeights | st
         plan.adapt(model)
         return model, None, weights
     attends = options.attention == "auto" and plan.kv_type == dtype and plan.config.kv_layers
-    shape = pages_shape(plan.config, plan.kv_shape, options)
+    shape = with_paths(pages_shape(plan.config, plan.kv_shape, options), options)
     pages = (plan.config, shape) if attends and plan.config.causal else None
     if plan.config.path == "transformers":
         from sylvan.runtime.executor.graphs.foreign import use_kernels  # for these models only

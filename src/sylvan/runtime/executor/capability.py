@@ -22,6 +22,7 @@ from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.step import Join, StepPlan, StepResult
 from sylvan.runtime.executor.backend import StepBackend
 from sylvan.runtime.executor.failures import FAILURES
+from sylvan.runtime.pool.pages import PagedBuffer
 from sylvan.runtime.sampling.constraints import Constraints
 
 Report = Callable[[], Any]
@@ -92,12 +93,15 @@ class CapabilityWorker:
             sampled; such a step is not replayed from a captured graph.
         edits_inputs: Whether `before_forward` sets `ForwardBatch.input_embeds`.
         hidden_layers: Layers whose output is read after the forward pass.
+        beside: Pages of its own with the numbers of those of the model's first KV group, which are
+            to be moved and given back with them; None: it has none.
     """
 
     name: ClassVar[str] = ""
     reads_rows: ClassVar[bool] = False
     edits_inputs: ClassVar[bool] = False
     hidden_layers: tuple[int, ...] = ()
+    beside: PagedBuffer | None = None
 
     @property
     def constraints(self) -> Constraints | None:

@@ -22,6 +22,7 @@ from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.inputs import fill_step
 from sylvan.runtime.executor.runner import ModelRunner
 from sylvan.runtime.executor.slots import RequestSlots
+from sylvan.runtime.executor.trees import TreePaths
 from sylvan.runtime.executor.verify import accepted_guesses
 from sylvan.runtime.sampling.api import SampleOutput, TokenSampler
 from sylvan.runtime.sampling.constraints import Masks, Outcome
@@ -36,9 +37,14 @@ class ImmediateBackend:
     immediate = True
 
     def __init__(
-        self, runner: ModelRunner, batch: ForwardBatch, sampler: TokenSampler, slots: RequestSlots
+        self,
+        runner: ModelRunner,
+        batch: ForwardBatch,
+        sampler: TokenSampler,
+        slots: RequestSlots,
+        trees: TreePaths | None = None,
     ) -> None:
-        self.batch = batch
+        self.batch, self._trees = batch, trees
         self._runner, self._sampler, self._slots = runner, sampler, slots
         self._vocab_size = vocab_size = slots.params.vocab_size
         self._arrays = vars(batch.host)
@@ -51,6 +57,8 @@ class ImmediateBackend:
     def update(self, plan: StepPlan) -> None:
         """See `StepBackend.update`."""
         self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
+        if self._trees is not None:
+            self._trees.forget()
         self.batch.rotary_positions = None
         if plan.pages.size:
             groups, slots, entries, pages = plan.pages
@@ -128,6 +136,9 @@ class ImmediateBackend:
         """See `StepBackend.keep`."""
         for slot, token in newest.items():
             self._last_token[slot] = token
+        if self._trees is not None:
+            self._trees.keep(paths)
+            return
         ends = self.batch.host.q_starts[1:]
         for draft in self.batch.drafts:
             if draft.is_chain:
@@ -148,17 +159,17 @@ class ImmediateBackend:
     def logits(self, rows: IntArray) -> torch.Tensor:
         """See `StepContext.logits`."""
         with torch.inference_mode():
-            return self._runner.logits(rows)
+            return self._runner.logits(self._computed(rows))
 
     def hidden(self, rows: IntArray) -> torch.Tensor:
         """See `StepContext.hidden`."""
         with torch.inference_mode():
-            return self._runner.hidden(rows)
+            return self._runner.hidden(self._computed(rows))
 
     def layer_hidden(self, layer: int, rows: IntArray) -> torch.Tensor:
         """See `StepContext.layer_hidden`."""
         with torch.inference_mode():
-            return self._runner.layer_hidden(layer, rows)
+            return self._runner.layer_hidden(layer, self._computed(rows))
 
     def token_logprobs(
         self, rows: IntArray, token_ids: IntArray, options: LogprobOptions
@@ -168,10 +179,14 @@ class ImmediateBackend:
         with torch.inference_mode():
             for start in range(0, len(rows), self._prompt_rows):
                 block = slice(start, start + self._prompt_rows)
-                logits = self._runner.logits(rows[block])
+                logits = self._runner.logits(self._computed(rows[block]))
                 parts.append(self._sampler.token_logprobs(logits, token_ids[block], options))
         found = join(parts)
         return lambda: found
+
+    def _computed(self, rows: IntArray) -> IntArray:
+        """Where rows of the plan are in the step that was computed."""
+        return rows if self._trees is None else self._trees.rows(rows)
 
     def _is_fusible(self, plan: StepPlan) -> bool:
         """Whether each row has a token id, and the rows of each slice follow one another."""
@@ -182,6 +197,9 @@ class ImmediateBackend:
 
     def _fill(self, plan: StepPlan) -> None:
         arrays, batch = self._arrays, self.batch
+        if self._trees is not None and not all(draft.is_chain for draft in plan.drafts):
+            self._trees.lay_out(plan)
+            return
         host = batch.host
         fill_step(arrays, plan, host.page_tables, batch.kv.page_size, shifts=host.position_shifts)
         if batch.rotary_positions is not None:

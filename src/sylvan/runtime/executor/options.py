@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
@@ -58,10 +58,26 @@ class LocalOptions:
     overlap: bool = False
     num_states: int = 0
     max_samples: int = 0  # rows of a step that are sampled, guesses too; 0: one a request
+    tree_paths: int = 0  # of trees of guesses in one step, beside the first of each
+    tree_depth: int = 0  # guesses of a path at most
     embed: PoolingWish | None = None  # set: vectors are made, also by a model that generates
     headless: bool = False  # the head of a model that generates is left out
     threads: int = 0  # of the step program; 0: as many as torch uses
     seed: int = 0
+
+
+class Draw(Protocol):
+    """See `ModelSite.draw`."""
+
+    def __call__(
+        self,
+        logits_RW: torch.Tensor,
+        slots: IntArray,
+        positions: IntArray,
+        ids: torch.Tensor | None = None,
+    ) -> IntArray:
+        """Tokens (R,)."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +92,9 @@ class ModelSite:
         head: The model's head on vectors that are no rows of a step.
         memory: KV groups and the bytes of their pages, in this order, states last; to be asked once
             the executor is built.
-        draw: Tokens drawn from float32 logits (R, V), which are overwritten, for request slots and
+        draw: Tokens drawn from float32 logits (R, W), which are overwritten, for request slots and
             positions (R,): as the model's own logits there would be; of immediate backends only.
+            With ids, int64 (W,), of the only tokens that are possible; None: all are.
         model_dir: Its directory.
         config: Of the model.
         build: What it is built with.
@@ -99,7 +116,7 @@ class ModelSite:
     has_states: bool
     head: Callable[[torch.Tensor], torch.Tensor]
     memory: Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]]
-    draw: Callable[[torch.Tensor, IntArray, IntArray], IntArray]
+    draw: Draw
     model_dir: Path
     config: ModelConfig
     build: Build

@@ -170,7 +170,9 @@ class ModelPlan:
             for part in self._state_parts
         ]
         count = self.options.num_states or 2 * self.options.max_running_reqs + 1
-        return TensorStates(parts, count, self.build.device)
+        guesses = self.limits.most_samples - 1 if self.options.max_samples else 0
+        guesses += self.limits.max_paths
+        return TensorStates(parts, count, self.build.device, guesses)
 
     @property
     def _state_parts(self) -> Sequence[StatePart]:

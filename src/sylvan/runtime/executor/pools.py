@@ -12,6 +12,7 @@ from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import KVCachePool
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.options import LocalOptions
+from sylvan.runtime.executor.trees import pages_of_path
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.groups import LayerGroup, kv_groups
@@ -44,6 +45,15 @@ def pages_shape(config: ModelConfig, shape: KVShape, options: LocalOptions) -> K
     pages = [1 + max(1, group_tokens(g.window, num_tokens, load) // size) for g in groups]
     shapes = (GroupShape(g.layers, count) for g, count in zip(groups, pages, strict=True))
     return replace(shape, num_pages=pages[0], groups=tuple(shapes))
+
+
+def with_paths(shape: KVShape, options: LocalOptions) -> KVShape:
+    """`shape` with spare pages in each KV group, for paths of trees of guesses."""
+    more = options.tree_paths * pages_of_path(options.tree_depth, shape.page_size)
+    if not more:
+        return shape
+    groups = tuple(replace(group, num_pages=group.num_pages + more) for group in shape.groups)
+    return replace(shape, num_pages=shape.num_pages + more, groups=groups)
 
 
 def _fitting(

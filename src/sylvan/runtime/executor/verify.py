@@ -38,6 +38,22 @@ def accepted_path(
         last = found
 
 
+def path_of(parents: Sequence[int], guesses: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """The guesses that are these tokens, one after another from the root.
+
+    Args:
+        parents: As in `DraftRows.parents`.
+        guesses: Their ids.
+        tokens: What was right.
+    """
+    path: list[int] = []
+    last = -1
+    for token in tokens:
+        last = next(i for i, p in enumerate(parents) if p == last and guesses[i] == token)
+        path.append(last)
+    return path
+
+
 def accepted_guesses(plan: StepPlan, token_ids: IntArray) -> dict[int, list[int]]:
     """`accepted_path` by index of the slices with guesses, from all that the step sampled (S,)."""
     assert plan.sample_rows is not None

@@ -22,6 +22,7 @@ UNUSED_HEADS = ("lm_head.", "cls.", "score.", "predictions.")
 
 MAX_LABELS = 1 << 20
 _MAX_DRAFTS = 64
+_MTP = ("mtp_layers.", "mtp_block.", "mtp_emb_norm.", "mtp_hidden_norm.", "mtp_linear_proj.")
 
 
 def draft_layers(config: ModelConfig) -> tuple[str, ...]:
@@ -30,7 +31,7 @@ def draft_layers(config: ModelConfig) -> tuple[str, ...]:
     last = config.num_hidden_layers
     known = count if isinstance(count, int) and 0 < count <= _MAX_DRAFTS else 0
     numbers = range(last, last + known)
-    return ("mtp.", "mtp_layers.", *(f"layers.{number}." for number in numbers))
+    return ("mtp.", *_MTP, *(f"layers.{number}." for number in numbers))
 
 
 class Score(Linear):

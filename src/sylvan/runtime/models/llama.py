@@ -2,7 +2,8 @@
 
 Mistral (windows), Qwen2 (bias), Qwen3 (head norm), Granite and MiniCPM (multipliers), SmolLM3
 (layers without positions), Seed-OSS (bias), Helium and ERNIE 4.5 (interleaved rotary positions),
-OLMo (norms without weights), Ministral 3 (scaled queries), Hunyuan (norms of heads come last).
+OLMo (norms without weights), Ministral 3 (scaled queries), Hunyuan (norms of heads come last),
+MiMo (bias).
 """
 
 from __future__ import annotations
@@ -138,6 +139,7 @@ _FAMILIES: Mapping[str, Callable[[dict[str, Any]], Switches]] = MappingProxyType
         "SeedOssForCausalLM": _seed_oss,
         "HeliumForCausalLM": _helium,
         "Ernie4_5ForCausalLM": _ernie,
+        "MiMoForCausalLM": _qwen2,
         "OlmoForCausalLM": _olmo,
         "Ministral3ForCausalLM": _ministral3,
         "HunYuanDenseV1ForCausalLM": _hunyuan,

@@ -1,7 +1,8 @@
 """Layers behind the last one that guess further tokens, as checkpoints bring them (MTP, NextN).
 
-DeepSeek V3 and R1, GLM-4.5 and GLM-4.7-Flash: layer N of a model with N layers reads, at position
-p, the embedding of the token at p + 1 and the model's last vector at p, each normed by itself.
+DeepSeek V3 and R1, GLM-4.5 and GLM-4.7-Flash, MiMo, Qwen3-Next, ERNIE 4.5: one more layer reads, at
+position p, the embedding of the token at p + 1 and the model's last vector at p, each normed by
+itself. Families differ in names, and in what they share with the model.
 
 Shapes: T rows, R rows whose logits are wanted, D hidden, V vocabulary.
 """
@@ -9,8 +10,9 @@ Shapes: T rows, R rows whose logits are wanted, D hidden, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -24,15 +26,83 @@ from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.linear import ColumnParallel
-from sylvan.runtime.layers.norm import RMSNorm
 from sylvan.runtime.models.checkpoint import load_weights
 from sylvan.runtime.models.config import ModelConfig
-from sylvan.runtime.models.decoder import FUSED, Ropes
+from sylvan.runtime.models.decoder import FUSED, Ropes, make_norm
 from sylvan.runtime.models.files import LoadFormat
 from sylvan.runtime.models.registry import family_of
 
-FAMILIES = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM")
-"""Architectures whose checkpoints name that layer alike."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextLayout:
+    """Names of the tensors of such a layer; `{last}` is its number.
+
+    Attributes:
+        block: Start of those of its attention and feed-forward.
+        embed_norm, hidden_norm: Norms of what it reads.
+        joined: Matrix over both.
+        hidden_first: The vector comes before the embedding there.
+        norm: Before the vocabulary; None: there is none.
+        head: Matrix of the vocabulary; None: the model's.
+        sparse: It has experts where the model has.
+        counted: config.json says how many there are (`num_nextn_predict_layers`).
+    """
+
+    block: str
+    embed_norm: str
+    hidden_norm: str
+    joined: str
+    norm: str | None
+    hidden_first: bool = False
+    head: str | None = None
+    sparse: bool = True
+    counted: bool = True
+
+
+_DEEPSEEK = NextLayout(
+    block="layers.{last}.",
+    embed_norm="layers.{last}.enorm",
+    hidden_norm="layers.{last}.hnorm",
+    joined="layers.{last}.eh_proj",
+    norm="layers.{last}.shared_head.norm",
+    head="layers.{last}.shared_head.head",
+)
+_MIMO = NextLayout(
+    block="mtp_layers.0.",
+    embed_norm="mtp_layers.0.token_layernorm",
+    hidden_norm="mtp_layers.0.hidden_layernorm",
+    joined="mtp_layers.0.input_proj",
+    norm="mtp_layers.0.final_layernorm",
+    hidden_first=True,
+)
+_QWEN = NextLayout(
+    block="mtp.layers.0.",
+    embed_norm="mtp.pre_fc_norm_embedding",
+    hidden_norm="mtp.pre_fc_norm_hidden",
+    joined="mtp.fc",
+    norm="mtp.norm",
+    counted=False,
+)
+_ERNIE = NextLayout(
+    block="mtp_block.0.",
+    embed_norm="mtp_emb_norm.0",
+    hidden_norm="mtp_hidden_norm.0",
+    joined="mtp_linear_proj.0",
+    norm=None,
+    sparse=False,
+)
+
+FAMILIES: Mapping[str, NextLayout] = MappingProxyType(
+    {
+        "DeepseekV3ForCausalLM": _DEEPSEEK,
+        "Glm4MoeForCausalLM": _DEEPSEEK,
+        "Glm4MoeLiteForCausalLM": _DEEPSEEK,
+        "MiMoForCausalLM": _MIMO,
+        "Qwen3NextForCausalLM": _QWEN,
+        "Ernie4_5_MoeForCausalLM": _ERNIE,
+    }
+)
+"""By architecture. Sources: the models' code on Hugging Face, and their loaders in SGLang."""
 
 
 class NextHead(nn.Module):
@@ -43,22 +113,41 @@ class NextHead(nn.Module):
         build: What it is built with.
     """
 
-    fused = FUSED
     unused = ("",)  # all of the model besides this layer
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
         super().__init__()
-        last, dim, eps = config.num_hidden_layers, config.hidden_size, config.rms_norm_eps
+        last, dim = config.num_hidden_layers, config.hidden_size
         longer = with_next_layer(config)
+        self._layout, self._last = FAMILIES[config.architecture], last
+        self._tied = config.tie_word_embeddings
         skeleton = replace(build, device=torch.device("meta"))
         family: Any = family_of(config).model(config, skeleton)
-        block = family.block(longer, build, last, Ropes(longer, build))
-        block.enorm, block.hnorm = RMSNorm(build, dim, eps), RMSNorm(build, dim, eps)
-        block.eh_proj = ColumnParallel(build, 2 * dim, (dim,))
-        block.shared_head = _SharedHead(config, build)
-        self.embed_tokens = Embedding(build, config.vocab_size, dim)
-        self.layers = nn.ModuleDict({str(last): block})
-        self._block, self._build = block, build
+        self.fused: Mapping[str, tuple[str, ...]] = getattr(family, "fused", FUSED)
+        self.embed_tokens = Embedding(build, config.vocab_size, dim, config.embed_scale)
+        self.embed_norm, self.hidden_norm = make_norm(config, build), make_norm(config, build)
+        self.eh_proj = ColumnParallel(build, 2 * dim, (dim,))
+        self.layers = nn.ModuleList([family.block(longer, build, last, Ropes(longer, build))])
+        self.last_norm = make_norm(config, build) if self._layout.norm else None
+        self.lm_head = ColumnParallel(build, dim, (config.vocab_size,))
+        self._build = build
+
+    def source_name(self, source: str) -> str:
+        """The checkpoint's name of a tensor."""
+        layout = self._layout
+        shared = "embed_tokens" if self._tied else "lm_head"
+        starts = {
+            "embed_norm.": f"{layout.embed_norm}.",
+            "hidden_norm.": f"{layout.hidden_norm}.",
+            "eh_proj.": f"{layout.joined}.",
+            "last_norm.": f"{layout.norm}.",
+            "lm_head.": f"{layout.head or shared}.",
+            "layers.0.": layout.block,
+        }
+        for mine, theirs in starts.items():
+            if source.startswith(mine):
+                return theirs.format(last=self._last) + source.removeprefix(mine)
+        return source
 
     def load(self, model_dir: Path, load_format: LoadFormat = "auto") -> None:
         """Fill it from the checkpoint of the model.
@@ -67,19 +156,21 @@ class NextHead(nn.Module):
             ConfigError: the checkpoint does not have it, or quantised; names the tensor.
         """
         load_weights(self, model_dir, load_format=load_format)
-        block, whole = self._block, self._block.eh_proj.weight
+        whole = self.eh_proj.weight
         if not isinstance(whole, torch.Tensor):
             raise ConfigError(
-                f"speculative.algorithm=nextn: {str(model_dir)!r} has eh_proj quantised; that of "
-                "a checkpoint with plain numbers can be used"
+                f"speculative.algorithm=nextn: {str(model_dir)!r} has {self._layout.joined} "
+                "quantised; that of a checkpoint with plain numbers can be used"
             )
         dim = whole.shape[0]
-        block.embed_proj, block.hidden_proj = (
+        self.embed_proj, self.hidden_proj = (
             ColumnParallel(self._build, dim, (dim,)) for _ in range(2)
         )
-        block.embed_proj.weight = nn.Parameter(whole[:, :dim].clone(), requires_grad=False)
-        block.hidden_proj.weight = nn.Parameter(whole[:, dim:].clone(), requires_grad=False)
-        del block.eh_proj
+        halves = whole[:, :dim].clone(), whole[:, dim:].clone()
+        embed, hidden = reversed(halves) if self._layout.hidden_first else halves
+        self.embed_proj.weight = nn.Parameter(embed, requires_grad=False)
+        self.hidden_proj.weight = nn.Parameter(hidden, requires_grad=False)
+        del self.eh_proj
 
     def fuse(self, read_TF: X) -> X:
         """See `EagleHead.fuse`."""
@@ -87,51 +178,47 @@ class NextHead(nn.Module):
 
     def forward(self, hidden_TD: X, batch: ForwardBatch) -> tuple[X, X]:
         """See `EagleHead.forward`."""
-        block = self._block
-        embeds_TD, _ = block.enorm(self.embed_tokens(batch.input_ids_T))
-        normed_TD, _ = block.hnorm(hidden_TD)
-        x_TD = ops.add(block.embed_proj(embeds_TD), block.hidden_proj(normed_TD))
-        x_TD, residual_TD = block(x_TD, None, batch)
-        out_TD, _ = block.shared_head.norm(x_TD, residual_TD)
+        embeds_TD, _ = self.embed_norm(self.embed_tokens(batch.input_ids_T))
+        normed_TD, _ = self.hidden_norm(hidden_TD)
+        x_TD = ops.add(self.embed_proj(embeds_TD), self.hidden_proj(normed_TD))
+        x_TD, residual_TD = self.layers[0](x_TD, None, batch)
+        if self.last_norm is None:
+            out_TD = ops.add(x_TD, residual_TD)
+        else:
+            out_TD, _ = self.last_norm(x_TD, residual_TD)
         return out_TD, out_TD
 
     def head(self, rows_RD: X) -> X:
         """See `EagleHead.head`. Shape: (R, D) -> float32 (R, V)."""
-        return self._block.shared_head.head(rows_RD, out_f32=True)
-
-
-class _SharedHead(nn.Module):
-    """A norm and a matrix of the vocabulary; in published checkpoints that of the model again."""
-
-    def __init__(self, config: ModelConfig, build: Build) -> None:
-        super().__init__()
-        self.norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps)
-        self.head = ColumnParallel(build, config.hidden_size, (config.vocab_size,))
+        return self.lm_head(rows_RD, out_f32=True)
 
 
 def with_next_layer(config: ModelConfig) -> ModelConfig:
-    """The model with its guessing layer as one more, which is as the last one is.
+    """The model with its guessing layer as one more, which attends.
 
     Raises:
         ConfigError: it has none, or one of another kind.
     """
     raw: Mapping[str, Any] = config.raw
-    if config.architecture not in FAMILIES:
+    layout = FAMILIES.get(config.architecture)
+    if layout is None:
         raise ConfigError(
             f"speculative.algorithm=nextn: layers of {config.architecture} that guess further "
             f"tokens are not served; those of {', '.join(FAMILIES)} are"
         )
-    if not raw.get("num_nextn_predict_layers"):
+    if layout.counted and not raw.get("num_nextn_predict_layers"):
         raise ConfigError(
             "speculative.algorithm=nextn: this model has no layer that guesses further tokens "
             "(num_nextn_predict_layers in its config.json)"
         )
     last, moe = config.num_hidden_layers, config.moe
-    if moe is not None:
+    if moe is not None and layout.sparse:
         moe = msgspec.structs.replace(moe, layers=(*moe.layers, last))
+    attending = config.attention_layers
     return msgspec.structs.replace(
         config,
         num_hidden_layers=last + 1,
         layer_windows=(*config.layer_windows, config.layer_windows[-1]),
+        attention_layers=None if attending is None else (*attending, last),
         moe=moe,
     )

@@ -29,7 +29,7 @@ class PickledWeights:
         self.tensors: dict[str, StoredTensor] = {}
         self._values: dict[str, torch.Tensor] = {}
         for file in weight_files(model_dir, PT_INDEX, "pytorch_model.bin", PT_WEIGHTS):
-            for name, tensor in _tensors(file).items():
+            for name, tensor in read_tensors(file).items():
                 self._add(name, tensor, file)
         check_index(model_dir / PT_INDEX, self.tensors)
 
@@ -51,7 +51,12 @@ class PickledWeights:
         self._values[name] = tensor
 
 
-def _tensors(file: Path) -> dict[str, torch.Tensor]:
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of one file, by name.
+
+    Raises:
+        ConfigError: it is broken, or holds more than tensors.
+    """
     try:
         found = torch.load(
             file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)

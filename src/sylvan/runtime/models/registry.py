@@ -90,6 +90,7 @@ MODELS: dict[str, str] = {
     "Mamba2ForCausalLM": _HERE + "mamba",
     "MambaForCausalLM": _HERE + "mamba",
     "MellumForCausalLM": _HERE + "moe",
+    "MiMoForCausalLM": _HERE + "llama",
     "MiniCPM3ForCausalLM": _HERE + "deepseek",
     "MiniCPMForCausalLM": _HERE + "llama",
     "MiniMaxM2ForCausalLM": _HERE + "sigmoid_moe",

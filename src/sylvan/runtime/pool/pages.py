@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,7 @@ class PagedBuffer:
 
     def host_buffer(self, num_pages: int) -> NDArray[np.uint8]:
         """See `PageMemory.host_buffer`."""
-        return self._through().host_memory(num_pages * self.page_bytes)
+        return self.through.host_memory(num_pages * self.page_bytes)
 
     def export(
         self, pages: IntArray, buffer: NDArray[np.uint8], *, checksum: bool = False
@@ -96,7 +96,7 @@ class PagedBuffer:
         def work(_: object = buffer) -> None:  # which has to live as long
             gather_pages(self._memory, pages_N, host_NRW)
 
-        return self._through().start(
+        return self.through.start(
             host_NRW.numel(),
             work,
             hashes=(lambda: _checksums(buffer, self.page_bytes, len(pages))) if checksum else None,
@@ -106,40 +106,21 @@ class PagedBuffer:
         self, pages: IntArray, buffer: NDArray[np.uint8], *, checksums: Checksums | None = None
     ) -> Transfer:
         """See `PageMemory.import_`."""
-        if len(np.unique(pages)) < len(pages):
-            raise ValueError("an import writes each page once")
-        if checksums is not None and len(checksums) != len(pages):
-            raise ValueError(f"{len(checksums)} checksums for {len(pages)} pages")
+        check = check_of_import(pages, buffer, self.page_bytes, checksums)
         pages_N, host_NRW = self._arguments(pages, buffer)
 
         def work(_: object = buffer) -> None:
             scatter_pages(self._memory, pages_N, host_NRW)
 
-        def check() -> None:
-            found = _checksums(buffer, self.page_bytes, len(pages))
-            if wrong := np.flatnonzero(found != checksums).tolist():
-                raise ChecksumError(f"checksums of pages {wrong} of {len(pages)} are wrong")
-
-        return self._through().start(
-            host_NRW.numel(),
-            work,
-            check=check if checksums is not None else None,
-        )
+        return self.through.start(host_NRW.numel(), work, check=check)
 
     def _arguments(
         self, pages: IntArray, buffer: NDArray[np.uint8]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Page numbers (N,), and the host memory as (N, R, W)."""
         self._check(pages)
-        needed = len(pages) * self.page_bytes
-        if buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:
-            raise ValueError("a host buffer is contiguous and of bytes")
-        if buffer.nbytes < needed:
-            raise ValueError(
-                f"{len(pages)} pages are {needed} bytes; the buffer has {buffer.nbytes}"
-            )
         regions, _, width = self._memory.shape
-        through, host = self._through(), _tensor(buffer, needed)
+        host, through = host_bytes(buffer, len(pages), self.page_bytes), self.through
         if not through.suits(host):
             raise ValueError("host memory is not pinned: take it from host_buffer")
         numbers = through.host_memory(8 * len(pages)).view(np.int64)
@@ -150,10 +131,128 @@ class PagedBuffer:
         if pages.size and not 0 <= pages.min() <= pages.max() < self.num_pages:
             raise ValueError(f"pages {pages.tolist()}: there are 0..{self.num_pages - 1}")
 
-    def _through(self) -> Transfers:
+    @property
+    def through(self) -> Transfers:
+        """Who carries out exports and imports.
+
+        Raises:
+            ValueError: there is nobody.
+        """
         if self._transfers is None:
             raise ValueError("this pool was made without a way to the host")
         return self._transfers
+
+
+class JoinedPages:
+    """Implements `PageMemory` over several buffers of the host: a page is theirs in turn.
+
+    Args:
+        parts: Their pages have the same numbers, as far as all have them.
+    """
+
+    def __init__(self, parts: Sequence[PagedBuffer]) -> None:
+        self._parts = parts
+        self.num_pages = min(part.num_pages for part in parts)
+        self.page_size = parts[0].page_size
+        self.page_bytes = sum(part.page_bytes for part in parts)
+
+    def regions(self, page: int) -> tuple[Region, ...]:
+        """See `PageMemory.regions`."""
+        return tuple(region for part in self._parts for region in part.regions(page))
+
+    def copy_tokens(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """See `PageMemory.copy_tokens`."""
+        for part in self._parts:
+            part.copy_tokens(copies)
+
+    def host_buffer(self, num_pages: int) -> NDArray[np.uint8]:
+        """See `PageMemory.host_buffer`."""
+        return np.empty(num_pages * self.page_bytes, np.uint8)
+
+    def export(
+        self, pages: IntArray, buffer: NDArray[np.uint8], *, checksum: bool = False
+    ) -> Transfer:
+        """See `PageMemory.export`."""
+        if not buffer.flags.writeable:
+            raise ValueError("the host buffer of an export is read-only")
+        places = self._places(pages, buffer)
+
+        def work(_: object = buffer) -> None:
+            for memory_RW, host_RW in places:
+                host_RW.copy_(memory_RW)
+
+        return self._parts[0].through.start(
+            len(pages) * self.page_bytes,
+            work,
+            hashes=(lambda: _checksums(buffer, self.page_bytes, len(pages))) if checksum else None,
+        )
+
+    def import_(
+        self, pages: IntArray, buffer: NDArray[np.uint8], *, checksums: Checksums | None = None
+    ) -> Transfer:
+        """See `PageMemory.import_`."""
+        check = check_of_import(pages, buffer, self.page_bytes, checksums)
+        places = self._places(pages, buffer)
+
+        def work(_: object = buffer) -> None:
+            for memory_RW, host_RW in places:
+                memory_RW.copy_(host_RW)
+
+        return self._parts[0].through.start(len(pages) * self.page_bytes, work, check=check)
+
+    def _places(
+        self, pages: IntArray, buffer: NDArray[np.uint8]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The bytes of each page in each part, and where they are in the host memory: (R, W)."""
+        if pages.size and not 0 <= pages.min() <= pages.max() < self.num_pages:
+            raise ValueError(f"pages {pages.tolist()}: there are 0..{self.num_pages - 1}")
+        host_NB = host_bytes(buffer, len(pages), self.page_bytes).view(len(pages), -1)
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        start = 0
+        for part in self._parts:
+            stop = start + part.page_bytes
+            for page, host_B in zip(pages.tolist(), host_NB, strict=True):
+                memory_RW = part.memory[:, page]
+                found.append((memory_RW, host_B[start:stop].view(memory_RW.shape)))
+            start = stop
+        return found
+
+
+def check_of_import(
+    pages: IntArray, buffer: NDArray[np.uint8], page_bytes: int, checksums: Checksums | None
+) -> Callable[[], None] | None:
+    """What is to be found right before pages are written; None: nothing.
+
+    Raises:
+        ValueError: a page comes twice, or there is not one checksum a page.
+    """
+    if len(np.unique(pages)) < len(pages):
+        raise ValueError("an import writes each page once")
+    if checksums is None:
+        return None
+    if len(checksums) != len(pages):
+        raise ValueError(f"{len(checksums)} checksums for {len(pages)} pages")
+
+    def check() -> None:
+        found = _checksums(buffer, page_bytes, len(pages))
+        if wrong := np.flatnonzero(found != checksums).tolist():
+            raise ChecksumError(f"checksums of pages {wrong} of {len(pages)} are wrong")
+
+    return check
+
+
+def host_bytes(buffer: NDArray[np.uint8], count: int, page_bytes: int) -> torch.Tensor:
+    """Host memory of so many pages.
+
+    Raises:
+        ValueError: it is too small, or not of bytes side by side.
+    """
+    needed = count * page_bytes
+    if buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:
+        raise ValueError("a host buffer is contiguous and of bytes")
+    if buffer.nbytes < needed:
+        raise ValueError(f"{count} pages are {needed} bytes; the buffer has {buffer.nbytes}")
+    return _tensor(buffer, needed)
 
 
 def _tensor(buffer: NDArray[np.uint8], num_bytes: int) -> torch.Tensor:

@@ -15,11 +15,13 @@ class TensorStates:
         parts: Sequence[tuple[tuple[int, ...], torch.dtype]],
         num_slots: int,
         device: torch.device | str = "cpu",
+        num_branches: int = 0,
     ) -> None:
         """`parts` are the shape and type of each; all slots begin as zeros."""
-        self.num_slots = num_slots
+        self.num_slots, self.num_branches = num_slots, num_branches
+        count = num_slots + num_branches
         self._parts = [
-            torch.zeros((num_slots, *shape), dtype=dtype, device=device) for shape, dtype in parts
+            torch.zeros((count, *shape), dtype=dtype, device=device) for shape, dtype in parts
         ]
 
     @property

@@ -54,7 +54,7 @@ class Planner:
         self._max_chunk = min(limits.chunk_tokens, parts.cache.max_step_tokens)
         self._budget = 0
         self._chunk = 0
-        self._guesses = 0  # in this step
+        self._guesses = self._paths = 0  # in this step
         self._most_samples = parts.executor.caps.max_samples or NEVER
 
     def plan(self) -> tuple[Slice, ...]:
@@ -68,7 +68,7 @@ class Planner:
             paced = paced_tokens(self._pacing, self._running, self._waiting)
             self._chunk = self._chunk if paced is None else min(self._chunk, paced)
         self.planned_tokens, self.num_decodes, self.growth = 0, 0, None
-        self._guesses = 0
+        self._guesses = self._paths = 0
         hooks = self._hooks
         self._plain = not hooks.gates_running and not (hooks.drafts and hooks.may_draft())
         self._preempt_for_urgent()
@@ -207,10 +207,18 @@ class Planner:
         if draft is None or req.kv is None or not 0 < len(draft.tokens) <= most:
             return None
         caps = self._parts.executor.caps
-        verifiable = caps.draft_chains if draft.is_chain else caps.draft_trees
+        if draft.is_chain:
+            verifiable = caps.draft_chains
+        else:
+            verifiable = caps.draft_trees and self._fits_paths(draft, self._budget - size)
         stop = req.computed + size + len(draft.tokens)
         fits = verifiable and self._cache.extend(req.kv, stop, computed=req.computed)
         return draft if fits else None
+
+    def _fits_paths(self, draft: Draft, budget: int) -> bool:
+        """Whether all paths of a tree can be computed in this step."""
+        most = self._parts.executor.caps.tree_paths
+        return not most or (draft.rows <= budget and self._paths + draft.paths - 1 <= most)
 
     # ---- waiting requests
 
@@ -338,6 +346,9 @@ class Planner:
         self._slices.append(piece)
         self.planned_tokens += size
         self._budget -= size + guesses
+        if draft and not draft.is_chain and self._parts.executor.caps.tree_paths:
+            self._budget -= draft.rows - guesses
+            self._paths += draft.paths - 1
         self._guesses += guesses
         self._chunk -= size if size > 1 else 0
         if is_prompt and self._limits.share_in_batch:

@@ -13,14 +13,21 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import TracedTensor
+from sylvan.kernels.native.attend import PagedAttention
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import NativeTracer
+from sylvan.runtime.attention.native import NativeCalls
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.pages import NativePool
-from sylvan.runtime.executor.graphs.partial import SymbolicBatch
+from sylvan.runtime.executor.graphs.partial import (
+    SymbolicBatch,
+    check_host_modules,
+    finish_host_modules,
+    host_modules,
+)
 from sylvan.runtime.executor.graphs.program import bound
 
 
@@ -80,12 +87,24 @@ class HeadProgram:
         assert isinstance(batch.kv, NativePool)
         limits: BatchLimits = batch.limits
         sizes = ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
-        tracer = NativeTracer(dtype, sizes, {layer: batch.kv.layers[0]}, library.constants)
-        self._traced = traced = _trace(head, columns, tracer)
+        pages = {layer: batch.kv.layers[0]}
+        parts = dtype, sizes, pages, library.constants
+        tracer = NativeTracer(*parts)
+        with host_modules(head, NativeTracer(*parts)) as called:
+            self._traced = traced = _trace(head, columns, tracer)
+        check_host_modules(called)
         layout = compile_graph(tracer.graph)
+        if called:  # they attend over the same pages
+            finish_host_modules(called, dtype, torch.get_num_threads())
+            batch.attention = NativeCalls(PagedAttention(library, dtype, pages))
         self._whole = Program(library, layout)
         self._rest = Program(library, layout, traced.rest)
         self._run, self._batch = bound(batch), batch
+        whole, outputs = self._whole, limits.most_samples
+        self._logits_RW = whole.read(traced.logits, outputs)
+        self._next_RD = whole.read(traced.next_hidden, outputs)
+        self._hidden_TD = whole.read(traced.hidden, limits.max_tokens)
+        whole.write(traced.hidden, torch.zeros_like(self._hidden_TD))  # and the padding
 
     def extend(self, read_TF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A pass over positions whose vectors of the model are known.
@@ -98,15 +117,18 @@ class HeadProgram:
 
     def go_on(self, hidden_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A pass over guesses, which follow the head's own vectors; returns as `extend` does."""
-        self._rest.write(self._traced.hidden, hidden_TD)
+        self._hidden_TD[: len(hidden_TD)] = hidden_TD
         return self._pass(self._rest)
 
     def _pass(self, program: Program) -> tuple[torch.Tensor, torch.Tensor]:
         run, batch = self._run, self._batch
         run.tokens, run.outputs, run.seqs = batch.num_tokens, batch.num_samples, batch.num_reqs
-        program.run(run)
+        if program.calls_host:
+            batch.ready(batch.num_tokens, batch.num_reqs, batch.num_samples)
+            batch.attention.plan(batch)
+        program.run(run, batch)
         rows = batch.num_samples
-        return program.read(self._traced.logits, rows), program.read(self._traced.next_hidden, rows)
+        return self._logits_RW[:rows], self._next_RD[:rows]
 
 
 def _trace(head: Head, columns: int, tracer: NativeTracer) -> _Traced:

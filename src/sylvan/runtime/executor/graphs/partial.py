@@ -26,7 +26,6 @@ from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
 from sylvan.runtime.models.checkpoint import load_deferred
-from sylvan.runtime.models.registry import Model
 
 
 class SymbolicBatch:
@@ -55,7 +54,7 @@ class SymbolicBatch:
 
 
 @contextlib.contextmanager
-def host_modules(model: Model, trial: NativeTracer) -> Iterator[list[nn.Module]]:
+def host_modules(model: object, trial: NativeTracer) -> Iterator[list[nn.Module]]:
     """While it lasts, modules of blocks that cannot be traced emit calls of themselves.
 
     Args:

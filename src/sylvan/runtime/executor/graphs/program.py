@@ -165,7 +165,7 @@ class ProgramRunner:
 
     def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.hidden`."""
-        return self._take(self._traced.hidden, rows).float()
+        return self._take(self._traced.hidden, rows).to(torch.float32, copy=True)
 
     def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """See `ModelRunner.layer_hidden`."""
@@ -189,7 +189,10 @@ class ProgramRunner:
         return self._program.profile(self._step(batch), batch)
 
     def _take(self, value: TracedTensor, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        whole = self._program.read(value, int(rows.max()) + 1)
+        first, last = int(rows[0]), int(rows.max())
+        whole = self._program.read(value, last + 1)
+        if last - first + 1 == len(rows) and (rows[1:] > rows[:-1]).all():
+            return whole[first:]  # a view: rows of one request follow one another, mostly
         return whole[torch.as_tensor(rows).long()]
 
     def _step(self, batch: ForwardBatch) -> Run:

@@ -24,6 +24,7 @@ class RecurrentStates(Capability):
 
     name: ClassVar = "recurrent"
     work_type: ClassVar = StateWork
+    report_type: ClassVar = dict[int, int]
 
     def __init__(self, cache: KVCacheManager, states: StateSlots) -> None:
         self._cache, self._states = cache, states
@@ -44,6 +45,13 @@ class RecurrentStates(Capability):
             saves += [(index, tokens - piece.start, slot) for tokens, slot in state.saves]
         self._states.launched()
         return StateWork(slots, tuple(copies), tuple(saves)) if batch.slices else None
+
+    def on_result(self, batch: Batch, report: dict[int, int] | None) -> None:
+        """See `Capability.on_result`: so many guesses behind slices were right."""
+        for index, accepted in (report or {}).items():
+            kv = batch.slices[index].req.kv
+            if kv is not None and kv.state is not None:
+                kv.state.at += accepted
 
     def _saves(self, piece: Slice, state: RunningState) -> tuple[tuple[int, int], ...]:
         req = piece.req

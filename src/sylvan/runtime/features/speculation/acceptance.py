@@ -64,6 +64,22 @@ class Acceptance:
         return found
 
 
+def settle_tree(
+    acceptance: Acceptance, guesses: Sequence[int], parents: Sequence[int], came: Sequence[int]
+) -> None:
+    """Tell how deep a tree of guesses was right: at each depth by any of its guesses."""
+    last = -1
+    for depth, token in enumerate(came):
+        level = [i for i, parent in enumerate(parents) if parent == last]
+        if not level:
+            return
+        right = next((i for i in level if guesses[i] == token), None)
+        acceptance.saw(depth, right=right is not None)
+        if right is None:
+            return
+        last = right
+
+
 def settle(acceptance: Acceptance, grade: int, guesses: Sequence[int], came: Sequence[int]) -> None:
     """Tell which guesses were right, up to the first wrong one, by what came instead."""
     for step, (guess, token) in enumerate(zip(guesses, came, strict=False)):

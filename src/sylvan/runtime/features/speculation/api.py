@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from sylvan.runtime.core.req import Req
+from sylvan.runtime.core.req import Draft, Req
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +14,18 @@ class Proposal:
 
     `grade` says how much the drafter knows (0: least, at most `GRADES` - 1); guesses of a grade are
     right about equally often. Each guess that turns out to be right raises the grade by one.
+    `parents` as in `Draft`, each before its children; empty: they follow one another.
     """
 
     tokens: tuple[int, ...] = ()
     grade: int = 0
+    parents: tuple[int, ...] = ()
+
+    def draft(self, most: int) -> Draft:
+        """The first guesses, at most so many."""
+        count = min(most, len(self.tokens))
+        parents = self.parents[:count] or tuple(range(-1, count - 1))
+        return Draft(self.tokens[:count], parents)
 
 
 GRADES = 24
@@ -68,6 +76,16 @@ class SpeculationCounts:
     failures: int = 0
 
 
+def depth_of(proposal: Proposal) -> int:
+    """Tokens ahead that the deepest guess is."""
+    if not proposal.parents:
+        return len(proposal.tokens)
+    depths: list[int] = []
+    for parent in proposal.parents:
+        depths.append(1 if not 0 <= parent < len(depths) else depths[parent] + 1)
+    return max(depths, default=0)
+
+
 def check(proposal: Proposal, most: int, vocab_size: int) -> None:
     """See that a proposal can be verified.
 
@@ -77,5 +95,10 @@ def check(proposal: Proposal, most: int, vocab_size: int) -> None:
     tokens = proposal.tokens
     if not all(0 <= token < vocab_size for token in tokens):
         raise ValueError(f"guesses must be ids in 0..{vocab_size - 1}, not {tokens}")
+    parents = proposal.parents
+    if parents and (
+        len(parents) != len(tokens) or not all(-1 <= p < i for i, p in enumerate(parents))
+    ):
+        raise ValueError(f"{parents} are no parents of {len(tokens)} guesses")
     if len(tokens) > most or proposal.grade < 0:
         raise ValueError(f"{len(tokens)} guesses of grade {proposal.grade}, at most {most} fit")

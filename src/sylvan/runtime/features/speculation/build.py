@@ -5,6 +5,8 @@ from __future__ import annotations
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
 from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.features.speculation.control import Speculation
+from sylvan.runtime.features.speculation.corpus import GivenCorpora, TenantCorpora
+from sylvan.runtime.features.speculation.head_work import CHAIN, TreeShape
 from sylvan.runtime.features.speculation.model import DraftModel
 from sylvan.runtime.features.speculation.ngram import NgramDrafter
 from sylvan.runtime.features.speculation.together import ModelSpeculation
@@ -12,8 +14,20 @@ from sylvan.runtime.features.speculation.together import ModelSpeculation
 AnySpeculation = Speculation | ModelSpeculation | HeadSpeculation
 
 
+def tree_shape(config: SpeculativeConfig) -> TreeShape:
+    """Of the trees of guesses that a resolved section asks for."""
+    if config.topk == 1:
+        return CHAIN
+    assert isinstance(config.topk, int), "a resolved section has no auto"
+    assert isinstance(config.num_draft_tokens, int), "a resolved section has no auto"
+    return TreeShape(config.topk, config.num_draft_tokens - 1)
+
+
 def build_speculation(
-    config: SpeculativeConfig, vocab_size: int, model: DraftModel | None
+    config: SpeculativeConfig,
+    vocab_size: int,
+    model: DraftModel | None,
+    given: GivenCorpora | None = None,
 ) -> AnySpeculation:
     """The control half of a resolved and checked section.
 
@@ -21,15 +35,18 @@ def build_speculation(
         config: The section.
         vocab_size: Of the model that is served.
         model: That writes ahead, for algorithms that have one.
+        given: Texts in which `ngram` looks for all requests.
     """
     most = config.num_steps
     assert isinstance(most, int), "a resolved section has no auto"
     if config.algorithm in (*DRAFT_HEADS, OWN_HEAD):
-        return HeadSpeculation(most, vocab_size, adaptive=config.adaptive)
+        shape = tree_shape(config)
+        return HeadSpeculation(most, vocab_size, adaptive=config.adaptive, shape=shape)
     if model is not None:
         return ModelSpeculation(model, most, vocab_size, adaptive=config.adaptive)
+    shared = TenantCorpora(config.shared_tokens) if config.shared_tokens else None
     return Speculation(
-        NgramDrafter(config.min_match, config.max_match),
+        NgramDrafter(config.min_match, config.max_match, shared, given),
         most,
         vocab_size,
         adaptive=config.adaptive,

@@ -1,4 +1,4 @@
-"""Control half of speculation by a draft head, which guesses at the end of each step.
+"""Control half of speculation by draft heads, which guesses at the end of each step.
 
 What the head needs is there while the step's vectors are. So how far it is to guess is decided when
 the step is launched, and its guesses are verified by the step after.
@@ -15,9 +15,10 @@ from sylvan.runtime.features.speculation.api import (
     Proposal,
     SpeculationCounts,
     check,
+    depth_of,
 )
 from sylvan.runtime.features.speculation.depth import TRIED, CommonDepth, Pauses
-from sylvan.runtime.features.speculation.head_work import HeadReport, HeadWork
+from sylvan.runtime.features.speculation.head_work import CHAIN, HeadReport, HeadWork, TreeShape
 from sylvan.runtime.sched.capability import Capability
 from sylvan.utils.clock import Clock, monotonic
 
@@ -25,13 +26,14 @@ logger = logging.getLogger(__name__)
 
 
 class HeadSpeculation(Capability):
-    """Guesses by a draft head, verified as chains.
+    """Guesses by a draft head, verified as chains or trees.
 
     Args:
-        most: Guesses of a request in one step.
+        most: Tokens ahead that are guessed.
         vocab_size: Ids are below it.
         adaptive: As many as pay, by measured acceptance and times; else always `most`.
         clock: For times.
+        shape: Of the trees.
     """
 
     name: ClassVar = "speculation"
@@ -39,11 +41,18 @@ class HeadSpeculation(Capability):
     report_type: ClassVar = HeadReport
 
     def __init__(
-        self, most: int, vocab_size: int, *, adaptive: bool = True, clock: Clock = monotonic
+        self,
+        most: int,
+        vocab_size: int,
+        *,
+        adaptive: bool = True,
+        clock: Clock = monotonic,
+        shape: TreeShape = CHAIN,
     ) -> None:
         self.counts = SpeculationCounts()
-        self._most, self._vocab_size = most, vocab_size
-        self._depth = CommonDepth(most, clock, adaptive=adaptive)
+        self._vocab_size = vocab_size
+        self._most_guesses = max(most, shape.nodes)
+        self._depth = CommonDepth(most, clock, adaptive=adaptive, width=shape.width)
         self._pauses = Pauses()
         self._verifies = False  # whether what the step in flight guesses is to be verified
         self._brought: dict[Req, Proposal] = {}  # by the newest step
@@ -55,7 +64,7 @@ class HeadSpeculation(Capability):
         """See `Capability.may_draft`."""
         for req, (proposal, known) in tuple(self._proposals.items()):
             if req.tokens.length > known:
-                self._depth.settle(req, proposal.tokens, known)
+                self._depth.settle(req, proposal.tokens, known, proposal.parents)
                 del self._proposals[req]
         for req, proposal in self._brought.items():
             self._proposals[req] = proposal, req.tokens.length
@@ -67,9 +76,8 @@ class HeadSpeculation(Capability):
         proposal, known = self._proposals.get(req, (None, 0))
         if proposal is None or known != req.tokens.length:
             return None
-        tokens = proposal.tokens[:most]
         self.counts.drafts += 1
-        return Draft(tokens, tuple(range(-1, len(tokens) - 1)))
+        return proposal.draft(most)
 
     def plan_work(self, batch: Batch) -> HeadWork | None:
         """See `Capability.plan_work`: all that is computed is read, prompts too."""
@@ -114,16 +122,21 @@ class HeadSpeculation(Capability):
         if not report.guesses:
             return
         self.counts.looks += 1
-        self._depth.took(report.guess_s, max(1, *map(len, report.guesses.values())))
-        for index, tokens in report.guesses.items():
+        proposals = {
+            index: Proposal(tuple(tokens), parents=tuple(report.parents.get(index, ())))
+            for index, tokens in report.guesses.items()
+        }
+        depths = [depth_of(proposal) for proposal in proposals.values()]
+        self._depth.took(report.guess_s, max(1, *depths))
+        for (index, proposal), depth in zip(proposals.items(), depths, strict=True):
             try:
-                proposal = Proposal(tuple(tokens))
-                check(proposal, self._most, self._vocab_size)
+                check(proposal, self._most_guesses, self._vocab_size)
             except FAILURES as error:
                 self._failed(str(error))
             else:
-                if tokens:
+                if proposal.tokens:
                     self._brought[batch.slices[index].req] = proposal
+                    self._depth.drafted(depth, proposal.draft(self._most_guesses).rows)
 
     def on_finish(self, req: Req) -> None:
         """See `Capability.on_finish`."""

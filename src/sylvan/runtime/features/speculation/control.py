@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sylvan.runtime.core.req import Batch, Draft, Req, Slice
-from sylvan.runtime.features.speculation.acceptance import Acceptance, settle
+from sylvan.runtime.features.speculation.acceptance import Acceptance, settle, settle_tree
 from sylvan.runtime.features.speculation.api import (
     FAILURES,
     NOTHING,
@@ -15,6 +15,7 @@ from sylvan.runtime.features.speculation.api import (
     Proposal,
     SpeculationCounts,
     check,
+    depth_of,
 )
 from sylvan.runtime.features.speculation.cost import StepCosts
 from sylvan.runtime.features.speculation.policy import DraftPolicy, FixedLength, Throughput
@@ -28,6 +29,9 @@ LONGEST_PAUSE = 32
 """Steps without a look at a request whose guesses are not worth it; a power of two."""
 LOOKS_SHARE = 0.01
 """Of the time of steps, for looks in vain."""
+FIRST_LOOKS = 6
+"""Steps of a request in which nothing to guess from is no reason to pause: a copy, if there is one,
+mostly begins with the answer, and short answers would end before the next look."""
 
 
 @dataclass(slots=True)
@@ -36,6 +40,7 @@ class _Followed:
 
     Attributes:
         proposal: The newest, verified or only looked at; made behind `length` tokens.
+        looks: So many found nothing that could be guessed.
         pause: Steps from one look to the next.
         look_at: Number of the step of the next look.
     """
@@ -43,12 +48,13 @@ class _Followed:
     acceptance: Acceptance
     proposal: Proposal = NOTHING
     length: int = 0
+    looks: int = 0
     pause: int = 1
     look_at: int = 0
 
 
 class Speculation(Capability):
-    """Guesses by one drafter, verified as chains.
+    """Guesses by one drafter, verified as the chains or trees that it proposes.
 
     A request whose guesses would cost more than they bring is looked at less and less often:
     guesses are then compared with what comes anyway, and verified again once they are worth it.
@@ -106,29 +112,42 @@ class Speculation(Capability):
             count = self._look(req, followed, min(most, self._most))
             if self._adaptive:
                 self._look_s += (self._clock() - begun_s - self._look_s) / 8
-                longest = self._longest_pause()
-                followed.pause = 1 if count else min(2 * followed.pause, longest)
+                followed.pause = 1 if count else self._pause(followed)
             followed.look_at = self._aligned(followed.pause)
         self._wake = min(self._wake, followed.look_at)
         if not count:
             return None
         self.counts.drafts += 1
-        tokens = followed.proposal.tokens[:count]
-        followed.proposal = Proposal(tokens, followed.proposal.grade)
-        return Draft(tokens, tuple(range(-1, count - 1)))
+        draft, grade = followed.proposal.draft(count), followed.proposal.grade
+        parents = draft.parents if followed.proposal.parents else ()
+        followed.proposal = Proposal(draft.tokens, grade, parents)
+        return draft
 
     def _look(self, req: Req, followed: _Followed, most: int) -> int:
         """Compare the last proposal with what came, make a new one; guesses worth verifying."""
         length, last = req.tokens.length, followed.proposal
         if last.tokens and length > followed.length:
             came = req.tokens.view(followed.length, length)[: len(last.tokens)].tolist()
-            settle(followed.acceptance, last.grade, last.tokens, came)
+            if last.parents:
+                settle_tree(followed.acceptance, last.tokens, last.parents, came)
+            else:
+                settle(followed.acceptance, last.grade, last.tokens, came)
         followed.proposal, followed.length = self._propose(req, most), length
         count = len(followed.proposal.tokens)
-        if count:
-            grade = followed.proposal.grade
-            count = self._policy.count(req.rid, grade, followed.acceptance, count)
-        return count
+        if not count:
+            return 0
+        grade, found = followed.proposal.grade, followed.proposal
+        if found.parents:  # all of a tree, or none
+            worth = self._policy.count(req.rid, 0, followed.acceptance, depth_of(found))
+            return count if worth else 0
+        return self._policy.count(req.rid, grade, followed.acceptance, count)
+
+    def _pause(self, followed: _Followed) -> int:
+        """Steps to the next look after one in vain."""
+        followed.looks += not followed.proposal.tokens
+        if not followed.proposal.tokens and followed.looks <= FIRST_LOOKS:
+            return 1
+        return min(2 * followed.pause, self._longest_pause())
 
     def _longest_pause(self) -> int:
         """Steps between looks so that those at all requests take little of the time."""

@@ -12,11 +12,11 @@ ROW_COST_WEIGHT = 2
 """`ROW_COST` counts as many measurements beside the first one, and less beside more: one step that
 was held up must not end all trials."""
 RECENT = 8
-"""Measurements of as many rows of which the median counts."""
+"""Measurements of as many rows of which the lower quartile counts."""
 REMEMBERED = 256
 """Steps; what was not measured again by then is forgotten, since contexts have grown or ended."""
 SAME = 0.02
-"""A median that changed by less leaves the curve as it is."""
+"""A quartile that changed by less leaves the curve as it is."""
 SHORTEST_S = 1e-6
 """A clock may not see that time passed."""
 
@@ -25,16 +25,16 @@ SHORTEST_S = 1e-6
 class _Measured:
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # seconds
     step: int = 0  # in which it was measured last
-    median: float = 0.0
-    drawn: float = 0.0  # the median when the curve was drawn last
+    usual: float = 0.0  # lower quartile: others on the machine only ever make steps longer
+    drawn: float = 0.0  # `usual` when the curve was drawn last
 
     def saw(self, seconds: float, step: int) -> bool:
         """One more; whether the curve may stay as it is."""
         self.recent.append(seconds)
         self.step = step
-        self.median = sorted(self.recent)[(len(self.recent) - 1) // 2]
+        self.usual = sorted(self.recent)[(len(self.recent) - 1) // 4]
         many = len(self.recent) == RECENT
-        return many and abs(self.median - self.drawn) <= SAME * self.drawn
+        return many and abs(self.usual - self.drawn) <= SAME * self.drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,10 @@ class StepCosts:
     def known(self) -> bool:
         """Whether anything was measured."""
         return bool(self._measured)
+
+    def measured(self, rows: int) -> bool:
+        """Whether a step of so many rows was."""
+        return rows in self._measured
 
     def saw(self, rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
@@ -101,8 +105,8 @@ class StepCosts:
         levels: list[_Level] = []
         for at, rows in enumerate(self._rows):
             measured = self._measured[rows]
-            measured.drawn = measured.median
-            seconds, count = measured.median, len(measured.recent)
+            measured.drawn = measured.usual
+            seconds, count = measured.usual, len(measured.recent)
             if at and (prior := ROW_COST_WEIGHT + 1 - count) > 0:
                 assumed = levels[-1].seconds * (1 + ROW_COST * (rows - self._rows[at - 1]))
                 seconds = (count * seconds + prior * assumed) / (count + prior)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from sylvan.runtime.core.req import Req
-from sylvan.runtime.features.speculation.acceptance import Acceptance, settle
+from sylvan.runtime.features.speculation.acceptance import Acceptance, settle, settle_tree
 from sylvan.runtime.features.speculation.cost import RECENT, StepCosts
 from sylvan.runtime.features.speculation.policy import LEAST_GAIN
 from sylvan.runtime.features.speculation.timing import StepTimer
@@ -25,17 +25,19 @@ class CommonDepth:
         most: Guesses of a request in one step.
         adaptive: As many as pay; else always `most`.
         clock: For times.
+        width: Guesses for each position.
 
     Attributes:
         timer: To be told of steps.
     """
 
-    def __init__(self, most: int, clock: Clock, *, adaptive: bool) -> None:
+    def __init__(self, most: int, clock: Clock, *, adaptive: bool, width: int = 1) -> None:
         self._most, self._adaptive = most, adaptive
         self._costs = StepCosts()
         self.timer = StepTimer(self._costs, clock)
         self._guess_s: deque[float] = deque(maxlen=RECENT)  # for one more guess of each request
         self._of_all = Acceptance()
+        self._rows = [float(depth * width) for depth in range(most + 1)]  # of guesses so deep
         self._followed: dict[Req, Acceptance] = {}
 
     @property
@@ -52,11 +54,20 @@ class CommonDepth:
         """`req` has ended."""
         self._followed.pop(req, None)
 
-    def settle(self, req: Req, tokens: Sequence[int], known: int) -> None:
+    def settle(
+        self, req: Req, tokens: Sequence[int], known: int, parents: Sequence[int] = ()
+    ) -> None:
         """Compare guesses, made when so many tokens were known, with what came."""
         if req in self._followed and req.tokens.length > known:
             came = req.tokens.view(known, req.tokens.length)[: len(tokens)].tolist()
-            settle(self._followed[req], 0, tokens, came)
+            if parents:
+                settle_tree(self._followed[req], tokens, parents, came)
+            else:
+                settle(self._followed[req], 0, tokens, came)
+
+    def drafted(self, depth: int, rows: int) -> None:
+        """Guesses so deep for one request took so many rows."""
+        self._rows[depth] += (rows - self._rows[depth]) / 8
 
     def took(self, seconds: float, guesses: int) -> None:
         """So many guesses one after another, of all requests that wanted some, took so long."""
@@ -73,7 +84,7 @@ class CommonDepth:
         expected = [self._followed[req].expected(0, self._most) for req in reqs]
         rates = [
             sum(tokens[depth] for tokens in expected)
-            / (self._costs.seconds(len(reqs) * (1 + depth)) + depth * guess_s)
+            / (self._costs.seconds(round(len(reqs) * (1 + self._rows[depth]))) + depth * guess_s)
             for depth in range(self._most + 1)
         ]
         best = max(range(self._most + 1), key=rates.__getitem__)

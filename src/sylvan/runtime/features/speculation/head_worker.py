@@ -8,7 +8,7 @@ Shapes: T rows, R requests, F columns that are read of the model, W tokens that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,26 +22,26 @@ from sylvan.runtime.core.step import SliceOutput, StepResult
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.graphs.head_program import HeadProgram
+from sylvan.runtime.executor.options import Draw
+from sylvan.runtime.executor.verify import path_of
+from sylvan.runtime.features.speculation.head_tree import TreeGuesser
 from sylvan.runtime.features.speculation.head_work import HeadReport, HeadWork
+from sylvan.runtime.pool.pages import PagedBuffer
 from sylvan.utils.clock import Clock, monotonic
-
-Draw = Callable[[torch.Tensor, IntArray, IntArray], IntArray]
-"""Tokens drawn from logits (R, V) for request slots and positions, as the model's own are."""
-
 
 MOST_PUT_OFF = 64
 """Positions of a request that are read later, together, while nothing is guessed for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class Span:
     """Rows of the step that the head is to read, all of one request.
 
     Attributes:
         index: Of the slice.
         slot: Of the request.
         start: Position of the first.
-        first: Row of the step that is the first.
+        rows: Of the step.
         tokens: The token after each row.
         depth: Guesses wanted.
         urgent: Others may soon find it in the cache: it is more than the newest token.
@@ -50,15 +50,10 @@ class _Span:
     index: int
     slot: int
     start: int
-    first: int
+    rows: IntArray
     tokens: IntArray
     depth: int
     urgent: bool
-
-    @property
-    def rows(self) -> IntArray:
-        """Of the step."""
-        return np.arange(self.first, self.first + len(self.tokens), dtype=np.int32)
 
 
 @dataclass(slots=True)
@@ -88,19 +83,23 @@ class RunnableHead:
     Attributes:
         program: Runs it.
         batch: Its buffers; its pool has the pages of the model's first KV group, then `spare` pages
-            for each request slot, which take keys and values of guesses.
+            for each request slot, which take keys and values of guesses, then those of `trees`.
         spare: See `batch`.
+        first_spare: The first of these pages.
         read_layers: Layers of the model that it reads; empty: vectors after the final norm.
         token_ids: Ids of the tokens that it can guess, int64 (W,); None: all, in order.
         vocab_size: Of the model.
+        trees: Grows trees of guesses; None: guesses follow one another.
     """
 
     program: HeadProgram
     batch: ForwardBatch
     spare: int
+    first_spare: int
     read_layers: tuple[int, ...]
     token_ids: torch.Tensor | None
     vocab_size: int
+    trees: TreeGuesser | None = None
 
 
 class HeadWorker(CapabilityWorker):
@@ -118,8 +117,9 @@ class HeadWorker(CapabilityWorker):
         self._head, self._program, self._batch = head, head.program, head.batch
         self._draw, self._clock = draw, clock
         self.hidden_layers = head.read_layers
-        pages, reqs = head.batch.kv.groups[0].num_pages, head.batch.limits.max_reqs
-        self._first_spare = pages - reqs * head.spare
+        pages = head.batch.kv.groups[0]
+        assert isinstance(pages, PagedBuffer)
+        self.beside = pages
         self._report = HeadReport()
         self._put_off: dict[int, _PutOff] = {}  # by slot
 
@@ -146,7 +146,7 @@ class HeadWorker(CapabilityWorker):
 
     def _follow(self, step: StepContext, work: HeadWork, result: StepResult) -> HeadReport:
         with torch.inference_mode():
-            spans = self._due(step, _spans(step, work, result))
+            spans = self._due(step, spans_of(step, work, result))
             if not spans:
                 return HeadReport()
             self._map_pages(step, spans)
@@ -155,12 +155,12 @@ class HeadWorker(CapabilityWorker):
             if len(parts) > 1:
                 logits_RW, hidden_RD = (torch.cat(every) for every in zip(*parts, strict=True))
             begun_s = self._clock()
-            guesses = self._guess(spans, logits_RW, hidden_RD)
-        return HeadReport(guesses, self._clock() - begun_s)
+            guesses, parents = self._grow(spans, logits_RW, hidden_RD)
+        return HeadReport(guesses, self._clock() - begun_s, parents)
 
-    def _due(self, step: StepContext, spans: Sequence[_Span]) -> Sequence[_Span]:
+    def _due(self, step: StepContext, spans: Sequence[Span]) -> Sequence[Span]:
         """Put off what has time; returns what is to be read now."""
-        due: list[_Span] = []
+        due: list[Span] = []
         for span in spans:
             put_off = self._put_off.get(span.slot)
             if put_off is None or put_off.stop != span.start:  # where it lost its memory
@@ -173,9 +173,9 @@ class HeadWorker(CapabilityWorker):
                 put_off.columns.append(self._columns(step, span.rows))
         return due
 
-    def _parts(self, spans: Sequence[_Span]) -> Iterator[Sequence[_Span]]:
+    def _parts(self, spans: Sequence[Span]) -> Iterator[Sequence[Span]]:
         """As many as the buffers hold, in order."""
-        part: list[_Span] = []
+        part: list[Span] = []
         total = 0
         for span in spans:
             count = span.start + len(span.tokens) - self._put_off[span.slot].start
@@ -186,19 +186,22 @@ class HeadWorker(CapabilityWorker):
             total += count
         yield part
 
-    def _map_pages(self, step: StepContext, spans: Sequence[_Span]) -> None:
+    def _map_pages(self, step: StepContext, spans: Sequence[Span]) -> None:
         """Pages of the model as far as the step has computed; then pages for guesses."""
         table_SP = self._batch.host.page_tables[0]
         theirs_SP = step.batch.host.page_tables[0]
         stops, size = step.plan.stops, self._batch.kv.page_size
         for span in spans:
             count = -(-int(stops[span.index]) // size)
-            row_P, first = table_SP[span.slot], self._first_spare + span.slot * self._head.spare
+            row_P, first = (
+                table_SP[span.slot],
+                self._head.first_spare + span.slot * self._head.spare,
+            )
             row_P[:count] = theirs_SP[span.slot, :count]
             room = row_P[count : count + self._head.spare]
             room[:] = np.arange(first, first + len(room))
 
-    def _read(self, step: StepContext, spans: Sequence[_Span]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _read(self, step: StepContext, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
         """Read rows of the step, and those put off before; logits and vectors for first guesses."""
         starts: list[int] = []
         counts: list[int] = []
@@ -232,16 +235,56 @@ class HeadWorker(CapabilityWorker):
             return step.hidden(rows)
         return torch.cat([step.layer_hidden(layer, rows) for layer in layers], 1)
 
+    def _grow(
+        self, spans: Sequence[Span], logits_RW: torch.Tensor, hidden_RD: torch.Tensor
+    ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Guesses of all slices that want some, and parents of those that are trees."""
+        asking = [span for span in spans if span.depth]
+        trees = self._head.trees
+        if trees is None or not asking:
+            return self._guess(asking, logits_RW, hidden_RD), {}
+        some, others = asking[: trees.most], asking[trees.most :]
+        found = trees.guess(
+            [(span.slot, span.start + len(span.tokens), span.depth) for span in some],
+            (logits_RW[: len(some)], hidden_RD[: len(some)]),
+            self._go_on,
+            self._drawn,
+        )
+        parents = {span.index: tree[1] for span, tree in zip(some, found, strict=True)}
+        guesses = {span.index: tree[0] for span, tree in zip(some, found, strict=True)}
+        if others:
+            guesses |= self._guess(others, logits_RW[len(some) :], hidden_RD[len(some) :])
+        return guesses, parents
+
+    def _go_on(
+        self, hidden_FD: torch.Tensor, ids: IntArray, rows: IntArray, positions: IntArray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A pass over guesses, each at its position of the text in a row of the page table.
+
+        Returns: logits and vectors, views that live until the next pass.
+        """
+        count, host = len(ids), self._batch.host
+        host.input_ids[:count] = ids
+        self._place(rows, np.ones(count, np.int32), positions, positions + 1)
+        host.sample_rows[:count] = np.arange(count)
+        self._count(count, count, count)
+        return self._program.go_on(hidden_FD)
+
+    def _drawn(
+        self, logits_FW: torch.Tensor, slots: IntArray, positions: IntArray
+    ) -> tuple[torch.Tensor, IntArray]:
+        logits_FV = spread(logits_FW, self._head.token_ids, self._head.vocab_size)
+        return logits_FV, self._draw(logits_FV.clone(), slots, positions)
+
     def _guess(
-        self, spans: Sequence[_Span], logits_RW: torch.Tensor, hidden_RD: torch.Tensor
+        self, asking: Sequence[Span], logits_RW: torch.Tensor, hidden_RD: torch.Tensor
     ) -> dict[int, list[int]]:
         """Guesses one after another, of all slices that still want one."""
-        asking = [span for span in spans if span.depth]
         found: dict[int, list[int]] = {span.index: [] for span in asking}
         positions = np.array([span.start + len(span.tokens) for span in asking], np.int32)
         while asking:
             slots = np.array([span.slot for span in asking], np.int32)
-            drawn = self._draw(self._spread(logits_RW), slots, positions + 1)
+            drawn = self._draw(logits_RW, slots, positions + 1, self._head.token_ids)
             for span, token in zip(asking, drawn.tolist(), strict=True):
                 found[span.index].append(token)
             going = np.array(
@@ -250,13 +293,10 @@ class HeadWorker(CapabilityWorker):
             asking = [span for span, goes in zip(asking, going, strict=True) if goes]
             if not asking:
                 break
-            positions = positions[going]
-            count, host = len(asking), self._batch.host
-            host.input_ids[:count] = drawn[going]
-            self._place(slots[going], np.ones(count, np.int32), positions, positions + 1)
-            host.sample_rows[:count] = np.arange(count)
-            self._count(count, count, count)
-            logits_RW, hidden_RD = self._program.go_on(hidden_RD[torch.from_numpy(going)])
+            if not going.all():
+                positions, drawn, slots = positions[going], drawn[going], slots[going]
+                hidden_RD = hidden_RD[torch.from_numpy(going)]
+            logits_RW, hidden_RD = self._go_on(hidden_RD, drawn, slots, positions)
             positions = positions + 1
         return {index: [t for t in tokens if t >= 0] for index, tokens in found.items()}
 
@@ -275,31 +315,45 @@ class HeadWorker(CapabilityWorker):
         batch = self._batch
         batch.num_tokens, batch.num_reqs, batch.num_samples = tokens, reqs, samples
 
-    def _spread(self, logits_RW: torch.Tensor) -> torch.Tensor:
-        """Logits of all tokens; those that cannot be guessed are impossible."""
-        ids = self._head.token_ids
-        if ids is None:
-            return logits_RW
-        whole_RV = torch.full(
-            (len(logits_RW), self._head.vocab_size), -torch.inf, dtype=torch.float32
-        )
-        return whole_RV.index_copy_(1, ids, logits_RW)
+
+def spread(logits_RW: torch.Tensor, ids: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
+    """Logits of all tokens; those that cannot be guessed are impossible.
+
+    Args:
+        logits_RW: Float32.
+        ids: Of the tokens that can be guessed, int64 (W,); None: all.
+        vocab_size: Of the model.
+    """
+    if ids is None:
+        return logits_RW
+    whole_RV = torch.full((len(logits_RW), vocab_size), -torch.inf, dtype=torch.float32)
+    return whole_RV.index_copy_(1, ids, logits_RW)
 
 
-def _spans(step: StepContext, work: HeadWork, result: StepResult) -> list[_Span]:
-    """What the head is to read: rows whose tokens stay, and that another token follows."""
+class NoHeadWorker(CapabilityWorker):
+    """Stands on the other ranks of a model for the head, which guesses on the first one."""
+
+    name: ClassVar = HeadWorker.name
+
+
+def spans_of(step: StepContext, work: HeadWork, result: StepResult) -> list[Span]:
+    """What a head is to read: rows whose tokens stay, and that another token follows."""
     plan = step.plan
-    guesses = {draft.index: len(draft.parents) for draft in plan.drafts}
+    drafts = {draft.index: draft.parents for draft in plan.drafts}
     starts, slots, ids = plan.starts.tolist(), plan.slots.tolist(), plan.input_ids
     stops, others, tokens = plan.stops.tolist(), result.others, result.tokens
-    found: list[_Span] = []
+    found: list[Span] = []
     row = 0
     for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-        count = known = stop - start - guesses.get(index, 0)
+        parents = drafts.get(index, ())
+        count = known = stop - start - len(parents)
+        path: Sequence[int] = ()
         output = others.get(index) or SliceOutput((tokens[index],))
         depth, last = work.depths[index], work.following[index]
         if output.token_ids and not output.error:
             right = output.num_accepted
+            guesses = ids[row + known : row + stop - start].tolist()
+            path = path_of(parents, guesses, output.token_ids[:right])
             count, last = count + right, output.token_ids[min(right, len(output.token_ids) - 1)]
             depth = depth if len(output.token_ids) == right + 1 and not output.ended else 0
         else:
@@ -307,9 +361,12 @@ def _spans(step: StepContext, work: HeadWork, result: StepResult) -> list[_Span]
         if last < 0:
             count -= 1
         if count > 0:
-            after = np.append(ids[row + 1 : row + count], last) if last >= 0 else None
-            after = ids[row + 1 : row + count + 1] if after is None else after
-            after = after.astype(np.int32)
-            found.append(_Span(index, slots[index], start, row, after, depth, known > 1))
+            rows = np.array([*range(known), *(known + guess for guess in path)], np.int32) + row
+            rows = rows[:count]
+            if last >= 0:
+                after = np.append(ids[rows[1:]], last).astype(np.int32)
+            else:
+                after = ids[rows + 1].astype(np.int32)
+            found.append(Span(index, slots[index], start, rows, after, depth, known > 1))
         row += stop - start
     return found

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from sylvan.config.tree import DRAFTING_REQS
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
@@ -18,12 +19,15 @@ from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.executor.graphs.head_program import Head, HeadProgram
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.features.speculation.head_tree import TreeGuesser
+from sylvan.runtime.features.speculation.head_work import CHAIN, TreeShape
 from sylvan.runtime.features.speculation.head_worker import MOST_PUT_OFF, HeadWorker, RunnableHead
+from sylvan.runtime.layers.mesh import ONE_RANK
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.draft_heads import HeadCheckpoint, make_head, model_tensor
 from sylvan.runtime.models.files import LoadFormat
 from sylvan.runtime.models.groups import kv_groups
-from sylvan.runtime.models.next_heads import NextHead
+from sylvan.runtime.models.next_heads import NextHead, with_next_layer
 from sylvan.runtime.pool.mha import KVShape
 
 
@@ -39,28 +43,28 @@ class _Loaded:
     token_ids: torch.Tensor | None = None
 
 
-def head_worker(path: Path | None, algorithm: str, depth: int) -> Callable[[ModelSite], HeadWorker]:
+def head_worker(
+    path: Path | None, algorithm: str, depth: int, shape: TreeShape = CHAIN
+) -> Callable[[ModelSite], HeadWorker]:
     """Makes the worker half for a model.
 
     Args:
         path: The head's directory; None: the model's own.
         algorithm: What it should be, `eagle`, `eagle3` or `nextn`.
-        depth: Most guesses for a request in one step.
+        depth: Tokens ahead that are guessed in one step at most.
+        shape: Of trees of guesses.
 
     What it returns raises ConfigError if the head is none for this model, or of another kind, or
     cannot be run; names what is wrong.
     """
 
     def make(site: ModelSite) -> HeadWorker:
-        if site.build.mesh.tp.size > 1:
-            raise ConfigError(
-                f"speculative.algorithm={algorithm}: a draft head runs in one process, and the "
-                f"model is divided among {site.build.mesh.tp.size}; leave it out"
-            )
-        longer = replace(site, build=replace(site.build, length=site.build.length + depth))
+        whole = replace(site.build, mesh=ONE_RANK)  # the first rank has all of the head
+        site = replace(site, build=whole)
+        longer = replace(site, build=replace(whole, length=whole.length + depth))
         loaded = _eagle(path, algorithm, longer) if path else _next(longer)
         try:
-            return _runnable(loaded, depth, site)
+            return _runnable(loaded, depth, shape, site)
         except (Unsupported, LibraryMissing) as why:
             raise ConfigError(
                 f"speculative.algorithm={algorithm}: the head cannot be run: {why}"
@@ -95,18 +99,24 @@ def _next(site: ModelSite) -> _Loaded:
     config = site.config
     head = NextHead(config, site.build)
     head.load(site.model_dir, _load_format(site))
-    return _Loaded(
-        head=head, layer=config, columns=config.hidden_size, index=config.num_hidden_layers
-    )
+    index = with_next_layer(config).kv_index(config.num_hidden_layers)
+    return _Loaded(head=head, layer=config, columns=config.hidden_size, index=index)
 
 
 def _load_format(site: ModelSite) -> LoadFormat:
     return "auto" if site.load_format == "dummy" else site.load_format
 
 
-def _runnable(loaded: _Loaded, depth: int, site: ModelSite) -> HeadWorker:
-    spare = -(-depth // site.kv_shape.page_size)
-    batch = _batch(site, loaded.layer, spare)
+def _runnable(loaded: _Loaded, depth: int, shape: TreeShape, site: ModelSite) -> HeadWorker:
+    spare, tail = -(-depth // site.kv_shape.page_size), 1 + -(-depth // site.kv_shape.page_size)
+    most = min(DRAFTING_REQS, site.limits.max_reqs)
+    paths = 2 * most * shape.width if shape.width > 1 else 0
+    batch = _batch(site, loaded.layer, spare, paths * tail, paths)
+    first_spare = site.kv_shape.kv_groups[0].num_pages
+    trees = None
+    if paths:
+        first = first_spare + spare * site.limits.max_reqs
+        trees = TreeGuesser(batch, first, tail, shape, most)
     program = HeadProgram(
         loaded.head, loaded.columns, batch, load_library(), site.build.dtype, loaded.index
     )
@@ -114,6 +124,8 @@ def _runnable(loaded: _Loaded, depth: int, site: ModelSite) -> HeadWorker:
         program=program,
         batch=batch,
         spare=spare,
+        first_spare=first_spare,
+        trees=trees,
         read_layers=loaded.read_layers,
         token_ids=loaded.token_ids,
         vocab_size=site.vocab_size,
@@ -121,20 +133,21 @@ def _runnable(loaded: _Loaded, depth: int, site: ModelSite) -> HeadWorker:
     return HeadWorker(runnable, site.draw)
 
 
-def _batch(site: ModelSite, layer: ModelConfig, spare: int) -> ForwardBatch:
+def _batch(site: ModelSite, layer: ModelConfig, spare: int, more: int, paths: int) -> ForwardBatch:
     """Buffers and pages: those of the model's first KV group, and some for guesses."""
     latent = layer.latent
     shape = KVShape(
         num_layers=1,
         num_kv_heads=layer.num_key_value_heads,
         head_dim=latent.latent + latent.turning if latent else layer.head_dim,
-        num_pages=site.kv_shape.kv_groups[0].num_pages + spare * site.limits.max_reqs,
+        num_pages=site.kv_shape.kv_groups[0].num_pages + spare * site.limits.max_reqs + more,
         page_size=site.kv_shape.page_size,
     )
     limits = replace(
         site.limits,
         max_tokens=site.limits.max_tokens + MOST_PUT_OFF,
-        max_samples=0,
+        max_samples=site.limits.max_reqs + paths,
+        max_paths=paths,
         max_pages_per_req=site.limits.max_pages_per_req + spare,
     )
     pool = NativePool(shape, site.build.dtype, latent=latent.latent if latent else None)

@@ -1,6 +1,6 @@
 """Guesses what followed the same tokens the last time, in the prompt or in the output.
 
-There is no index to build, bound or evict: the newest token is looked for among all tokens of the
+There is no index to build or evict: the newest token is looked for among all tokens of the
 request, and the places are narrowed to those with the same tokens before it. In numpy that is a
 pass over int32 numbers: 12 us beside 1,024 tokens, 52 us beside 131,072. A suffix automaton would
 have to take in each token of each prompt, guesses wanted or not.
@@ -13,6 +13,7 @@ import numpy as np
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.features.speculation.api import GRADES, NOTHING, Proposal
+from sylvan.runtime.features.speculation.corpus import END, Corpus, GivenCorpora, TenantCorpora
 
 _FEW = 4  # places are compared one by one
 
@@ -23,22 +24,43 @@ class NgramDrafter:
     Args:
         shortest: Tokens that have to match.
         longest: Tokens that are compared at most.
+        shared: Keeps texts of requests that have ended, for others of the tenant; None: a request
+            is guessed from its own text only.
+        given: Texts for all.
     """
 
-    def __init__(self, shortest: int, longest: int) -> None:
+    def __init__(
+        self,
+        shortest: int,
+        longest: int,
+        shared: TenantCorpora | None = None,
+        given: GivenCorpora | None = None,
+    ) -> None:
         assert 0 < shortest <= longest
         self._shortest, self._longest = shortest, longest
+        self._shared, self._given = shared, given
 
     def propose(self, req: Req, most: int) -> Proposal:
         """See `Drafter.propose`; the grade is the length of the match."""
         ids = req.tokens.view(0, req.tokens.length)
         end, matched = longest_match(ids, self._longest)
-        if matched < self._shortest:
-            return NOTHING
-        return Proposal(continuation(ids, end, most), min(matched, GRADES - 1))
+        found = continuation(ids, end, most) if matched >= self._shortest else ()
+        for corpus in self._corpora(req):
+            place, length = match_in(corpus.ids, ids, self._longest)
+            if length > matched and length >= self._shortest:
+                there = until_end(corpus.ids[place + 1 : place + 1 + most])
+                found, matched = (there, length) if there else (found, matched)
+        return Proposal(found, min(matched, GRADES - 1)) if found else NOTHING
 
     def forget(self, req: Req) -> None:
-        """See `Drafter.forget`; nothing is kept."""
+        """See `Drafter.forget`."""
+        if self._shared is not None:
+            self._shared.add(req)
+
+    def _corpora(self, req: Req) -> list[Corpus]:
+        shared = self._shared.find(req) if self._shared is not None else None
+        found = [shared] if shared is not None else []
+        return [*found, *(self._given.every if self._given is not None else ())]
 
 
 def longest_match(ids: IntArray, longest: int) -> tuple[int, int]:
@@ -65,6 +87,27 @@ def longest_match(ids: IntArray, longest: int) -> tuple[int, int]:
     found = [(_common(ids, place, end), place) for place in places.tolist()]
     matched, place = max(found)
     return place, matched
+
+
+def match_in(corpus: IntArray, ids: IntArray, longest: int) -> tuple[int, int]:
+    """Where in `corpus` most of the newest tokens of `ids` are: as `longest_match`."""
+    end = ids[max(0, len(ids) - longest) :].tolist()[::-1]
+    places = np.flatnonzero(corpus == end[0]) if end else np.empty(0, np.int64)
+    matched = 0
+    best = -1
+    while len(places) and matched < len(end):
+        best, matched = int(places[-1]), matched + 1
+        if matched == len(end):
+            break
+        places = places[np.searchsorted(places, matched) :]
+        places = places[corpus[places - matched] == end[matched]]
+    return best, matched
+
+
+def until_end(ids: IntArray) -> tuple[int, ...]:
+    """The tokens up to the end of their text."""
+    found = ids.tolist()
+    return tuple(found[: found.index(END)] if END in found else found)
 
 
 def _common(ids: IntArray, place: int, end: list[int]) -> int:

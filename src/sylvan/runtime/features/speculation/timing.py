@@ -1,8 +1,13 @@
-"""Times the steps that tell what rows cost: those in which all decode or have guesses verified."""
+"""Times the steps that tell what rows cost: those in which all decode or have guesses verified.
+
+What lies between two steps counts too: planning guesses and taking in what they brought takes its
+time, which small models feel. So a step is timed from the end of the one before it where both are
+of the same requests; others are believed only where nothing else is known.
+"""
 
 from __future__ import annotations
 
-from sylvan.runtime.core.req import Batch
+from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.features.speculation.cost import StepCosts
 from sylvan.utils.clock import Clock
 
@@ -17,11 +22,14 @@ class StepTimer:
     def __init__(self, costs: StepCosts, clock: Clock) -> None:
         self.num_reqs = 1
         self._costs, self._clock = costs, clock
-        self._begun: tuple[int, float] | None = None  # rows, and when
+        self._begun: tuple[int, float, bool] | None = None  # rows, when, whether after another
+        self._reqs: list[Req] = []  # of the last step that was timed
+        self._ended_s: float | None = None
 
     def begin(self, batch: Batch) -> bool:
         """`batch` is launched; whether its step is timed."""
-        self._begun = None
+        before, self._begun = self._reqs, None
+        self._reqs = []
         slices = batch.slices
         if not slices:
             return False
@@ -30,13 +38,24 @@ class StepTimer:
             if any(piece.stop - piece.start > 1 for piece in slices):
                 return False
             rows += sum(len(piece.draft.tokens) for piece in slices if piece.draft)
+        self._reqs = [piece.req for piece in slices]
         self.num_reqs = len(slices)
-        self._begun = rows, self._clock()
+        if self._ended_s is not None and before == self._reqs:
+            self._begun = rows, self._ended_s, True
+        else:
+            self._begun = rows, self._clock(), False
         return True
+
+    def besides(self, seconds: float) -> None:
+        """So much of the time since the last step went into something that is counted by itself."""
+        if self._ended_s is not None:
+            self._ended_s += seconds
 
     def end(self, besides_s: float = 0.0) -> None:
         """The step is done; so many of its seconds went into something else than its rows."""
+        self._ended_s = None
         if self._begun is not None:
-            rows, begun_s = self._begun
-            self._costs.saw(rows, self._clock() - begun_s - besides_s)
-            self._begun = None
+            rows, begun_s, follows = self._begun
+            self._begun, self._ended_s = None, self._clock()
+            if follows or not self._costs.measured(rows):
+                self._costs.saw(rows, self._ended_s - begun_s - besides_s)

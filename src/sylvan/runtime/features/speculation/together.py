@@ -98,7 +98,9 @@ class ModelSpeculation(Capability):
             self.counts.failures += 1
             if self.counts.failures == 1:
                 logger.exception("the draft model failed; further failures are only counted")
-        self._depth.took(self._clock() - begun_s, max(wishes.values()))
+        seconds = self._clock() - begun_s
+        self._depth.timer.besides(seconds)
+        self._depth.took(seconds, max(wishes.values()))
 
     # ---- what happened
 

@@ -22,7 +22,6 @@ _PROFILE = "There is no profiler inside the server; use py-spy or perf from outs
 _TRACES = "Requests are not traced; /metrics has how long they take."
 _SLOWER = "There is no way to slow the server down on purpose."
 _EXPERTS = "Which experts are used is not recorded."
-_CORPUS = "Guesses are made from a request's own tokens; there is no corpus of other texts."
 _SETTINGS = "Settings cannot be changed while the server runs; give them when it starts."
 _ELASTIC = "A server has one replica of fixed size; start more of them to scale."
 _HEARS = "This model takes text only; it needs one that hears."
@@ -53,8 +52,6 @@ _TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     (_SETTINGS, ("POST", "PUT"), ("/set_internal_state",)),
     (_SETTINGS, GET_POST, ("/configure_logging",)),
-    (_CORPUS, POST, ("/add_external_corpus", "/remove_external_corpus")),
-    (_CORPUS, GET, ("/list_external_corpora",)),
     (_ELASTIC, POST, ("/pd_role_switch", "/scale_elastic_ep")),
     (_ELASTIC, GET, ("/is_scaling_elastic_ep",)),
 )

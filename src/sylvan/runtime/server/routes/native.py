@@ -9,6 +9,7 @@ from sylvan.api.adapters import (
     UnloadAdapterBody,
 )
 from sylvan.api.cache import CurveQuery, ExplainQuery, TreeQuery
+from sylvan.api.corpora import AddCorpusBody, CorporaReply, CorpusReply, RemoveCorpusBody
 from sylvan.api.errors import Family
 from sylvan.api.native import (
     AbortBody,
@@ -49,6 +50,7 @@ from sylvan.runtime.server.native import (
     adapters,
     cache,
     control,
+    corpora,
     generate,
     health,
     info,
@@ -229,6 +231,27 @@ _CONTROL = (
         methods=GET_POST,
         query=FlushQuery,
         media_type="text/plain",
+        statuses=(503,),
+    ),
+    admin(
+        "/add_external_corpus",
+        handler=corpora.add_external_corpus,
+        body=AddCorpusBody,
+        reply=CorpusReply,
+        statuses=(503,),
+    ),
+    admin(
+        "/remove_external_corpus",
+        handler=corpora.remove_external_corpus,
+        body=RemoveCorpusBody,
+        reply=CorpusReply,
+        statuses=(404, 503),
+    ),
+    admin(
+        "/list_external_corpora",
+        handler=corpora.list_external_corpora,
+        methods=GET,
+        reply=CorporaReply,
         statuses=(503,),
     ),
     admin(

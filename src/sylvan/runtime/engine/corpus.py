@@ -1,0 +1,73 @@
+"""Reads the texts that `speculative.corpus` names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sylvan.config import Config
+from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.runtime.engine.text import load_tokenizer
+from sylvan.runtime.features.speculation.corpus import GivenCorpora
+
+GIVEN = "given"
+"""Name of the corpus that the configuration names."""
+
+
+def given_corpora(config: Config) -> GivenCorpora | None:
+    """Texts that `ngram` looks in for all requests; None: tokens are not guessed so.
+
+    Raises:
+        ConfigError: `speculative.corpus` cannot be read, or is too large.
+    """
+    section = config.speculative
+    if section is None or section.algorithm != "ngram":
+        return None
+    found = GivenCorpora(section.corpus_tokens)
+    if section.corpus is not None:
+        try:
+            found.add(GIVEN, _corpus_texts(config))
+        except RequestError as error:
+            raise ConfigError(f"speculative.corpus={section.corpus}: {error}") from None
+    return found
+
+
+def _corpus_texts(config: Config) -> Iterator[Sequence[int]]:
+    """Token ids of each text of `speculative.corpus`, read as they are asked for; none without it.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line holds no text; names the line.
+    """
+    given = config.speculative
+    if given is None or given.corpus is None:
+        return
+    path = Path(given.corpus).expanduser()
+    tokenizer = load_tokenizer(config)
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    for text in _texts(line, path, number):
+                        yield tokenizer.encode(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"speculative.corpus={given.corpus} cannot be read: {error}") from None
+
+
+def _texts(line: str, path: Path, number: int) -> list[str]:
+    if path.suffix != ".jsonl":
+        return [line.rstrip("\n")]
+    try:
+        found: Any = json.loads(line)
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        found = found.get("text", found.get("documents"))
+    texts = found if isinstance(found, list) else [found]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(
+            f"speculative.corpus={path}, line {number}: a line is a string, or an object with "
+            "text, or with a list of documents"
+        )
+    return texts

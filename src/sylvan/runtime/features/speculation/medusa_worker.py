@@ -1,0 +1,113 @@
+"""Worker half of speculation by Medusa heads: all guesses of a step from the newest vectors.
+
+They keep nothing of a request, so whatever moves or drops its pages does not matter to them.
+
+Shapes: R requests, D hidden, W tokens that can be guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from sylvan.runtime.core.step import StepResult
+from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
+from sylvan.runtime.executor.failures import FAILURES
+from sylvan.runtime.executor.options import Draw, ModelSite
+from sylvan.runtime.features.speculation.by_head import HeadSpeculation
+from sylvan.runtime.features.speculation.head_work import CHAIN, HeadReport, HeadWork, TreeShape
+from sylvan.runtime.features.speculation.head_worker import Span, spans_of, spread
+from sylvan.runtime.features.speculation.trees import Choice, combined, likeliest
+from sylvan.runtime.models.medusa_heads import MedusaHeads
+from sylvan.utils.clock import Clock, monotonic
+
+
+class MedusaWorker(CapabilityWorker):
+    """Guesses from the model's vectors.
+
+    Args:
+        heads: One for each token further.
+        draw: See `ModelSite.draw`.
+        vocab_size: Of the model.
+        shape: Of the trees of guesses.
+        clock: For the time that guessing takes.
+    """
+
+    name: ClassVar = HeadSpeculation.name
+
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        draw: Draw,
+        vocab_size: int,
+        shape: TreeShape = CHAIN,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._heads, self._draw, self._vocab_size = heads, draw, vocab_size
+        self._shape = shape
+        self._clock = clock
+        self._report = HeadReport()
+
+    def after_forward(self, step: StepContext, work: HeadWork) -> Report:
+        """See `CapabilityWorker.after_forward`."""
+        return lambda: self._report
+
+    def after_result(self, step: StepContext, work: HeadWork, result: StepResult) -> None:
+        """See `CapabilityWorker.after_result`; a failure costs guesses only."""
+        try:
+            asking = [span for span in spans_of(step, work, result) if span.depth]
+            self._report = self._guess(step, asking) if asking else HeadReport()
+        except FAILURES as error:
+            self._report = HeadReport(failure=f"{type(error).__name__}: {error}")
+
+    def _guess(self, step: StepContext, asking: list[Span]) -> HeadReport:
+        begun_s = self._clock()
+        rows = np.array([span.rows[-1] for span in asking], np.int32)
+        found: dict[int, list[int]] = {span.index: [] for span in asking}
+        wide = self._shape.width > 1
+        levels: dict[int, list[list[Choice]]] = {span.index: [] for span in asking}
+        with torch.inference_mode():
+            hidden_RD = step.hidden(rows)
+            for head in range(min(len(self._heads), max(span.depth for span in asking))):
+                which = [i for i, span in enumerate(asking) if span.depth > head]
+                logits_RW = self._heads.logits(head, hidden_RD[which])
+                slots = np.array([asking[i].slot for i in which], np.int32)
+                ends = [asking[i].start + len(asking[i].tokens) for i in which]
+                positions = np.array(ends, np.int32) + 1 + head
+                ids = self._heads.token_ids
+                drawn = self._draw(logits_RW.clone(), slots, positions, ids)
+                for i, token in zip(which, drawn.tolist(), strict=True):
+                    found[asking[i].index].append(token)
+                if wide:
+                    logits_RV = spread(logits_RW, ids, self._vocab_size)
+                    every = likeliest(logits_RV, drawn, self._shape.width)
+                    for i, choices in zip(which, every, strict=True):
+                        levels[asking[i].index].append(choices)
+        if wide:
+            trees = {index: combined(some, self._shape.nodes) for index, some in levels.items()}
+            guesses = {index: tokens for index, (tokens, _) in trees.items()}
+            parents = {index: parents for index, (_, parents) in trees.items()}
+            return HeadReport(guesses, self._clock() - begun_s, parents)
+        guesses = {index: _possible(tokens) for index, tokens in found.items()}
+        return HeadReport(guesses, self._clock() - begun_s)
+
+
+def _possible(tokens: list[int]) -> list[int]:
+    """Up to the first that could not be drawn."""
+    end = next((i for i, token in enumerate(tokens) if token < 0), len(tokens))
+    return tokens[:end]
+
+
+def medusa_worker(path: Path, shape: TreeShape = CHAIN) -> Callable[[ModelSite], MedusaWorker]:
+    """Makes the worker half for a model; what it returns raises ConfigError as `MedusaHeads`."""
+
+    def make(site: ModelSite) -> MedusaWorker:
+        form = "auto" if site.load_format == "dummy" else site.load_format
+        heads = MedusaHeads(path, site.config, site.build.dtype, form)
+        return MedusaWorker(heads, site.draw, site.vocab_size, shape)
+
+    return make

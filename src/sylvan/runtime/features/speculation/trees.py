@@ -1,0 +1,71 @@
+"""Trees of guesses by confidence: the likeliest continuations, however long or many they are.
+
+Shapes: F rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from sylvan.protocol.arrays import IntArray
+
+Choice = tuple[int, float]
+"""A token and the logarithm of its probability."""
+
+
+class Node(NamedTuple):
+    """A guess.
+
+    Attributes:
+        token: Its id.
+        parent: Index of the guess before it; -1: it follows the newest token.
+        score: Logarithm of the probability of its path.
+    """
+
+    token: int
+    parent: int
+    score: float
+
+
+def likeliest(logits_FV: torch.Tensor, drawn: IntArray, count: int) -> list[list[Choice]]:
+    """The tokens of each row that are worth a guess, best first.
+
+    What is drawn with the request's own random number comes first, and counts as much as the
+    likeliest one: the model draws with the same number.
+    """
+    logs_FV = logits_FV.log_softmax(-1)
+    found = logs_FV.topk(min(count, logs_FV.shape[1]))
+    rows: list[list[Choice]] = []
+    for tokens, logs, own in zip(
+        found.indices.tolist(), found.values.tolist(), drawn.tolist(), strict=True
+    ):
+        others = [(token, log) for token, log in zip(tokens, logs, strict=True) if token != own]
+        first = [(own, logs[0])] if own >= 0 else []
+        possible = [choice for choice in [*first, *others] if choice[1] > -torch.inf]
+        rows.append(possible[:count])
+    return rows
+
+
+def ranked(nodes: Sequence[Node], most: int) -> tuple[list[int], list[int]]:
+    """Tokens and parents of the best guesses, each after the one that leads to it."""
+    order = sorted(range(len(nodes)), key=lambda i: -nodes[i].score)[:most]
+    place = {-1: -1} | {node: at for at, node in enumerate(order)}
+    return [nodes[i].token for i in order], [place[nodes[i].parent] for i in order]
+
+
+def combined(levels: Sequence[Sequence[Choice]], most: int) -> tuple[list[int], list[int]]:
+    """The best paths through choices that do not depend on what is chosen before."""
+    nodes: list[Node] = []
+    ahead = [(-log, 0, -1, token) for token, log in (levels[0] if levels else ())]
+    heapq.heapify(ahead)
+    while ahead and len(nodes) < most:
+        cost, depth, parent, token = heapq.heappop(ahead)
+        nodes.append(Node(token, parent, -cost))
+        if depth + 1 < len(levels):
+            for following, log in levels[depth + 1]:
+                heapq.heappush(ahead, (cost - log, depth + 1, len(nodes) - 1, following))
+    return [node.token for node in nodes], [node.parent for node in nodes]

@@ -1,0 +1,50 @@
+"""What a step cost: with what lies between it and the one before, where both are of the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from sylvan.runtime.core.req import Batch, Draft, Req, Slice
+from sylvan.runtime.features.speculation.cost import StepCosts
+from sylvan.runtime.features.speculation.timing import StepTimer
+from sylvan.utils.clock import VirtualClock
+from tests.support.kv import request
+
+
+class Steps:
+    def __init__(self):
+        self.clock, self.costs = VirtualClock(), StepCosts()
+        self.timer = StepTimer(self.costs, self.clock)
+
+    def step(self, *reqs, guesses=0, planning=0.0, besides=0.0, guessing=0.0):
+        self.clock.advance(planning)
+        if besides:
+            self.clock.advance(besides)
+            self.timer.besides(besides)
+        draft = Draft((1,) * guesses, tuple(range(-1, guesses - 1))) if guesses else None
+        self.timer.begin(Batch(tuple(Slice(req, 2, 3, True, draft) for req in reqs)))
+        self.clock.advance(1.0 + 0.1 * guesses + guessing)
+        self.timer.end(guessing)
+
+
+def test_planning_counts_and_what_is_counted_elsewhere_does_not():
+    steps, req = Steps(), Req(request("a", [1, 2]))
+    steps.step(req)
+    for _ in range(8):
+        steps.step(req, planning=0.25, besides=3.0, guessing=2.0)
+    for _ in range(8):
+        steps.step(req, guesses=4, planning=0.5)
+
+    assert steps.costs.seconds(1) == pytest.approx(1.25)
+    assert steps.costs.seconds(5) == pytest.approx(1.9)
+
+
+def test_time_without_requests_does_not_count():
+    steps, first, second = Steps(), Req(request("a", [1])), Req(request("b", [1]))
+    steps.step(first)
+    for _ in range(8):
+        steps.step(first, planning=0.25)
+        steps.step(second, planning=100.0)
+        steps.step(second, planning=0.25)
+        steps.step(first, planning=100.0)
+    assert steps.costs.seconds(1) == pytest.approx(1.25)
