@@ -226,16 +226,22 @@ def test_all_weights_may_come_in_float32_whatever_is_served(
 
 @pytest.mark.parametrize("kind", ["qint8", "bits8", "complex64", "Tensor", "no_type"])
 def test_types_that_no_weights_have(serving: Serving, free_port: int, kind: str) -> None:
+    refusal = threading.Event()
+
     def train() -> None:
-        make_group("127.0.0.1", free_port, 0, 2, kind, timeout_s=20)
+        group = make_group("127.0.0.1", free_port, 0, 2, kind, timeout_s=20)
+        assert refusal.wait(60)  # a group that went before the other side is in it fails there
+        del group
 
     trainer = threading.Thread(target=train)
     trainer.start()
     source = GroupTensors(kind, ("a",), (kind,), ((4,),))
-    _, refused = carry_out(
+    joined, refused = carry_out(
         serving, JoinGroup(kind, "127.0.0.1", free_port, 1, 2), UpdateWeights(source)
     )
+    refusal.set()
     trainer.join()
 
+    assert not joined.error
     assert refused.status == 400
     assert f"there is no type '{kind}'" in refused.error
