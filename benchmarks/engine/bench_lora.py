@@ -157,8 +157,18 @@ class Engine:
 
 
 def compare(args: argparse.Namespace, off: Callable[[], float], on: Callable[[], float]) -> dict:
-    """Speeds of `on` over those of `off`; the first pair is not counted."""
-    pairs = [(off(), on()) for _ in range(args.pairs + 1)][1:]
+    """Speeds of `on` over those of `off`, which take turns in coming first.
+
+    The first pair is not counted.
+    """
+    pairs: list[tuple[float, float]] = []
+    for number in range(args.pairs + 1):
+        if number % 2:
+            second, first = on(), off()
+        else:
+            first, second = off(), on()
+        pairs.append((first, second))
+    del pairs[0]
     ratios = sorted(a / b for a, b in pairs)
     return {
         "ratio": round(statistics.median(ratios), 3),

@@ -64,9 +64,9 @@ class Environment:
             run([*pip, "uninstall", "-y", *self._peer.unwanted], limit_s, self._log)
         done.write_text(wanted)
 
-    def work(self, *words: str, limit_s: float) -> str:
+    def work(self, *words: str, limit_s: float, script: str = "worker.py") -> str:
         """What the worker printed. Raises `CommandFailedError` with what it said before."""
-        command = [str(self.python), str(HERE / "worker.py"), *words]
+        command = [str(self.python), str(HERE / script), *words]
         started = self._peer.start_environment
         extra = OFFLINE | (started(self._folder, self._threads) if started else {})
         return run(command, limit_s, self._log, extra)

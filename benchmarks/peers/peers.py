@@ -165,52 +165,66 @@ def _convert_openvino(model: Path, form: str, out: Path) -> None:
     subprocess.run([*program, "--model", str(model), *words, str(out)], check=True)
 
 
-def _llama_cpp(job: Job) -> Generate:
-    import llama_cpp as lc
-    import numpy as np
+class LlamaCpp:
+    """llama.cpp in this process; `model` and `context` are its own pointers."""
 
-    lc.llama_backend_init()
-    quiet = lc.llama_log_callback(lambda level, text, data: None)
-    lc.llama_log_set(quiet, None)
-    model = lc.llama_model_load_from_file(str(job.extra).encode(), lc.llama_model_default_params())
-    settings = lc.llama_context_default_params()
-    # a cache for each sequence: in a unified one each request looks at the keys of all others
-    settings.n_seq_max, settings.kv_unified, settings.n_ctx = 32, False, 32 * 2560
-    settings.n_batch, settings.n_ubatch = 2048, 512
-    settings.n_threads = settings.n_threads_batch = job.threads
-    context = lc.llama_init_from_model(model, settings)
-    assert context, "llama.cpp cannot load the model"
-    vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(model))
-    batch = lc.llama_batch_init(2048, 0, 1)
+    def __init__(self, job: Job) -> None:
+        import llama_cpp as lc
 
-    def run(rows: list[tuple[int, int, int, bool]]) -> None:
-        batch.n_tokens = len(rows)
-        for i, (token, position, seq, wanted) in enumerate(rows):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, position, wanted
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
-        assert lc.llama_decode(context, batch) == 0
+        lc.llama_backend_init()
+        self._quiet = lc.llama_log_callback(lambda level, text, data: None)
+        lc.llama_log_set(self._quiet, None)
+        path = str(job.extra).encode()
+        self.model: Any = lc.llama_model_load_from_file(path, lc.llama_model_default_params())
+        settings = lc.llama_context_default_params()
+        # a cache for each sequence: in a unified one each request looks at the keys of all others
+        settings.n_seq_max, settings.kv_unified, settings.n_ctx = 32, False, 32 * 2560
+        settings.n_batch, settings.n_ubatch = 2048, 512
+        settings.n_threads = settings.n_threads_batch = job.threads
+        self.context: Any = lc.llama_init_from_model(self.model, settings)
+        assert self.context, "llama.cpp cannot load the model"
+        self._vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(self.model))
+        self._batch = lc.llama_batch_init(2048, 0, 1)
 
-    def best(row: int) -> int:
-        logits = np.ctypeslib.as_array(lc.llama_get_logits_ith(context, row), (vocab,))
-        return int(logits.argmax())
+    def generate(self, prompts: Prompts, count: int) -> list[list[int]]:
+        """See `Generate`."""
+        import llama_cpp as lc
 
-    def generate(prompts: Prompts, count: int) -> list[list[int]]:
-        lc.llama_memory_clear(lc.llama_get_memory(context), True)
+        lc.llama_memory_clear(lc.llama_get_memory(self.context), True)
         found: list[list[int]] = []
         for seq, prompt in enumerate(prompts):
             last = len(prompt) - 1
             rows = [(token, at, seq, at == last) for at, token in enumerate(prompt)]
             for start in range(0, len(rows), 2048):
-                run(rows[start : start + 2048])
-            found.append([best(last % 2048)])
+                self._run(rows[start : start + 2048])
+            found.append([self._best(last % 2048)])
         for step in range(count - 1):
             places = [len(p) + step for p in prompts]
-            run([(found[s][-1], place, s, True) for s, place in enumerate(places)])
+            self._run([(found[s][-1], place, s, True) for s, place in enumerate(places)])
             for s, row in enumerate(found):
-                row.append(best(s))
+                row.append(self._best(s))
         return found
 
-    return generate
+    def _run(self, rows: list[tuple[int, int, int, bool]]) -> None:
+        import llama_cpp as lc
+
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for i, (token, position, seq, wanted) in enumerate(rows):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position, wanted
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
+        assert lc.llama_decode(self.context, batch) == 0
+
+    def _best(self, row: int) -> int:
+        import llama_cpp as lc
+        import numpy as np
+
+        logits = lc.llama_get_logits_ith(self.context, row)
+        return int(np.ctypeslib.as_array(logits, (self._vocab,)).argmax())
+
+
+def _llama_cpp(job: Job) -> Generate:
+    return LlamaCpp(job).generate
 
 
 def _convert_llama_cpp(model: Path, form: str, out: Path) -> None:

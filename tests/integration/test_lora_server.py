@@ -270,10 +270,14 @@ async def test_what_cannot_be_served_is_refused_and_changes_nothing(model_dir, f
     only_bin = broken(allowed / "bin", first)
     (only_bin / "adapter_model.safetensors").rename(only_bin / "adapter_model.bin")
     (allowed / "link").symlink_to(first)
+    (allowed / "linked").mkdir()
+    for file in first.iterdir():
+        (allowed / "linked" / file.name).symlink_to(file)
     cases = {
         str(allowed / "nothing"): "cannot read",
         str(first): "not in one of lora.allowed_dirs",
         str(allowed / "link"): "not in one of lora.allowed_dirs",
+        str(allowed / "linked"): "not in one of lora.allowed_dirs",
         str(allowed / ".." / ".." / "x"): "not in one of lora.allowed_dirs",
         str(broken(allowed / "dora", first, use_dora=True)): "lacks",
         str(broken(allowed / "ia3", first, peft_type="IA3")): "peft_type IA3",
@@ -343,6 +347,41 @@ async def test_a_tenant_sees_its_own_adapters_only(model_dir, folders, tmp_path)
                 body = {"text": "x", "lora_path": name, "sampling_params": GREEDY}
                 reply = await server.post("/generate", body, headers=headers)
                 assert reply.status_code == (200 if name in names else 400)
+
+
+async def test_files_that_were_sent_stay_while_they_are_read(model_dir, folders, tmp_path):
+    kept = ServerConfig(data_dir=str(tmp_path / "data"))
+    config = json.loads((folders["first"] / "adapter_config.json").read_text())
+    weights = (folders["first"] / WEIGHTS).read_bytes()
+    spool = tmp_path / "data" / "adapters.json.adapters"
+
+    def num_kept() -> int:
+        return len(list(spool.iterdir()))
+
+    async with served(model_dir, LoraConfig(), kept=kept) as server:
+        sent = base64.b64encode(weights).decode()
+        body = {"config_dict": config, "serialized_named_tensors": sent}
+
+        async def send(name: str) -> None:
+            reply = await server.post("/load_lora_adapter_from_tensors", body | {"lora_name": name})
+            assert reply.status_code == 200, reply.text
+
+        async def unload() -> None:
+            await server.post("/unload_lora_adapter", {"lora_name": "streamed"})
+            assert num_kept() == 1  # its request may need them
+
+        for _ in range(3):
+            await send("passing")
+            await server.post("/unload_lora_adapter", {"lora_name": "passing"})
+            assert num_kept() == 0
+        await send("streamed")
+        assert await server.long_text("streamed", 300, unload)
+        await send("next")
+        assert num_kept() == 1
+        (spool / "left").mkdir()  # by one that was killed
+    async with served(model_dir, LoraConfig(), kept=kept) as server:
+        assert num_kept() == 1
+        assert await server.text("next")
 
 
 @pytest.mark.parametrize("abort", [False, True])

@@ -12,7 +12,7 @@ from sylvan.protocol.requests import EmbedRequest
 from sylvan.runtime.features.lora.copies import Adapter
 from sylvan.runtime.models.pooling import PoolingWish
 from tests.parity.serving import Serving
-from tests.support.adapters import AdapterServing, write_random_adapter
+from tests.support.adapters import MEMORY, AdapterServing, write_random_adapter
 from tests.support.delayed import DelayedPlatform
 from tests.support.random_model import write_random_model
 
@@ -278,3 +278,22 @@ def test_an_adapter_that_was_registered_is_read_when_it_is_asked_for(
 
     assert [serving.tokens[rid] for rid in rids] == alone["a2"]
     assert serving.finish[unknown].status == 400
+
+
+def test_an_adapter_that_memory_never_holds_fails_its_own_requests_only(
+    model_dir, folders, prompts, alone
+):
+    """As after a restart with less memory than it was loaded with."""
+    serving = AdapterServing(model_dir, {"a2": folders["a2"]})
+    serving.lora.execute(
+        RegisterAdapter(id="large@1", path=str(folders["a1"]), num_bytes=MEMORY + 1),
+        serving.scheduler,
+    )
+
+    refused = [serving.add(prompts[0], lora="large@1") for _ in range(2)]
+    rids = [serving.ask(prompt, "a2", max_new_tokens=NEW) for prompt in prompts]
+    serving.run()
+
+    assert [serving.finish[rid].status for rid in refused] == [400, 400]
+    assert "no room in host memory" in serving.finish[refused[0]].message
+    assert [serving.tokens[rid] for rid in rids] == alone["a2"]

@@ -32,6 +32,7 @@ _TAGS: dict[str, MemoryTag] = {
     "graphs": "graphs",
 }
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+_MOST_BYTES = 1 << 50
 Selector = Literal["target", "all", "draft"]
 
 
@@ -40,7 +41,7 @@ class SharedFile(ClosedModel):
 
     shared_memory: Name
     """Its name."""
-    num_bytes: Annotated[int, Field(ge=8)]
+    num_bytes: Annotated[int, Field(ge=8, le=_MOST_BYTES)]
     """Length of the file; the memory may be larger. It must stay as it is until the answer."""
 
 
@@ -110,7 +111,7 @@ class DistributedBody(UpdateBody):
     """Of the tensors, in the order in which they are sent."""
     dtypes: list[Annotated[str, Field(max_length=32)]]
     """Their types, such as `bfloat16`."""
-    shapes: list[list[Annotated[int, Field(ge=0)]]]
+    shapes: list[Annotated[list[Annotated[int, Field(ge=0, le=_MOST_BYTES)]], Field(max_length=8)]]
     """Their shapes."""
     group_name: Name = "weight_update_group"
     """The group."""

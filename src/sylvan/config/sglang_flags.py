@@ -58,7 +58,7 @@ NO_EFFECT: Mapping[str, str] = {
     ),
     "attention adds up in float32": "triton_attention_reduce_in_fp32",
     "there is one implementation of adapters for each device": (
-        "lora_backend=csgmv max_lora_chunk_size=16"
+        "lora_backend=csgmv max_lora_chunk_size=16 lora_use_virtual_experts"
     ),
     "adapters may change all linear layers, the embedding and the head": "lora_target_modules*=",
     "adapters are always loaded beside the steps": "enable_lora_overlap_loading",
@@ -117,7 +117,7 @@ REFUSED: Mapping[str, str] = {
     "other bounds of the host tier": (
         "hicache_host_memory_fraction=0.8 hicache_host_memory_mode=cache"
     ),
-    "giving memory back while serving": (
+    "copies of weights in host memory (resuming reads the checkpoint again)": (
         "enable_weights_cpu_backup enable_draft_weights_cpu_backup"
     ),
     "weights in host memory": (
@@ -220,9 +220,7 @@ REFUSED: Mapping[str, str] = {
         "spec_trace_dir= decoupled_spec_bind_endpoint= decoupled_spec_connect_endpoints= "
         "decoupled_spec_rank= decoupled_spec_role=null"
     ),
-    "outer matrices that the experts of an adapter share": (
-        "lora_use_virtual_experts experts_shared_outer_loras="
-    ),
+    "outer matrices that the experts of an adapter share": "experts_shared_outer_loras=",
     "waiting for a slot by the clock (--lora-max-overtakes counts requests)": (
         "lora_drain_wait_threshold=0.0"
     ),

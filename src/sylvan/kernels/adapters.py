@@ -214,6 +214,7 @@ class LoraLayer:
         device: Where PyTorch computes.
 
     Attributes:
+        dtype: See above.
         of_outputs: Whether its rows are a step's outputs.
         packed: Whether kernels read the matrices, which are then in their order; set by the
             tracer of a step program.
@@ -227,7 +228,7 @@ class LoraLayer:
         self.inputs, self.outputs = shape.inputs, shape.outputs
         self.of_outputs, self._is_table = shape.kind == "head", shape.kind == "embedding"
         self.packed = False
-        self._dtype, self._device = dtype, device
+        self.dtype, self._device = dtype, device
         none: tuple[Prepared | None, ...] = (None,) * shape.num_parts
         self._slots: list[tuple[Prepared | None, ...]] = [none] * rows.num_slots
         self.memory = allocate(rows.num_slots * shape.num_parts * ENTRY.itemsize)
@@ -240,11 +241,11 @@ class LoraLayer:
         """Matrices of one part as they are to be kept beside the model."""
         if not self.packed:
             down, up = (
-                m.to(self._dtype, copy=True).contiguous() for m in (factors.down, factors.up)
+                m.to(self.dtype, copy=True).contiguous() for m in (factors.down, factors.up)
             )
             return Factors(down, up, factors.scale)
-        down, up = (m.to(self._dtype) for m in (factors.down, factors.up))
-        per_word = _WORD // self._dtype.itemsize
+        down, up = (m.to(self.dtype) for m in (factors.down, factors.up))
+        per_word = _WORD // self.dtype.itemsize
         words = -(-factors.rank // per_word) * per_word
         whole = -(-self.inputs // 32) * 32  # as rows are padded
         first = _bytes(down.T) if self._is_table else _packed(down, whole)

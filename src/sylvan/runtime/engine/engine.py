@@ -15,7 +15,14 @@ import msgspec
 from sylvan.api.native import GenerateBody
 from sylvan.api.openai.vectors import EncodeBody, RerankBody, ScoreBody
 from sylvan.api.validation import WireModel, parse
-from sylvan.api.weights import DiskBody, DistributedBody, GroupBody, MemoryBody, UpdateBody
+from sylvan.api.weights import (
+    DiskBody,
+    DistributedBody,
+    GroupBody,
+    MemoryBody,
+    SocketBody,
+    UpdateBody,
+)
 from sylvan.config import Config
 from sylvan.config.check import check
 from sylvan.config.load import Loaded
@@ -31,7 +38,7 @@ from sylvan.runtime.engine.feed import END, SHUT_DOWN, Feed
 from sylvan.runtime.engine.labels import read_labels
 from sylvan.runtime.engine.ranking import ScoreResult
 from sylvan.runtime.engine.runtime import Runtime
-from sylvan.runtime.engine.weights import EngineWeights, NamedTensors
+from sylvan.runtime.engine.weights import EngineWeights, NamedTensors, safetensors_of
 from sylvan.text import reasoning
 from sylvan.text.chat_template import ChatTemplate
 from sylvan.text.reasoning.tokens import ReasoningMarks
@@ -298,6 +305,13 @@ class Engine:
         }
         return self._wait(self._weights.from_distributed(_body(DistributedBody, given)))
 
+    def update_weights_from_ipc(
+        self, zmq_handles: dict[str, str], **fields: Any
+    ) -> tuple[bool, str]:
+        """Replace weights by the safetensors files of a ZeroMQ REP socket of this machine."""
+        given = {"zmq_handles": zmq_handles, **fields}
+        return self._wait(self._weights.from_ipc(_body(SocketBody, given)))
+
     def load_lora_adapter(
         self, lora_name: str, lora_path: str, pinned: bool = False
     ) -> tuple[bool, str]:
@@ -313,16 +327,48 @@ class Engine:
         """As `load_lora_adapter`, on the caller's event loop."""
         return await self._bridge(self._load_adapter(lora_name, lora_path, pinned=pinned))
 
-    def unload_lora_adapter(self, lora_name: str) -> tuple[bool, str]:
-        """Serve no new requests with an adapter.
+    def load_lora_adapter_from_tensors(
+        self,
+        lora_name: str,
+        tensors: NamedTensors,
+        config_dict: dict[str, Any],
+        pinned: bool = False,
+    ) -> tuple[bool, str]:
+        """Serve a LoRA adapter that is in memory.
+
+        Args:
+            lora_name: Name that `lora_path` then asks for.
+            tensors: Those of `adapter_model.safetensors`, of PyTorch; pairs or a mapping.
+            config_dict: What `adapter_config.json` has.
+            pinned: Keep its place in host memory and on the device.
+
+        Returns: whether it was loaded, and why not.
+        """
+        return self._wait(self._send_adapter(lora_name, tensors, config_dict, pinned=pinned))
+
+    async def async_load_lora_adapter_from_tensors(
+        self,
+        lora_name: str,
+        tensors: NamedTensors,
+        config_dict: dict[str, Any],
+        pinned: bool = False,
+    ) -> tuple[bool, str]:
+        """As `load_lora_adapter_from_tensors`, on the caller's event loop."""
+        sent = self._send_adapter(lora_name, tensors, config_dict, pinned=pinned)
+        return await self._bridge(sent)
+
+    def unload_lora_adapter(self, lora_name: str, abort_requests: bool = False) -> tuple[bool, str]:
+        """Serve no new requests with an adapter; `abort_requests` ends those under way.
 
         Returns: whether there was one, and why not.
         """
-        return self._wait(self._unload_adapter(lora_name))
+        return self._wait(self._unload_adapter(lora_name, abort=abort_requests))
 
-    async def async_unload_lora_adapter(self, lora_name: str) -> tuple[bool, str]:
+    async def async_unload_lora_adapter(
+        self, lora_name: str, abort_requests: bool = False
+    ) -> tuple[bool, str]:
         """As `unload_lora_adapter`, on the caller's event loop."""
-        return await self._bridge(self._unload_adapter(lora_name))
+        return await self._bridge(self._unload_adapter(lora_name, abort=abort_requests))
 
     def get_weights_by_name(self, name: str, truncate_size: int = 100) -> list[Any]:
         """The first rows of a tensor, as nested lists.
@@ -401,8 +447,14 @@ class Engine:
     async def _load_adapter(self, name: str, path: str, *, pinned: bool) -> tuple[bool, str]:
         return await _tried(self._runtime.manager.adapters.load(name, path, pinned=pinned))
 
-    async def _unload_adapter(self, name: str) -> tuple[bool, str]:
-        return await _tried(self._runtime.manager.adapters.unload(name))
+    async def _send_adapter(
+        self, name: str, tensors: NamedTensors, config: dict[str, Any], *, pinned: bool
+    ) -> tuple[bool, str]:
+        data, adapters = safetensors_of(tensors), self._runtime.manager.adapters
+        return await _tried(adapters.load_tensors(name, config, data, pinned=pinned))
+
+    async def _unload_adapter(self, name: str, *, abort: bool) -> tuple[bool, str]:
+        return await _tried(self._runtime.manager.adapters.unload(name, abort=abort))
 
     async def _encode(
         self, prompt: object, input_ids: object, fields: dict[str, Any]

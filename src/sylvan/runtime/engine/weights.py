@@ -15,10 +15,12 @@ from sylvan.api.weights import (
     DistributedBody,
     GroupBody,
     MemoryBody,
+    SocketBody,
     UpdateBody,
     disk_source,
     group_of,
     group_source,
+    socket_source,
     tags_of,
     update_of,
 )
@@ -64,6 +66,11 @@ class EngineWeights:
         command = update_of(body, group_source(body), partial=True)
         return _outcome(await self._updates.update(command))
 
+    async def from_ipc(self, body: SocketBody) -> Outcome:
+        """See `Engine.update_weights_from_ipc`."""
+        command = update_of(body, socket_source(body), partial=True)
+        return _outcome(await self._updates.update(command))
+
     async def end(self) -> Outcome:
         """See `Engine.end_weight_update`."""
         return _outcome(await self._updates.end())
@@ -97,6 +104,14 @@ class EngineWeights:
         if not reply.ok:
             raise RequestError(reply.message, status=reply.status)
         return reply.body or {}
+
+
+def safetensors_of(named: NamedTensors) -> bytes:
+    """Tensors as a safetensors file."""
+    from safetensors.torch import save  # whoever has tensors has imported torch already
+
+    tensors = {name: value.detach().cpu().contiguous() for name, value in dict(named).items()}
+    return save(_apart(tensors))
 
 
 def _outcome(reply: ControlReply) -> Outcome:

@@ -45,6 +45,9 @@ from sylvan.runtime.pool.occupation import Occupation
 
 logger = logging.getLogger(__name__)
 
+_MOST_BYTES_PER_NUMBER = 8
+"""Of tensors that are kept for an update: trainers send float32, whatever is served, and perhaps
+tensors that are tied to others."""
 Body = dict[str, Any]
 """Of a result; JSON-like."""
 
@@ -100,8 +103,9 @@ class ExecutorControl:
         self._on_release, self._on_resume = on_release, on_resume
         self._update_groups = UpdateGroups()
         self._profiling = Profiling()
-        size = memory["weights"].num_bytes if "weights" in memory else 0
-        self._sources = WeightSources(self._update_groups, 2 * size * checkpoints.num_ranks)
+        numbers = weights.num_numbers if isinstance(weights, LiveWeights) else 0
+        most = _MOST_BYTES_PER_NUMBER * numbers * checkpoints.num_ranks
+        self._sources = WeightSources(self._update_groups, most)
         self._released: dict[MemoryTag, int] = {}
         self.gate = StepGate()
         self._handlers: dict[type[ExecutorCommand], Callable[[Any], Body]] = {

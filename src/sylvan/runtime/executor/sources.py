@@ -6,6 +6,7 @@ import mmap
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -33,6 +34,7 @@ SHARED = Path("/dev/shm")
 _NAME = re.compile(r"/?([A-Za-z0-9][A-Za-z0-9_.\-]{0,200})")
 _SOCKET = re.compile(r"ipc://[^\x00]{1,100}|tcp://(127\.0\.0\.1|localhost):\d{1,5}")
 _SOCKET_TIMEOUT_S = 60
+_READ = (".json", ".safetensors", ".bin", ".pt", ".gguf")
 
 
 class WeightSources:
@@ -82,7 +84,7 @@ class WeightSources:
         if total > self._most:
             raise ConfigError(
                 f"{total:,} bytes of tensors would be kept; at most {self._most:,}, twice the size "
-                "of the model"
+                "of the model in float32"
             )
         self._named[name] = [*kept, opened]
         return opened
@@ -128,6 +130,9 @@ def _directory(path: str) -> Path:
     found = Path(path)
     if not found.is_dir():
         raise ConfigError(f"model_path {path!r} is no directory of this machine")
+    for file in found.iterdir():
+        if file.suffix in _READ and file.exists() and not file.is_file():
+            raise ConfigError(f"{str(file)!r} is no regular file")  # a pipe would be waited for
     return found
 
 
@@ -144,11 +149,15 @@ def _shared(name: str, num_bytes: int) -> WeightFiles:
         raise ConfigError(f"{name!r} is not the name of shared memory")
     where = f"shared memory {name}"
     try:
-        fd = os.open(SHARED / found[1], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # a pipe would be waited for
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        fd = os.open(SHARED / found[1], flags)
     except OSError as error:
         raise ConfigError(f"{where} cannot be opened: {error.strerror}") from None
     try:
-        size = os.fstat(fd).st_size
+        kind, size = os.fstat(fd).st_mode, os.fstat(fd).st_size
+        if not stat.S_ISREG(kind):
+            raise ConfigError(f"{where} is no regular file")
         if not 8 <= num_bytes <= size:
             raise ConfigError(f"{where} has {size:,} bytes, not {num_bytes:,}")
         # private: a tensor over it can be written to, and nobody sees that

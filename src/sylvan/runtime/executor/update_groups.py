@@ -13,6 +13,7 @@ import torch
 from sylvan.protocol.commands import GroupTensors, JoinGroup
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.in_memory import InMemory
+from sylvan.runtime.models.safetensors import DTYPES
 
 _BACKENDS = ("gloo",)
 
@@ -145,7 +146,8 @@ def _broadcast_flat(group: Any, tensors: Mapping[str, torch.Tensor], num_bytes: 
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
+    found: object = getattr(torch, name.removeprefix("torch."), None)
+    # others can be neither received nor kept
+    if not isinstance(found, torch.dtype) or found not in DTYPES.values():
         raise ConfigError(f"dtypes: there is no type {name!r}")
     return found

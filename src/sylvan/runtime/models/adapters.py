@@ -26,8 +26,9 @@ from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.linear import Linear, VocabHead
 from sylvan.runtime.layers.moe import Experts, Router
 from sylvan.runtime.models import lora_experts
-from sylvan.runtime.models.checkpoint import Slot, slots, source_rows
-from sylvan.runtime.models.lora import Adapter, AdapterConfig, LowRank
+from sylvan.runtime.models.checkpoint import Slot, check_finite, slots, source_rows
+from sylvan.runtime.models.lora import Adapter, LowRank
+from sylvan.runtime.models.lora_config import AdapterConfig
 from sylvan.runtime.models.shards import NOT_SPLIT, Splits, of_source, whole_shape
 from sylvan.runtime.models.stored import WeightFiles
 from sylvan.runtime.models.texts import canonical
@@ -187,6 +188,8 @@ class AdapterTargets:
             layer = target.layer
             parts = found.setdefault(id(layer), [None] * layer.shape.num_parts)
             layers[id(layer)] = layer
+            if parts[target.number] is not None:
+                raise ConfigError(f"the adapter changes {name!r} twice, under different names")
             parts[target.number] = self._part(adapter.config, name, module, target)
         placed = side_by_side(list(found.values()))
         return [(layers[key], parts) for key, parts in zip(found, placed, strict=True)]
@@ -302,6 +305,9 @@ class AdapterTargets:
             )
         down, up = _share(down, target.splits, -1), _share(converted, target.splits, -2)
         scale = config.scale(name, module.rank) * target.factor
+        down, up = (matrix.to(target.layer.dtype) for matrix in (down, up))
+        for matrix in (down, up):
+            check_finite(name, matrix)  # large ones may not be in the model's type
         return target.layer.prepare(Factors(down, up, scale))
 
 

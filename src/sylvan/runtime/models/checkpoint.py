@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -142,6 +142,8 @@ class WeightReader:
             and is_multiplied(model, slot.name)
         }
         wanted = {part for parts in self._parts.values() for part in parts}
+        if len(self._names) < len(checkpoint.tensors):
+            self._check_unique(rename, wanted)
         missing = sorted(wanted - self._names.keys())
         if partial:
             missing = sorted(self._torn_apart() & set(missing))
@@ -166,6 +168,12 @@ class WeightReader:
                 f"the checkpoint has the tensor {extra[0]!r}, which this architecture does not use"
                 + (f" ({len(extra)} such tensors)" if len(extra) > 1 else "")
             )
+
+    def _check_unique(self, rename: Callable[[str], str], wanted: Collection[str]) -> None:
+        for name in self._checkpoint.tensors:
+            other = self._names[rename(name)]
+            if name != other and rename(name) in wanted:
+                raise ConfigError(f"tensors {name!r} and {other!r} are the same one of this model")
 
     def _as_named(self, name: str) -> str:
         """With the prefix that the checkpoint's other tensors have."""

@@ -6,6 +6,7 @@ keys and values; gate and up) takes each into its own rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -269,6 +270,12 @@ class LiveWeights:
         return self._convert is not None and self._convert(source, found) is not found
 
     # ---- memory
+
+    @property
+    def num_numbers(self) -> int:
+        """How many numbers the weights are, of all tensors together."""
+        slots = {tensor.slot.name: tensor.slot for tensor in self._tensors.values()}
+        return sum(math.prod(slot.shape) for slot in slots.values())
 
     @property
     def memory(self) -> list[torch.Tensor]:

@@ -10,53 +10,29 @@ the matrix was, where that was saved.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.checkpoint import check_finite
 from sylvan.runtime.models.in_memory import read_safetensors
+from sylvan.runtime.models.lora_config import AdapterConfig, parse_config
+from sylvan.runtime.models.lora_files import read_bounded
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+"""What an adapter's numbers may be."""
+MAX_CONFIG_BYTES = 4 << 20
+_ANY_SIZE = 1 << 50
 _PREFIX = "base_model.model."
 _PART = re.compile(
     r"(.+)\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector|base_layer)"
     r"(\.weight)?"
 )
-
-
-class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of `adapter_config.json` that decide what an adapter means."""
-
-    r: int
-    lora_alpha: float
-    peft_type: str = "LORA"
-    use_rslora: bool = False
-    use_dora: bool = False
-    fan_in_fan_out: bool = False
-    bias: str = "none"
-    lora_bias: bool = False
-    target_modules: list[str] | str | None = None
-    alpha_pattern: dict[str, float] | None = None
-    modules_to_save: list[str] | None = None
-    target_parameters: list[str] | None = None
-    layer_replication: list[Any] | None = None
-
-    def scale(self, module: str, rank: int) -> float:
-        """What the product of a module's matrices is multiplied by."""
-        patterns = self.alpha_pattern or {}
-        found = (a for key, a in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", module))
-        alpha = next(found, self.lora_alpha)
-        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
 @dataclass(slots=True)
@@ -106,29 +82,38 @@ class Adapter:
         return max((module.rank for module in self.modules.values()), default=0)
 
 
-def read_adapter(folder: Path) -> Adapter:
+def read_adapter(folder: Path, most_bytes: int = _ANY_SIZE, bound: str = "of tensors") -> Adapter:
     """The adapter in a directory.
 
+    Args:
+        folder: Where it lies.
+        most_bytes: The file of its tensors may have.
+        bound: What errors call `most_bytes`.
+
     Raises:
-        ConfigError: it is not there, of another kind, or has tensors that are not understood or not
-            finite; names the field or tensor.
+        ConfigError: it is not there, too large, of another kind, or has tensors that are not
+            understood or not finite; names the field or tensor.
     """
-    config = _config(folder / CONFIG)
+    given = read_bounded(folder / CONFIG, MAX_CONFIG_BYTES, "of a configuration").tobytes()
+    config = parse_config(given, str(folder / CONFIG))
     path = folder / WEIGHTS
     if not path.exists():
         raise ConfigError(
             f"{str(folder)!r} has no {WEIGHTS}; pickles (adapter_model.bin) are not read"
         )
-    data = _bytes(path)
+    data = read_bounded(path, most_bytes, bound)
     files = read_safetensors(data, str(path))
     modules: dict[str, LowRank] = {}
     whole: dict[str, torch.Tensor] = {}
     for name in files.tensors:
         tensor = files.tensor(name)
-        check_finite(name, tensor)
+        _check_tensor(str(path), name, tensor)
         plain = name.removeprefix(_PREFIX)
         if (found := _PART.fullmatch(plain)) is not None:
-            modules.setdefault(found[1], LowRank()).parts[found[2]] = tensor
+            parts = modules.setdefault(found[1], LowRank()).parts
+            if found[2] in parts:
+                raise ConfigError(f"{str(path)!r} has {found[1]}.{found[2]} twice")
+            parts[found[2]] = tensor
         elif "lora_" in plain:
             raise ConfigError(f"{str(path)!r}: the tensor {name!r} is not understood")
         else:
@@ -139,30 +124,16 @@ def read_adapter(folder: Path) -> Adapter:
         raise ConfigError(f"{str(path)!r}: the tensor {next(iter(whole))!r} is not understood")
     if not modules and not whole:
         raise ConfigError(f"{str(path)!r} has no tensors")
-    digest = hashlib.sha256((folder / CONFIG).read_bytes() + b"\0")
+    digest = hashlib.sha256(given + b"\0")
     digest.update(data.data)
     return Adapter(config, modules, whole, digest.hexdigest())
 
 
-def _config(path: Path) -> AdapterConfig:
-    try:
-        config = msgspec.json.decode(path.read_bytes(), type=AdapterConfig)
-    except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{str(path)!r} is no configuration of an adapter: {error}") from None
-    lacking = ""
-    if config.peft_type != "LORA":
-        lacking = f"peft_type {config.peft_type}"
-    elif config.bias != "none" or config.lora_bias:
-        lacking = "biases that were trained (bias, lora_bias)"
-    elif config.layer_replication:
-        lacking = "layer_replication"
-    if lacking:
-        raise ConfigError(f"{str(path)!r}: adapters with {lacking} cannot be used")
-    if config.r < 1:
-        raise ConfigError(f"{str(path)!r}: r must be 1 or more, not {config.r}")
-    return config
+def _check_tensor(where: str, name: str, tensor: torch.Tensor) -> None:
+    if tensor.dtype not in DTYPES:
+        kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise ConfigError(f"{where!r}: tensor {name!r} is of {tensor.dtype}; adapters have {kinds}")
+    check_finite(name, tensor)
 
 
 def _check_module(config: AdapterConfig, name: str, module: LowRank) -> None:
@@ -177,10 +148,5 @@ def _check_module(config: AdapterConfig, name: str, module: LowRank) -> None:
         raise ConfigError(
             f"the adapter's matrices of {name!r} are {list(down.shape)} and {list(up.shape)}"
         )
-
-
-def _bytes(path: Path) -> NDArray[np.uint8]:
-    try:
-        return np.fromfile(path, np.uint8)
-    except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    if not module.rank:
+        raise ConfigError(f"the adapter's matrices of {name!r} have no rank: {list(down.shape)}")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
-import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +16,9 @@ import msgspec
 
 from sylvan.protocol.adapters import AdapterInfo, decode_adapters
 from sylvan.protocol.commands import LoadAdapter
-from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.protocol.errors import CapacityError, ConfigError, RequestError
 from sylvan.protocol.messages import Command, RegisterAdapter, UnloadAdapter
+from sylvan.runtime.tokenizer.adapter_spool import CONFIG, WEIGHTS, AdapterSpool
 from sylvan.runtime.tokenizer.router import ReplicaRouter
 from sylvan.runtime.tokenizer.types import ModelFacts
 from sylvan.utils.threads import call_in_thread
@@ -28,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 600.0
 MAX_NAME_CHARS = 256
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +81,9 @@ class Adapters:
         self._known: _Known | None = None
         self._tenants: Mapping[str, frozenset[str]] = {}
         self._lock = asyncio.Lock()
-        self._spool: Path | None = None
+        kept = settings.state_file
+        self._spool = AdapterSpool(Path(f"{kept}.adapters") if kept is not None else None)
+        self._left: list[AdapterInfo] = []  # unloaded, but perhaps still read for their requests
         for client in router.clients:
             client.reminders.append(self._remind)
 
@@ -144,11 +144,12 @@ class Adapters:
         """
         async with self._lock:
             self._check_name(name)
-            folder = await call_in_thread(self._write, config, weights)
+            await self._clean()
+            folder = await call_in_thread(self._spool.write, config, weights)
             try:
                 return await self._load(name, str(folder), pinned=pinned)
             except BaseException:
-                await call_in_thread(shutil.rmtree, folder, ignore_errors=True)
+                await call_in_thread(self._spool.remove, str(folder))
                 raise
 
     async def unload(self, name: str, *, abort: bool = False) -> AdapterInfo:
@@ -174,12 +175,15 @@ class Adapters:
             if name in known.configured:
                 known.unloaded.add(name)
             await self._save()
+            if self._spool.holds(info.path):
+                self._left.append(info)
+                with contextlib.suppress(CapacityError):  # then later
+                    await self._clean()
             return info
 
     def close(self) -> None:
         """Remove the files of adapters that were sent, unless the next start needs them."""
-        if self._spool is not None and self._settings.state_file is None:
-            shutil.rmtree(self._spool, ignore_errors=True)
+        self._spool.close()
 
     # ---- inside
 
@@ -211,8 +215,9 @@ class Adapters:
         allowed = [Path(folder).resolve() for folder in self._settings.allowed_dirs]
         if "\0" in path:
             raise RequestError("lora_path must not have a null character", param="lora_path")
-        found = Path(path).resolve()
-        if allowed and not any(found.is_relative_to(folder) for folder in allowed):
+        folder = Path(path)
+        found = [each.resolve() for each in (folder, folder / CONFIG, folder / WEIGHTS)]
+        if allowed and not all(any(f.is_relative_to(a) for a in allowed) for f in found):
             raise RequestError(
                 f"lora_path: {path[:500]!r} is not in one of lora.allowed_dirs", param="lora_path"
             )
@@ -263,6 +268,7 @@ class Adapters:
         known.adapters = {info.name: info for info in has if info.name not in known.unloaded}
         for info in state.adapters:
             known.adapters.setdefault(info.name, info)
+        self._spool.sweep({info.path for info in known.adapters.values()})
         return known
 
     async def _save(self) -> None:
@@ -280,19 +286,18 @@ class Adapters:
         except OSError:
             logger.exception("lora.state_file %s cannot be written", path)
 
-    def _write(self, config: Mapping[str, Any], weights: bytes) -> Path:
-        """The files of an adapter that was sent, in a directory of their own."""
-        if self._spool is None:
-            state_file = self._settings.state_file
-            if state_file is None:
-                self._spool = Path(tempfile.mkdtemp(prefix="sylvan-lora-"))
-            else:
-                self._spool = Path(f"{state_file}.adapters")
-                self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder = Path(tempfile.mkdtemp(dir=self._spool))
-        (folder / _CONFIG).write_text(json.dumps(dict(config)))
-        (folder / _WEIGHTS).write_bytes(weights)
-        return folder
+    async def _clean(self) -> None:
+        """Remove the files of what was unloaded and has no requests any more."""
+        served = {info.id for info in self._state().adapters.values()}
+        for info in tuple(self._left):
+            if info.id not in served:  # else it is read from elsewhere now
+                replies = await self._router.control_each(UnloadAdapter(id=info.id))
+                if any(
+                    not reply.ok or (reply.body or {}).get("num_requests") for _, reply in replies
+                ):
+                    continue
+            self._left.remove(info)
+            await call_in_thread(self._spool.remove, info.path)
 
 
 def _registered(adapters: Iterable[AdapterInfo]) -> list[Command]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+import zmq
+from safetensors.torch import save
 
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.engine.engine import Engine
@@ -188,6 +190,27 @@ def test_weights_come_through_a_group(engine: Engine, old_dir: Path) -> None:
     assert engine.check_weights() == one
     rows = engine.get_weights_by_name("lm_head.weight", truncate_size=1000)
     assert torch.equal(torch.tensor(rows), new["lm_head.weight"])
+
+
+def test_weights_come_from_a_socket_of_this_machine(
+    engine: Engine, new_dir: Path, answers: list[Any], tmp_path: Path
+) -> None:
+    address, data = f"ipc://{tmp_path}/s", save(weights_in(new_dir))
+    with zmq.Context() as context, context.socket(zmq.REP) as giver:
+        giver.bind(address)
+
+        def give(parts: list[bytes]) -> None:
+            for part in parts:
+                giver.recv()
+                giver.send(part)
+
+        for parts, want in (([data[:-9]], answers[0]), ([data, b""], answers[1])):
+            thread = threading.Thread(target=give, args=(parts,))
+            thread.start()
+            done, why = engine.update_weights_from_ipc({"0": address})
+            thread.join()
+            assert done == (want == answers[1]), why
+            assert ids(engine) == want
 
 
 async def test_a_stream_goes_on_through_updates_and_tells_their_labels(

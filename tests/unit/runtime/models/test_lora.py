@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from sylvan.cli.main import main
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.lora import read_adapter
+from sylvan.runtime.models.lora_config import AdapterConfig
 from sylvan.runtime.models.lora_merge import open_merged
 from tests.parity.checkpoints import write
 from tests.parity.families import DENSE, EXPERT
@@ -115,6 +117,11 @@ def test_an_adapter_of_another_model_is_refused(tmp_path, capsys):
         ({"r": "4"}, "no configuration of an adapter"),
         ({"use_dora": True}, "lacks model.layers.0.self_attn.q_proj.lora_magnitude_vector"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
+        ({"alpha_pattern": {"(": 3}}, r"alpha_pattern '\(' is not a valid regular expression"),
+        ({"alpha_pattern": {r"(a)\1": 3}}, "alpha_pattern .* back reference"),
+        ({"alpha_pattern": {"a{2000}": 3}}, "alpha_pattern .* more than 1024 states"),
+        ({"alpha_pattern": {f"[{n}]": n for n in range(65)}}, "65 entries; at most 4,096, 64 of"),
+        ({"alpha_pattern": {str(n): n for n in range(4097)}}, "4,097 entries; at most 4,096"),
     ],
 )
 def test_configurations_that_cannot_be_used(tmp_path, change, says):
@@ -127,9 +134,91 @@ def test_configurations_that_cannot_be_used(tmp_path, change, says):
 
 
 @pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b'{"r": 4, "lora_alpha": NaN}', "malformed"),
+        (b'{"r": 4, "lora_alpha": 1e999}', "out of range"),
+        (b'{"r": 4, "lora_alpha": 8, "peft_type": "\xff"}', "utf-8"),
+        (b'{"r": 4, "lora_alpha": 8, "x": ' + b"[" * 100_000, "recursion"),
+        (b" " * (4 << 20) + b"{}", "at most 4,194,304 are read"),
+    ],
+)
+def test_a_configuration_that_cannot_be_read(tmp_path, text, says):
+    (tmp_path / "adapter_config.json").write_bytes(text)
+
+    with pytest.raises(ConfigError, match=says):
+        read_adapter(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory", "larger than the system has"])
+def test_nothing_but_files_of_a_bounded_size_are_read(tmp_path, name, kind):
+    make(tmp_path, LLAMA, target_modules=["q_proj"])
+    path = tmp_path / "adapter" / name
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.touch()
+        os.truncate(path, 1 << 42)
+
+    says = "at most" if kind.startswith("larger") else "no regular file"
+    with pytest.raises(ConfigError, match=says):
+        read_adapter(path.parent, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("q_proj", True),
+        ("self_attn.q_proj", True),
+        ("_proj", False),
+        ("model.layers.0", False),
+        (r"layers\.\d+\.self_attn\.(q|k)_proj", True),
+        (r"^model\.layers\.[0-3]\..*", True),
+        (r".*q_proj$", True),
+        (r"layers\.[1-3]\..*", False),
+        (r"(([a-z_.0-9]*)*)*X", False),
+    ],
+)
+def test_alphas_of_modules_are_those_that_peft_finds(key, meant):
+    """The last pattern would take `re` longer than there is time."""
+    config = AdapterConfig(r=4, lora_alpha=8, alpha_pattern={key: 2})
+    name = "model.layers.0.self_attn.q_proj"
+    if "X" not in key:
+        assert (peft.utils.other.get_pattern_key([key], name) == key) == meant
+
+    assert config.scale(name, 4) == (0.5 if meant else 2)
+
+
+def test_a_scale_that_is_no_float32(tmp_path):
+    config = AdapterConfig(r=4, lora_alpha=1e300)
+
+    with pytest.raises(ConfigError, match=r"lora_alpha 1e\+300 of 'q_proj'"):
+        config.scale("q_proj", 4)
+
+
+@pytest.mark.parametrize(
     ("name", "value", "says"),
     [
         ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", None, "lacks"),
+        *(
+            (
+                "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
+                torch.zeros(4, 64, dtype=dtype),
+                f"is of {dtype}; adapters have bfloat16, float16, float32, float64",
+            )
+            for dtype in (torch.int64, torch.bool, torch.float8_e4m3fn)
+        ),
+        (
+            "model.layers.0.self_attn.q_proj.lora_A.weight",
+            torch.zeros(4, 64),
+            r"model.layers.0.self_attn.q_proj.lora_A twice",
+        ),
         (
             "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
             torch.full((4, 64), torch.nan),
@@ -153,6 +242,16 @@ def test_tensors_that_do_not_fit(tmp_path, name, value, says):
 
     with pytest.raises(ConfigError, match=says):
         open_merged(tmp_path / "base", tmp_path / "adapter")
+
+
+def test_matrices_of_no_rank(tmp_path):
+    make(tmp_path, LLAMA, target_modules=["q_proj"])
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    save_file({n: t[:0] if "lora_A" in n else t[:, :0] for n, t in tensors.items()}, path)
+
+    with pytest.raises(ConfigError, match=r"have no rank: \[0, 64\]"):
+        read_adapter(path.parent)
 
 
 def test_a_pickle_is_no_adapter(tmp_path):

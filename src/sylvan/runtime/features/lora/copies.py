@@ -117,6 +117,10 @@ class HostCopies:
                 del self._wanted[adapter.id]
                 adapter.copy = Copy.ABSENT
                 continue
+            if (why := self._never_fits(adapter)) is not None:
+                del self._wanted[adapter.id]
+                adapter.copy, adapter.error = Copy.ABSENT, why
+                continue
             if not self._fits(1, adapter.num_bytes):
                 dropped += self._shrink(1, adapter.num_bytes)
                 if not self._fits(1, adapter.num_bytes):
@@ -177,6 +181,18 @@ class HostCopies:
     def _forget(self, adapter: Adapter) -> None:
         for names in (self._known, self._wanted, self._leaving):
             names.pop(adapter.id, None)
+
+    def _never_fits(self, adapter: Adapter) -> str | None:
+        """Why there is no room for a copy, even when all have gone that may go."""
+        pinned = [a for a in self if a.pinned and a is not adapter]
+        num_bytes = adapter.num_bytes + sum(a.num_bytes for a in pinned)
+        if num_bytes <= self._most_bytes and len(pinned) < self._most:
+            return None
+        return (
+            f"the adapter has no room in host memory: it takes {adapter.num_bytes:,} bytes beside "
+            f"{len(pinned)} pinned ones, {num_bytes:,} in all; lora.memory is {self._most_bytes:,} "
+            f"and lora.max_loaded {self._most:,}"
+        )
 
     def _fits(self, more: int, more_bytes: int) -> bool:
         return (

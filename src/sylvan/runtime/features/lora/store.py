@@ -14,6 +14,9 @@ from sylvan.runtime.models.adapters import AdapterTargets, Content, num_bytes
 from sylvan.runtime.models.lora import read_adapter
 
 _DIGITS = 16  # of a digest that are part of an id
+_FILE_PER_COPY = 4
+"""Wider numbers, and tables that come with adapters, but are not kept."""
+_FILE_BOUND = f"{_FILE_PER_COPY} times lora.memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,11 @@ class AdapterStore:
     Args:
         targets: The layers of the model.
         max_rank: Largest rank of a module.
+        most_bytes: Of a copy.
     """
 
-    def __init__(self, targets: AdapterTargets, max_rank: int) -> None:
-        self._targets, self._max_rank = targets, max_rank
+    def __init__(self, targets: AdapterTargets, max_rank: int, most_bytes: int) -> None:
+        self._targets, self._max_rank, self._most_bytes = targets, max_rank, most_bytes
         self._lock = threading.Lock()
         self._copies: dict[str, HostCopy] = {}
         self._reading: dict[str, Future[None]] = {}
@@ -50,10 +54,14 @@ class AdapterStore:
         Raises:
             ConfigError: it cannot be served beside this model.
         """
-        adapter = read_adapter(Path(path))
+        adapter = read_adapter(Path(path), _FILE_PER_COPY * self._most_bytes, _FILE_BOUND)
         content = self._targets.prepare(adapter, self._max_rank)
         made = f"{name}@{adapter.digest[:_DIGITS]}"
         copy = HostCopy(made, content, num_bytes(content), adapter.max_rank)
+        if copy.num_bytes > self._most_bytes:
+            raise ConfigError(
+                f"the adapter takes {copy.num_bytes:,} bytes; lora.memory is {self._most_bytes:,}"
+            )
         with self._lock:
             self._copies[made] = copy
         return copy

@@ -71,8 +71,9 @@ class LoraWorker(CapabilityWorker):
             raise ConfigError("lora: this model has no linear layers that adapters could change")
         if self._made is not None:
             self._made.close()
-        self._made, self._layers = AdapterStore(targets, self._room.max_rank), targets.layers
-        self._head = targets.head
+        room = self._room
+        self._made = AdapterStore(targets, room.max_rank, room.most_bytes)
+        self._layers, self._head = targets.layers, targets.head
 
     @property
     def commands(self) -> Mapping[type[ExecutorCommand], Handler]:
@@ -85,14 +86,7 @@ class LoraWorker(CapabilityWorker):
         Raises:
             ConfigError: it cannot be served beside this model, or is too large.
         """
-        copy = self._store.read(name, path)
-        if copy.num_bytes > self._room.most_bytes:
-            self._store.drop((copy.id,))
-            raise ConfigError(
-                f"the adapter takes {copy.num_bytes:,} bytes; lora.memory is "
-                f"{self._room.most_bytes:,}"
-            )
-        return copy
+        return self._store.read(name, path)
 
     def prepare(self, work: LoraWork) -> None:
         """Take in what has changed; no step runs now."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sylvan.runtime.features.lora.copies import Adapter, Copy, HostCopies
 from sylvan.runtime.features.lora.work import AdapterFiles
 
@@ -129,3 +131,20 @@ def test_a_request_that_left_has_nothing_read():
     assert copies.next_loads() == ([], [])
     assert not copies.has_work
     assert copies.get("a").copy is Copy.ABSENT
+
+
+@pytest.mark.parametrize(("most", "most_bytes"), [(8, 9), (1, 100)])
+def test_one_that_never_fits_is_told_so_and_holds_up_nobody(most, most_bytes):
+    """Beside those that are pinned there is no room, whoever else goes."""
+    copies = HostCopies(most, most_bytes)
+    copies.add(adapter("pinned", 5, pinned=True), resident=True)
+    copies.add(adapter("large", 5), resident=False)
+    wanted(copies, "large")
+
+    assert copies.next_loads() == ([], [])
+
+    assert "no room in host memory: it takes 5 bytes" in copies.get("large").error
+    assert not copies.has_work
+    copies.add(adapter("small", 4), resident=False)
+    wanted(copies, "small")
+    assert [load.id for load in copies.next_loads()[1]] == (["small"] if most > 1 else [])

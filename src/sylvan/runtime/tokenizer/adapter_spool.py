@@ -1,0 +1,68 @@
+"""The files of adapters that were sent, as long as somebody may read them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+class AdapterSpool:
+    """A directory for each adapter. Its methods block.
+
+    Args:
+        kept_at: Where they are kept for the next start; None: they go with this process.
+    """
+
+    def __init__(self, kept_at: Path | None) -> None:
+        self._kept_at = kept_at
+        self._root: Path | None = kept_at
+
+    def write(self, config: Mapping[str, Any], weights: bytes) -> Path:
+        """The directory of an adapter.
+
+        Raises:
+            TypeError: the configuration is no JSON.
+            OSError: there is no room.
+        """
+        text = json.dumps(dict(config))
+        if self._kept_at is not None:
+            self._kept_at.mkdir(parents=True, exist_ok=True, mode=0o700)
+        elif self._root is None:
+            self._root = Path(tempfile.mkdtemp(prefix="sylvan-lora-"))
+        folder = Path(tempfile.mkdtemp(dir=self._root))
+        try:
+            (folder / CONFIG).write_text(text)
+            (folder / WEIGHTS).write_bytes(weights)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return folder
+
+    def holds(self, path: str) -> bool:
+        """Whether a directory is one of these."""
+        return self._root is not None and Path(path).parent.resolve() == self._root.resolve()
+
+    def remove(self, path: str) -> None:
+        """Nobody reads one of them any more."""
+        if self.holds(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def sweep(self, used: Collection[str]) -> None:
+        """Remove all but those in use: a process that was killed may have left others."""
+        if self._root is None or not self._root.is_dir():
+            return
+        names = {Path(path).name for path in used}  # which are unlike, however the rest is spelt
+        for folder in self._root.iterdir():
+            if folder.name not in names:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove all, unless the next start needs them."""
+        if self._kept_at is None and self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
