@@ -148,6 +148,30 @@ def _not_with_a_role(case: Case) -> Sequence[str]:
     ]
 
 
+def _not_between_steps(case: Case) -> Sequence[str]:
+    """Why prompts cannot be computed between steps."""
+    config = case.config
+    if config.pdmux is None:
+        return ()
+    heads = config.speculative is not None and config.speculative.algorithm in (
+        *DRAFT_HEADS,
+        OWN_HEAD,
+    )
+    reasons = {
+        "{parallel.tp}": (config.parallel.tp > 1, "prompts are computed op by op by one rank only"),
+        "{device}": (config.device != "cpu", "ops are taken one by one on the CPU only so far"),
+        "{task}": (config.task not in ("generate", "auto"), "nothing decodes"),
+        "lora": (config.lora is not None, "adapters are part of steps"),
+        "{speculative.algorithm}": (heads, "draft heads follow steps only"),
+        "{observe.record}": (config.observe.record is not None, "it could not be played back"),
+    }
+    return [
+        f"pdmux and {path} exclude each other: {why}"
+        for path, (broken, why) in reasons.items()
+        if broken
+    ]
+
+
 def _context_over_cache(case: Case) -> bool:
     longest, plan = case.config.context_len, case.resolved.plan
     return isinstance(longest, int) and longest > plan.num_tokens and not case.missing_bytes
@@ -232,6 +256,12 @@ RULES = (
         ("disagg", "tiers", "parallel.tp", "server.replicas", "device", "task", "cache.prefix"),
         lambda c: bool(_not_with_a_role(c)),
         lambda c: "\n".join(_not_with_a_role(c)),
+    ),
+    Rule(
+        "prompts between steps with others",
+        ("pdmux", "parallel.tp", "device", "task", "lora"),
+        lambda c: bool(_not_between_steps(c)),
+        lambda c: "\n".join(_not_between_steps(c)),
     ),
     Rule(
         "registered where nobody listens",

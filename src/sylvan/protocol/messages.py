@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from sylvan.protocol.commands import ExecutorCommand
+from sylvan.protocol.disagg import DisaggLoad
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.protocol.tiers import TierCommand, TierLoad
@@ -334,6 +335,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     lora_copies: int = 0  # of these, in host memory
     paused: bool = False  # nothing is computed before a Resume
     tiers: TierLoad | None = None  # None: there are none
+    disagg: DisaggLoad | None = None  # None: the server has no role
 
     @property
     def lora_utilization(self) -> float:

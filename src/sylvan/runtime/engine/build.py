@@ -24,6 +24,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Inspection
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.groups import KVGroup
+from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import Place
 from sylvan.runtime.core.memory import PageMemory
@@ -46,6 +47,7 @@ from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.lora.build import lora_worker
 from sylvan.runtime.features.lora.serving import LoraServing
+from sylvan.runtime.features.pdmux.build import PdMuxParts
 from sylvan.runtime.features.speculation.build import AnySpeculation, build_speculation
 from sylvan.runtime.features.speculation.heads import head_worker
 from sylvan.runtime.features.speculation.model import DraftModel
@@ -115,9 +117,11 @@ def build_scheduler(
     lora = LoraServing(config.lora) if config.lora else None
     tiers = TiersParts(config.tiers) if config.tiers is not None else None
     disagg = DisaggParts(config.disagg, config.server.host)
+    pdmux = PdMuxParts(config.pdmux)
     workers = (
         lambda site: grammar.worker,
         *disagg.workers,
+        *pdmux.workers,
         *_lora_worker(config),
         *([tiers.worker] if tiers else ()),
         *_head(config),
@@ -138,8 +142,8 @@ def build_scheduler(
     capabilities: tuple[Capability, ...] = (
         grammar.control,
         *([lora.control] if lora else ()),
-        *disagg.controls(),
         *also.capabilities,
+        *pdmux.controls(elsewhere=disagg.receives),
     )
     speculation = draft = None
     if config.speculative is not None:
@@ -151,7 +155,14 @@ def build_scheduler(
         draft = _draft_model(config)
         speculation = build_speculation(config.speculative, model.vocab_size, draft)
         capabilities = (*capabilities, speculation)
-    scheduler, inspect = compose_scheduler(config, executor, emit, capabilities, publisher, tiers)
+    scheduler, inspect = compose_scheduler(
+        config,
+        executor,
+        emit,
+        lambda cache: (*capabilities, *disagg.controls(cache)),
+        publisher,
+        tiers,
+    )
 
     def close() -> None:
         executor.close()
@@ -187,6 +198,7 @@ def build_scheduler(
         executor=executor,
         close=close,
         grammar_counts=grammar.counts,
+        disagg_load=disagg.load,
         weight_version=config.weight_version,
         lora=lora,
         stores=tiers.stores if tiers else None,
@@ -334,16 +346,20 @@ def compose_scheduler(
     config: Config,
     executor: Executor,
     emit: Emit,
-    capabilities: tuple[Capability, ...] = (),
+    over: Callable[[KVCacheManager], tuple[Capability, ...]],
     publisher: KVEventPublisher | None = None,
     tiers: TiersParts | None = None,
 ) -> tuple[Scheduler, Inspect]:
-    """The scheduler of a resolved configuration over an executor that is there already."""
+    """The scheduler of a resolved configuration over an executor that is there already.
+
+    `over` makes capabilities over the cache.
+    """
     settings, caps = config.scheduler, executor.caps
     prefix = "none" if caps.both_ways else config.cache.prefix
     below = () if tiers is None else tiers.tiers
     policy = None if tiers is None else tiers.policy(caps.kv_groups)
     cache = kv_cache(caps.kv_groups, prefix, config.cache.eviction, below, policy)
+    capabilities = over(cache)
     if tiers is not None:
         capabilities = (*capabilities, tiers.control(cache))
     standard = standard_capabilities(

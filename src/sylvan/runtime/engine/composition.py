@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sylvan.config import Config
+from sylvan.protocol.disagg import DisaggLoad
 from sylvan.protocol.messages import DEFAULT_VERSION, Inspection, TokenOutput
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.features.lora.serving import LoraServing
@@ -32,6 +33,7 @@ class Composition:
         grammar_counts: Fields of `Load` that tell of grammars.
         weight_version: Label of the weights.
         lora: Adapters; None: there are none to be served.
+        disagg_load: What is told of KV that is handed over; None without a role.
         stores: Of KV below the device's memory; None: there can be none.
     """
 
@@ -42,6 +44,7 @@ class Composition:
     executor: Executor
     close: Callable[[], None]
     grammar_counts: Callable[[], Mapping[str, int]] = dict
+    disagg_load: Callable[[], DisaggLoad | None] = lambda: None
     weight_version: str = DEFAULT_VERSION
     lora: LoraServing | None = None
     stores: Stores | None = None

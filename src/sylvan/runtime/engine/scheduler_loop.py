@@ -171,6 +171,7 @@ class SchedulerLoop:
             **(self._built.lora.counts if self._built.lora else {}),
             paused=self._paused or bool(self._commands.blocked),
             tiers=self._built.stores.load() if self._built.stores is not None else None,
+            disagg=self._built.disagg_load(),
         )
         self._ports.replies.send(Heartbeat(load=load))
 

@@ -36,6 +36,7 @@ from sylvan.runtime.executor.failures import shortage
 from sylvan.runtime.executor.graphs.layers import use_layer_kernels
 from sylvan.runtime.executor.graphs.natives import Native
 from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls
+from sylvan.runtime.executor.graphs.split import SplitPrompt
 from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
@@ -309,6 +310,12 @@ class _LateParts:
         """See `ModelSite.memory`."""
         return self.groups, self.pages
 
+    def split(self, limits: BatchLimits, page_size: int) -> SplitPrompt:
+        """See `ModelSite.split`."""
+        if not isinstance(self.runner, ProgramRunner):
+            raise Unsupported("there is no step program")
+        return self.runner.split(limits, page_size)
+
     def draw(self, logits_RV: torch.Tensor, slots: IntArray, positions: IntArray) -> IntArray:
         """See `ModelSite.draw`."""
         assert self.sampler is not None
@@ -327,6 +334,7 @@ def _workers(
         has_states=bool(plan.config.states),
         head=late.head,
         memory=late.memory,
+        split=lambda: late.split(plan.limits, plan.options.page_size),
         draw=late.draw,
         model_dir=plan.model_dir,
         config=plan.config,

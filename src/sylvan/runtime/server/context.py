@@ -17,7 +17,7 @@ from sylvan.runtime.server.detached import Detached
 from sylvan.runtime.server.journal import CallJournal, Journal, NoJournal
 from sylvan.runtime.server.keyring import Keyring
 from sylvan.runtime.server.metrics import Accounts
-from sylvan.runtime.server.pairing import Pairing
+from sylvan.runtime.server.pairing import Pairing, Role
 from sylvan.runtime.server.settings import ServerSettings
 from sylvan.runtime.server.shared_prompts import shared_starts
 from sylvan.runtime.server.stores.batches import BatchStore
@@ -62,6 +62,7 @@ class Context:
         ids: Names that nobody can guess, of so many bytes, in hexadecimal digits.
         journal: Of the call.
         pairing: The other server of the call.
+        role: What this server does of calls with a room.
     """
 
     engine: TokenizerManager
@@ -83,6 +84,7 @@ class Context:
     ids: Callable[[int], str] = secrets.token_hex
     journal: CallJournal = field(default_factory=NoJournal)
     pairing: Pairing = field(default_factory=Pairing)
+    role: Role = field(default_factory=Role)
 
     @property
     def limits(self) -> Limits:
@@ -118,6 +120,7 @@ def make_context(
     for start in shared_starts(files, template, variables):
         engine.isolation.share(start)
     return Context(
+        role=Role(settings.role, settings.switches_role),
         engine=engine,
         settings=settings,
         keyring=keyring,

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from sylvan.protocol.messages import Finish, Timing, Usage
 from sylvan.runtime.server.connections import Connections
+from sylvan.runtime.server.disagg_metrics import DisaggMetrics
 from sylvan.runtime.server.keyring import Keyring, Tenant
 from sylvan.runtime.server.tier_metrics import TierMetrics
 from sylvan.runtime.server.token_latency import BUCKETS, TokenLatency
@@ -44,6 +45,7 @@ class Accounts:
         registry.register(_LoadGauges(engine, model))
         labels = {"model_name": model, "engine_type": "unified"}
         registry.register(TierMetrics(lambda: engine.load().tiers, PREFIX, labels))
+        registry.register(DisaggMetrics(lambda: engine.load().disagg, PREFIX, labels))
 
         def counter(name: str, doc: str, *more: str) -> Counter:
             return Counter(PREFIX + name, doc, [*labels, *more], registry=registry)

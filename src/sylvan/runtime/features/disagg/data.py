@@ -16,13 +16,24 @@ class Expose(msgspec.Struct, frozen=True, tag="expose"):
     digest: bytes
 
 
+class Lot(msgspec.Struct, frozen=True):
+    """Pages of a window group, or the slot of a recurrent state: handed over once, as a whole."""
+
+    group: int
+    pages: tuple[int, ...]
+
+
 class SendPages(msgspec.Struct, frozen=True, tag="send"):
-    """Send pages: entries [first, first + len(pages)) of the page table. `last`: none follow."""
+    """Send pages: entries [first, first + len(pages)) of the first page table.
+
+    `last`: none follow; then `lots` of the other groups are sent, too.
+    """
 
     job: int
     first: int
     pages: tuple[int, ...]
     last: bool
+    lots: tuple[Lot, ...] = ()
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag="withdraw"):
@@ -43,7 +54,7 @@ class Asked(msgspec.Struct, frozen=True, tag="asked"):
 
 
 class Sent(msgspec.Struct, frozen=True, tag="sent"):
-    """So many bytes have left host memory."""
+    """So many bytes have been sent, or may be read."""
 
     job: int
     num_bytes: int
@@ -70,11 +81,12 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
 
 
 class Receive(msgspec.Struct, frozen=True, tag="receive"):
-    """Fill pages: entries [first, first + len(pages)) of the page table."""
+    """Fill pages: entries [first, first + len(pages)) of the first page table, and `lots`."""
 
     job: int
     first: int
     pages: tuple[int, ...]
+    lots: tuple[Lot, ...] = ()
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.cache.types import RunningState
 from sylvan.runtime.core.req import Batch, Req
-from sylvan.runtime.features.disagg.counts import TransferCounts
+from sylvan.runtime.features.disagg.counts import TransferCounts, TransferTimes
 from sylvan.runtime.features.disagg.data import (
     DecodeEvents,
     DecodeWork,
@@ -25,6 +26,7 @@ from sylvan.runtime.features.disagg.data import (
     Refused,
 )
 from sylvan.runtime.features.disagg.messages import prompt_digest
+from sylvan.runtime.features.disagg.shape import KVShape
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from sylvan.utils.clock import Clock, monotonic
 
@@ -46,6 +48,10 @@ class _Incoming:
         whole: Everything but the last token is here.
         failed: It computes its prompt itself once nothing is written any more.
         error: Why the request is to be refused.
+        arrived_s: When it arrived.
+        met: The prefill server has let this one in.
+        computed: Tokens whose KV is here once it is whole.
+        state: The recurrent state that is filled.
     """
 
     job: int
@@ -56,6 +62,10 @@ class _Incoming:
     whole: bool = False
     failed: bool = False
     error: str = ""
+    arrived_s: float = 0.0
+    met: bool = False
+    computed: int = 0
+    state: RunningState | None = None
 
 
 class DecodeRole(Capability):
@@ -63,14 +73,16 @@ class DecodeRole(Capability):
 
     A request with a room gets memory for its prompt, as soon as there is some, and loads: all pages
     that the prefix cache lacks come from the prefill server. Then it computes the last token of the
-    prompt, which samples the first output as everywhere else: random numbers are keyed by position,
+    prompt (from the last page boundary on, where layers keep a recurrent state), which samples the
+    first output as everywhere else: random numbers are keyed by position,
     so that the answer has the bits of a server that does everything.
 
     Args:
-        page_size: Tokens of a page.
+        shape: KV groups of the model.
         timeout_s: So long a request waits without a sign of life from its prefill server.
-        falls_back: Whether a request whose KV does not come computes its prompt itself.
         counts: Told what happens.
+        times: Told how long it took.
+        falls_back: Whether a request whose KV does not come computes its prompt itself.
     """
 
     name: ClassVar = "disagg_decode"
@@ -79,15 +91,17 @@ class DecodeRole(Capability):
 
     def __init__(
         self,
-        page_size: int,
+        shape: KVShape,
         timeout_s: float,
+        counts: TransferCounts,
+        times: TransferTimes,
         *,
         falls_back: bool,
-        counts: TransferCounts,
         clock: Clock = monotonic,
     ) -> None:
-        self._page_size, self._timeout_s = page_size, timeout_s
-        self._falls_back, self.counts, self._clock = falls_back, counts, clock
+        self._shape, self._timeout_s = shape, timeout_s
+        self._falls_back, self._clock = falls_back, clock
+        self.counts, self._times = counts, times
         self._port: SchedulerPort | None = None
         self._numbers = itertools.count(1)
         self._by_rid: dict[str, _Incoming] = {}
@@ -133,7 +147,10 @@ class DecodeRole(Capability):
         request = req.request
         if not isinstance(request, GenerateRequest) or request.bootstrap is None:
             return
-        found = _Incoming(next(self._numbers), req, self._clock())
+        if request.bootstrap.role == "prefill":
+            return
+        now = self._clock()
+        found = _Incoming(next(self._numbers), req, now, arrived_s=now)
         self._by_rid[req.rid] = self._by_job[found.job] = found
         meeting = request.bootstrap
         digest = prompt_digest(request)
@@ -158,10 +175,17 @@ class DecodeRole(Capability):
         if found is None or req.kv is None:
             return
         found.filling, found.touched_s = True, self._clock()
-        first = req.kv.cached // self._page_size
-        stop = max(first, -(-(req.prompt_len - 1) // self._page_size))
-        pages = tuple(req.kv.pages[first:stop].tolist())
-        self._outbox.append(Receive(found.job, first, pages))
+        self._times.alloc_ms.observe(1000 * (found.touched_s - found.arrived_s))
+        kv, covered = req.kv, self._shape.covered(req.prompt_len)
+        first = kv.cached // self._shape.page_size
+        stop = max(first, self._shape.pages(covered))
+        pages = tuple(kv.pages[first:stop].tolist()) if self._shape.streams else ()
+        lots = self._shape.windows(kv, first, covered)
+        if kv.state is not None and stop > first:
+            lots = (*lots, self._shape.state(kv.state.slot))
+            found.state = kv.state
+        found.computed = max(covered, kv.cached)
+        self._outbox.append(Receive(found.job, first, pages, lots))
 
     def stop_loading(self, req: Req) -> bool:
         """See `Capability.stop_loading`: `poll` knows when, by signs of life."""
@@ -182,6 +206,14 @@ class DecodeRole(Capability):
         """See `Capability.holds`: as long as pages may be written."""
         return req.rid in self._by_rid
 
+    def queues(self) -> dict[str, int]:
+        """How many requests wait for what."""
+        filling = sum(found.filling for found in self._by_job.values())
+        return {
+            "decode_prealloc_queue_reqs": len(self._by_job) - filling,
+            "decode_transfer_queue_reqs": filling,
+        }
+
     # ---- inside
 
     def _on_event(self, event: Progress | Received | Refused | Lost | Left) -> None:
@@ -191,10 +223,13 @@ class DecodeRole(Capability):
         found.touched_s = self._clock()
         match event:
             case Progress():
+                found.met = True
+                self._times.bootstrap_ms.observe(1000 * (found.touched_s - found.arrived_s))
                 return
             case Received():
                 self.counts.num_bytes += event.num_bytes
                 self.counts.seconds += event.seconds
+                self._times.moved(event.num_bytes, event.seconds)
                 found.whole = True
             case Refused(reason=reason):
                 self.counts.refused += 1
@@ -218,7 +253,9 @@ class DecodeRole(Capability):
         elif found.whole:
             self.counts.done += 1
             del self._by_rid[rid]
-            self._port.loaded(rid, found.req.prompt_len - 1)
+            if (state := found.state) is not None:  # it goes on from what came
+                state.begun, state.source = found.computed, state.slot
+            self._port.loaded(rid, found.computed)
         elif found.error:
             self._port.load_failed(rid)  # and `gate` refuses it
         else:
@@ -227,6 +264,7 @@ class DecodeRole(Capability):
 
     def _lose(self, found: _Incoming, reason: str) -> None:
         self.counts.failed += 1
+        self.counts.unmet += not found.met
         found.failed = True
         logger.warning("KV of request %s does not come: %s", found.req.rid, reason)
         if not self._falls_back:

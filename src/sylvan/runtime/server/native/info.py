@@ -12,6 +12,7 @@ from starlette.responses import Response
 from sylvan.api.native import LoadsQuery
 from sylvan.api.version import VERSION
 from sylvan.config.values import Secret
+from sylvan.protocol.disagg import DisaggLoad
 from sylvan.protocol.messages import GetState
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
@@ -35,7 +36,7 @@ async def model_info(call: Call[None]) -> Response:
             "load_format": settings.shown.get("load_format", "auto"),
             "reasoning_parser": call.context.parsers.reasoning_name,
             "tool_call_parser": call.context.parsers.tool_name,
-            "disaggregation_mode": settings.role or "null",
+            "disaggregation_mode": call.context.role.current or "null",
             "has_image_understanding": False,
             "has_audio_understanding": False,
             "model_type": facts.model_type,
@@ -92,7 +93,7 @@ def _internal_state(
         "startup_time": context.started,
         "effective_max_running_requests_per_dp": facts.max_running_reqs,
         "memory_usage": _memory(facts),
-        "disaggregation_mode": context.settings.role or "null",
+        "disaggregation_mode": context.role.current or "null",
         **({"avg_spec_accept_length": client.load.accept_length} if drafted else {}),
     }
 
@@ -132,25 +133,8 @@ async def loads(call: Call[None]) -> Response:
     if query.format == "prometheus":
         return Response(_as_metrics(rows), media_type="text/plain; version=0.0.4")
     wanted = {name.strip() for name in query.include.split(",")}
-    if wanted & {"queues", "all"}:
-        for row in rows:
-            row["queues"] = _queues(clients[row["dp_rank"]])
-    if wanted & {"lora", "all"}:
-        for row in rows:
-            load = clients[row["dp_rank"]].load
-            if load.lora_slots_total:
-                row["lora"] = {
-                    "slots_used": load.lora_slots_used,
-                    "slots_total": load.lora_slots_total,
-                    "utilization": load.lora_utilization,
-                }
-    if wanted & {"spec", "all"}:
-        for row in rows:
-            load = clients[row["dp_rank"]].load
-            row["speculative"] = {
-                "accept_length": load.accept_length,
-                "accept_rate": load.accept_rate,
-            }
+    for row in rows:
+        row.update(_sections(context, clients[row["dp_rank"]], wanted))
     body = {
         "timestamp": now,
         "version": VERSION,
@@ -159,6 +143,44 @@ async def loads(call: Call[None]) -> Response:
         "loads": rows,
     }
     return json_response(body)
+
+
+def _sections(context: Context, client: SchedulerClient, wanted: set[str]) -> dict[str, Any]:
+    """Parts of a row that a query asks for by name."""
+    found: dict[str, Any] = {}
+    load = client.load
+    if wanted & {"queues", "all"}:
+        found["queues"] = _queues(client)
+    if wanted & {"lora", "all"} and load.lora_slots_total:
+        found["lora"] = {
+            "slots_used": load.lora_slots_used,
+            "slots_total": load.lora_slots_total,
+            "utilization": load.lora_utilization,
+        }
+    if wanted & {"spec", "all"}:
+        found["speculative"] = {
+            "accept_length": load.accept_length,
+            "accept_rate": load.accept_rate,
+        }
+    if wanted & {"disagg", "all"}:
+        found |= _disaggregation(context, load.disagg)
+    return found
+
+
+def _disaggregation(context: Context, load: DisaggLoad | None) -> dict[str, Any]:
+    if load is None:
+        return {}
+    found = {
+        "mode": context.role.current or load.mode,
+        "prefill_bootstrap_queue_reqs": load.prefill_bootstrap_queue_reqs,
+        "prefill_inflight_queue_reqs": load.prefill_inflight_queue_reqs,
+        "decode_prealloc_queue_reqs": load.decode_prealloc_queue_reqs,
+        "decode_transfer_queue_reqs": load.decode_transfer_queue_reqs,
+        "decode_retracted_queue_reqs": load.decode_retracted_queue_reqs,
+        "kv_transfer_speed_gb_s": load.last_speed_gb_s,
+        "kv_transfer_latency_ms": load.last_latency_ms,
+    }
+    return {"disaggregation": found}
 
 
 async def metrics(call: Call[None]) -> Response:

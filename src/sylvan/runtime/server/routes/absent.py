@@ -55,7 +55,7 @@ _TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     (_SETTINGS, GET_POST, ("/configure_logging",)),
     (_CORPUS, POST, ("/add_external_corpus", "/remove_external_corpus")),
     (_CORPUS, GET, ("/list_external_corpora",)),
-    (_ELASTIC, POST, ("/pd_role_switch", "/scale_elastic_ep")),
+    (_ELASTIC, POST, ("/scale_elastic_ep",)),
     (_ELASTIC, GET, ("/is_scaling_elastic_ep",)),
 )
 

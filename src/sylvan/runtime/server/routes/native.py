@@ -21,6 +21,7 @@ from sylvan.api.native import (
     LoadsQuery,
     OpenSessionBody,
     PauseBody,
+    RoleBody,
 )
 from sylvan.api.openai.vectors import EncodeBody
 from sylvan.api.tiers import StoreBody
@@ -230,6 +231,12 @@ _CONTROL = (
         query=FlushQuery,
         media_type="text/plain",
         statuses=(503,),
+    ),
+    admin(
+        "/pd_role_switch",
+        handler=control.switch_role,
+        body=RoleBody,
+        statuses=(400,),
     ),
     admin(
         "/freeze_gc",
