@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,8 @@ class Server:
         """Of the transfers."""
         return self.built.state()["disaggregation"]
 
-    def step(self) -> None:
-        self.scheduler.step()
+    def step(self) -> bool:
+        return self.scheduler.step()
 
     def is_clean(self) -> bool:
         """Whether no request holds a page, and none was lost."""
@@ -136,15 +137,14 @@ class Pair:
         self.prefill.add(rid, ids, meeting, **{**given, "max_new_tokens": 1})
         self.decode.add(rid, ids, meeting, **given)
 
-    def run(self, done: Callable[[], bool] | None = None, most: int = 200_000) -> None:
+    def run(self, done: Callable[[], bool] | None = None, seconds: float = 120.0) -> None:
         """Step both until `done`, or until nothing is left to do."""
         servers = (self.prefill, self.decode)
-        for _ in range(most):
-            if done() if done else all(server.scheduler.idle for server in servers):
-                return
-            for server in servers:
-                server.step()
-        raise AssertionError("they did not come to an end")
+        deadline = time.monotonic() + seconds
+        while not (done() if done else all(server.scheduler.idle for server in servers)):
+            assert time.monotonic() < deadline, "they did not come to an end"
+            if not sum(server.step() for server in servers):
+                time.sleep(0.0002)
 
     def close(self) -> None:
         self.decode.close()

@@ -126,7 +126,10 @@ def _not_with_a_role(case: Case) -> Sequence[str]:
         OWN_HEAD,
     )
     reasons = {
-        "tiers": (config.tiers is not None, "KV tiers and handing KV over exclude each other"),
+        "tiers": (
+            config.disagg.transfer == "store" and config.tiers is None,
+            "disagg.transfer=store hands over through a store; give tiers.storage",
+        ),
         "{parallel.tp}": (config.parallel.tp > 1, "KV is handed over by one rank only so far"),
         "{server.replicas}": (
             config.server.replicas > 1 and config.disagg.role is not None,
@@ -142,7 +145,7 @@ def _not_with_a_role(case: Case) -> Sequence[str]:
         ),
     }
     return [
-        f"disagg and {path} exclude each other: {why}"
+        why if path == "tiers" else f"disagg and {path} exclude each other: {why}"
         for path, (broken, why) in reasons.items()
         if broken
     ]

@@ -327,9 +327,9 @@ class DisaggConfig(Section, frozen=True):
 
     role: Literal["prefill", "decode"] | None = None
     """What this server does; with `--pd` each server gets its own."""
-    transfer: Literal["auto", "tcp", "shm", "nixl", "mooncake"] = "auto"
+    transfer: Literal["auto", "tcp", "shm", "nixl", "mooncake", "store"] = "auto"
     """How KV moves: out of the other server's memory, where both are on one machine, or over TCP;
-    or by a library, which both servers need."""
+    by a library, which both servers need; or through the store of `tiers`, which both have."""
     bootstrap_port: Port = 8998
     """Port on which a prefill server lets decode servers in; 0: any."""
     secret_file: str | None = None

@@ -159,7 +159,7 @@ def build_scheduler(
         config,
         executor,
         emit,
-        lambda cache: (*capabilities, *disagg.controls(cache)),
+        lambda cache: (*capabilities, *disagg.controls(cache, tiers)),
         publisher,
         tiers,
     )

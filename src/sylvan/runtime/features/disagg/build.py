@@ -17,12 +17,13 @@ from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.disagg.channel import Network
-from sylvan.runtime.features.disagg.counts import TransferCounts, TransferTimes
+from sylvan.runtime.features.disagg.counts import Records
 from sylvan.runtime.features.disagg.decode import DecodeRole
 from sylvan.runtime.features.disagg.prefill import PrefillRole
 from sylvan.runtime.features.disagg.receiver import Receiver
 from sylvan.runtime.features.disagg.sender import Sender
 from sylvan.runtime.features.disagg.shape import KVShape
+from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.features.disagg.tcp import TcpNetwork
 from sylvan.runtime.features.disagg.ways import means
 from sylvan.runtime.features.disagg.worker import DecodeWorker, PrefillWorker
@@ -46,16 +47,14 @@ class DisaggParts:
         settings: Of the configuration; None: this server does everything, and there are no parts.
         host: Where the server listens.
         network: Makes channels.
-        counts: What happened to the KV of prompts.
-        times: And how long it took.
+        records: What happened to the KV of prompts, and how long it took.
         port: Where decode servers are let in; 0 for a decode server.
     """
 
     settings: DisaggConfig | None
     host: str
     network: Callable[[], Network] = TcpNetwork
-    counts: TransferCounts = field(default_factory=TransferCounts)
-    times: TransferTimes = field(default_factory=TransferTimes)
+    records: Records = field(default_factory=Records)
     port: int = 0
     _prefill: PrefillWorker | None = None
     _decode: DecodeWorker | None = None
@@ -116,21 +115,38 @@ class DisaggParts:
         if self._decode is not None:
             self._decode.open()
 
-    def controls(self, cache: KVCacheManager) -> tuple[Capability, ...]:
-        """The control half."""
+    def controls(self, cache: KVCacheManager, store: SharedStore | None) -> tuple[Capability, ...]:
+        """The control half.
+
+        Args:
+            cache: Of the scheduler.
+            store: That both servers have, if there is one.
+        """
         settings = self.settings
         if settings is None:
             return ()
         assert self._memory is not None
         groups, _ = self._memory()
         shape = KVShape(groups)
+        through = store if settings.transfer == "store" else None
         found: list[PrefillRole | DecodeRole] = []
         if "prefill" in self._roles:
-            found.append(PrefillRole(shape, cache, settings.timeout_s, self.counts, self.times))
+            prefill = PrefillRole(
+                shape,
+                cache,
+                settings.timeout_s,
+                self.records,
+                store=through,
+            )
+            found.append(prefill)
         if "decode" in self._roles:
             falls_back = settings.fallback == "local"
             decode = DecodeRole(
-                shape, settings.timeout_s, self.counts, self.times, falls_back=falls_back
+                shape,
+                settings.timeout_s,
+                self.records,
+                falls_back=falls_back,
+                store=through,
             )
             found.append(decode)
         self._controls = tuple(found)
@@ -140,7 +156,11 @@ class DisaggParts:
         """For operators."""
         if self.settings is None:
             return {}
-        own = {"role": self.settings.role, "bootstrap_port": self.port, **asdict(self.counts)}
+        own = {
+            "role": self.settings.role,
+            "bootstrap_port": self.port,
+            **asdict(self.records.counts),
+        }
         return {"disaggregation": own}
 
     def load(self) -> DisaggLoad | None:
@@ -148,12 +168,12 @@ class DisaggParts:
         if self.settings is None or self.settings.role is None:
             return None
         queues = {name: n for control in self._controls for name, n in control.queues().items()}
-        times = self.times
+        times = self.records.times
         return DisaggLoad(
             mode=self.settings.role,
-            bootstrap_failed=self.counts.unmet + self.counts.refused,
-            transfer_failed=self.counts.failed - self.counts.unmet,
-            prefill_retries=self.counts.again,
+            bootstrap_failed=self.records.counts.unmet + self.records.counts.refused,
+            transfer_failed=self.records.counts.failed - self.records.counts.unmet,
+            prefill_retries=self.records.counts.again,
             speed_gb_s=times.speed_gb_s.spread,
             latency_ms=times.latency_ms.spread,
             bootstrap_ms=times.bootstrap_ms.spread,

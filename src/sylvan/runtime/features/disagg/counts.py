@@ -66,3 +66,11 @@ class TransferTimes:
         if num_bytes and seconds > 0:
             self.last_speed_gb_s = num_bytes / seconds / 1e9
             self.speed_gb_s.observe(self.last_speed_gb_s)
+
+
+@dataclass(slots=True)
+class Records:
+    """All that is told to operators."""
+
+    counts: TransferCounts = field(default_factory=TransferCounts)
+    times: TransferTimes = field(default_factory=TransferTimes)

@@ -12,7 +12,7 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.cache.types import RunningState
 from sylvan.runtime.core.req import Batch, Req
-from sylvan.runtime.features.disagg.counts import TransferCounts, TransferTimes
+from sylvan.runtime.features.disagg.counts import Records
 from sylvan.runtime.features.disagg.data import (
     DecodeEvents,
     DecodeWork,
@@ -27,6 +27,7 @@ from sylvan.runtime.features.disagg.data import (
 )
 from sylvan.runtime.features.disagg.messages import prompt_digest
 from sylvan.runtime.features.disagg.shape import KVShape
+from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from sylvan.utils.clock import Clock, monotonic
 
@@ -80,9 +81,9 @@ class DecodeRole(Capability):
     Args:
         shape: KV groups of the model.
         timeout_s: So long a request waits without a sign of life from its prefill server.
-        counts: Told what happens.
-        times: Told how long it took.
+        records: Told what happens.
         falls_back: Whether a request whose KV does not come computes its prompt itself.
+        store: From which KV comes once it is there; None: it comes from the prefill server.
     """
 
     name: ClassVar = "disagg_decode"
@@ -93,15 +94,15 @@ class DecodeRole(Capability):
         self,
         shape: KVShape,
         timeout_s: float,
-        counts: TransferCounts,
-        times: TransferTimes,
+        records: Records,
         *,
         falls_back: bool,
+        store: SharedStore | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._shape, self._timeout_s = shape, timeout_s
-        self._falls_back, self._clock = falls_back, clock
-        self.counts, self._times = counts, times
+        self._falls_back, self._store, self._clock = falls_back, store, clock
+        self.counts, self._times = records.counts, records.times
         self._port: SchedulerPort | None = None
         self._numbers = itertools.count(1)
         self._by_rid: dict[str, _Incoming] = {}
@@ -155,6 +156,9 @@ class DecodeRole(Capability):
         meeting = request.bootstrap
         digest = prompt_digest(request)
         self._outbox.append(Join(found.job, meeting.host, meeting.port, meeting.room, digest))
+        if self._store is not None:  # nothing but the word that it is there
+            total = self._shape.pages(self._shape.covered(req.prompt_len))
+            self._outbox.append(Receive(found.job, total, ()))
         self.counts.started += 1
 
     def gate(self, req: Req) -> Verdict:
@@ -162,12 +166,20 @@ class DecodeRole(Capability):
         found = self._by_rid.get(req.rid)
         if found is not None and found.error:
             raise RequestError(found.error, param="bootstrap_room", status=REFUSED_STATUS)
-        return Verdict.READY
+        waits = self._store is not None and found is not None and found.job in self._by_job
+        return Verdict.WAIT if waits else Verdict.READY
 
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
         """See `Capability.admit`."""
         found = self._by_rid.get(req.rid)
-        return Verdict.READY if found is None or found.failed else Verdict.LOAD
+        if found is None or found.failed or self._store is not None:
+            return Verdict.READY
+        return Verdict.LOAD
+
+    def load_limit(self, req: Req) -> int | None:
+        """See `Capability.load_limit`: what comes from a prefill server comes from no tier."""
+        found = self._by_rid.get(req.rid)
+        return None if found is None or found.failed or self._store is not None else 0
 
     def on_load(self, req: Req) -> None:
         """See `Capability.on_load`: the pages that the prefix cache has need not come."""
@@ -244,12 +256,20 @@ class DecodeRole(Capability):
         """Nothing is written any more, and the worker half knows the job no more."""
         assert self._port is not None
         del self._by_job[found.job]
+        if found.failed and not found.whole:  # what came after all is used
+            self.counts.failed += 1
+            self.counts.unmet += not found.met
         rid = found.req.rid
         if self._by_rid.get(rid) is not found:
             return
         if found.req.finish is not None:  # it ended meanwhile
             del self._by_rid[rid]
             self._port.release(rid)
+        elif self._store is not None:
+            self.counts.done += found.whole
+            if not found.error:
+                del self._by_rid[rid]
+                self._store.look_again(found.req, self._timeout_s)
         elif found.whole:
             self.counts.done += 1
             del self._by_rid[rid]
@@ -263,8 +283,6 @@ class DecodeRole(Capability):
             self._port.load_failed(rid)
 
     def _lose(self, found: _Incoming, reason: str) -> None:
-        self.counts.failed += 1
-        self.counts.unmet += not found.met
         found.failed = True
         logger.warning("KV of request %s does not come: %s", found.req.rid, reason)
         if not self._falls_back:

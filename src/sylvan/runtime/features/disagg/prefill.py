@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.cache.manager import KVCacheManager
-from sylvan.runtime.cache.types import CacheKey, KVHandle
+from sylvan.runtime.cache.types import CacheKey, KVHandle, Place
 from sylvan.runtime.core.req import Batch, Req, Slice
-from sylvan.runtime.features.disagg.counts import TransferCounts, TransferTimes
+from sylvan.runtime.features.disagg.counts import Records
 from sylvan.runtime.features.disagg.data import (
     Asked,
     Expose,
@@ -28,6 +28,7 @@ from sylvan.runtime.features.disagg.data import (
 from sylvan.runtime.features.disagg.messages import prompt_digest
 from sylvan.runtime.features.disagg.sender import USED_ROOMS
 from sylvan.runtime.features.disagg.shape import KVShape
+from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from sylvan.utils.clock import Clock, monotonic
 
@@ -52,6 +53,7 @@ class _Outgoing:
         arrived_s: When it arrived.
         sent_s: When the last page was given to the worker half.
         num_bytes: That were sent.
+        writes: Writes to the store that began before all pages had left this one's memory.
     """
 
     job: int
@@ -68,6 +70,7 @@ class _Outgoing:
     arrived_s: float = 0.0
     sent_s: float = 0.0
     num_bytes: int = 0
+    writes: frozenset[int] | None = None
 
 
 class PrefillRole(Capability):
@@ -81,8 +84,9 @@ class PrefillRole(Capability):
         cache: Where the recurrent states of prompts are found.
         timeout_s: A request that has ended keeps its pages for so long without a sign of life from
             a decode server.
-        counts: Told what happens.
-        times: Told how long it took.
+        records: Told what happens.
+        store: To which KV goes by itself, and from there to the decode server, which is told when
+            it is there; None: this server sends it.
     """
 
     name: ClassVar = "disagg_prefill"
@@ -94,13 +98,15 @@ class PrefillRole(Capability):
         shape: KVShape,
         cache: KVCacheManager,
         timeout_s: float,
-        counts: TransferCounts,
-        times: TransferTimes,
+        records: Records,
+        *,
+        store: SharedStore | None = None,
         clock: Clock = monotonic,
     ) -> None:
+        self._store = store
         self._shape, self._cache = shape, cache
         self._timeout_s = timeout_s
-        self.counts, self._times, self._clock = counts, times, clock
+        self.counts, self._times, self._clock = records.counts, records.times, clock
         self._port: SchedulerPort | None = None
         self._numbers = itertools.count(1)
         self._by_rid: dict[str, _Outgoing] = {}
@@ -195,7 +201,7 @@ class PrefillRole(Capability):
 
     def holds(self, req: Req) -> bool:
         """See `Capability.holds`: until the decode server has everything."""
-        return req.rid in self._by_rid
+        return req.rid in self._by_rid and self._store is None
 
     def queues(self) -> dict[str, int]:
         """How many requests wait for what."""
@@ -210,6 +216,9 @@ class PrefillRole(Capability):
     def _plan_pages(self, out: _Outgoing) -> None:
         """Have copied what can be sent now."""
         kv = out.req.kv
+        if out.next is not None and not out.sent and self._store is not None:
+            self._plan_store(out, self._store)
+            return
         if out.next is None or out.sent or kv is None:
             return
         whole = out.ready >= out.covered
@@ -227,6 +236,22 @@ class PrefillRole(Capability):
             return
         self._outbox.append(SendPages(out.job, out.next, pages, last, lots))
         out.next, out.sent, out.sent_s = max(out.next, stop), last, self._clock()
+
+    def _plan_store(self, out: _Outgoing, store: SharedStore) -> None:
+        """Tell the decode server once the store has all whole pages of a prompt."""
+        loads, known = self._cache.loads, out.req.key
+        if not out.finished or known is None or loads is None:
+            return
+        if out.writes is None:
+            tokens = out.covered // self._shape.page_size * self._shape.page_size
+            key = CacheKey(out.req.request.input_ids[:tokens], known.namespace, known.media)
+            if loads.residency.found_in(Place.STORAGE, key, tokens) < tokens:
+                return
+            out.writes = store.writing
+        out.writes &= store.writing
+        if not out.writes:
+            self._outbox.append(SendPages(out.job, out.total, (), last=True))
+            out.sent, out.sent_s = True, self._clock()
 
     def _lots(self, out: _Outgoing, kv: KVHandle) -> tuple[Lot, ...] | None:
         """What is handed over at the end; None, and the job is withdrawn, if that is gone."""

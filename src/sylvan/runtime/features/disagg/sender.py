@@ -134,7 +134,7 @@ class Sender:
         self._rooms: dict[int, _Room] = {}
         self._by_job: dict[int, int] = {}
         self._arrivals: dict[int, asyncio.Event] = {}
-        self._used: OrderedDict[int, None] = OrderedDict()
+        self._used: OrderedDict[int, str] = OrderedDict()  # why they were withdrawn, if they were
         # of both threads:
         self._lock = threading.Lock()
         self._events: list[Asked | Sent | Over] = []
@@ -222,7 +222,7 @@ class Sender:
     def _forget(self, number: int, error: str) -> None:
         room = self._rooms.pop(number)
         del self._by_job[room.job]
-        self._used[number] = None
+        self._used[number] = room.withdrawn
         if len(self._used) > USED_ROOMS:
             self._used.popitem(last=False)
         self._tell(Over(room.job, error))
@@ -250,6 +250,9 @@ class Sender:
             error = str(denied)
             logger.warning("a decode server was refused: %s", denied)
             await _farewell(channel, Denied(error))
+        except _GoneError as gone:
+            error = str(gone)
+            await _farewell(channel, Failed(error))
         except TimeoutError:
             error = "the handshake took too long"
         except ChannelError as failed:
@@ -281,6 +284,8 @@ class Sender:
 
     async def _claim(self, ask: Ask) -> int:
         """The room that a decode server asks for, which nobody else gets."""
+        if withdrawn := self._used.get(ask.room):
+            raise _GoneError(withdrawn)
         if ask.room in self._used:
             raise _DeniedError(f"bootstrap_room {ask.room} was used before")
         if ask.room not in self._rooms:
@@ -386,6 +391,10 @@ def _wanted(message: Message) -> Want:
 
 class _DeniedError(Exception):
     """A peer is refused, by name."""
+
+
+class _GoneError(Exception):
+    """The request of a room has ended before a decode server came."""
 
 
 async def _unless(

@@ -218,6 +218,17 @@ class KVTiers(Capability):
 
     # ---- operation
 
+    @property
+    def writing(self) -> frozenset[int]:
+        """Writes to the store that have not ended."""
+        return self._tier.writing
+
+    def look_again(self, req: Req, wait_s: float) -> None:
+        """The store has more of a waiting request by now: it is asked once more, and waited for."""
+        found = self._begin(req)
+        if not found.done:
+            found.until_s = max(found.until_s, found.began_s + wait_s)
+
     def configure(self, command: AttachStore) -> None:
         """A store was attached, with policies of its own."""
         if command.write_policy is not None:
