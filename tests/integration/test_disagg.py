@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -143,3 +147,69 @@ def test_roles_are_those_of_requests_where_both_are_there(opened, models):
     for side in sides:
         assert side.state()["failed"] == side.state()["refused"] == 0
         assert side.is_clean()
+
+
+@contextmanager
+def asked_over_http() -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """The port of a prefill server whose scheduler the test steps, and what it was asked for."""
+    waiting: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            waiting.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port, waiting
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("retraction", ["local", "prefill"])
+def test_what_is_retracted_is_computed_where_it_is_to_be(opened, models, retraction):
+    alone = Server(models["full"], context_len=320)
+    names = [f"r{i}" for i in range(6)]
+    with asked_over_http() as (port, asked):
+        pair = Pair(
+            models["full"],
+            disagg__retraction=retraction,
+            context_len=320,
+            d_cache__max_tokens=320,
+            p_server__port=port,  # as if it listened there
+        )
+        opened += [alone, pair]
+        for number, name in enumerate(names):
+            alone.add(name, prompt(40 + number, number), max_new_tokens=120)
+            pair.ask(name, prompt(40 + number, number), max_new_tokens=120)
+        while not alone.scheduler.idle:
+            alone.step()
+        served = 0
+
+        def done() -> bool:
+            nonlocal served
+            for body in asked[served:]:
+                meeting = Bootstrap("127.0.0.1", pair.port, body["bootstrap_room"])
+                pair.prefill.add(f"again{served}", body["input_ids"], meeting, max_new_tokens=1)
+                served += 1
+            return pair.decode.scheduler.idle and pair.prefill.scheduler.idle
+
+        pair.run(done)
+
+    assert pair.decode.scheduler.load().retractions > 0
+    for name in names:
+        assert pair.decode.tokens(name) == alone.tokens(name)
+    assert (pair.decode.state()["again"] > 0) == (retraction == "prefill")
+    assert bool(asked) == (retraction == "prefill")
+    assert pair.prefill.is_clean()
+    assert pair.decode.is_clean()

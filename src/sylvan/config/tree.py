@@ -338,6 +338,9 @@ class DisaggConfig(Section, frozen=True):
     """How long a request waits for its other server without a sign of life from it."""
     fallback: Literal["local", "error"] = "local"
     """What a decode server does when KV does not come: compute the prompt itself, or fail."""
+    retraction: Literal["local", "prefill"] = "local"
+    """Where a decode server has the KV of a request computed that it had to retract: here, or by
+    the prefill server once more."""
     switchable: bool = False
     """Whether operators may switch the role while the server runs (`/pd_role_switch`)."""
 

@@ -116,7 +116,7 @@ def build_scheduler(
     grammar = _grammar(config)
     lora = LoraServing(config.lora) if config.lora else None
     tiers = TiersParts(config.tiers) if config.tiers is not None else None
-    disagg = DisaggParts(config.disagg, config.server.host)
+    disagg = _disagg(config)
     pdmux = PdMuxParts(config.pdmux)
     workers = (
         lambda site: grammar.worker,
@@ -202,6 +202,15 @@ def build_scheduler(
         weight_version=config.weight_version,
         lora=lora,
         stores=tiers.stores if tiers else None,
+    )
+
+
+def _disagg(config: Config) -> DisaggParts:
+    server = config.server
+    plain = server.uds is None and server.ssl_certfile is None
+    key = server.api_key.reveal() if server.api_key is not None else ""
+    return DisaggParts(
+        config.disagg, server.host, http_port=server.port if plain else 0, api_key=key
     )
 
 

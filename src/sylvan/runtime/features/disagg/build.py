@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.features.disagg.again import PrefillClient
 from sylvan.runtime.features.disagg.channel import Network
 from sylvan.runtime.features.disagg.counts import Records
-from sylvan.runtime.features.disagg.decode import DecodeRole
+from sylvan.runtime.features.disagg.decode import DecodeRole, Wishes
 from sylvan.runtime.features.disagg.prefill import PrefillRole
 from sylvan.runtime.features.disagg.receiver import Receiver
 from sylvan.runtime.features.disagg.sender import Sender
@@ -46,6 +47,8 @@ class DisaggParts:
     Attributes:
         settings: Of the configuration; None: this server does everything, and there are no parts.
         host: Where the server listens.
+        http_port: And on which port; 0: not known, or not over plain HTTP.
+        api_key: Of this server, and of those that it asks.
         network: Makes channels.
         records: What happened to the KV of prompts, and how long it took.
         port: Where decode servers are let in; 0 for a decode server.
@@ -53,6 +56,8 @@ class DisaggParts:
 
     settings: DisaggConfig | None
     host: str
+    http_port: int = 0
+    api_key: str = ""
     network: Callable[[], Network] = TcpNetwork
     records: Records = field(default_factory=Records)
     port: int = 0
@@ -140,14 +145,11 @@ class DisaggParts:
             )
             found.append(prefill)
         if "decode" in self._roles:
-            falls_back = settings.fallback == "local"
-            decode = DecodeRole(
-                shape,
-                settings.timeout_s,
-                self.records,
-                falls_back=falls_back,
-                store=through,
+            wishes = Wishes(
+                falls_back=settings.fallback == "local",
+                asks_again=settings.retraction == "prefill" and through is None,
             )
+            decode = DecodeRole(shape, settings.timeout_s, self.records, wishes, store=through)
             found.append(decode)
         self._controls = tuple(found)
         return self._controls
@@ -201,14 +203,15 @@ class DisaggParts:
             self._pages(),
             self._identity,
             self._secret,
-            means(settings.transfer, self._pages(), self.host),
+            replace(means(settings.transfer, self._pages(), self.host), http_port=self.http_port),
             patience_s=settings.timeout_s,
         )
 
     def _receiver(self) -> Receiver:
         assert self._identity is not None
         how = means(self._given.transfer, self._pages(), self.host)
-        return Receiver(self.network(), self._pages(), self._identity, self._secret, how)
+        client = PrefillClient(self.api_key, self._given.timeout_s)
+        return Receiver(self.network(), self._pages(), self._identity, self._secret, how, client)
 
     @property
     def _secret(self) -> bytes:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from sylvan.protocol.arrays import IntArray
+
 
 class Expose(msgspec.Struct, frozen=True, tag="expose"):
     """A decode server may ask for the KV of a prompt by this room, if it has the same prompt."""
@@ -80,6 +82,16 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     digest: bytes
 
 
+class AskAgain(msgspec.Struct, frozen=True, tag="again"):
+    """Have the prefill server of a job compute these tokens, in the room that the job joins."""
+
+    job: int
+    host: str
+    port: int
+    room: int
+    ids: IntArray
+
+
 class Receive(msgspec.Struct, frozen=True, tag="receive"):
     """Fill pages: entries [first, first + len(pages)) of the first page table, and `lots`."""
 
@@ -95,7 +107,7 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     job: int
 
 
-DecodeWork = tuple[Join | Receive | Leave, ...]
+DecodeWork = tuple[Join | AskAgain | Receive | Leave, ...]
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.requests import Bootstrap, GenerateRequest
 from sylvan.runtime.cache.types import RunningState
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.features.disagg.counts import Records
 from sylvan.runtime.features.disagg.data import (
+    AskAgain,
     DecodeEvents,
     DecodeWork,
     Join,
@@ -50,6 +52,8 @@ class _Incoming:
         failed: It computes its prompt itself once nothing is written any more.
         error: Why the request is to be refused.
         arrived_s: When it arrived.
+        length: Tokens that were known then.
+        again: It has lost its memory, and its prefill server was asked once more.
         met: The prefill server has let this one in.
         computed: Tokens whose KV is here once it is whole.
         state: The recurrent state that is filled.
@@ -64,9 +68,24 @@ class _Incoming:
     failed: bool = False
     error: str = ""
     arrived_s: float = 0.0
+    length: int = 0
+    again: bool = False
     met: bool = False
     computed: int = 0
     state: RunningState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What operators want done where KV is missing.
+
+    Attributes:
+        falls_back: A request whose KV does not come computes its prompt itself.
+        asks_again: The prefill server computes what this one had to retract.
+    """
+
+    falls_back: bool = True
+    asks_again: bool = False
 
 
 class DecodeRole(Capability):
@@ -82,7 +101,7 @@ class DecodeRole(Capability):
         shape: KV groups of the model.
         timeout_s: So long a request waits without a sign of life from its prefill server.
         records: Told what happens.
-        falls_back: Whether a request whose KV does not come computes its prompt itself.
+        wishes: What to do where KV is missing.
         store: From which KV comes once it is there; None: it comes from the prefill server.
     """
 
@@ -95,19 +114,21 @@ class DecodeRole(Capability):
         shape: KVShape,
         timeout_s: float,
         records: Records,
+        wishes: Wishes,
         *,
-        falls_back: bool,
         store: SharedStore | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._shape, self._timeout_s = shape, timeout_s
-        self._falls_back, self._store, self._clock = falls_back, store, clock
+        self._falls_back, self._asks_again = wishes.falls_back, wishes.asks_again
+        self._store, self._clock = store, clock
         self.counts, self._times = records.counts, records.times
         self._port: SchedulerPort | None = None
         self._numbers = itertools.count(1)
         self._by_rid: dict[str, _Incoming] = {}
         self._by_job: dict[int, _Incoming] = {}
-        self._outbox: list[Join | Receive | Leave] = []
+        self._outbox: list[Join | AskAgain | Receive | Leave] = []
+        self._retracted: dict[str, int] = {}  # times that KV was asked for again, by rid
 
     # ---- steps
 
@@ -150,16 +171,40 @@ class DecodeRole(Capability):
             return
         if request.bootstrap.role == "prefill":
             return
-        now = self._clock()
-        found = _Incoming(next(self._numbers), req, now, arrived_s=now)
-        self._by_rid[req.rid] = self._by_job[found.job] = found
         meeting = request.bootstrap
-        digest = prompt_digest(request)
-        self._outbox.append(Join(found.job, meeting.host, meeting.port, meeting.room, digest))
+        found = self._join(req, meeting, meeting.room)
         if self._store is not None:  # nothing but the word that it is there
             total = self._shape.pages(self._shape.covered(req.prompt_len))
             self._outbox.append(Receive(found.job, total, ()))
         self.counts.started += 1
+
+    def _join(self, req: Req, meeting: Bootstrap, room: int) -> _Incoming:
+        """Meet the prefill server for all tokens that are known of a request."""
+        now, length = self._clock(), len(req.tokens)
+        found = _Incoming(next(self._numbers), req, now, arrived_s=now, length=length)
+        self._by_rid[req.rid] = self._by_job[found.job] = found
+        request = req.request
+        digest = prompt_digest(req.tokens.view(0, length), request.lora)
+        self._outbox.append(Join(found.job, meeting.host, meeting.port, room, digest))
+        return found
+
+    def _ask_again(self, req: Req) -> None:
+        """Let the prefill server compute a request that has lost its memory."""
+        request = req.request
+        if not isinstance(request, GenerateRequest) or request.bootstrap is None:
+            return
+        apart = request.bootstrap.role == "prefill" or request.lora is not None
+        seen = self._retracted.get(req.rid, 0)
+        if apart or not req.may_load or req.pending or req.retractions <= seen:
+            return
+        self._retracted[req.rid] = req.retractions
+        meeting, room = request.bootstrap, secrets.randbits(62)
+        found = self._join(req, meeting, room)
+        found.again = True
+        self.counts.again += 1
+        self.counts.started += 1
+        ids = req.tokens.view(0, found.length).copy()
+        self._outbox.append(AskAgain(found.job, meeting.host, meeting.port, room, ids))
 
     def gate(self, req: Req) -> Verdict:
         """See `Capability.gate`."""
@@ -171,6 +216,8 @@ class DecodeRole(Capability):
 
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
         """See `Capability.admit`."""
+        if self._asks_again and req.retractions and req.rid not in self._by_rid:
+            self._ask_again(req)
         found = self._by_rid.get(req.rid)
         if found is None or found.failed or self._store is not None:
             return Verdict.READY
@@ -188,7 +235,7 @@ class DecodeRole(Capability):
             return
         found.filling, found.touched_s = True, self._clock()
         self._times.alloc_ms.observe(1000 * (found.touched_s - found.arrived_s))
-        kv, covered = req.kv, self._shape.covered(req.prompt_len)
+        kv, covered = req.kv, self._shape.covered(found.length)
         first = kv.cached // self._shape.page_size
         stop = max(first, self._shape.pages(covered))
         pages = tuple(kv.pages[first:stop].tolist()) if self._shape.streams else ()
@@ -205,6 +252,7 @@ class DecodeRole(Capability):
 
     def on_finish(self, req: Req) -> None:
         """See `Capability.on_finish`."""
+        self._retracted.pop(req.rid, None)
         found = self._by_rid.get(req.rid)
         if found is None:
             return
@@ -224,6 +272,7 @@ class DecodeRole(Capability):
         return {
             "decode_prealloc_queue_reqs": len(self._by_job) - filling,
             "decode_transfer_queue_reqs": filling,
+            "decode_retracted_queue_reqs": sum(found.again for found in self._by_job.values()),
         }
 
     # ---- inside

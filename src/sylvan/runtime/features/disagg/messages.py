@@ -14,7 +14,7 @@ import hmac
 import msgspec
 import xxhash
 
-from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.features.disagg.channel import ChannelError
 
 PROTOCOL = 2
@@ -128,8 +128,8 @@ def proof(secret: bytes, role: bytes, hello: Hello, ask: Ask) -> bytes:
     return hmac.digest(secret, said.digest(), "sha256")
 
 
-def prompt_digest(request: GenerateRequest) -> bytes:
+def prompt_digest(ids: IntArray, lora: str | None) -> bytes:
     """Of all that the KV of a prompt depends on, beside the model."""
-    found = xxhash.xxh3_128(request.input_ids.astype("<i4").tobytes())
-    found.update(b"|" + (request.lora or "").encode())
+    found = xxhash.xxh3_128(ids.astype("<i4").tobytes())
+    found.update(b"|" + (lora or "").encode())
     return found.digest()

@@ -173,7 +173,7 @@ class PrefillRole(Capability):
         if len(self._rooms) > USED_ROOMS:
             self._rooms.popitem(last=False)
         self._by_job[out.job], out.arrived_s = out, out.touched_s
-        self._outbox.append(Expose(out.job, room, prompt_digest(request)))
+        self._outbox.append(Expose(out.job, room, prompt_digest(request.input_ids, request.lora)))
         self.counts.started += 1
 
     def gate(self, req: Req) -> Verdict:

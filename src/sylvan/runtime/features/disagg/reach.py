@@ -20,6 +20,9 @@ Where = tuple[tuple[int, int, int], ...]
 WHERE = "where"
 """Among offers: what `where` tells, encoded."""
 
+HTTP_PORT = "http"
+"""Among offers: where the prefill server is asked over HTTP, in digits."""
+
 
 class ReachError(Exception):
     """The other memory cannot be read this way."""

@@ -17,8 +17,10 @@ import msgspec
 import numpy as np
 
 from sylvan.runtime.core.memory import PageMemory, Transfer
+from sylvan.runtime.features.disagg.again import PrefillClient
 from sylvan.runtime.features.disagg.channel import Buffer, Channel, ChannelError, Network
 from sylvan.runtime.features.disagg.data import (
+    AskAgain,
     DecodeEvents,
     DecodeWork,
     Join,
@@ -51,6 +53,7 @@ from sylvan.runtime.features.disagg.messages import (
     proof,
 )
 from sylvan.runtime.features.disagg.reach import (
+    HTTP_PORT,
     WHERE,
     Peer,
     ReachError,
@@ -79,15 +82,19 @@ Event = Progress | Received | Refused | Lost | Left
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One request: `wanted` is set once it has memory."""
+    """One request: `wanted` is set once it has memory; `gave_up` says why its room stays empty."""
 
     wanted: asyncio.Future[Receive]
     task: asyncio.Task[None] | None = None
+    asking: asyncio.Task[None] | None = None
+    gave_up: str = ""
     transfers: list[Transfer] = field(default_factory=list[Transfer])
     segments: list[Segment] = field(default_factory=list[Segment])
 
     def close(self) -> None:
         """Wait for transfers, which takes milliseconds: nothing writes pages any more."""
+        if self.asking is not None:
+            self.asking.cancel()
         for transfer in self.transfers:
             transfer.wait()
         for segment in self.segments:
@@ -128,6 +135,7 @@ class Receiver:
         identity: What KV depends on: prefill servers must have the same.
         secret: Known to both sides.
         means: How pages may move.
+        client: Asks prefill servers once more.
     """
 
     def __init__(
@@ -137,7 +145,9 @@ class Receiver:
         identity: Manifest,
         secret: bytes,
         means: Means,
+        client: PrefillClient | None = None,
     ) -> None:
+        self._client = client or PrefillClient()
         self._network, self._memory = network, tuple(memory)
         self._means = means
         self._where = where(self._memory)[0]
@@ -155,6 +165,8 @@ class Receiver:
             match item:
                 case Join():
                     self._thread.call(self._join, item)
+                case AskAgain():
+                    self._thread.call(self._ask_again, item)
                 case Receive():
                     self._thread.call(self._receive, item)
                 case Leave():
@@ -180,6 +192,21 @@ class Receiver:
         self._jobs[work.job] = job
         job.task = asyncio.ensure_future(self._run(work, job))
 
+    def _ask_again(self, work: AskAgain) -> None:
+        job = self._jobs.get(work.job)
+        if job is not None:
+            job.asking = asyncio.ensure_future(self._asked(work, job))
+
+    async def _asked(self, work: AskAgain, job: _Job) -> None:
+        """Ask, and end the job if that fails: nobody would come to its room."""
+        try:
+            await self._client.ask(work)
+        except ChannelError as error:
+            logger.warning("%s", error)
+            if job.task is not None:
+                job.gave_up = str(error)
+                job.task.cancel()
+
     def _receive(self, work: Receive) -> None:
         job = self._jobs.get(work.job)
         if job is not None and not job.wanted.done():
@@ -199,6 +226,7 @@ class Receiver:
                 channel = await self._network.connect(work.host, work.port)
                 hello, ask = await self._ask(channel, work)
             accepted = await self._await_acceptance(channel, hello, ask)
+            self._client.learn(work.host, work.port, accepted.offers.get(HTTP_PORT, b""))
             self._tell(Progress(work.job))
             reached = self._reach(channel, accepted)
             wanted = await _unless_ended(channel, job.wanted)
@@ -218,7 +246,8 @@ class Receiver:
         except OSError as error:
             ended = Lost(work.job, f"no shared memory: {error}")
         except asyncio.CancelledError:
-            pass  # it was told to leave
+            if job.gave_up:  # else it was told to leave
+                ended = Lost(work.job, job.gave_up)
         finally:
             if channel is not None:
                 channel.close()

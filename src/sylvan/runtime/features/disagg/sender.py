@@ -47,7 +47,7 @@ from sylvan.runtime.features.disagg.messages import (
     encode,
     proof,
 )
-from sylvan.runtime.features.disagg.reach import WHERE, where
+from sylvan.runtime.features.disagg.reach import HTTP_PORT, WHERE, where
 from sylvan.runtime.features.disagg.segment import Segment
 from sylvan.runtime.features.disagg.ways import Means
 from sylvan.runtime.storage.manifest import Manifest, decode_manifest
@@ -124,6 +124,8 @@ class Sender:
         self._network, self._memory = network, tuple(memory)
         self._means = means
         self._offers = {way.name: way.offer() for way in means.ways}
+        if means.http_port:
+            self._offers[HTTP_PORT] = b"%d" % means.http_port
         if means.ways:
             self._offers[WHERE] = msgspec.msgpack.encode(where(self._memory[:1]))
         self._identity, self._secret = identity, secret
@@ -279,7 +281,11 @@ class Sender:
         except ConfigError as error:
             raise _DeniedError(f"the decode server is of another version: {error}") from None
         if differences := theirs.differences(self._identity):
-            raise _DeniedError(f"prefill and decode server differ: {'; '.join(differences)}")
+            reason = f"prefill and decode server differ: {'; '.join(differences)}"
+            room = self._rooms.get(ask.room)
+            if room is not None and room.task is None:  # nobody else will come
+                self._forget(ask.room, reason)
+            raise _DeniedError(reason)
         return ask, Accepted(proof(self._secret, b"prefill", hello, ask), self._offers)
 
     async def _claim(self, ask: Ask) -> int:
@@ -307,7 +313,7 @@ class Sender:
     async def _send(self, channel: Channel, room: _Room, want: Want) -> str:
         """Send what comes; returns why the job ended, empty if all was received."""
         room.pulls = bool(want.pull)
-        if room.pulls and (want.pull == WHERE or want.pull not in self._offers):
+        if room.pulls and want.pull not in [way.name for way in self._means.ways]:
             raise ChannelError(f"memory of this server is not read by {want.pull!r}")
         if self._means.shares is not False and want.segment and not room.pulls:
             self._share(room, want)

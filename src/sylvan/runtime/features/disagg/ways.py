@@ -23,11 +23,13 @@ class Means:
         shares: Whether pages may go through shared memory: always, never, or (None) when the other
             server is on this machine.
         needs_way: Whether a prefill server that cannot be read is no use.
+        http_port: Where a prefill server is asked over HTTP, to be told; 0: not known.
     """
 
     ways: Sequence[Way] = ()
     shares: bool | None = None
     needs_way: bool = False
+    http_port: int = 0
 
 
 def means(transfer: str, memory: Sequence[PageMemory], host: str) -> Means:
