@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import GenerateRequest
@@ -168,9 +169,9 @@ class Bench:
 
         also = (self.control,) if on else ()
         self.serving = Serving(model_dir, build=build, capabilities=also, **options)
-        weight = self.serving.executor._worker._backend._runner._model.embed_tokens.weight
+        weight = load_file(model_dir / "model.safetensors")["model.embed_tokens.weight"]
         for name, ids in TOKENS.items():
-            self.vectors[name] = weight[ids].detach().float().numpy()
+            self.vectors[name] = weight[ids]
 
     def soft(self, name: str, **fields: Any) -> str:
         """A request whose first tokens mean nothing."""
@@ -200,13 +201,16 @@ def test_soft_prompts_change_the_forward_pass_of_their_requests_only(
     assert bench.control.replaced >= sum(map(len, TOKENS.values()))
 
 
-def test_step_programs_decline_what_they_cannot_do(model_dir, expected):
-    bench = Bench(model_dir, runner="auto")
-    rid = bench.soft("a")
+@pytest.mark.parametrize("chunk", [4, 512])
+def test_step_programs_take_vectors_as_well(model_dir, expected, chunk):
+    bench = Bench(model_dir, runner="auto", chunk_tokens=chunk)
+    rids = {bench.soft(name): name for name in ("a", "b", "a")}
+    rids[bench.serving.add(TAIL)] = "plain"
     bench.serving.run()
 
-    assert bench.serving.facts.runner.startswith("eager")
-    assert bench.serving.tokens[rid] == expected["a"]
+    assert bench.serving.facts.runner.startswith("program")
+    for rid, name in rids.items():
+        assert bench.serving.tokens[rid] == expected[name]
 
 
 def test_a_capability_that_is_on_and_unused_changes_nothing(model_dir, expected):

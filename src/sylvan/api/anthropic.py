@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from sylvan.api.anthropic_tools import client_run, is_built_in
+from sylvan.api.media import anthropic_media
 from sylvan.api.native import Milliseconds, Name, Priority, Rid, Timeout
 from sylvan.api.validation import WireModel, parse
 from sylvan.protocol.errors import RequestError
@@ -32,6 +33,8 @@ class Block(WireModel):
     tool_use_id: str | None = None
     content: str | list[dict[str, Any]] | None = None
     is_error: bool | None = None
+    source: dict[str, Any] | None = None
+    """Of an image: base64 or an address."""
 
 
 class Message(WireModel):
@@ -187,15 +190,19 @@ def _assistant(blocks: list[Block], path: str) -> dict[str, Any]:
 def _user(role: str, blocks: list[Block], path: str) -> list[dict[str, Any]]:
     """Results of tools first, each as a message; then what the user says."""
     results: list[dict[str, Any]] = []
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     for j, block in enumerate(blocks):
         if block.type == "tool_result":
             content = _result(block, f"{path}[{j}]")
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+        elif block.type == "image":
+            parts.append(anthropic_media(block.source, f"{path}[{j}]"))
         elif block.type not in _IGNORED_BLOCKS:
-            texts.append(_block_text(block, f"{path}[{j}]"))
-    if texts or not results:
-        results.append({"role": role, "content": "\n".join(texts)})
+            parts.append({"type": "text", "text": _block_text(block, f"{path}[{j}]")})
+    if parts or not results:
+        is_text = all(part["type"] == "text" for part in parts)
+        texts = "\n".join(part["text"] for part in parts) if is_text else ""
+        results.append({"role": role, "content": texts if is_text else parts})
     return results
 
 
@@ -224,7 +231,7 @@ def _part_text(part: dict[str, Any], path: str) -> str:
 
 def _block_text(block: Block, path: str) -> str:
     if block.type != "text":
-        message = f"{path}: this model takes text only, not {block.type[:40]!r}."
+        message = f"{path}: a block of type {block.type[:40]!r} cannot be taken here."
         raise RequestError(message, param=path)
     if block.text is None:
         raise RequestError(f"{path}.text must be given.", param=f"{path}.text")

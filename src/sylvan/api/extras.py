@@ -26,12 +26,12 @@ HARMLESS = frozenset({
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         (
-            "image_data", "video_data", "audio_data", "mm_hashes", "mm_content_hashes",
+            "mm_hashes", "mm_content_hashes",
             "use_audio_in_video", "video_config", "images_config", "mm_processor_kwargs",
             "max_dynamic_patch", "min_dynamic_patch", "image_max_dynamic_patch",
             "video_max_dynamic_patch", "images", "audio",
         ),
-        "this model takes text only",
+        "this server prepares images by the checkpoint's settings",
     ),
     **dict.fromkeys(
         (

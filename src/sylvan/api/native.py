@@ -9,9 +9,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, Field, RootModel
 
+from sylvan.api.media import native_media
 from sylvan.api.sampling import read_sampling
 from sylvan.api.validation import ClosedModel, WireModel
+from sylvan.media.source import MediaSource
 from sylvan.protocol.errors import RequestError
+from sylvan.protocol.media import MediaKind
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 
@@ -76,6 +79,11 @@ class SessionParams(ClosedModel):
     """Leave out what was generated for `rid`."""
 
 
+MediaValue = str | dict[str, Any] | None
+Media = MediaValue | list[MediaValue | list[MediaValue]]
+"""An item, a list of items, or in a batch one of these for each prompt."""
+
+
 class GenerateBody(WireModel):
     """One prompt, or a list of prompts, to continue."""
 
@@ -83,6 +91,12 @@ class GenerateBody(WireModel):
     """The prompt."""
     input_ids: TokenIds | list[TokenIds] | None = None
     """The prompt as token ids; ignored if `text` is given."""
+    image_data: Media = None
+    """Images of the prompt, in the order of their placeholders: addresses, data URLs or base64."""
+    video_data: Media = None
+    """Videos, likewise."""
+    audio_data: Media = None
+    """Sounds, likewise."""
     sampling_params: dict[str, Any] | list[dict[str, Any]] | None = Field(
         None,
         json_schema_extra={
@@ -147,6 +161,7 @@ class Prompt:
     logprobs: LogprobOptions | None
     lora: str | None
     cache_salt: str
+    media: tuple[MediaSource, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,6 +196,7 @@ def read_prompts(
     loras = _spread(body.lora_path, "lora_path", size, is_batch)
     keys = _spread(body.extra_key, "extra_key", size, is_batch)
     salts = _spread(body.cache_salt, "cache_salt", size, is_batch)
+    media = _media(body, size, is_batch)
     return [
         Prompt(
             text=item if isinstance(item, str) else None,
@@ -190,9 +206,23 @@ def read_prompts(
             logprobs=logprobs[i],
             lora=loras[i] or None,
             cache_salt=join_salt(keys[i], salts[i]),
+            media=media[i],
         )
         for i, item in enumerate(prompts)
     ], is_batch
+
+
+def _media(body: GenerateBody, size: int, is_batch: bool) -> list[tuple[MediaSource, ...]]:
+    fields: Mapping[MediaKind, Media] = {
+        "image": body.image_data,
+        "video": body.video_data,
+        "audio": body.audio_data,
+    }
+    each = [
+        native_media(kind, given, f"{kind}_data", size, is_batch=is_batch)
+        for kind, given in fields.items()
+    ]
+    return [tuple(item for kind in each for item in kind[i]) for i in range(size)]
 
 
 def join_salt(extra_key: str | None, cache_salt: str | None) -> str:

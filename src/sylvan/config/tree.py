@@ -288,6 +288,33 @@ class LoraConfig(Section, frozen=True):
     """Directories from which adapters may be loaded while serving; default: any."""
 
 
+class MediaConfig(Section, frozen=True):
+    """Images, videos and sounds in requests, for models that take them."""
+
+    workers: Count = 1
+    """Processes that decode and prepare them. They start with the first request that needs one."""
+    vector_bytes: Bytes = 256 << 20
+    """Outputs of encoders that are kept of items without a request, for the next one with the
+    same item."""
+    fetch: bool = False
+    """Fetch items from `http://` and `https://` addresses. Addresses of this machine and of private
+    networks are never fetched from, unless `media.allowed_hosts` names them."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts that items may be fetched from; default: any public one."""
+    allowed_dirs: tuple[str, ...] = ()
+    """Directories from which items may be read by path (`file://`); default: none."""
+    item_bytes: Bytes = 64 << 20
+    """Size of an item as it comes; larger ones are refused with status 413."""
+    pixels: Count = 64 << 20
+    """Width times height of an image."""
+    items: Count = 64
+    """Images, videos and sounds of one request."""
+    fetch_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """Seconds for fetching an item."""
+    process_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    """Seconds for decoding and preparing an item; then its process is replaced."""
+
+
 class SpeculativeConfig(Section, frozen=True):
     """Several tokens per step by drafting and verifying. Present means on."""
 
@@ -484,6 +511,7 @@ class Config(Section, frozen=True):
     embedding: EmbeddingConfig = EmbeddingConfig()
     grammar: GrammarConfig = GrammarConfig()
     lora: LoraConfig | None = None
+    media: MediaConfig = MediaConfig()
     speculative: SpeculativeConfig | None = None
     disagg: DisaggConfig | None = None
     pdmux: PdMuxConfig | None = None

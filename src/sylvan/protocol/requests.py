@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from sylvan.protocol.media import MediaItem
 from sylvan.protocol.sampling import SamplingParams
 
 
@@ -80,6 +81,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     tpot_ms: float | None = None  # request is served all the same when they are missed
     thinking: Thinking | None = None
     bootstrap: Bootstrap | None = None  # None: this server does everything
+    media: tuple[MediaItem, ...] = ()  # in the order of the prompt
     interval: int | None = 1  # new tokens of which the client is told at once; the first always is
 
 

@@ -17,10 +17,15 @@ _SHARED_ARRAY = 2
 
 
 class Encoder:
-    """Turns any message into bytes; large arrays go to `store`, if there is one."""
+    """Turns any message of at most `limit` bytes into bytes; None: of any size.
 
-    def __init__(self, store: SharedArrays | None = None) -> None:
-        self._store = store
+    Large arrays go to `store`, if there is one.
+    """
+
+    def __init__(
+        self, store: SharedArrays | None = None, limit: int | None = MAX_MESSAGE_BYTES
+    ) -> None:
+        self._store, self._limit = store, limit
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._hook)
 
     def encode(self, message: object) -> bytes:
@@ -33,8 +38,8 @@ class Encoder:
             data = self._encoder.encode(message)
         except (TypeError, OverflowError) as error:
             raise MessageError(f"{type(message).__name__} cannot be sent: {error}") from error
-        if len(data) > MAX_MESSAGE_BYTES:
-            raise MessageError(f"a message of {len(data)} bytes is over {MAX_MESSAGE_BYTES}")
+        if self._limit is not None and len(data) > self._limit:
+            raise MessageError(f"a message of {len(data)} bytes is over {self._limit}")
         return data
 
     def _hook(self, value: object) -> object:

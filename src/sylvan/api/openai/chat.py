@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from sylvan.api.media import media_kind, openai_media
 from sylvan.api.native import ThinkingBudget, TokenIds
 from sylvan.api.openai.common import GenerationBody, UsageReply
 from sylvan.api.validation import WireModel
@@ -20,7 +21,7 @@ _DROPPED_PARTS = ("thinking", "reasoning", "redacted_thinking")
 
 
 class ContentPart(WireModel):
-    """A piece of a message; this server takes text."""
+    """A piece of a message: text, or an image, video or sound for models that take them."""
 
     type: str
     text: str | None = None
@@ -159,10 +160,10 @@ class ChatBody(GenerationBody):
 
 
 def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as chat templates expect them: plain text contents, known roles.
+    """The messages as chat templates expect them: known roles, known parts.
 
     Raises:
-        RequestError: A part is something else than text.
+        RequestError: A part is of an unknown type, or holds nothing.
     """
     return [_template_message(i, message) for i, message in enumerate(messages)]
 
@@ -177,7 +178,7 @@ def _template_message(i: int, message: ChatMessage) -> dict[str, Any]:
         parts = [
             part
             for j, given in enumerate(message.content)
-            if (part := _text_part(given, f"messages[{i}].content[{j}]")) is not None
+            if (part := _part(given, f"messages[{i}].content[{j}]")) is not None
         ]
         plain["content"] = parts
     if "function_call" in plain:
@@ -188,16 +189,18 @@ def _template_message(i: int, message: ChatMessage) -> dict[str, Any]:
     return plain
 
 
-def _text_part(part: str | ContentPart, path: str) -> dict[str, str] | None:
+def _part(part: str | ContentPart, path: str) -> dict[str, Any] | None:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if part.type in _DROPPED_PARTS:
         return None
+    if media_kind(part.type) is not None:
+        return openai_media(part.model_dump(exclude_none=True), path)
     text = getattr(part, _TEXT_PARTS.get(part.type, ""), None) if part.type in _TEXT_PARTS else None
     if not isinstance(text, str):
         if part.type in _TEXT_PARTS:
             raise RequestError(f"{path}.text must be a string.", param=f"{path}.text")
-        message = f"{path}: this model takes text only, not {part.type[:40]!r}."
+        message = f"{path}: a part of type {part.type[:40]!r} is not known."
         raise RequestError(message, param=path)
     return {"type": "text", "text": text}
 

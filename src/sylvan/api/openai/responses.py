@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from sylvan.api.media import media_kind, openai_media
 from sylvan.api.native import Milliseconds, Name, Priority, ThinkingBudget, Timeout
 from sylvan.api.openai.chat import MAX_MESSAGES, MAX_TOOLS
 from sylvan.api.openai.response_state import unpack
@@ -235,7 +236,10 @@ def _add_message(messages: list[Item], item: Item, path: str) -> None:
     if role not in ("user", "assistant", "system", "developer"):
         message = f"{path}.role: expected user, assistant, system or developer."
         raise RequestError(message, param=f"{path}.role")
-    content = _content(item.get("content"), f"{path}.content")
+    if role == "user" and isinstance(item.get("content"), list):
+        content: Any = _parts(item["content"], f"{path}.content")
+    else:
+        content = _content(item.get("content"), f"{path}.content")
     if role == "assistant":
         last = _assistant(messages)
         last["content"] = last.get("content", "") + content
@@ -270,6 +274,20 @@ def _string(item: Item, name: str, path: str) -> str:
     return value
 
 
+def _parts(parts: list[Any], path: str) -> str | list[Item]:
+    """Text, or where there are images and the like the parts as templates expect them."""
+    kinds = [part.get("type") if isinstance(part, dict) else None for part in parts]
+    if not any(isinstance(kind, str) and media_kind(kind) for kind in kinds):
+        return _content(parts, path)
+    found: list[Item] = []
+    for j, (kind, part) in enumerate(zip(kinds, parts, strict=True)):
+        if isinstance(kind, str) and media_kind(kind):
+            found.append(openai_media(part, f"{path}[{j}]"))
+        else:
+            found.append({"type": "text", "text": _content([part], f"{path}")})
+    return found
+
+
 def _content(content: Any, path: str) -> str:
     if isinstance(content, str):
         return content
@@ -280,7 +298,7 @@ def _content(content: Any, path: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("refusal" if kind == "refusal" else "text") if kind else None
         if kind not in _TEXT_PARTS or not isinstance(text, str):
-            message = f"{path}[{j}]: this model takes text only, not {str(kind)[:40]!r}."
+            message = f"{path}[{j}]: a part of type {str(kind)[:40]!r} cannot be taken here."
             raise RequestError(message, param=f"{path}[{j}]")
         texts.append(text)
     return "".join(texts)

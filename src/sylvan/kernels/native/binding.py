@@ -61,6 +61,7 @@ class Inputs(ctypes.Structure):
         ),
         ("numbers", ctypes.c_void_p),
         ("last_token", ctypes.c_void_p),
+        ("shifts", ctypes.c_void_p),
     ]
 
 

@@ -128,17 +128,17 @@ class VectorCopy:
 
     def read(self) -> Content | None:
         """See `WeightCopy.read`; an offset cannot be taken away exactly."""
-        return None if self.offset else self._rows().clone().view(self.shape)
+        return None if self.offset else self.numbers().clone().view(self.shape)
 
     def write(self, content: Content) -> None:
         """See `WeightCopy.write`."""
         if not isinstance(content, torch.Tensor) or content.shape != self.shape:
             raise Unsupported(f"contents of another shape than {list(self.shape)}")
-        rows = self._rows()
+        rows = self.numbers()
         rows.copy_(content.detach().float().view(rows.shape) + self.offset)
 
-    def _rows(self) -> torch.Tensor:
-        """The numbers without padding, as a view (rows, cols)."""
+    def numbers(self) -> torch.Tensor:
+        """What programs read: a view (rows, cols) without padding."""
         numbers, count = torch.from_numpy(self.data.view(np.float32)), self.shape.numel()
         if not self.width:
             return numbers[:count][None]

@@ -39,7 +39,7 @@ void prepare(const Inputs& in, Run& run) {
     int row = 0;
     for (int s = 0; s < in.seqs; s++) {
         row_start[s] = row;
-        for (int t = starts[s]; t < stops[s]; t++, row++) positions[row] = t;
+        for (int t = starts[s]; t < stops[s]; t++, row++) positions[row] = t + in.shifts[slots[s]];
     }
     row_start[in.seqs] = row;
     for (int g = 0; g < std::max(1, run.groups); g++)
@@ -55,8 +55,9 @@ void prepare(const Inputs& in, Run& run) {
     if (!run.sample) return;
     run.sample->rows = in.outputs;
     for (int i = 0; i < in.outputs; i++) {
-        filled(run.sample->slots)[i] = slots[sampled[i]];
-        filled(run.sample->positions)[i] = positions[run.out_rows[i]] + 1;
+        int slot = slots[sampled[i]];
+        filled(run.sample->slots)[i] = slot;
+        filled(run.sample->positions)[i] = positions[run.out_rows[i]] - in.shifts[slot] + 1;  // in the text
     }
 }
 

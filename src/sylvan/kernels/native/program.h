@@ -40,6 +40,7 @@ struct Inputs {  // a step as the scheduler sees it: the arrays of a run follow 
     // rows whose id the step before sampled, and their request slots [2][in_flight] | ids [tokens]
     const int32_t* numbers;
     int32_t* last_token;  // [slots] read here, and written once sampled
+    const int32_t* shifts;  // [slots] added to the rotary positions of a request
 };
 
 struct PagedBytes {  // memory in pages: bytes of page p in region r begin at memory + r * region_step + p * page_step

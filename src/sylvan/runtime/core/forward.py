@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import torch
 
-from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
+from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope, X
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.core.states import StatePool, StateWork
@@ -166,7 +166,8 @@ class HostArrays:
     Only the first `num_tokens` or `num_reqs` entries count. `page_tables` (G, S, P) and
     `slot_mappings` (G, T) have one part for each KV group; a page table has one row for each
     request slot and keeps its contents between steps. Where a layer's window has passed, entries
-    may be of any page that exists: they are not read.
+    may be of any page that exists: they are not read. `position_shifts` (S,), which also stay, are
+    added to the rotary positions of a request.
     """
 
     def __init__(self, limits: BatchLimits, num_groups: int = 1) -> None:
@@ -182,6 +183,7 @@ class HostArrays:
         self.page_tables: IntArray = np.zeros(
             (num_groups, reqs, limits.max_pages_per_req), np.int32
         )
+        self.position_shifts: IntArray = np.zeros(reqs, np.int32)
 
     @property
     def page_table(self) -> IntArray:
@@ -217,7 +219,7 @@ class ForwardBatch:
     has R + 1 entries; `sample_rows` (S,) are the rows whose logits are wanted. Models with
     recurrent layers have `states`, and `state_work` says what this step does with them.
     `input_embeds` are vectors that stand for token embeddings, `drafts` the slices whose last rows
-    are guesses.
+    are guesses. `rotary_positions` (T,) replace those that rows would have; None: none are special.
     """
 
     def __init__(
@@ -234,6 +236,7 @@ class ForwardBatch:
         self.states = states
         self.state_work: StateWork | None = None
         self.input_embeds: tuple[InputEmbeds, ...] = ()
+        self.rotary_positions: IntArray | None = None
         self.drafts: tuple[DraftRows, ...] = ()
         self.host = HostArrays(limits, len(kv.groups))
         self.num_tokens = 0
@@ -286,6 +289,15 @@ class ForwardBatch:
         self.q_starts_R = full["q_starts"][: num_reqs + 1]
         self.req_slots_R = full["req_slots"][:num_reqs]
         self.sample_rows = full["sample_rows"][:num_samples]
+
+    def edited(self, layer: int, x_TD: X) -> X:
+        """The output of a layer, with what `input_embeds` add to it; changed in place."""
+        assert isinstance(x_TD, torch.Tensor)
+        for part in self.input_embeds:
+            if part.layer == layer:
+                vectors = torch.from_numpy(part.vectors).to(x_TD)
+                x_TD[part.row : part.row + len(vectors)] += vectors
+        return x_TD
 
     def part(self, rows: torch.Tensor, reqs: torch.Tensor) -> ForwardBatch:
         """Some rows of this step as a batch: equally many of each of `reqs`, one after another.

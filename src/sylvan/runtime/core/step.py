@@ -60,11 +60,19 @@ class DraftRows(msgspec.Struct, frozen=True):
         return self.parents == tuple(range(-1, len(self.parents) - 1))
 
 
+EMBEDDINGS = -1
+"""The layer before the first one."""
+
+
 class InputEmbeds(msgspec.Struct, frozen=True):
-    """Rows [row, row + n) of the step read these vectors instead of token embeddings."""
+    """Rows [row, row + n) of the step read these vectors instead of token embeddings.
+
+    With a `layer` they are added to the output of that layer.
+    """
 
     row: int
     vectors: np.ndarray  # float32 (n, D)
+    layer: int = EMBEDDINGS
 
 
 class StepPlan(msgspec.Struct, kw_only=True):

@@ -47,6 +47,7 @@ from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.lora.build import lora_worker
 from sylvan.runtime.features.lora.serving import LoraServing
+from sylvan.runtime.features.multimodal.build import media_control, media_worker
 from sylvan.runtime.features.pdmux.build import PdMuxParts
 from sylvan.runtime.features.speculation.build import AnySpeculation, build_speculation
 from sylvan.runtime.features.speculation.heads import head_worker
@@ -54,7 +55,9 @@ from sylvan.runtime.features.speculation.model import DraftModel
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.features.tiers.build import TiersParts
 from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
+from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.pooling import PoolingWish
+from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.sched.capability import Capability, Hooks
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.policies import schedule_policy
@@ -120,6 +123,7 @@ def build_scheduler(
     pdmux = PdMuxParts(config.pdmux)
     workers = (
         lambda site: grammar.worker,
+        media_worker,
         *disagg.workers,
         *pdmux.workers,
         *_lora_worker(config),
@@ -155,11 +159,16 @@ def build_scheduler(
         draft = _draft_model(config)
         speculation = build_speculation(config.speculative, model.vocab_size, draft)
         capabilities = (*capabilities, speculation)
+    whole = load_config(model_dir(config.model), trusted=config.trust_remote_code)
     scheduler, inspect = compose_scheduler(
         config,
         executor,
         emit,
-        lambda cache: (*capabilities, *disagg.controls(cache, tiers)),
+        lambda cache: (
+            *capabilities,
+            *media_control(config.media, whole),
+            *disagg.controls(cache, tiers),
+        ),
         publisher,
         tiers,
     )
@@ -180,7 +189,8 @@ def build_scheduler(
             "max_total_tokens": scheduler.load().max_total_num_tokens,
             "page_size": _number(config.cache.page_size),
             "max_running_reqs": _number(config.scheduler.max_running_reqs),
-            "architecture": model.architecture,
+            "architecture": whole.media.architecture if whole.media else model.architecture,
+            **{f"{kind}_token_id": token for kind, token in _placeholders(whole).items()},
             "dtype": model.dtype,
             "runner": model.runner,
             "deterministic": bool(config.deterministic),
@@ -212,6 +222,10 @@ def _disagg(config: Config) -> DisaggParts:
     return DisaggParts(
         config.disagg, server.host, http_port=server.port if plain else 0, api_key=key
     )
+
+
+def _placeholders(model: ModelConfig) -> Mapping[str, int]:
+    return model.media.token_ids if model.media is not None else {}
 
 
 def _identity(
@@ -260,7 +274,7 @@ def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]
         ConfigError: see `build_scheduler`.
     """
     grammar = _grammar(config)
-    workers = (lambda site: grammar.worker, *_lora_worker(config))
+    workers = (lambda site: grammar.worker, media_worker, *_lora_worker(config))
     executor, _ = _own_executor(config, workers, mesh, None)
 
     def close() -> None:

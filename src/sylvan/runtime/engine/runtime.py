@@ -24,6 +24,7 @@ from sylvan.runtime.storage.cipher import tenants_secret
 from sylvan.runtime.tokenizer.adapters import Adapters, AdapterSettings
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from sylvan.runtime.tokenizer.manager import TokenizerManager
+from sylvan.runtime.tokenizer.media import MediaPreparer
 from sylvan.runtime.tokenizer.router import ReplicaRouter
 from sylvan.runtime.tokenizer.types import EdgeLimits, ModelFacts
 from sylvan.text.tokenizer import Tokenizer
@@ -104,7 +105,11 @@ class Runtime:
                     await engine.start()
                     backends.append(engine)
             manager = TokenizerManager(
-                tokenizer, _limits(config, topology), router=router, adapters=adapters
+                tokenizer,
+                _limits(config, topology),
+                router=router,
+                adapters=adapters,
+                media=MediaPreparer(model_dir(config.model), config.media),
             )
             if (secret := tenants_secret(config.tiers)) is not None:
                 manager.isolation = CacheIsolation(secret)
@@ -135,6 +140,8 @@ class Runtime:
             return
         self._closed = True
         self.manager.close()
+        if self.manager.media is not None:
+            await self.manager.media.close()
         await asyncio.gather(*(backend.close() for backend in self._backends))
 
     def kill(self) -> None:

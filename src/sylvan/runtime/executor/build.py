@@ -112,6 +112,7 @@ def build_executor(
         build=Build(
             dtype=getattr(torch, facts.dtype),
             length=context,
+            spare_positions=options.max_batch_tokens if config.rope_axes else 0,
             device=platform.device if platform else torch.device("cpu"),
             mesh=mesh,
         ),
@@ -152,7 +153,7 @@ def _in_memory(
     plan = replace(
         plan,
         hidden_layers=tuple(layer for w in workers for layer in w.hidden_layers),
-        edited_by=next((w.name for w in workers if w.edits_inputs), None),
+        edits_inputs=any(w.edits_inputs for w in workers),
         adapt=_adapter_of(workers),
         on_head=heads_of(workers),
     )
@@ -161,6 +162,7 @@ def _in_memory(
     late.pages = [*made.pool.groups, *([StatePages(states.parts)] if states else [])]
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states)
     slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
+    late.batch = batch
     late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
     backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots)
     control = _control(plan, made, states)
@@ -232,13 +234,7 @@ def _with_program(plan: ModelPlan) -> Made | None:
         return None
 
 
-def _check_capabilities(plan: ModelPlan) -> None:
-    if plan.edited_by is not None:
-        raise Unsupported(f"{plan.edited_by} gives inputs as vectors")
-
-
 def _with_traced(plan: ModelPlan) -> Made:
-    _check_capabilities(plan)
     if plan.options.runner == "eager":
         raise Unsupported("runner eager was asked for")
     if plan.platform is not None:
@@ -269,6 +265,7 @@ def _with_traced(plan: ModelPlan) -> Made:
         dtype=plan.build.dtype,
         threads=plan.threads,
         hidden_layers=plan.hidden_layers,
+        edits_inputs=plan.edits_inputs,
     )
     attention, name, changed = NativeAttention(), f"program ({library.variant})", _nothing
     if runner.host_calls:
@@ -298,6 +295,7 @@ class _LateParts:
         self.runner: ModelRunner | None = None
         self.sampler: TokenSampler | None = None
         self.params: SamplingSlots | None = None
+        self.batch: ForwardBatch | None = None
         self.groups: Sequence[KVGroup] = ()
         self.pages: Sequence[PageMemory] = ()
 
@@ -305,6 +303,15 @@ class _LateParts:
         """See `ModelSite.head`."""
         assert self.runner is not None
         return self.runner.head(vectors_RD)
+
+    def position_shifts(self) -> IntArray:
+        """See `ModelSite.position_shifts`."""
+        assert self.batch is not None
+        return self.batch.host.position_shifts
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `ModelSite.constant`."""
+        return self.runner.constant(tensor) if self.runner is not None else tensor
 
     def memory(self) -> tuple[Sequence[KVGroup], Sequence[PageMemory]]:
         """See `ModelSite.memory`."""
@@ -346,6 +353,8 @@ def _workers(
         dtype=plan.build.dtype,
         device=plan.build.device,
         max_tokens=plan.limits.max_tokens,
+        constant=late.constant,
+        position_shifts=late.position_shifts,
     )
     made = (make(site) for make in parts.workers)
     return tuple(worker for worker in made if worker is not None)

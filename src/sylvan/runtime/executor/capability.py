@@ -90,8 +90,7 @@ class CapabilityWorker:
         name: Of the capability.
         reads_rows: Whether `after_forward` reads logits or hidden vectors of rows that are not
             sampled; such a step is not replayed from a captured graph.
-        edits_inputs: Whether `before_forward` sets `ForwardBatch.input_embeds`; such models run op
-            by op, since step programs read token ids only.
+        edits_inputs: Whether `before_forward` sets `ForwardBatch.input_embeds`.
         hidden_layers: Layers whose output is read after the forward pass.
     """
 

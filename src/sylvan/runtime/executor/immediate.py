@@ -51,6 +51,7 @@ class ImmediateBackend:
     def update(self, plan: StepPlan) -> None:
         """See `StepBackend.update`."""
         self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
+        self.batch.rotary_positions = None
         if plan.pages.size:
             groups, slots, entries, pages = plan.pages
             self.batch.host.page_tables[groups, slots, entries] = pages
@@ -174,13 +175,17 @@ class ImmediateBackend:
 
     def _is_fusible(self, plan: StepPlan) -> bool:
         """Whether each row has a token id, and the rows of each slice follow one another."""
-        if self.batch.input_embeds or plan.positions is not None:
+        batch = self.batch
+        if batch.input_embeds or batch.rotary_positions is not None or plan.positions is not None:
             return False
         return not plan.drafts or all(draft.is_chain for draft in plan.drafts)
 
     def _fill(self, plan: StepPlan) -> None:
         arrays, batch = self._arrays, self.batch
-        fill_step(arrays, plan, batch.host.page_tables, batch.kv.page_size)
+        host = batch.host
+        fill_step(arrays, plan, host.page_tables, batch.kv.page_size, shifts=host.position_shifts)
+        if batch.rotary_positions is not None:
+            arrays["positions"][: plan.num_tokens] = batch.rotary_positions
         ids = arrays["input_ids"][: plan.num_tokens]
         ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
         # An id outside the vocabulary fails its own request when that is sampled; see RequestSlots.

@@ -29,9 +29,16 @@ class Sizes:
 
 
 def fill_step(
-    arrays: Arrays, plan: StepPlan, tables: IntArray, page_size: int, bucket: Bucket | None = None
+    arrays: Arrays,
+    plan: StepPlan,
+    tables: IntArray,
+    page_size: int,
+    bucket: Bucket | None = None,
+    shifts: IntArray | None = None,
 ) -> Sizes:
     """Ids, positions, slots and lengths; `tables` are the page tables of the KV groups (G, S, P).
+
+    `shifts` (S,) are added to the rotary positions of each request slot.
 
     Ids of rows in flight are left as the plan has them: who reads `arrays` resolves them. What a
     bucket adds writes to page 0, belongs to no request and attends to nothing.
@@ -56,6 +63,8 @@ def fill_step(
     elif plan.drafts:
         positions = plan.row_positions()
     arrays["positions"][:tokens] = positions
+    if shifts is not None and (shifts := shifts[plan.slots]).any():
+        arrays["positions"][:tokens] += np.repeat(shifts, lens)
     sizes = Sizes(tokens, requests, samples, bucket)
     if bucket is not None:
         _pad(arrays, sizes, bucket)

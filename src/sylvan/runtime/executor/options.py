@@ -91,6 +91,9 @@ class ModelSite:
         dtype: Of its rows.
         device: Where it computes.
         max_tokens: Rows of the largest step.
+        constant: Where steps read a float32 constant of the model, such as a rotary table: a step
+            program has a copy; to be asked once the executor is built.
+        position_shifts: See `HostArrays`; to be asked once the executor is built.
     """
 
     vocab_size: int
@@ -111,6 +114,8 @@ class ModelSite:
     dtype: torch.dtype
     device: torch.device
     max_tokens: int
+    constant: Callable[[torch.Tensor], torch.Tensor]
+    position_shifts: Callable[[], IntArray]
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class ModelPlan:
     pooling: PoolingSpec | None = None
     platform: Platform | None = None
     hidden_layers: tuple[int, ...] = ()  # whose output capabilities read
-    edited_by: str | None = None  # the capability that gives inputs as vectors
+    edits_inputs: bool = False  # whether a capability gives inputs as vectors
     adapt: Callable[[nn.Module], None] = lambda model: None  # lets capabilities change layers
     on_head: OnHead = lambda rows: None  # see `EagerRunner`
     loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])

@@ -10,6 +10,7 @@ import torch
 from sylvan.kernels import ops
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.core.step import EMBEDDINGS
 from sylvan.runtime.executor.outputs import keep_outputs
 from sylvan.runtime.executor.sizes import Bucket
 from sylvan.runtime.executor.steps import FusedStep
@@ -65,6 +66,10 @@ class ModelRunner(Protocol):
 
         At most `batch.limits.most_samples` at once; the result is the caller's.
         """
+        ...
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Where steps read a float32 constant of the model: itself, or a copy."""
         ...
 
     def fuse(
@@ -125,8 +130,9 @@ class EagerRunner:
         batch.attention.plan(batch)
         x_TD = self._model.embed(batch)
         for part in batch.input_embeds:
-            vectors = torch.from_numpy(part.vectors).to(x_TD)
-            x_TD[part.row : part.row + len(vectors)] = vectors
+            if part.layer == EMBEDDINGS:
+                vectors = torch.from_numpy(part.vectors).to(x_TD)
+                x_TD[part.row : part.row + len(vectors)] = vectors
         self._hidden_TD = self._model.forward(x_TD, batch)
         self._on_head(batch.sample_rows)
         return self._model.head(ops.take_rows(self._hidden_TD, batch.sample_rows))
@@ -148,6 +154,10 @@ class EagerRunner:
         """See `ModelRunner.head`."""
         self._on_head(None)
         return self._model.head(vectors_RD.to(self._hidden_TD)).float()
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `ModelRunner.constant`."""
+        return tensor
 
     def fuse(
         self,

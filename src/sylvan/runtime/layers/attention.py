@@ -30,7 +30,7 @@ class PagedAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.layer = layer
-        self._rope = rope
+        self.rope = rope
         # Plain references: the norms are parameters of the module that made them.
         self._q_norm = None if q_norm is None else q_norm.of_heads()
         self._k_norm = None if k_norm is None else k_norm.of_heads()
@@ -40,12 +40,12 @@ class PagedAttention(nn.Module):
         norms = self._q_norm, self._k_norm
         shares_rows = any(norm is not None and norm.over is not None for norm in norms)
         if isinstance(qkv, TracedTensor):
-            return ops.attention(qkv, self.layer, self._rope, *norms)
+            return ops.attention(qkv, self.layer, self.rope, *norms)
         assert isinstance(qkv, torch.Tensor)
         if batch.attention.caps.from_projection and not shares_rows:
             fused = cast("FusedAttention", batch.attention)
-            return fused.run_fused(self.layer, qkv, self._rope, norms, batch).flatten(1)
-        heads = reference.split_heads(qkv, self.layer, batch.positions_T, self._rope, norms)
+            return fused.run_fused(self.layer, qkv, self.rope, norms, batch).flatten(1)
+        heads = reference.split_heads(qkv, self.layer, batch.positions_T, self.rope, norms)
         return batch.attention.run(self.layer, *heads, batch).flatten(1)
 
 
@@ -58,7 +58,7 @@ class RaggedAttention(PagedAttention):
             return super().forward(qkv, batch)
         assert isinstance(qkv, torch.Tensor)
         norms = self._q_norm, self._k_norm
-        heads = reference.split_heads(qkv, self.layer, batch.positions_T, self._rope, norms)
+        heads = reference.split_heads(qkv, self.layer, batch.positions_T, self.rope, norms)
         return ops.ragged_attention(*heads, batch.q_starts_R.tolist(), self.layer)
 
 
@@ -86,11 +86,11 @@ class SpecialAttention(PagedAttention):
         variant = self._variant
         if isinstance(qkv, TracedTensor):
             norms = self._q_norm, self._k_norm
-            return ops.attention(qkv, self.layer, self._rope, *norms, variant)
+            return ops.attention(qkv, self.layer, self.rope, *norms, variant)
         assert isinstance(qkv, torch.Tensor)
         norms, positions_T = (self._q_norm, self._k_norm), batch.positions_T
         before = (None, None) if variant.norm_last else norms
-        q, k, v = reference.split_heads(qkv, self.layer, positions_T, self._rope, before)
+        q, k, v = reference.split_heads(qkv, self.layer, positions_T, self.rope, before)
         if variant.norm_last:
             q, k = (
                 reference.head_norm(x.float(), norm).to(qkv.dtype)

@@ -23,12 +23,14 @@ class SplitParameter(torch.nn.Parameter):
 class Build:
     """Everything besides the config that a model's constructor needs.
 
-    `length` is the longest text to be served: positions are tabulated up to it. `mesh` knows the
-    ranks that hold the model together.
+    `length` is the longest text to be served: positions are tabulated up to it. Rotary tables have
+    `spare_positions` empty rows behind these, for rows of a step whose position is no number.
+    `mesh` knows the ranks that hold the model together.
     """
 
     dtype: torch.dtype
     length: int
+    spare_positions: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     mesh: Mesh = ONE_RANK
 

@@ -26,10 +26,11 @@ from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.linear import Linear, VocabHead
 from sylvan.runtime.layers.moe import Experts, Router
 from sylvan.runtime.models import lora_experts
-from sylvan.runtime.models.checkpoint import Slot, canonical, slots, source_rows
+from sylvan.runtime.models.checkpoint import Slot, slots, source_rows
 from sylvan.runtime.models.lora import Adapter, AdapterConfig, LowRank
 from sylvan.runtime.models.shards import NOT_SPLIT, Splits, of_source, whole_shape
 from sylvan.runtime.models.stored import WeightFiles
+from sylvan.runtime.models.texts import canonical
 
 _HEADS = ("lm_head", "score", "classifier", "embed_out")
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"

@@ -29,11 +29,11 @@ from sylvan.runtime.models.shards import (
     whole_shape,
 )
 from sylvan.runtime.models.stored import WeightFiles
+from sylvan.runtime.models.texts import canonical
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in total) after each tensor."""
 
-_PREFIXES = ("model.", "transformer.", "gpt_neox.", "decoder.", "backbone.")
 DERIVED = (
     ".rotary_emb.inv_freq",
     ".attn.masked_bias",
@@ -432,13 +432,6 @@ def _replace(model: nn.Module, parameter: torch.Tensor, weight: LinearWeight) ->
 def _as_stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """For models without `convert`."""
     return tensor
-
-
-def canonical(name: str) -> str:
-    """The name of a tensor without what many checkpoints put before it."""
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
-    return name
 
 
 def _rows(slot: Slot) -> tuple[int, ...]:

@@ -88,6 +88,19 @@ class StatePart(msgspec.Struct, frozen=True):
     exact: bool = False
 
 
+class MediaConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Other inputs than text.
+
+    `architecture` is that of the whole model, `ModelConfig.architecture` that of the half that
+    reads text. `token_ids` are the placeholders in prompts, by kind of media. To the output of the
+    layers in `edited_layers` vectors of the encoder are added.
+    """
+
+    architecture: str
+    token_ids: dict[str, int]
+    edited_layers: tuple[int, ...] = ()
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What decoder-only models share, spelt as Hugging Face spells it; switches have defaults.
 
@@ -131,6 +144,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     gated_mlp: bool = True
     head_bias: bool = False
     rope_interleaved: bool = False
+    rope_axes: tuple[int, ...] = ()  # axis (time, height, width) of each angle; empty: one axis
+    media: MediaConfig | None = None  # what it sees and hears besides text
     local_rope: RopeParams | None = None  # of layers with a window; None: as the others
     nope_layers: tuple[int, ...] = ()
     learned_positions: bool = False

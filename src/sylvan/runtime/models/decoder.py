@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import AttentionLayer, AttentionVariant, Rope, X
@@ -34,6 +35,7 @@ from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
 from sylvan.runtime.models.config import ModelConfig, MoEConfig, QueryScaling
 from sylvan.runtime.models.heads import UNUSED_HEADS, draft_layers, make_score
 from sylvan.runtime.models.rope import RopeParams, rope_table
+from sylvan.runtime.models.texts import IMAGES, canonical, text_name
 
 FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -60,6 +62,7 @@ class Ropes:
         if params not in self._made:
             positions = config.max_position_embeddings
             table = rope_table(params, config.head_dim, positions, build.length)
+            table = functional.pad(table, (0, 0, 0, build.spare_positions))
             self._made[params] = Rope(table.to(build.device), config.rope_interleaved)
         return self._made[params]
 
@@ -290,6 +293,7 @@ class Decoder(nn.Module):
             self.block(config, build, i, ropes) for i in range(config.num_hidden_layers)
         )
         self.norm = make_norm(config, build)
+        self.edited_layers = config.media.edited_layers if config.media else ()
         self.lm_head, self.score = None, make_score(config, build)
         if config.head == "lm":
             self.lm_head = VocabHead(build, dim, ids, bias=config.head_bias)
@@ -308,7 +312,12 @@ class Decoder(nn.Module):
     def unused(self) -> tuple[str, ...]:
         """Starts of names of checkpoint tensors that may be there for nothing."""
         heads = () if self.config.head == "lm" else UNUSED_HEADS
-        return (*heads, *draft_layers(self.config))
+        encoders = () if self.config.media is None else IMAGES
+        return (*heads, *draft_layers(self.config), *encoders)
+
+    def rename(self, name: str) -> str:
+        """The name here of a tensor of the checkpoint."""
+        return canonical(name) if self.config.media is None else text_name(name)
 
     def embed(self, batch: ForwardBatch) -> X:
         x_TD = self.embed_tokens(batch.input_ids_T)
@@ -318,8 +327,13 @@ class Decoder(nn.Module):
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         residual_TD = None
-        for block in self.layers:
+        for layer, block in enumerate(self.layers):
             x_TD, residual_TD = block(x_TD, residual_TD, batch)
+            if layer in self.edited_layers:
+                if residual_TD is None:
+                    x_TD = batch.edited(layer, x_TD)
+                else:
+                    residual_TD = batch.edited(layer, residual_TD)
         return self.norm(x_TD, residual_TD)[0]
 
     def head(self, hidden_RD: X) -> X:

@@ -24,9 +24,10 @@ from sylvan.kernels.matmul.weights import (
 from sylvan.kernels.native.copies import DENSE, Content, Form, form_of
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, ExecutorError
-from sylvan.runtime.models.checkpoint import Slot, WeightReader, canonical, slots, source_rows
+from sylvan.runtime.models.checkpoint import Slot, WeightReader, slots, source_rows
 from sylvan.runtime.models.holders import Holder
 from sylvan.runtime.models.stored import WeightFiles
+from sylvan.runtime.models.texts import canonical
 
 _TORN = "the weights are those of no model: an update failed midway; update all of them"
 _GONE = "the memory of the weights was given back; update all of them"

@@ -128,6 +128,11 @@ MODELS: dict[str, str] = {
     "YoutuForCausalLM": _HERE + "deepseek",
 }
 
+_MULTIMODAL = (
+    *("Aria", "AyaVision", "Cohere2Vision", "DeepseekVL", "GotOcr2", "Idefics3", "InternVL"),
+    *("Janus", "LightOnOcr", "Llava", "LlavaNext", "LlavaOnevision", "Mistral3", "Ovis2"),
+    *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "SmolVLM", "VideoLlama3", "VipLlava", "Voxtral"),
+)
 _ENCODERS = (
     *("Bert", "Camembert", "Data2VecText", "DistilBert", "Electra", "Ernie", "Gte", "ModernBert"),
     *("NomicBert", "Roberta", "XLMRoberta"),
@@ -143,6 +148,7 @@ MODELS |= {
     for stems, module, suffixes in (
         (_ENCODERS, "encoder", ("ForMaskedLM", "ForSequenceClassification", "Model")),
         (_DECODERS, "vectors", ("ForSequenceClassification", "Model")),
+        (_MULTIMODAL, "multimodal", ("ForConditionalGeneration",)),
         (("Qwen2", "Qwen3"), "vectors", ("ForRewardModel",)),
         (("Cohere", "Cohere2", "EuroBert", "Granite", "LlamaBidirectional"), "vectors", ("Model",)),
     )

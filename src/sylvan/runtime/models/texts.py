@@ -6,8 +6,13 @@ from typing import Any
 
 from sylvan.runtime.models.config import architecture_of
 
-IMAGES = ("vision_tower.", "vision_model.", "multi_modal_projector.", "visual.")
-"""Starts of names of tensors that look at images."""
+IMAGES = (
+    *("vision_tower.", "vision_model.", "vision_encoder.", "multi_modal_projector.", "visual."),
+    *("connector.", "image_newline", "audio_tower.", "patch_merger.", "vision_projection."),
+    *("projector.", "vqmodel.", "aligner.", "generation_", "visual_embeddings_table."),
+    *("high_res_vision_", "mlp_AR.", "view_seperator"),
+)
+"""Starts of names of tensors that look at images, or listen."""
 
 
 _OF_ALL = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
@@ -22,6 +27,16 @@ def text_part(raw: dict[str, Any]) -> dict[str, Any]:
 
 def text_name(name: str) -> str:
     """The name of a tensor without what stands before it, in old checkpoints and new ones."""
-    for prefix in ("model.", "language_model.", "model."):
+    for prefix in ("model.", "language_model.", "text_model.", "model."):
+        name = name.removeprefix(prefix)
+    return name
+
+
+_PREFIXES = ("model.", "transformer.", "gpt_neox.", "decoder.", "backbone.")
+
+
+def canonical(name: str) -> str:
+    """The name of a tensor without what many checkpoints put before it."""
+    for prefix in _PREFIXES:
         name = name.removeprefix(prefix)
     return name

@@ -46,6 +46,10 @@ class SchedulerPort(Protocol):
         """Last step whose results are known; nodes of later ones (`Node.computed_at`) may fail."""
         ...
 
+    def cached_tokens(self, req: Req) -> int:
+        """Tokens of a waiting request that the prefix cache holds now."""
+        ...
+
     def release(self, rid: str) -> None:
         """Free the memory of a finished request that `Capability.holds` kept."""
         ...

@@ -9,6 +9,7 @@ from sylvan.protocol.requests import EmbedRequest
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.types import (
     CacheKey,
+    MediaSpan,
     common_prefix_len,
     media_divergence,
     tenant_span,
@@ -83,10 +84,11 @@ def _key(req: Req, apart_by: str) -> CacheKey:
     tokens = req.tokens.view(0, len(req.tokens))
     if isinstance(request, EmbedRequest):
         return CacheKey(tokens, f"embed:{request.cache_salt}{apart_by}")
+    media = tuple(MediaSpan(item.start, item.stop, item.digest) for item in request.media)
     if request.cache_salt and request.shared_tokens:
-        apart = (tenant_span(request.shared_tokens, request.cache_salt),)
-        return CacheKey(tokens, f"{request.lora or ''}:{apart_by}", apart)
-    return CacheKey(tokens, f"{request.lora or ''}:{request.cache_salt}{apart_by}")
+        apart = tenant_span(request.shared_tokens, request.cache_salt)
+        return CacheKey(tokens, f"{request.lora or ''}:{apart_by}", (*media, apart))
+    return CacheKey(tokens, f"{request.lora or ''}:{request.cache_salt}{apart_by}", media)
 
 
 _OTHERS = (":", "embed:")  # what clients write follows, which may look like an adapter

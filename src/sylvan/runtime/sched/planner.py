@@ -84,6 +84,10 @@ class Planner:
         self.growth = self._decodes.growth
         return self._decodes.whole_step(self._slices, self.num_decodes)
 
+    def cached_tokens(self, req: Req) -> int:
+        """Tokens of a waiting request that the prefix cache holds now."""
+        return self._lookup.cached_tokens(req)
+
     # ---- memory
 
     def drop(self, req: Req) -> None:

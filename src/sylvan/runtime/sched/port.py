@@ -37,6 +37,10 @@ class Port:
         """See `SchedulerPort.completed_step`."""
         return self._pipeline.completed_step
 
+    def cached_tokens(self, req: Req) -> int:
+        """See `SchedulerPort.cached_tokens`."""
+        return self._planner.cached_tokens(req)
+
     def loaded(self, rid: str, num_computed: int) -> None:
         """See `SchedulerPort.loaded`."""
         self._hooks.on_call("loaded", rid, num_computed)

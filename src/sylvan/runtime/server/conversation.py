@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sylvan.api.answering import AnswerRequest, ToolUse, plan_answer
+from sylvan.api.media import split_media
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
@@ -92,6 +93,8 @@ async def prepare(context: Context, conversation: Conversation) -> Prepared:
     Raises:
         RequestError: The messages cannot be rendered, or the tool choice is no tool.
     """
+    messages, media = split_media(conversation.messages)
+    conversation = replace(conversation, messages=messages)
     prompt = await render(context, conversation)
     plan = plan_answer(
         context.parsers,
@@ -122,6 +125,7 @@ async def prepare(context: Context, conversation: Conversation) -> Prepared:
             ttft_ms=facts.ttft_ms,
             tpot_ms=facts.tpot_ms,
             thinking=plan.thinking,
+            media=tuple(media),
         ),
         rules=plan.rules,
         prompt=prompt,
@@ -144,8 +148,9 @@ async def render(context: Context, conversation: Conversation) -> RenderedPrompt
         return RenderedPrompt("", list(conversation.input_ids))
     use = conversation.tool_use
     shown = use.tools if use.tools and use.choice != "none" else None
+    messages, _ = split_media(conversation.messages)
     request = ChatRequest(
-        messages=conversation.messages,
+        messages=messages,
         tools=shown,
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final,

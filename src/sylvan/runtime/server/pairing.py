@@ -67,6 +67,8 @@ class Pairing:
         reads_prompt = inp.logprobs is not None and inp.logprobs.start is not None
         if reads_prompt and not self.merges:
             return inp  # only a server that computes both can tell of both
+        if inp.media:
+            return inp  # what its KV depends on is not compared: either server computes it alone
         if self.role == "prefill":
             sampling = inp.sampling
             wanted = sampling.max_new_tokens

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from sylvan.protocol.errors import CapacityError, RequestError
+from sylvan.protocol.media import MediaItem
 from sylvan.protocol.messages import Command, ControlReply, Finish, Load
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
@@ -30,6 +31,7 @@ from sylvan.runtime.tokenizer.embeds import (
 )
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
+from sylvan.runtime.tokenizer.media import MediaPreparer
 from sylvan.runtime.tokenizer.past import take_over
 from sylvan.runtime.tokenizer.router import CONTROL_TIMEOUT_S, ReplicaRouter
 from sylvan.runtime.tokenizer.types import (
@@ -61,6 +63,7 @@ class TokenizerManager:
     Args:
         router: Serves the requests; default: of one replica.
         adapters: Those of the router; default: none are served.
+        media: See there; default: none are taken.
 
     Attributes:
         tokenizer: Of the model; safe to share between threads.
@@ -68,6 +71,7 @@ class TokenizerManager:
         limits: Bounds and defaults of the edge.
         router: Its clients are connected by whoever runs the schedulers.
         isolation: Cache salts of tenants.
+        media: Prepares images and the like; closed by whoever made it. None: none are taken.
     """
 
     def __init__(
@@ -77,11 +81,13 @@ class TokenizerManager:
         clock: Clock = monotonic,
         router: ReplicaRouter | None = None,
         adapters: Adapters | None = None,
+        media: MediaPreparer | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.router = router or ReplicaRouter(clock=clock)
         self.adapters = adapters or Adapters(self.router, AdapterSettings())
         self.limits = limits or EdgeLimits()
+        self.media = media
         self._clock = clock
         self._reserved = 0
         self._checked: SamplingParams | None = None
@@ -244,6 +250,7 @@ class TokenizerManager:
         self._reserved += inp.sampling.n
         try:
             prompt = await self._prompt(inp)
+            prompt, media = await self._with_media(inp, prompt)
         finally:
             self._reserved -= inp.sampling.n
         self._check_admission(inp.rid, inp.tenant, inp.sampling.n)
@@ -251,7 +258,7 @@ class TokenizerManager:
         seed = next((seed for seed in given if seed is not None), secrets.randbits(63))
         base = build_request(inp, prompt, self.facts, seed=seed)
         lora = self.adapters.id_of(inp.lora, inp.tenant)
-        return self._submit(inp, msgspec.structs.replace(base, rid=rid, lora=lora))
+        return self._submit(inp, msgspec.structs.replace(base, rid=rid, lora=lora, media=media))
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
         if sampling is not self._checked:  # the prompts of a body share theirs
@@ -277,6 +284,20 @@ class TokenizerManager:
             inp.text, add_special_tokens=inp.add_special_tokens, trusted=inp.trusted
         )
         return Prompt(ids, "text")
+
+    async def _with_media(
+        self, inp: GenerateInput, prompt: Prompt
+    ) -> tuple[Prompt, tuple[MediaItem, ...]]:
+        """The prompt with all tokens of its images, videos and sounds, and these."""
+        if not inp.media:
+            return prompt, ()
+        if self.media is None or not self.facts.media_tokens:
+            [first, *_] = inp.media
+            message = f"{first.path}: this model takes text only, no {first.kind}."
+            raise RequestError(message, param=first.path)
+        tokens = self.facts.media_tokens
+        ids, items = await self.media.expand(prompt.ids, inp.media, tokens, inp.tenant)
+        return Prompt(ids, prompt.param), items
 
     def _submit(self, inp: GenerateInput, base: GenerateRequest) -> LiveRequest:
         salt = self.isolation.salt(inp.tenant, inp.cache_salt)

@@ -8,7 +8,9 @@ from typing import Literal
 
 import numpy as np
 
+from sylvan.media.source import MediaSource
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
+from sylvan.protocol.media import MEDIA_KINDS, MediaKind
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
 from sylvan.protocol.requests import Bootstrap, LogprobOptions, Thinking
 from sylvan.protocol.sampling import SamplingParams
@@ -73,6 +75,7 @@ class GenerateInput:
     gives one. With `past`, what another server gave out for this request, it is continued; the
     first delta then brings nothing, and says that the request was admitted. `bootstraps`, one for
     each sample, are where another server meets this one; none: this server does everything.
+    `media` are the items of the prompt, in the order of their placeholders.
     """
 
     text: str | None = None
@@ -95,6 +98,7 @@ class GenerateInput:
     default_seed: int | None = None
     past: tuple[SampleDelta, ...] | None = None
     bootstraps: tuple[Bootstrap, ...] = ()
+    media: tuple[MediaSource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +154,16 @@ class ModelFacts:
     task: Task = "generate"
     vector_size: int = 0
     extra: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+
+    @property
+    def media_tokens(self) -> dict[MediaKind, int]:
+        """Placeholders of images, videos and sounds, for the kinds that the model takes."""
+        found: dict[MediaKind, int] = {}
+        for kind in MEDIA_KINDS:
+            token = self.extra.get(f"{kind}_token_id")
+            if isinstance(token, int):
+                found[kind] = token
+        return found
 
     @property
     def is_generation(self) -> bool:

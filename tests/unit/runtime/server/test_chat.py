@@ -539,7 +539,7 @@ async def test_streamed_deltas_add_up_to_the_whole_answer(client, text, size, to
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages[0].content[0]",
+            "messages[0].content[0].image_url.url",
         ),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"n": 5_000_000}, "n"),

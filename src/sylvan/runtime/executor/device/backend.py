@@ -211,8 +211,9 @@ class DeviceBackend:
         feed = host.arrays["feed"]
         feed[: bucket.rows if bucket else tokens] = -1
         feed[plan.in_flight] = plan.in_flight_slots
-        tables, page_size = batch.host.page_tables, batch.kv.page_size
-        return StagedStep(inputs, host, fill_step(host.arrays, plan, tables, page_size, bucket))
+        tables, shifts = batch.host.page_tables, batch.host.position_shifts
+        sizes = fill_step(host.arrays, plan, tables, batch.kv.page_size, bucket, shifts)
+        return StagedStep(inputs, host, sizes)
 
     def _fill_rows(self, plan: StepPlan, staged: StagedStep) -> None:
         arrays, rows, params = staged.host.arrays, self._slots.rows(plan), self._slots.params

@@ -107,6 +107,10 @@ class BucketRunner:
         """See `ModelRunner.head`."""
         return self._eager.head(vectors_RD)
 
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `ModelRunner.constant`."""
+        return self._eager.constant(tensor)
+
     def fuse(
         self,
         batch: ForwardBatch,

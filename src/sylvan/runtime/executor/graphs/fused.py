@@ -49,6 +49,7 @@ class NativeStep:
             page_size=batch.kv.page_size,
             vocab=params.vocab_size,
             last_token=last_token.ctypes.data,
+            shifts=batch.host.position_shifts.ctypes.data,
         )
         run.inputs = ctypes.addressof(self._inputs)
         limits = batch.limits

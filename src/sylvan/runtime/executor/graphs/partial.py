@@ -30,13 +30,25 @@ from sylvan.runtime.models.registry import Model
 
 
 class SymbolicBatch:
-    """What a model may read of its batch while it is traced."""
+    """What a model may read of its batch while it is traced.
+
+    Attributes:
+        edits: Segments that follow values which steps may edit, in order: layer, segment and value.
+    """
 
     def __init__(self, tracer: NativeTracer) -> None:
+        self.edits: list[tuple[int, int, TracedTensor]] = []
+        self._tracer = tracer
         self.input_ids_T = tracer.input_ids
         self.positions_T = tracer.positions
         self.sample_rows = tracer.sample_rows
         self.token_types_T = tracer.token_types
+
+    def edited(self, layer: int, x: TracedTensor) -> TracedTensor:
+        """Keep a value, which steps may edit before the program goes on."""
+        self._tracer.pin(x)
+        self.edits.append((layer, self._tracer.next_segment(), x))
+        return x
 
     def __getattr__(self, name: str) -> Any:
         raise Unsupported(f"{name} of a batch")

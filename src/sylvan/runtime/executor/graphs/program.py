@@ -12,7 +12,7 @@ from sylvan.kernels import ops
 from sylvan.kernels.api import TracedTensor, Unsupported
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.compile import compile_graph
-from sylvan.kernels.native.copies import WeightCopy
+from sylvan.kernels.native.copies import VectorCopy, WeightCopy
 from sylvan.kernels.native.cost import OpCost, program_costs
 from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library
@@ -21,6 +21,7 @@ from sylvan.kernels.native.schema import Op
 from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
+from sylvan.runtime.core.step import EMBEDDINGS
 from sylvan.runtime.executor.graphs.fused import NativeStep
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.partial import (
@@ -42,11 +43,12 @@ from sylvan.runtime.sampling.params import SamplingSlots
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """Values of a traced model that are read after a step."""
+    """Values of a traced model that are read after a step, or written within it."""
 
     hidden: TracedTensor
     taken: TracedTensor  # rows of `hidden`, for the head
     logits: TracedTensor
+    edits: Sequence[tuple[int, int, TracedTensor]]  # see `SymbolicBatch`
     take: int  # segment of taking rows, which the head follows
     layers: Mapping[int, TracedTensor]  # outputs of layers that are kept
 
@@ -78,8 +80,11 @@ class ProgramRunner:
         dtype: torch.dtype,
         threads: int,
         hidden_layers: Sequence[int] = (),
+        edits_inputs: bool = False,
     ) -> None:
         """Trace and compile `model`, keeping the outputs of `hidden_layers`.
+
+        With `edits_inputs` vectors may stand for token embeddings (`ForwardBatch.input_embeds`).
 
         Raises:
             Unsupported: an op or shape has no kernel; the message names it.
@@ -87,7 +92,7 @@ class ProgramRunner:
         parts = dtype, _limits(limits), pool.layers, library.constants
         tracer = NativeTracer(*parts)
         with host_modules(model, NativeTracer(*parts)) as called:
-            traced = trace(model, tracer, hidden_layers)
+            traced = trace(model, tracer, hidden_layers, edits_inputs=edits_inputs)
         check_host_modules(called)
         sizes = [(type(module).__name__, weight_bytes(module)) for module in called]
         library.dll.sylvan_threads(threads)
@@ -102,6 +107,9 @@ class ProgramRunner:
         self.buffers = [torch.from_numpy(part) for part in layout.buffers]
         self._layout, self._library = layout, library
         self._program = Program(library, layout)
+        starts = [0, *(segment for _, segment, _ in traced.edits)]
+        stops = [*starts[1:], None]
+        self._parts = [Program(library, layout, *cut) for cut in zip(starts, stops, strict=True)]
         self._rows_and_head = Program(library, layout, traced.take)
         self._head = Program(library, layout, traced.take + 1)
         self._traced = traced
@@ -116,8 +124,25 @@ class ProgramRunner:
         """See `ModelRunner.run`."""
         if self._program.calls_host:
             batch.attention.plan(batch)
-        self._program.run(self._step(batch), batch)
+        if batch.input_embeds:
+            self._run_edited(batch)
+        else:
+            self._program.run(self._step(batch), batch)
         return self._program.read(self._traced.logits, batch.num_samples)
+
+    def _run_edited(self, batch: ForwardBatch) -> None:
+        """A step of which some rows are vectors, or have vectors added to them."""
+        edits = self._traced.edits
+        assert edits, "the program was not made for that"
+        for program, (layer, _, value) in zip(self._parts, edits, strict=False):
+            program.run(self._step(batch), batch)
+            rows_TD = program.read(value, batch.num_tokens)
+            for part in batch.input_embeds:
+                if part.layer == layer:
+                    rows = slice(part.row, part.row + len(part.vectors))
+                    vectors = torch.from_numpy(part.vectors)
+                    rows_TD[rows] = vectors if layer == EMBEDDINGS else rows_TD[rows] + vectors
+        self._parts[-1].run(self._step(batch), batch)
 
     def fuse(
         self,
@@ -154,6 +179,12 @@ class ProgramRunner:
         self._head.run(Run(outputs=len(vectors_RD)))
         found = self._program.read(self._traced.logits, len(vectors_RD))
         return found.to(torch.float32, copy=True)
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `ModelRunner.constant`."""
+        found = (c for c in self.copies if isinstance(c, VectorCopy) and c.source is tensor)
+        copy = next(found, None)
+        return tensor if copy is None else copy.numbers().view(tensor.shape)
 
     def profile(self, batch: ForwardBatch) -> list[tuple[Op, int]]:
         """Run a step and return each op with its nanoseconds."""
@@ -223,8 +254,16 @@ def _limits(limits: BatchLimits) -> ProgramLimits:
     return ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
 
 
-def trace(model: Model, tracer: NativeTracer, hidden_layers: Sequence[int] = ()) -> Traced:
+def trace(
+    model: Model,
+    tracer: NativeTracer,
+    hidden_layers: Sequence[int] = (),
+    *,
+    edits_inputs: bool = False,
+) -> Traced:
     """Trace embedding, layers and head of a model, keeping the outputs of `hidden_layers`.
+
+    With `edits_inputs` the embeddings are kept as well, and are a segment of their own.
 
     Raises:
         Unsupported: an op or shape has no kernel; the message names it.
@@ -233,7 +272,10 @@ def trace(model: Model, tracer: NativeTracer, hidden_layers: Sequence[int] = ())
     # A model's annotations speak of tensors; its ops take values as well.
     embed, forward, head = (getattr(model, name) for name in ("embed", "forward", "head"))
     with layer_outputs(model, hidden_layers) as layers:
-        hidden: TracedTensor = forward(embed(batch), batch)
+        embedded: TracedTensor = embed(batch)
+        if edits_inputs:
+            embedded = batch.edited(EMBEDDINGS, embedded)
+        hidden: TracedTensor = forward(embedded, batch)
     for value in (hidden, *layers.values()):
         tracer.pin(value)
     take = tracer.next_segment()
@@ -242,4 +284,4 @@ def trace(model: Model, tracer: NativeTracer, hidden_layers: Sequence[int] = ())
     tracer.next_segment()
     logits: TracedTensor = head(taken)
     tracer.pin(logits)
-    return Traced(hidden, taken, logits, take, layers)
+    return Traced(hidden, taken, logits, batch.edits, take, layers)

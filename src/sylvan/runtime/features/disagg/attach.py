@@ -42,7 +42,7 @@ class Attach:
         """See `Way.meet`: the right process has the beacon, whatever names it has here."""
         try:
             found = msgspec.msgpack.decode(offer, type=_Offer)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ReachError(f"a malformed offer: {error}") from None
         peer = AttachedPeer(found.pid)
         seen = np.zeros(_BEACON_BYTES, np.uint8)

@@ -115,7 +115,7 @@ def decode(data: bytes) -> Message:
     """
     try:
         return _decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ChannelError(f"a malformed message: {error}") from None
 
 

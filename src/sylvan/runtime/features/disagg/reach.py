@@ -108,5 +108,5 @@ def read_where(data: bytes) -> tuple[Where, ...]:
     """
     try:
         return msgspec.msgpack.decode(data, type=tuple[Where, ...])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ReachError(f"a malformed offer: {error}") from None

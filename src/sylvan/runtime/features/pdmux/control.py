@@ -145,7 +145,11 @@ class PrefillBetween(Capability):
         if req.prompt_len < self._min_tokens or len(req.tokens) != req.prompt_len:
             return False
         logprobs = request.logprobs
-        plain = request.lora is None and (logprobs is None or logprobs.start is None)
+        plain = (
+            request.lora is None
+            and not request.media
+            and (logprobs is None or logprobs.start is None)
+        )
         room = request.bootstrap
         with_room = self._elsewhere and room is not None and room.role != "prefill"
         return plain and not with_room

@@ -147,6 +147,7 @@ class Job:
             ttft_ms=self._body.ttft_ms,
             tpot_ms=self._body.tpot_ms,
             thinking=self._thinking(prompt),
+            media=prompt.media,
         )
 
     def _thinking(self, prompt: Prompt) -> Thinking | None:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from sylvan.api.answering import ToolUse, thinking_variables
 from sylvan.api.errors import Family, error_body
+from sylvan.api.media import with_images
 from sylvan.api.ollama import (
     DEFAULT_NUM_PREDICT,
     OllamaBody,
@@ -67,7 +68,8 @@ async def generate(call: Call[OllamaGenerateBody]) -> Response:
         ids = await call.context.engine.tokenize(body.prompt)
         conversation = _conversation(call, [], ToolUse(), ids)
     else:
-        messages = [{"role": "user", "content": body.prompt}]
+        content = with_images(body.prompt, body.images or (), "images")
+        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
         if body.system:
             messages.insert(0, {"role": "system", "content": body.system})
         conversation = _conversation(call, messages, ToolUse())
@@ -78,7 +80,6 @@ def _refuse(body: OllamaGenerateBody) -> None:
     reasons = {
         "template": "use the model's own template, or raw",
         "context": "send the conversation to /api/chat",
-        "images": "this model takes text only",
     }
     for name, reason in reasons.items():
         if getattr(body, name):
@@ -86,10 +87,8 @@ def _refuse(body: OllamaGenerateBody) -> None:
 
 
 def _message(i: int, message: OllamaMessage) -> dict[str, Any]:
-    if message.images:
-        path = f"messages[{i}].images"
-        raise RequestError(f"{path}: this model takes text only.", param=path)
-    made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    content = with_images(message.content or "", message.images or (), f"messages[{i}].images")
+    made: dict[str, Any] = {"role": message.role, "content": content}
     if message.thinking:
         made["reasoning_content"] = message.thinking
     if message.tool_name:

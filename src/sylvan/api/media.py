@@ -1,0 +1,160 @@
+"""Images, videos and sounds in bodies: parts of contents, in the forms of all APIs.
+
+A part becomes `{"type": "image", "source": MediaSource}` among the parts of a message;
+`split_media` takes the sources out again, before a template sees the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sylvan.media.source import MediaSource, read_source
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.media import MediaKind
+
+SOURCE = "source"
+_LOW_DETAIL_PIXELS = 512 * 512  # as OpenAI describes `detail: low`
+
+_KINDS: Mapping[str, MediaKind] = {
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "video_url": "video",
+    "input_video": "video",
+    "video": "video",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "audio": "audio",
+}
+
+
+def media_kind(part_type: str) -> MediaKind | None:
+    """What a part of this type holds; None: no media."""
+    return _KINDS.get(part_type)
+
+
+def openai_media(part: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """A content part of the OpenAI APIs.
+
+    Args:
+        part: Its `type` is one that `media_kind` knows.
+        path: Where it stands.
+
+    Raises:
+        RequestError: It holds no item; names the field.
+    """
+    form = str(part["type"])
+    kind = _KINDS[form]
+    name = form if form in part else f"{kind}_url"
+    value: Any = part.get(name)
+    detail = part.get("detail")
+    if isinstance(value, Mapping):
+        detail = value.get("detail", detail)
+        inner = next((n for n in ("url", "data") if n in value), "url")
+        name, value = f"{name}.{inner}", value.get(inner)
+    options = {"max_pixels": _LOW_DETAIL_PIXELS} if detail == "low" and kind == "image" else {}
+    return _part(read_source(kind, value, f"{path}.{name}", options))
+
+
+def anthropic_media(source: object, path: str) -> dict[str, Any]:
+    """The `source` of an image block of Anthropic's API.
+
+    Raises:
+        RequestError: It holds no image; names the field.
+    """
+    given: Mapping[str, Any] = source if isinstance(source, Mapping) else {}
+    form = given.get("type")
+    if form == "url":
+        return _part(read_source("image", given.get("url"), f"{path}.source.url"))
+    if form == "base64":
+        data = given.get("data")
+        media_type = str(given.get("media_type") or "image/png")
+        if isinstance(data, str):
+            url = f"data:{media_type};base64,{data}"
+            return _part(read_source("image", url, f"{path}.source.data"))
+        return _part(read_source("image", data, f"{path}.source.data"))
+    message = f"{path}.source.type must be 'base64' or 'url'."
+    raise RequestError(message, param=f"{path}.source.type")
+
+
+def with_images(text: str, images: Sequence[str], path: str) -> str | list[dict[str, Any]]:
+    """Content of a message of Ollama's API: its images come before its text.
+
+    Raises:
+        RequestError: One of them is no image; names its place.
+    """
+    if not images:
+        return text
+    parts = [_part(read_source("image", im, f"{path}[{i}]")) for i, im in enumerate(images)]
+    return [*parts, {"type": "text", "text": text}]
+
+
+def native_media(
+    kind: MediaKind, given: object, field: str, size: int, *, is_batch: bool
+) -> list[list[MediaSource]]:
+    """Items of each prompt of a `/generate` body.
+
+    Args:
+        kind: Of the items.
+        given: The field's value: an item, a list of items, or in a batch one of these for each.
+        field: Its name.
+        size: Number of prompts.
+        is_batch: Whether they came as a list.
+
+    Raises:
+        RequestError: An item is none, or there are not as many lists as prompts.
+    """
+    if given is None:
+        return [[] for _ in range(size)]
+    if not is_batch:
+        items = given if isinstance(given, list) else [given]
+        paths = [f"{field}[{i}]" for i in range(len(items))] if isinstance(given, list) else [field]
+        return [[_native(kind, x, path) for x, path in zip(items, paths, strict=True)]]
+    if not isinstance(given, list) or len(given) != size:
+        message = f"{field}: expected a list with an entry for each of {size} prompts."
+        raise RequestError(message, param=field)
+    found: list[list[MediaSource]] = []
+    for i, entry in enumerate(given):
+        items = entry if isinstance(entry, list) else [] if entry is None else [entry]
+        found.append([_native(kind, item, f"{field}[{i}]") for item in items])
+    return found
+
+
+def split_media(
+    messages: Sequence[Mapping[str, Any]],
+) -> tuple[list[Mapping[str, Any]], list[MediaSource]]:
+    """Messages without sources, and the sources in their order."""
+    sources = [
+        part[SOURCE]
+        for message in messages
+        if isinstance(content := message.get("content"), list)
+        for part in content
+        if _has_source(part)
+    ]
+    if not sources:
+        return list(messages), []
+    return [_without_sources(message) for message in messages], sources
+
+
+def _without_sources(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = [{"type": part["type"]} if _has_source(part) else part for part in content]
+    return {**message, "content": parts}
+
+
+def _has_source(part: object) -> bool:
+    return isinstance(part, Mapping) and isinstance(part.get(SOURCE), MediaSource)
+
+
+def _native(kind: MediaKind, item: object, path: str) -> MediaSource:
+    value: Any = item
+    if isinstance(item, Mapping):
+        value = item.get("url") or item.get(kind) or item.get("data")
+    return read_source(kind, value, path)
+
+
+def _part(source: MediaSource) -> dict[str, Any]:
+    return {"type": source.kind, SOURCE: source}

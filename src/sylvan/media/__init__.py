@@ -1,0 +1,1 @@
+"""Images, videos and sounds as clients send them: fetched, decoded and prepared; no torch here."""

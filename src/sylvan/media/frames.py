@@ -1,0 +1,37 @@
+"""Messages on a pipe: a length (u64, little endian), then so many bytes."""
+
+from __future__ import annotations
+
+import struct
+from typing import BinaryIO
+
+_LENGTH = struct.Struct("<Q")
+HEADER_BYTES = _LENGTH.size
+
+
+def read_frame(source: BinaryIO) -> bytes | None:
+    """The next message; None: there are no more."""
+    head = source.read(HEADER_BYTES)
+    if len(head) < HEADER_BYTES:
+        return None
+    [size] = _LENGTH.unpack(head)
+    data = source.read(size)
+    return data if len(data) == size else None
+
+
+def write_frame(sink: BinaryIO, data: bytes) -> None:
+    """Write a message."""
+    sink.write(header(len(data)))
+    sink.write(data)
+    sink.flush()
+
+
+def header(size: int) -> bytes:
+    """What stands before a message of so many bytes."""
+    return _LENGTH.pack(size)
+
+
+def length(head: bytes) -> int:
+    """How many bytes follow."""
+    [size] = _LENGTH.unpack(head)
+    return size

@@ -1,0 +1,63 @@
+"""Files of images to RGB pixels, with Pillow."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
+"""What clients send; readers of rarer formats are left out, since each is a way in."""
+
+
+class UnreadableError(ValueError):
+    """A file is no image that can be read; the message says why."""
+
+
+def decode_image(data: bytes, max_pixels: int) -> Any:
+    """The first frame of an image, turned upright, in RGB; transparency is on white.
+
+    Args:
+        data: The file.
+        max_pixels: Width times height.
+
+    Returns: A `PIL.Image.Image`.
+
+    Raises:
+        UnreadableError: It is not an image, is damaged, or has too many pixels.
+    """
+    from PIL import Image, ImageOps
+
+    Image.init()  # finds readers once
+    Image.MAX_IMAGE_PIXELS = None  # the size is checked here, before anything is decoded
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            _check_size(*image.size, max_pixels)
+            image.seek(0)
+            image.load()
+            return _rgb(Image, ImageOps.exif_transpose(image))
+    except UnreadableError:
+        raise
+    except Exception as error:
+        raise UnreadableError(
+            f"it is no image that can be read ({type(error).__name__})"
+        ) from error
+
+
+def _check_size(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise UnreadableError(
+            f"{width} x {height} pixels are more than {max_pixels} (media.pixels)"
+        )
+    if not width or not height:
+        raise UnreadableError("it has no pixels")
+
+
+def _rgb(library: Any, image: Any) -> Any:
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        ground = library.new("RGBA", image.size, (255, 255, 255, 255))
+        return library.alpha_composite(ground, image).convert("RGB")
+    return image.convert("RGB")

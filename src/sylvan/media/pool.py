@@ -1,0 +1,148 @@
+"""Processes that prepare items, each for one at a time; one that is too slow is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from pathlib import Path
+
+from sylvan.config.env import without_settings
+from sylvan.media.frames import HEADER_BYTES, header, length
+from sylvan.media.messages import MAX_FRAME_BYTES, Prepare, Prepared
+from sylvan.protocol.errors import CapacityError, RequestError
+from sylvan.transport.codec import Decoder, Encoder
+
+_PROGRAM = "sylvan.media.worker"
+_START_S = 120.0  # importing transformers on a busy machine
+
+
+class MediaWorkers:
+    """Prepares items in processes, so that no file can hold up or end the server.
+
+    Args:
+        model_dir: Checkpoint whose processor is used.
+        count: Processes; they start when they are needed.
+        process_s: For one item.
+    """
+
+    def __init__(self, model_dir: Path, count: int, process_s: float) -> None:
+        self._model_dir, self._process_s = model_dir, process_s
+        self._idle: list[_Worker] = []
+        self._free = asyncio.Semaphore(count)
+        self._ids = itertools.count()
+        self._closed = False
+
+    async def prepare(self, order: Prepare, path: str) -> Prepared:
+        """Prepare one item; `path` is where it stands in the body.
+
+        Raises:
+            RequestError: The item is to blame; names the path.
+            CapacityError: No process could be started.
+        """
+        async with self._free:
+            worker = self._idle.pop() if self._idle else await _Worker.start(self._model_dir)
+            try:
+                async with asyncio.timeout(self._process_s):
+                    answer = await worker.ask(order, next(self._ids))
+            except TimeoutError as error:
+                await worker.end()
+                raise RequestError(
+                    f"{path}: preparing the {order.kind} took more than {self._process_s:g} s "
+                    "(media.process_s).",
+                    param=path,
+                ) from error
+            except (OSError, EOFError, asyncio.IncompleteReadError) as error:
+                await worker.end()
+                message = f"{path}: the process that prepares the {order.kind} ended on it."
+                raise RequestError(message, param=path) from error
+            except BaseException:
+                await worker.end()  # an answer to nobody would be taken for the next one's
+                raise
+            if self._closed:
+                await worker.end()
+            else:
+                self._idle.append(worker)
+        if answer.error:
+            raise RequestError(f"{path}: {answer.error}.", param=path)
+        return answer
+
+    async def close(self) -> None:
+        """End all processes."""
+        self._closed = True
+        while self._idle:
+            await self._idle.pop().end()
+
+
+class _Worker:
+    """One process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._encoder = Encoder(limit=None)
+        self._decoder = Decoder[Prepared](Prepared)
+
+    @classmethod
+    async def start(cls, model_dir: Path) -> _Worker:
+        """Start one, and wait until it can serve.
+
+        Raises:
+            CapacityError: It cannot.
+        """
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", _PROGRAM, str(model_dir)),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
+            env=without_settings(),
+            start_new_session=True,
+        )
+        worker = cls(process)
+        try:
+            async with asyncio.timeout(_START_S):
+                hello = await worker._read()
+        except (TimeoutError, EOFError, asyncio.IncompleteReadError) as error:
+            await worker.end()
+            raise CapacityError("the process that prepares images does not start") from error
+        if hello.error:
+            await worker.end()
+            raise CapacityError(f"images cannot be prepared: {hello.error}")
+        return worker
+
+    async def ask(self, order: Prepare, number: int) -> Prepared:
+        """Its answer to an order."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        data = self._encoder.encode(
+            Prepare(
+                id=number,
+                kind=order.kind,
+                data=order.data,
+                max_pixels=order.max_pixels,
+                options=order.options,
+            )
+        )
+        stdin.write(header(len(data)))
+        stdin.write(data)
+        await stdin.drain()
+        answer = await self._read()
+        if answer.id != number:
+            raise EOFError
+        return answer
+
+    async def end(self) -> None:
+        """End it at once."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
+    async def _read(self) -> Prepared:
+        stdout = self._process.stdout
+        assert stdout is not None
+        size = length(await stdout.readexactly(HEADER_BYTES))
+        if size > MAX_FRAME_BYTES:
+            raise EOFError
+        return self._decoder.decode(await stdout.readexactly(size))

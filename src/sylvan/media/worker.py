@@ -1,0 +1,53 @@
+"""A process that prepares items: `python -m sylvan.media.worker MODEL_DIR`.
+
+Orders come on standard input, answers go to standard output; each is its length (u64, little
+endian) and msgpack. The first answer, without an order, says whether it can serve.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from sylvan.media.frames import read_frame, write_frame
+from sylvan.media.images import UnreadableError
+from sylvan.media.messages import Prepare, Prepared
+from sylvan.media.processor import Processor, ProcessorError
+from sylvan.transport.codec import Decoder, Encoder
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # libraries print
+    encoder, decoder = Encoder(limit=None), Decoder[Prepare](Prepare)
+    try:
+        processor = Processor(Path(sys.argv[1]))
+    except (ImportError, OSError, ValueError, KeyError, AttributeError, ProcessorError) as error:
+        write_frame(sink, encoder.encode(Prepared(id=-1, error=f"{error}")))
+        return
+    write_frame(sink, encoder.encode(Prepared(id=-1)))
+    _serve(processor, source, sink, encoder, decoder)
+
+
+def _serve(
+    processor: Processor,
+    source: BinaryIO,
+    sink: BinaryIO,
+    encoder: Encoder,
+    decoder: Decoder[Prepare],
+) -> None:
+    while (frame := read_frame(source)) is not None:
+        order = decoder.decode(frame)
+        try:
+            answer = processor.prepare(order)
+        except UnreadableError as error:
+            answer = Prepared(id=order.id, error=str(error))
+        except MemoryError:
+            answer = Prepared(id=order.id, error="it needs more memory than there is")
+        write_frame(sink, encoder.encode(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Images, videos and sounds in a prompt, after processing; the same in every process."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from sylvan.protocol.arrays import IntArray
+
+MediaKind = Literal["image", "video", "audio"]
+MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
+
+
+class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One image, video or sound of a prompt.
+
+    Positions [start, stop) of the prompt belong to it. Those among them whose token is `token_id`
+    are placeholders: the vectors of the encoder stand for their embeddings, in order. `digest`
+    tells it from all that the encoder would read differently. `features` are the encoder's inputs
+    by name; none where they were taken out. `grid` counts the vectors along time, height and width,
+    for models whose rotary positions have these three axes; `time_step` is from one time to the
+    next.
+    """
+
+    kind: MediaKind
+    start: int
+    stop: int
+    token_id: int
+    digest: bytes
+    features: dict[str, np.ndarray] = {}
+    grid: tuple[int, int, int] | None = None
+    time_step: int = 1
+
+    def placeholders(self, input_ids: IntArray) -> IntArray:
+        """Positions in the prompt that vectors stand for, ascending."""
+        found = np.flatnonzero(input_ids[self.start : self.stop] == self.token_id)
+        return (found + self.start).astype(np.int32)
+
+    def moved(self, by: int) -> MediaItem:
+        """The same, so many positions further on."""
+        return msgspec.structs.replace(self, start=self.start + by, stop=self.stop + by)

@@ -1,0 +1,128 @@
+"""Control half: requests wait until their items are encoded; slices name the vectors they read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.core.req import Batch, Req
+from sylvan.runtime.features.multimodal.encodings import Encodings
+from sylvan.runtime.features.multimodal.plan import MediaPrompt, num_rows, row_positions
+from sylvan.runtime.features.multimodal.work import MediaReport, MediaWork, VectorRows
+from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class MediaCounts:
+    """For metrics and `/server_info`."""
+
+    encoded: int
+    reused: int
+    kept_bytes: int
+
+
+class Multimodal(Capability):
+    """Requests bring items (`GenerateRequest.media`) whose encoder runs beside the steps.
+
+    An item is known by its digest and the salt of its tenant: no tenant learns by timing what
+    another has shown. A request whose items lie in the prefix cache needs no encoder.
+
+    Args:
+        most_bytes: Vectors that are kept of items without a request.
+        axes: Whether rotary positions have three axes.
+    """
+
+    name: ClassVar = "multimodal"
+    work_type: ClassVar = MediaWork
+    report_type: ClassVar = MediaReport
+
+    def __init__(self, most_bytes: int, *, axes: bool) -> None:
+        self._axes = axes
+        self._port: SchedulerPort | None = None
+        self._encodings = Encodings(most_bytes)
+        self._prompts: dict[str, MediaPrompt] = {}
+
+    @property
+    def counts(self) -> MediaCounts:
+        """What was encoded so far."""
+        found = self._encodings
+        return MediaCounts(found.encoded, found.reused, found.num_bytes)
+
+    def attach(self, port: SchedulerPort) -> None:
+        """See `Capability.attach`."""
+        self._port = port
+
+    def on_arrival(self, req: Req) -> None:
+        """Take the features out of a request: they are large, and needed once."""
+        request = req.request
+        if not isinstance(request, GenerateRequest) or not request.media:
+            return
+        salt = request.cache_salt.encode()
+        keys = [salt + b"/" + item.digest for item in request.media]
+        prompt = MediaPrompt(request.input_ids, request.media, keys, axes=self._axes)
+        self._prompts[req.rid] = prompt
+        for key, item, count in zip(keys, request.media, prompt.counts(), strict=True):
+            self._encodings.add(req.rid, key, item, count)
+        light = tuple(msgspec.structs.replace(item, features={}) for item in request.media)
+        req.request = msgspec.structs.replace(request, media=light)
+
+    def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
+        """Wait for the vectors that the prefix cache does not spare."""
+        prompt = self._prompts.get(req.rid)
+        if prompt is None:
+            return Verdict.READY
+        assert self._port is not None
+        cached = self._port.cached_tokens(req)
+        ready = True
+        for key in prompt.needed(cached):
+            if why := self._encodings.error(key):
+                raise RequestError(why, param="media")
+            ready &= self._encodings.want(key)
+        return Verdict.READY if ready else Verdict.WAIT
+
+    def wants_step(self) -> bool:
+        """Items are to be encoded, or being so."""
+        return self._encodings.has_work
+
+    def plan_work(self, batch: Batch) -> MediaWork | None:
+        """What is to be encoded, and the vectors that this step reads."""
+        dropped, jobs = self._encodings.next_jobs()
+        rows: list[VectorRows] = []
+        positions = None
+        if self._prompts and batch.slices:
+            prompts = [self._prompts.get(piece.req.rid) for piece in batch.slices]
+            rows = self._rows(batch, prompts)
+            positions = row_positions(batch, prompts) if self._axes else None
+        if not (dropped or jobs or rows or positions or self._encodings.has_work):
+            return None
+        return MediaWork(drop=dropped, encode=jobs, rows=tuple(rows), positions=positions)
+
+    def on_result(self, batch: Batch, report: MediaReport | None) -> None:
+        """Items were encoded."""
+        if report is None:
+            return
+        for key, num_bytes in report.encoded.items():
+            self._encodings.done(key, num_bytes)
+        for key, why in report.failed.items():
+            self._encodings.failed(key, why)
+
+    def on_finish(self, req: Req) -> None:
+        """A request needs its items no more."""
+        prompt = self._prompts.pop(req.rid, None)
+        if prompt is not None:
+            for key in set(prompt.keys):
+                self._encodings.leave(req.rid, key)
+
+    def _rows(self, batch: Batch, prompts: Sequence[MediaPrompt | None]) -> list[VectorRows]:
+        found: list[VectorRows] = []
+        row = 0
+        for piece, prompt in zip(batch.slices, prompts, strict=True):
+            if prompt is not None and piece.start < prompt.stop:
+                found += prompt.rows(piece, row)
+            row += num_rows(piece)
+        return found

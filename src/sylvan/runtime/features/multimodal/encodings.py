@@ -1,0 +1,153 @@
+"""Which items are encoded, and what is kept of them; the vectors are the worker half's."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+
+from sylvan.protocol.media import MediaItem, MediaKind
+from sylvan.runtime.features.multimodal.work import EncodeJob
+
+
+class Progress(Enum):
+    """Of an item's encoding."""
+
+    ABSENT = auto()
+    WANTED = auto()
+    RUNNING = auto()
+    READY = auto()
+    FAILED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Encoding:
+    """An item: its inputs while requests with it live, and how far its vectors are."""
+
+    kind: MediaKind
+    count: int
+    features: dict[str, np.ndarray]
+    progress: Progress = Progress.ABSENT
+    num_bytes: int = 0
+    error: str = ""
+    users: set[str] = field(default_factory=set[str])
+
+    @property
+    def input_bytes(self) -> int:
+        """Of its features."""
+        return sum(array.nbytes for array in self.features.values())
+
+
+class Encodings:
+    """Items by key. Vectors of items without a request are kept up to `most_bytes`, newest first.
+
+    Attributes:
+        encoded: Items that were encoded so far.
+        reused: Requests for an item that was encoded already.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._items: dict[bytes, Encoding] = {}
+        self._idle: OrderedDict[bytes, None] = OrderedDict()  # ready, without users; oldest first
+        self._num_bytes = 0
+        self._wanted: list[bytes] = []
+        self._dropped: list[bytes] = []
+        self._running = 0
+        self.encoded = 0
+        self.reused = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all vectors that are kept."""
+        return self._num_bytes
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the worker half has something to do or to report."""
+        return bool(self._wanted or self._running or self._dropped)
+
+    def add(self, rid: str, key: bytes, item: MediaItem, count: int) -> None:
+        """A request with an item arrived."""
+        known = self._items.get(key)
+        if known is None:
+            known = self._items[key] = Encoding(item.kind, count, item.features)
+        elif not known.features:
+            known.features = item.features
+        if known.progress is Progress.READY:
+            self.reused += 1
+        known.users.add(rid)
+        self._idle.pop(key, None)
+
+    def leave(self, rid: str, key: bytes) -> None:
+        """A request has ended."""
+        known = self._items.get(key)
+        if known is None:
+            return
+        known.users.discard(rid)
+        if known.users:
+            return
+        known.features = {}
+        if known.progress is Progress.READY:
+            self._idle[key] = None
+            self._shrink()
+        elif known.progress is not Progress.RUNNING:
+            self._wanted = [wanted for wanted in self._wanted if wanted != key]
+            del self._items[key]
+
+    def want(self, key: bytes) -> bool:
+        """Whether the vectors of an item are there; else they will be.
+
+        Raises:
+            KeyError: no request with the item lives.
+        """
+        known = self._items[key]
+        if known.progress is Progress.ABSENT:
+            known.progress = Progress.WANTED
+            self._wanted.append(key)
+        return known.progress is Progress.READY
+
+    def error(self, key: bytes) -> str:
+        """Why an item cannot be encoded; empty: it can."""
+        return self._items[key].error
+
+    def next_jobs(self) -> tuple[tuple[bytes, ...], tuple[EncodeJob, ...]]:
+        """Keys whose vectors are to be dropped, and what is to be encoded."""
+        dropped, self._dropped = tuple(self._dropped), []
+        jobs: list[EncodeJob] = []
+        for key in self._wanted:
+            known = self._items[key]
+            known.progress = Progress.RUNNING
+            self._running += 1
+            jobs.append(
+                EncodeJob(key=key, kind=known.kind, count=known.count, features=known.features)
+            )
+        self._wanted = []
+        return dropped, tuple(jobs)
+
+    def done(self, key: bytes, num_bytes: int) -> None:
+        """The vectors of an item are there."""
+        known = self._items[key]
+        self._running -= 1
+        self.encoded += 1
+        known.progress, known.num_bytes = Progress.READY, num_bytes
+        self._num_bytes += num_bytes
+        if not known.users:
+            self._idle[key] = None
+        self._shrink()
+
+    def failed(self, key: bytes, why: str) -> None:
+        """The encoder refused an item."""
+        known = self._items[key]
+        self._running -= 1
+        known.progress, known.error = Progress.FAILED, why
+        if not known.users:
+            del self._items[key]
+
+    def _shrink(self) -> None:
+        while self._num_bytes > self._most_bytes and self._idle:
+            key, _ = self._idle.popitem(last=False)
+            self._num_bytes -= self._items.pop(key).num_bytes
+            self._dropped.append(key)

@@ -1,0 +1,86 @@
+"""Where the vectors of a request belong, and which positions its rows have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.media import MediaItem
+from sylvan.runtime.core.req import Batch, Slice
+from sylvan.runtime.features.multimodal.positions import PromptPositions, prompt_positions
+from sylvan.runtime.features.multimodal.work import RowPositions, VectorRows
+
+
+class MediaPrompt:
+    """A prompt with items, as long as its request lives.
+
+    Attributes:
+        keys: Of its items, in order.
+        stop: Position after the last placeholder.
+        positions: With three axes; None: those of text.
+    """
+
+    def __init__(
+        self, input_ids: IntArray, media: Sequence[MediaItem], keys: Sequence[bytes], *, axes: bool
+    ) -> None:
+        self.keys = tuple(keys)
+        self._places = [item.placeholders(input_ids) for item in media]
+        self.stop = max((int(p[-1]) + 1 for p in self._places if len(p)), default=0)
+        self.positions: PromptPositions | None = None
+        if axes:
+            self.positions = prompt_positions(input_ids, media)
+
+    def counts(self) -> list[int]:
+        """Placeholders of each item."""
+        return [len(places) for places in self._places]
+
+    def needed(self, cached: int) -> list[bytes]:
+        """Keys of the items that are read where the first `cached` tokens have KV already."""
+        pairs = zip(self.keys, self._places, strict=True)
+        return [key for key, places in pairs if len(places) and places[-1] >= cached]
+
+    def rows(self, piece: Slice, row: int) -> Iterator[VectorRows]:
+        """What of the vectors is read by a slice whose first row is `row`."""
+        for key, places in zip(self.keys, self._places, strict=True):
+            first, stop = np.searchsorted(places, (piece.start, piece.stop))
+            chosen = places[first:stop]
+            breaks = np.flatnonzero(np.diff(chosen) != 1) + 1
+            for part in np.split(np.arange(first, stop), breaks):
+                if len(part):
+                    start = row + int(places[part[0]]) - piece.start
+                    yield VectorRows(key, start, int(part[0]), len(part))
+
+
+def num_rows(piece: Slice) -> int:
+    """Rows of a slice, its guesses included."""
+    return piece.stop - piece.start + (len(piece.draft.tokens) if piece.draft else 0)
+
+
+def row_positions(batch: Batch, prompts: Sequence[MediaPrompt | None]) -> RowPositions | None:
+    """Positions of all rows; None where each is its index plus the shift of its request.
+
+    Args:
+        batch: The step.
+        prompts: Of each slice; None: it is text.
+    """
+    special = [
+        prompt is not None and prompt.positions is not None and piece.start < prompt.positions.last
+        for piece, prompt in zip(batch.slices, prompts, strict=True)
+    ]
+    if not any(special):
+        return None
+    parts: list[IntArray] = []
+    for piece, prompt in zip(batch.slices, prompts, strict=True):
+        stop = piece.start + num_rows(piece)
+        index = np.arange(piece.start, stop, dtype=np.int32)
+        found = None if prompt is None else prompt.positions
+        axes = np.repeat(index[None] + (found.shift if found else 0), 3, 0)
+        if found is not None:
+            known = found.axes[:, piece.start : stop]
+            axes[:, : known.shape[1]] = known
+        parts.append(axes)
+    axes = np.concatenate(parts, 1, dtype=np.int32)
+    rows = np.flatnonzero((axes[0] != axes[1]) | (axes[0] != axes[2])).astype(np.int32)
+    return RowPositions(positions=axes[0].copy(), rows=rows, axes=axes[:, rows])

@@ -1,0 +1,56 @@
+"""Rotary positions with three axes: time, height and width (M-RoPE, Qwen2-VL, arXiv:2409.12191).
+
+A text token has the same position on all axes. The vectors of an image lie on a grid that begins
+where the text before it ends; the text after it goes on behind its longest side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.media import MediaItem
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPositions:
+    """Of a prompt.
+
+    Attributes:
+        axes: (3, N) int32 for its N tokens.
+        shift: What is added to the index of any later token.
+        last: Tokens from this one on have their index plus `shift`.
+    """
+
+    axes: IntArray
+    shift: int
+    last: int
+
+
+def prompt_positions(input_ids: IntArray, media: Sequence[MediaItem]) -> PromptPositions:
+    """Positions of all tokens of a prompt.
+
+    Args:
+        input_ids: Its tokens.
+        media: Its items in order; those without a grid have the positions of text.
+    """
+    axes = np.empty((3, len(input_ids)), np.int32)
+    at, position, last = 0, 0, 0
+    for item in media:
+        places = item.placeholders(input_ids)
+        if item.grid is None or not len(places):
+            continue
+        first = int(places[0])
+        axes[:, at:first] = np.arange(position, position + first - at)
+        position += first - at
+        time, height, width = item.grid
+        grid = np.indices((time, height, width), np.int32).reshape(3, -1)
+        grid[0] *= item.time_step
+        axes[:, first : first + grid.shape[1]] = grid + position
+        at = last = first + grid.shape[1]
+        position += max((time - 1) * item.time_step + 1, height, width)
+    axes[:, at:] = np.arange(position, position + len(input_ids) - at)
+    return PromptPositions(axes, position - at, last)

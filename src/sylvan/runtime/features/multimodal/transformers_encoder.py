@@ -1,0 +1,102 @@
+"""The encoder of a checkpoint as transformers has it, without the half that reads text."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.protocol.media import MediaKind
+
+_METHODS: Mapping[MediaKind, str] = {
+    "image": "get_image_features",
+    "video": "get_video_features",
+    "audio": "get_audio_features",
+}
+
+
+class TransformersEncoder:
+    """Implements `Encoder`.
+
+    Args:
+        model_dir: Of the checkpoint.
+        dtype: Of the model.
+        dummy: Random weights instead of those of the checkpoint.
+
+    Raises:
+        ConfigError: transformers is missing, or cannot build or load the encoder.
+    """
+
+    def __init__(self, model_dir: Path, dtype: torch.dtype, *, dummy: bool = False) -> None:
+        try:
+            model = _load(model_dir, dtype, dummy=dummy)
+        except ImportError as error:
+            raise ConfigError(
+                f"the encoder of this model runs through transformers, which is missing ({error}); "
+                "install sylvan[multimodal]"
+            ) from None
+        except (ValueError, KeyError, OSError, RuntimeError, AttributeError) as error:
+            raise ConfigError(f"the encoder of this model cannot be loaded: {error}") from None
+        self._model = model
+        self._dtype = dtype
+
+    def encode(self, kind: MediaKind, features: Mapping[str, np.ndarray]) -> Sequence[torch.Tensor]:
+        """See `Encoder.encode`."""
+        method = self._method(kind)
+        known = inspect.signature(method).parameters
+        takes_all = all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in known.values())
+        given = {
+            name: _tensor(array, self._dtype)
+            for name, array in features.items()
+            if takes_all or name in known
+        }
+        found = method(**given)
+        deep = getattr(found, "deepstack_features", None) or ()
+        return [_rows(getattr(found, "pooler_output", found)), *map(_rows, deep)]
+
+    def _method(self, kind: MediaKind) -> Callable[..., Any]:
+        name = _METHODS[kind]
+        for holder in (getattr(self._model, "model", None), self._model):
+            if hasattr(holder, name):
+                return getattr(holder, name)
+        raise ValueError(f"{type(self._model).__name__} encodes no {kind}")
+
+
+def _rows(vectors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+    """All vectors of one tensor, or of several. Shape: (N, D)."""
+    if not isinstance(vectors, torch.Tensor):
+        vectors = torch.cat([part.flatten(0, -2) for part in vectors])
+    return vectors.flatten(0, -2)
+
+
+def _tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForMultimodalLM
+    from transformers.utils import logging as their_logging
+
+    config: Any = AutoConfig.from_pretrained(model_dir)
+    text = config.get_text_config()
+    text.num_hidden_layers = 0  # their weights are left alone, and take no memory
+    if getattr(text, "layer_types", None):
+        text.layer_types = []
+    level = their_logging.get_verbosity()
+    their_logging.set_verbosity_error()  # it would name each layer that is left alone
+    try:
+        if dummy:
+            model = AutoModelForMultimodalLM.from_config(config).to(dtype)
+        else:
+            model = AutoModelForMultimodalLM.from_pretrained(model_dir, config=config, dtype=dtype)
+    finally:
+        their_logging.set_verbosity(level)
+    model.eval().requires_grad_(requires_grad=False)
+    return model

@@ -1,0 +1,150 @@
+"""Worker half: encodes items beside the steps, and puts their vectors into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from sylvan.kernels.api import Rope
+from sylvan.protocol.errors import ConfigError
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.core.step import EMBEDDINGS, InputEmbeds, Join
+from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
+from sylvan.runtime.executor.failures import FAILURES
+from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.features.multimodal.control import Multimodal
+from sylvan.runtime.features.multimodal.encoder import Encoder
+from sylvan.runtime.features.multimodal.positions import prompt_positions
+from sylvan.runtime.features.multimodal.work import (
+    EncodeJob,
+    MediaReport,
+    MediaWork,
+    RowPositions,
+)
+from sylvan.runtime.layers.attention import PagedAttention
+
+_IDLE_WAIT_S = 0.02  # in a step without slices nothing else has to wait
+
+
+class MultimodalWorker(CapabilityWorker):
+    """Owns the encoder and its outputs.
+
+    Args:
+        site: Of the model.
+        encoder: Makes vectors of features.
+    """
+
+    name: ClassVar = Multimodal.name
+    edits_inputs: ClassVar = True
+
+    def __init__(self, site: ModelSite, encoder: Encoder) -> None:
+        self._site, self._encoder = site, encoder
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        self._running: dict[Future[Sequence[np.ndarray]], EncodeJob] = {}
+        self._vectors: dict[bytes, Sequence[np.ndarray]] = {}
+        assert site.config.media is not None
+        self._layers = (EMBEDDINGS, *site.config.media.edited_layers)
+        self._ropes: list[Rope] = []
+        self._axes = np.array(site.config.rope_axes, np.int64)
+
+    def adapt(self, model: nn.Module) -> None:
+        """Find the rotary tables, if rows need positions of their own in them."""
+        if not len(self._axes):
+            return
+        layers = (module for module in model.modules() if isinstance(module, PagedAttention))
+        self._ropes = list({id(r): r for layer in layers if (r := layer.rope)}.values())
+        for rope in self._ropes:
+            if rope.cos_sin.shape[1] != 2 * len(self._axes):
+                raise ConfigError(
+                    f"config.json: {len(self._axes)} angles have an axis, rotary tables have "
+                    f"{rope.cos_sin.shape[1] // 2}"
+                )
+
+    def join(self, join: Join) -> None:
+        """Positions of later tokens go on behind the last grid."""
+        request, shift = join.request, 0
+        if len(self._axes) and isinstance(request, GenerateRequest) and request.media:
+            shift = prompt_positions(request.input_ids, request.media).shift
+        self._site.position_shifts()[join.slot] = shift
+
+    def prepare(self, work: MediaWork) -> None:
+        """Forget vectors, and begin to encode."""
+        for key in work.drop:
+            self._vectors.pop(key, None)
+        for job in work.encode:
+            self._running[self._pool.submit(self._encode, job)] = job
+
+    def before_forward(self, step: StepContext, work: MediaWork) -> None:
+        """Vectors and positions of this step's rows."""
+        batch = step.batch
+        step.may_use_graph &= not work.rows
+        batch.input_embeds = tuple(
+            InputEmbeds(part.row, vectors[part.first : part.first + part.count], layer)
+            for part in work.rows
+            for layer, vectors in zip(self._layers, self._vectors[part.key], strict=True)
+        )
+        if work.positions is not None:
+            batch.rotary_positions = self._placed(work.positions)
+
+    def after_forward(self, step: StepContext, work: MediaWork) -> Report:
+        """What has been encoded meanwhile."""
+        return self._report
+
+    def idle_step(self, work: MediaWork) -> Report:
+        """The same, for which nothing else has to wait."""
+        if self._running:
+            wait_for(self._running, timeout=_IDLE_WAIT_S, return_when="FIRST_COMPLETED")
+        return self._report
+
+    def close(self) -> None:
+        """End the thread."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # ---- inside
+
+    def _encode(self, job: EncodeJob) -> Sequence[np.ndarray]:
+        with torch.inference_mode():
+            found = self._encoder.encode(job.kind, job.features)
+            layers = [vectors.float().numpy() for vectors in found]
+        if len(layers) != len(self._layers):
+            raise ValueError(f"the encoder made vectors for {len(layers)} layers")
+        for vectors in layers:
+            if len(vectors) != job.count:
+                raise ValueError(f"the encoder made {len(vectors)} vectors for {job.count} tokens")
+            if not np.isfinite(vectors).all():
+                raise ValueError("the encoder made numbers that are not finite")
+        return layers
+
+    def _report(self) -> MediaReport | None:
+        done = [future for future in self._running if future.done()]
+        encoded: dict[bytes, int] = {}
+        failed: dict[bytes, str] = {}
+        for future in done:
+            job = self._running.pop(future)
+            try:
+                vectors = future.result()
+            except FAILURES as error:
+                failed[job.key] = f"the {job.kind} cannot be encoded: {error}"
+                continue
+            self._vectors[job.key] = vectors
+            encoded[job.key] = sum(array.nbytes for array in vectors)
+        return MediaReport(encoded=encoded, failed=failed) if done else None
+
+    def _placed(self, found: RowPositions) -> np.ndarray:
+        """Positions in the rotary tables; rows with three axes get spare rows of their own."""
+        positions = found.positions.copy()
+        count, first = len(found.rows), self._site.build.length
+        positions[found.rows] = np.arange(first, first + count)
+        half = np.arange(len(self._axes))
+        places = torch.from_numpy(found.axes[self._axes].T.astype(np.int64))  # (K, angles)
+        for rope in self._ropes:
+            table = self._site.constant(rope.cos_sin)
+            for columns in (torch.from_numpy(half), torch.from_numpy(half + len(half))):
+                table[first : first + count, columns] = table[places, columns]
+        return positions

@@ -1,0 +1,102 @@
+"""Models that see or hear: the half that reads text is that of a family that only reads text.
+
+The other half, the encoder, is a capability's (`features.multimodal`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.config import MediaConfig, ModelConfig, NotNative, architecture_of
+from sylvan.runtime.models.decoder import Decoder
+from sylvan.runtime.models.registry import load_family
+from sylvan.runtime.models.texts import text_part
+
+Raw = dict[str, Any]
+
+_TEXTS: Mapping[str, str] = MappingProxyType(
+    {
+        "aria_text": "AriaTextForCausalLM",
+        "cohere2": "Cohere2ForCausalLM",
+        "granite": "GraniteForCausalLM",
+        "helium": "HeliumForCausalLM",
+        "llama": "LlamaForCausalLM",
+        "ministral3": "Ministral3ForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "phi3": "Phi3ForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen2_5_vl": "Qwen2ForCausalLM",
+        "qwen2_5_vl_text": "Qwen2ForCausalLM",
+        "qwen2_vl": "Qwen2ForCausalLM",
+        "qwen2_vl_text": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+        "qwen3_vl": "Qwen3ForCausalLM",
+        "qwen3_vl_text": "Qwen3ForCausalLM",
+        "smollm3": "SmolLM3ForCausalLM",
+    }
+)
+"""Type of the half that reads text -> the family that serves it."""
+
+_PLACEHOLDERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "image": ("image_token_id", "image_token_index"),
+        "video": ("video_token_id", "video_token_index"),
+        "audio": ("audio_token_id", "audio_token_index"),
+    }
+)
+
+
+def parse(raw: Raw) -> ModelConfig:
+    """Read config.json of any model served here."""
+    whole = architecture_of(raw)
+    text = text_part(raw)
+    kind = str((raw.get("text_config") or raw).get("model_type"))
+    if kind not in _TEXTS:
+        raise NotNative(f"texts of type {kind}")
+    inner = _TEXTS[kind]
+    config = load_family(inner).parse(text | {"architectures": [inner]})
+    tokens = {
+        media: int(raw[name])
+        for media, names in _PLACEHOLDERS.items()
+        for name in names
+        if raw.get(name) is not None
+    }
+    if not tokens:
+        raise ConfigError("config.json names no placeholder of images (`image_token_id`)")
+    deep = (raw.get("vision_config") or {}).get("deepstack_visual_indexes") or ()
+    media = MediaConfig(architecture=whole, token_ids=tokens, edited_layers=tuple(range(len(deep))))
+    return msgspec.structs.replace(config, media=media, rope_axes=rope_axes(text, config), raw=raw)
+
+
+def rope_axes(text: Raw, config: ModelConfig) -> tuple[int, ...]:
+    """Axis of each rotary angle: 0 time, 1 height, 2 width; empty where positions are numbers.
+
+    Raises:
+        ConfigError: the sections do not add up to the angles of a head.
+    """
+    rule = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    sections = rule.get("mrope_section")
+    if not sections:
+        return ()
+    angles = config.rope.rotary_dim(config.head_dim) // 2
+    if sum(sections) != angles or len(sections) != 3:
+        raise ConfigError(
+            f"config.json: mrope_section {sections} does not divide the {angles} angles of a head "
+            "among three axes"
+        )
+    if rule.get("mrope_interleaved"):
+        axes = [0] * angles
+        for axis in (1, 2):
+            for place in range(axis, 3 * sections[axis], 3):
+                axes[place] = axis
+        return tuple(axes)
+    return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+
+
+MODEL = Decoder  # unused as such: the config names the family whose class is taken

@@ -1,0 +1,165 @@
+"""Images, videos and sounds of requests: from where they are to items in a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from sylvan.config.tree import MediaConfig
+from sylvan.media.fetch import Fetcher, FetchLimits
+from sylvan.media.messages import Prepare, Prepared
+from sylvan.media.pool import MediaWorkers
+from sylvan.media.source import MediaSource
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.media import MEDIA_KINDS, MediaItem, MediaKind
+
+_KEPT_BYTES = 256 << 20  # of prepared items, for the next request with the same
+
+
+class MediaPreparer:
+    """Fetches, decodes and prepares items, off the event loop, each of them once.
+
+    Args:
+        model_dir: Checkpoint whose processor is used.
+        settings: Limits.
+    """
+
+    def __init__(self, model_dir: Path, settings: MediaConfig) -> None:
+        self._settings = settings
+        self._fetcher = Fetcher(
+            FetchLimits(
+                fetch=settings.fetch,
+                allowed_hosts=settings.allowed_hosts,
+                allowed_dirs=settings.allowed_dirs,
+                item_bytes=settings.item_bytes,
+                fetch_s=settings.fetch_s,
+            )
+        )
+        self._workers = MediaWorkers(model_dir, settings.workers, settings.process_s)
+        self._kept: OrderedDict[bytes, Prepared] = OrderedDict()
+        self._kept_bytes = 0
+
+    async def expand(
+        self,
+        input_ids: Sequence[int] | IntArray,
+        sources: Sequence[MediaSource],
+        token_ids: Mapping[MediaKind, int],
+        tenant: str,
+    ) -> tuple[IntArray, tuple[MediaItem, ...]]:
+        """A prompt in which each item has as many tokens as it takes.
+
+        Args:
+            input_ids: A prompt with one placeholder for each item, in their order.
+            sources: The items.
+            token_ids: Placeholders that the model has.
+            tenant: Whose items they are; others share nothing with it.
+
+        Raises:
+            RequestError: An item cannot be had or prepared, or the prompt has another number of
+                placeholders.
+        """
+        ids = np.asarray(input_ids, np.int32)
+        if len(sources) > self._settings.items:
+            raise RequestError(
+                f"{sources[0].path}: {len(sources)} items are more than this server takes in a "
+                f"request, {self._settings.items} (media.items).",
+                param=sources[0].path,
+            )
+        places = _placeholders(ids, sources, token_ids)
+        prepared = await _all(self._prepare(source, tenant) for source in sources)
+        parts: list[IntArray] = []
+        items: list[MediaItem] = []
+        done = start = 0
+        for source, place, found in zip(sources, places, prepared, strict=True):
+            parts += [ids[done:place], np.array(found.tokens, np.int32)]
+            start += place - done
+            stop = start + len(found.tokens)
+            items.append(
+                MediaItem(
+                    kind=source.kind,
+                    start=start,
+                    stop=stop,
+                    token_id=token_ids[source.kind],
+                    digest=found.digest,
+                    features=found.features,
+                    grid=found.grid,
+                )
+            )
+            start, done = stop, place + 1
+        return np.concatenate([*parts, ids[done:]]), tuple(items)
+
+    async def close(self) -> None:
+        """End processes and connections."""
+        await self._fetcher.close()
+        await self._workers.close()
+
+    async def _prepare(self, source: MediaSource, tenant: str) -> Prepared:
+        data = await self._fetcher.read(source)
+        key = _key(source, data, tenant)
+        if (known := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            return known
+        order = Prepare(
+            id=0,
+            kind=source.kind,
+            data=data,
+            max_pixels=self._settings.pixels,
+            options=source.options,
+        )
+        found = await self._workers.prepare(order, source.path)
+        if key not in self._kept:
+            self._kept[key] = found
+            self._kept_bytes += _size(found)
+            while self._kept_bytes > _KEPT_BYTES:
+                self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
+        return found
+
+
+async def _all(works: Iterable[Coroutine[None, None, Prepared]]) -> list[Prepared]:
+    """All results in order; if one fails the others are cancelled."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _placeholders(
+    ids: IntArray, sources: Sequence[MediaSource], token_ids: Mapping[MediaKind, int]
+) -> list[int]:
+    for source in sources:
+        if source.kind not in token_ids:
+            kinds = ", ".join(f"{kind}s" for kind in MEDIA_KINDS if kind in token_ids)
+            takes = f"text and {kinds}" if kinds else "text only"
+            message = f"{source.path}: this model takes {takes}, no {source.kind}."
+            raise RequestError(message, param=source.path)
+    kinds = {token: kind for kind, token in token_ids.items()}
+    places = np.flatnonzero(np.isin(ids, list(kinds))).tolist()
+    found = [kinds[int(ids[place])] for place in places]
+    if found != [source.kind for source in sources]:
+        path = sources[0].path if sources else "text"
+        raise RequestError(
+            f"{path}: the prompt has {len(found)} placeholders for {len(sources)} items; each "
+            "image, video or sound needs one, in their order.",
+            param=path,
+        )
+    return places
+
+
+def _key(source: MediaSource, data: bytes, tenant: str) -> bytes:
+    found = hashlib.sha256(f"{source.kind}|{tenant}|".encode())
+    found.update(msgspec.json.encode(source.options, order="sorted"))
+    found.update(data)
+    return found.digest()
+
+
+def _size(found: Prepared) -> int:
+    return sum(array.nbytes for array in found.features.values()) + 4 * len(found.tokens)

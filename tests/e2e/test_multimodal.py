@@ -1,0 +1,250 @@
+"""A real server that sees: all APIs, real processes that prepare images, real failures."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import signal
+import time
+
+import httpx
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from sylvan.media.messages import Prepare
+from sylvan.media.processor import Processor
+from tests.e2e.conftest import running
+from tests.support.multimodal import IMAGE, write_served
+
+NEW = 12
+
+
+def png(seed: int, height: int = 40, width: int = 60) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def text_of(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def part(data: bytes) -> dict:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text_of(data)}"}}
+
+
+def said(text: str) -> dict:
+    return {"type": "text", "text": text}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_served("qwen2-vl", tmp_path_factory.mktemp("sees"))
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    flags = ["--dtype", "float32", "--media.item-bytes", "100KB", "--media.items", "3"]
+    with running(str(folder), *flags) as made, httpx.Client(base_url=made.url, timeout=180) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def reference(folder):
+    """What transformers answers, for a prompt with a placeholder for each image."""
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    processor = Processor(folder)
+
+    def answer(ids, images):
+        items = [
+            processor.prepare(Prepare(id=0, kind="image", data=data, max_pixels=1 << 22))
+            for data in images
+        ]
+        left = iter(items)
+        whole = [t for token in ids for t in (next(left).tokens if token == IMAGE else (token,))]
+        names = items[0].features if items else {}
+        features = {n: torch.cat([torch.from_numpy(i.features[n]) for i in items]) for n in names}
+        inputs = torch.tensor([whole])
+        found = model.generate(
+            input_ids=inputs,
+            attention_mask=torch.ones_like(inputs),
+            mm_token_type_ids=(inputs == IMAGE).int(),
+            max_new_tokens=NEW,
+            do_sample=False,
+            eos_token_id=None,
+            **features,
+        )
+        return found[0, len(whole) :].tolist()
+
+    return answer
+
+
+def chat(server, content, **more):
+    body = {
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": NEW,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    return server.post("/v1/chat/completions", json=body | more)
+
+
+def tokens(response) -> list[int]:
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["response_token_ids"]
+
+
+def test_answers_equal_transformers_cold_and_warm(server, reference):
+    for images in ([png(1)], [png(2), png(3, 80, 30)]):
+        content = [x for image in images for x in (part(image), said("and "))]
+        messages = [{"role": "user", "content": content}]
+        ids = server.post("/v1/chat/render", json={"messages": messages}).json()["input_ids"]
+        expected = reference(ids, images)
+        assert tokens(chat(server, content)) == expected
+        assert tokens(chat(server, content)) == expected
+    usage = chat(server, content).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] > 64
+
+
+def test_streams_and_samples_of_an_image(server):
+    content = [part(png(4)), said("what?")]
+    alone = chat(server, content).json()["choices"][0]["message"]["content"]
+    several = chat(server, content, n=3).json()["choices"]
+    assert [choice["message"]["content"] for choice in several] == [alone] * 3
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": NEW}
+    body |= {"temperature": 0, "ignore_eos": True, "stream": True}
+    with server.stream("POST", "/v1/chat/completions", json=body) as stream:
+        lines = [line[6:] for line in stream.iter_lines() if line.startswith("data: {")]
+    pieces = [c["delta"].get("content") or "" for x in lines for c in json.loads(x)["choices"]]
+    assert "".join(pieces) == alone
+
+
+def test_all_apis_take_images(server):
+    data = text_of(png(5))
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    calls = {
+        "/v1/messages": {
+            "model": "m",
+            "max_tokens": 4,
+            "messages": [
+                {"role": "user", "content": [{"type": "image", "source": source}, said("what?")]}
+            ],
+        },
+        "/v1/responses": {
+            "max_output_tokens": 4,
+            "input": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_image", "image_url": f"data:image/png;base64,{data}"},
+                        {"type": "input_text", "text": "what?"},
+                    ],
+                }
+            ],
+        },
+        "/api/chat": {
+            "model": "m",
+            "stream": False,
+            "messages": [{"role": "user", "content": "what?", "images": [data]}],
+            "options": {"num_predict": 4},
+        },
+        "/api/generate": {
+            "model": "m",
+            "stream": False,
+            "prompt": "what?",
+            "images": [data],
+            "options": {"num_predict": 4},
+        },
+        "/generate": {
+            "text": "<|vision_start|><|image_pad|><|vision_end|>what?",
+            "image_data": data,
+            "sampling_params": {"max_new_tokens": 4},
+        },
+    }
+    for path, body in calls.items():
+        response = server.post(path, json=body)
+        assert response.status_code == 200, (path, response.text)
+    batch = {
+        "text": ["<|image_pad|>a", "plain", "<|image_pad|><|image_pad|>b"],
+        "image_data": [data, None, [data, data]],
+        "sampling_params": {"max_new_tokens": 2},
+    }
+    counts = [r["meta_info"]["prompt_tokens"] for r in server.post("/generate", json=batch).json()]
+    assert counts[0] == 41
+    assert counts[1] == 5
+    assert counts[2] == 81
+    info = server.get("/model_info").json()
+    assert (info["has_image_understanding"], info["has_audio_understanding"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "words"),
+    [
+        ([part(b"no image")], 400, "no image that can be read"),
+        ([part(png(1)[:60])], 400, "no image that can be read"),
+        ([part(b"")], 400, "empty"),
+        ([part(os.urandom(110_000))], 413, "media.item_bytes"),
+        ([part(png(1))] * 4, 400, "media.items"),
+        ([{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x"}}], 400, "media.fetch"),
+        ([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}], 400, "allowed_dirs"),
+        ([{"type": "image_url", "image_url": {}}], 400, "image_url.url"),
+        ([{"type": "image_url"}], 400, "image_url"),
+        ([{"type": "hologram"}], 400, "hologram"),
+    ],
+)
+def test_bad_items_are_refused_by_their_place(server, content, status, words):
+    before = tokens(chat(server, "plain"))
+    response = chat(server, [said("look: "), *content])
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert words in error["message"]
+    assert error["param"].startswith("messages[0].content[1]")
+    assert tokens(chat(server, "plain")) == before
+
+
+def test_placeholders_and_items_must_agree(server):
+    data = text_of(png(6))
+    for text, items in (("nothing", data), ("<|image_pad|><|image_pad|>", data)):
+        body = {"text": text, "image_data": items, "sampling_params": {"max_new_tokens": 2}}
+        response = server.post("/generate", json=body)
+        assert response.status_code == 400
+        assert "placeholders" in response.json()["error"]["message"]
+    video = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+    assert chat(server, [video]).status_code == 400
+
+
+def test_a_lost_preparing_process_costs_its_item_only(server, folder):
+    chat(server, [part(png(7)), said("x")])
+    workers = _children_of("sylvan.media.worker", str(folder))
+    assert workers
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    statuses = []
+    while time.monotonic() < deadline:
+        statuses.append(chat(server, [part(png(len(statuses) + 100)), said("x")]).status_code)
+        if statuses[-1] == 200:
+            break
+    assert statuses[-1] == 200
+    assert len(statuses) <= 2  # the one that found it dead, and the next
+
+
+def _children_of(program: str, argument: str) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    words = file.read().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if program in words and argument in words:
+                found.append(int(name))
+    return found

@@ -1,0 +1,221 @@
+"""Models that see or hear answer as transformers does, whatever is batched, cut, cached or lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from sylvan.media.processor import digest_of
+from sylvan.protocol.media import MediaItem
+from sylvan.protocol.requests import GenerateRequest, LogprobOptions
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.features.multimodal.build import media_worker
+from sylvan.runtime.features.multimodal.control import Multimodal
+from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
+from sylvan.runtime.models.registry import load_config
+from tests.parity.serving import Serving
+from tests.support.multimodal import FAMILIES, IMAGE, write
+
+NEW = 10
+ALWAYS = ("llava", "llava-next", "qwen2.5-vl", "qwen3-vl", "voxtral")
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name not in ALWAYS]
+
+
+class Eyes:
+    """A tiny checkpoint, and prompts with items drawn at random."""
+
+    def __init__(self, name, folder) -> None:
+        self.family, self.folder = FAMILIES[name], folder
+        self.model = write(name, folder)
+        self.config = load_config(folder)
+        encoder = TransformersEncoder(folder, torch.float32)
+        rng = np.random.default_rng(3)
+        self.prompts = []
+        for count in (0, 1, 2, 1):
+            ids, media = rng.integers(3, 250, 4).tolist(), []
+            for _ in range(count):
+                features = self.family.draw(rng)
+                with torch.inference_mode():
+                    [vectors, *_] = encoder.encode(self.family.kind, features)
+                media.append(self._item(features, len(ids), len(vectors)))
+                ids += [IMAGE] * len(vectors) + rng.integers(3, 250, 3).tolist()
+            self.prompts.append((ids, tuple(media)))
+
+    def _item(self, features, start, count) -> MediaItem:
+        grid = None
+        if self.config.rope_axes:
+            time, height, width = (int(n) for n in features["image_grid_thw"][0])
+            grid = time, height // 2, width // 2
+        return MediaItem(
+            kind=self.family.kind,
+            start=start,
+            stop=start + count,
+            token_id=IMAGE,
+            digest=digest_of(self.family.kind, features),
+            features=features,
+            grid=grid,
+        )
+
+    def expected(self) -> list[list[int]]:
+        return [self._reference(ids, media) for ids, media in self.prompts]
+
+    def _reference(self, ids, media) -> list[int]:
+        features: dict[str, Any] = {}
+        for item in media:
+            for name, array in item.features.items():
+                features.setdefault(name, []).append(torch.from_numpy(array))
+        joined = {name: torch.cat(parts) for name, parts in features.items()}
+        inputs = torch.tensor([ids])
+        told = {"mm_token_type_ids": (inputs == IMAGE).int()} if self.family.told else {}
+        found = self.model.generate(
+            input_ids=inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=NEW,
+            do_sample=False,
+            eos_token_id=None,
+            **joined,
+            **told,
+        )
+        return found[0, len(ids) :].tolist()
+
+    def serving(self, **options) -> tuple[Serving, Multimodal]:
+        control = Multimodal(1 << 20, axes=bool(self.config.rope_axes))
+        made = Serving(self.folder, capabilities=(control,), workers=(media_worker,), **options)
+        return made, control
+
+    def request(self, rid, index) -> GenerateRequest:
+        ids, media = self.prompts[index]
+        return GenerateRequest(
+            rid=rid,
+            input_ids=np.array(ids, np.int32),
+            output_ids=np.empty(0, np.int32),
+            sampling=SamplingParams(temperature=0.0, max_new_tokens=NEW, sampling_seed=1),
+            media=media,
+        )
+
+    def answers(self, serving, tag="a", indices=None) -> list[list[int]]:
+        indices = range(len(self.prompts)) if indices is None else indices
+        rids = [f"{tag}{i}" for i in indices]
+        for rid, index in zip(rids, indices, strict=True):
+            serving.scheduler.add(self.request(rid, index))
+        serving.run()
+        assert not [serving.finish[rid] for rid in rids if serving.finish[rid].type == "abort"]
+        return [serving.tokens[rid] for rid in rids]
+
+
+@pytest.mark.parametrize("name", [*ALWAYS, *OTHERS])
+def test_answers_equal_transformers(name, tmp_path):
+    eyes = Eyes(name, tmp_path)
+    expected = eyes.expected()
+
+    for options in (
+        {"runner": "eager"},
+        {"runner": "program"},
+        {"runner": "program", "chunk_tokens": 5, "max_batch_tokens": 32},
+        {"runner": "program", "preempt_every": 7},
+    ):
+        serving, control = eyes.serving(**options)
+        assert eyes.answers(serving) == expected, options
+        assert control.counts.encoded == 4
+        assert eyes.answers(serving, "again") == expected, options
+        assert control.counts.encoded == 4  # by the prefix cache, or the vectors that are kept
+        serving.close()
+    assert eyes.config.path == "native"
+
+
+@pytest.fixture(scope="module")
+def eyes(tmp_path_factory):
+    return Eyes("qwen2-vl", tmp_path_factory.mktemp("qwen2-vl"))
+
+
+def test_items_decide_the_answer(eyes):
+    serving, _ = eyes.serving(runner="program")
+    asked = eyes.request("asked", 1)
+    [item] = asked.media
+    features = item.features | {"pixel_values": -item.features["pixel_values"]}
+    item = msgspec.structs.replace(item, digest=digest_of("image", features), features=features)
+    other = msgspec.structs.replace(asked, rid="other", media=(item,))
+    for request in (asked, other):  # the same tokens
+        serving.scheduler.add(request)
+        serving.run()
+    assert serving.tokens["asked"] != serving.tokens["other"]
+    serving.close()
+
+
+def test_an_item_is_encoded_once_for_many(eyes):
+    serving, control = eyes.serving(runner="program", max_running_reqs=4)
+    [alone] = eyes.answers(serving, "alone", [2])
+    together = [eyes.answers(serving, f"r{n}-", [2])[0] for n in range(8)]
+    assert together == [alone] * 8
+    assert control.counts.encoded == 2
+    serving.close()
+
+
+def test_vectors_without_requests_are_dropped_by_age(eyes):
+    control = Multimodal(1 << 10, axes=True)
+    serving = Serving(
+        eyes.folder, capabilities=(control,), workers=(media_worker,), runner="program", pages=12
+    )
+    first = eyes.answers(serving, "a", [1, 2, 3])
+    serving.run()
+    assert control.counts.kept_bytes <= 1 << 10
+    serving.scheduler.flush_cache()
+    assert eyes.answers(serving, "b", [1, 2, 3]) == first
+    assert control.counts.encoded > 4
+    serving.close()
+
+
+def test_tenants_share_no_vectors(eyes):
+    serving, control = eyes.serving(runner="program")
+    for tenant in ("", "acme/", "bravo/"):
+        request = eyes.request(f"of-{tenant}", 1)
+        serving.scheduler.add(msgspec.structs.replace(request, cache_salt=tenant))
+    serving.run()
+    assert control.counts.encoded == 3
+    assert len({tuple(serving.tokens[f"of-{t}"]) for t in ("", "acme/", "bravo/")}) == 1
+    serving.close()
+
+
+def test_an_item_that_the_encoder_refuses_fails_its_request_only(eyes):
+    serving, control = eyes.serving(runner="program")
+    bad = eyes.request("bad", 1)
+    [item] = bad.media
+    features = item.features | {"pixel_values": np.full_like(item.features["pixel_values"], np.nan)}
+    item = msgspec.structs.replace(item, digest=b"bad", features=features)
+    serving.scheduler.add(msgspec.structs.replace(bad, media=(item,)))
+    serving.scheduler.add(eyes.request("good", 3))
+    serving.run()
+    assert serving.finish["bad"].type == "abort"
+    assert "not finite" in serving.finish["bad"].message
+    assert serving.tokens["good"] == eyes.answers(serving, "again", [3])[0]
+    assert control.counts.encoded == 1
+    serving.close()
+
+
+def logprobs_of(eyes, serving, indices, tag) -> dict[int, list[list[float]]]:
+    for index in indices:
+        request = eyes.request(f"{tag}{index}", index)
+        asked = msgspec.structs.replace(request, logprobs=LogprobOptions(top=2))
+        serving.scheduler.add(asked)
+    serving.run()
+    found = {index: serving.outputs[f"{tag}{index}"] for index in indices}
+    return {
+        index: [out.logprobs.logprobs.tolist() for out in outputs if out.logprobs is not None]
+        for index, outputs in found.items()
+    }
+
+
+def test_batched_equals_alone_bit_for_bit(eyes):
+    serving, _ = eyes.serving(runner="program", chunk_tokens=6)
+    together = logprobs_of(eyes, serving, range(4), "t")
+    serving.close()
+    serving, _ = eyes.serving(runner="program")
+    alone: dict[int, list[list[float]]] = {}
+    for index in range(4):
+        alone |= logprobs_of(eyes, serving, [index], "a")
+    serving.close()
+    assert together == alone

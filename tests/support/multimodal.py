@@ -1,0 +1,440 @@
+"""Tiny checkpoints of models that see or hear, as transformers writes them, and what they see."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from sylvan.protocol.media import MediaKind
+from tests.support.scripted import write_checkpoint
+
+VOCAB = 300
+IMAGE, VIDEO = 263, 264  # behind the bytes and the tokens of `write_checkpoint`
+TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+TEMPLATE = (
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{%- if m.content is string %}{{ m.content }}{% else %}"
+    "{%- for part in m.content %}{% if part.type == 'image' %}<|vision_start|><|image_pad|>"
+    "<|vision_end|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ENDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    **ENDS,
+}
+VIT: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 7,
+}
+PATCHES: dict[str, Any] = {
+    "depth": 2,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "in_channels": 3,
+}
+PIXTRAL = VIT | {"image_size": 56}
+M_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+INTERLEAVED = M_ROPE | {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
+TILES = [[28, 56], [56, 28], [56, 56]]
+
+Features = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model that sees.
+
+    Attributes:
+        config: Of a tiny one.
+        draw: Inputs of its encoder for an item, at random.
+        kind: Of its items.
+        told: Whether its code is told which tokens are items.
+    """
+
+    config: Callable[[], Any]
+    draw: Callable[[np.random.Generator], Features]
+    kind: MediaKind = "image"
+    told: bool = False
+
+
+def _pixels(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def _image(*shape: int) -> Callable[[np.random.Generator], Features]:
+    return lambda rng: {"pixel_values": _pixels(rng, *shape)}
+
+
+def _sized(*shape: int, size: tuple[int, int], **more: list[int]) -> Callable[..., Features]:
+    extra = {name: np.array(value) for name, value in more.items()}
+    return lambda rng: {
+        "pixel_values": _pixels(rng, *shape),
+        "image_sizes": np.array([size]),
+        **extra,
+    }
+
+
+def _grid(rng: np.random.Generator) -> Features:
+    height, width = (2 * int(n) for n in rng.integers(1, 5, 2))
+    patches = _pixels(rng, height * width, 3 * 2 * 4 * 4)
+    return {"pixel_values": patches, "image_grid_thw": np.array([[1, height, width]], np.int64)}
+
+
+def _text(kind: str, **more: Any) -> dict[str, Any]:
+    return getattr(transformers, f"{kind}Config")(**TEXT | more).to_dict()
+
+
+def _vision(kind: str, **more: Any) -> dict[str, Any]:
+    return getattr(transformers, f"{kind}VisionConfig")(**VIT | more).to_dict()
+
+
+def _made(kind: str, **fields: Any) -> Callable[[], Any]:
+    return lambda: getattr(transformers, f"{kind}Config")(
+        **{name: made() if callable(made) else made for name, made in fields.items()}, **ENDS
+    )
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llava": Family(
+        _made(
+            "Llava",
+            text_config=lambda: _text("Llama"),
+            vision_config=lambda: _vision("CLIP"),
+            image_token_index=IMAGE,
+        ),
+        _image(1, 3, 28, 28),
+    ),
+    "llava-siglip-qwen2": Family(
+        _made(
+            "Llava",
+            text_config=lambda: _text("Qwen2"),
+            vision_config=lambda: _vision("Siglip"),
+            image_token_index=IMAGE,
+            vision_feature_select_strategy="full",
+        ),
+        _image(1, 3, 28, 28),
+    ),
+    "llava-pixtral": Family(
+        _made(
+            "Llava",
+            text_config=lambda: _text("Mistral"),
+            vision_config=lambda: _vision("Pixtral", image_size=56),
+            image_token_index=IMAGE,
+            vision_feature_layer=-1,
+            vision_feature_select_strategy="full",
+        ),
+        _sized(1, 3, 28, 42, size=(28, 42)),
+    ),
+    "vipllava": Family(
+        _made(
+            "VipLlava",
+            text_config=lambda: _text("Llama"),
+            vision_config=lambda: _vision("CLIP", num_hidden_layers=3),
+            image_token_index=IMAGE,
+            vision_feature_layers=[-1, -2],
+        ),
+        _image(1, 3, 28, 28),
+    ),
+    "llava-next": Family(
+        _made(
+            "LlavaNext",
+            text_config=lambda: _text("Llama"),
+            vision_config=lambda: _vision("CLIP"),
+            image_token_index=IMAGE,
+            image_grid_pinpoints=TILES,
+        ),
+        _sized(1, 3, 3, 28, 28, size=(30, 60)),
+    ),
+    "llava-onevision": Family(
+        _made(
+            "LlavaOnevision",
+            text_config=lambda: _text("Qwen2"),
+            vision_config=lambda: _vision("Siglip"),
+            image_token_index=IMAGE,
+            video_token_index=VIDEO,
+            image_grid_pinpoints=TILES,
+        ),
+        _sized(1, 3, 3, 28, 28, size=(30, 60), batch_num_images=[1]),
+    ),
+    "internvl": Family(
+        _made(
+            "InternVL",
+            text_config=lambda: _text("Qwen2"),
+            vision_config=VIT | {"image_size": [28, 28], "patch_size": [7, 7]},
+            image_token_id=IMAGE,
+            image_seq_length=4,
+        ),
+        _image(2, 3, 28, 28),
+    ),
+    "internvl-qwen3": Family(
+        _made(
+            "InternVL",
+            text_config=lambda: _text("Qwen3", head_dim=16),
+            vision_config=VIT | {"image_size": [28, 28], "patch_size": [7, 7]},
+            image_token_id=IMAGE,
+            image_seq_length=4,
+        ),
+        _image(2, 3, 28, 28),
+    ),
+    "idefics3": Family(
+        _made(
+            "Idefics3",
+            text_config=lambda: _text("Llama"),
+            vision_config=VIT,
+            image_token_id=IMAGE,
+        ),
+        _image(1, 2, 3, 28, 28),
+    ),
+    "smolvlm": Family(
+        _made(
+            "SmolVLM",
+            text_config=lambda: _text("Llama"),
+            vision_config=VIT,
+            image_token_id=IMAGE,
+        ),
+        _image(1, 2, 3, 28, 28),
+    ),
+    "mistral3": Family(
+        _made(
+            "Mistral3",
+            text_config=lambda: _text("Mistral"),
+            vision_config=lambda: _vision("Pixtral", image_size=56),
+            image_token_index=IMAGE,
+            spatial_merge_size=2,
+        ),
+        _sized(1, 3, 28, 42, size=(28, 42)),
+    ),
+    "lighton-ocr": Family(
+        _made(
+            "LightOnOcr",
+            text_config=lambda: _text("Qwen3", head_dim=16),
+            vision_config=lambda: _vision("Pixtral", image_size=56),
+            image_token_id=IMAGE,
+            spatial_merge_size=2,
+        ),
+        _sized(1, 3, 28, 42, size=(28, 42)),
+    ),
+    "aya-vision": Family(
+        _made(
+            "AyaVision",
+            text_config=lambda: _text("Cohere2"),
+            vision_config=lambda: _vision("Siglip"),
+            image_token_index=IMAGE,
+            downsample_factor=2,
+        ),
+        _image(2, 3, 28, 28),
+    ),
+    "cohere2-vision": Family(
+        _made(
+            "Cohere2Vision",
+            text_config=lambda: _text("Cohere2"),
+            vision_config=lambda: _vision("Siglip"),
+            image_token_id=IMAGE,
+            downsample_factor=2,
+            alignment_intermediate_size=64,
+        ),
+        _image(2, 3, 28, 28),
+    ),
+    "got-ocr2": Family(
+        _made(
+            "GotOcr2",
+            text_config=lambda: _text("Qwen2"),
+            vision_config=VIT
+            | {"image_size": 64, "patch_size": 4, "mlp_dim": 48, "output_channels": 16}
+            | {"window_size": 4, "global_attn_indexes": [1]},
+            image_token_index=IMAGE,
+            image_seq_length=1,
+        ),
+        _image(1, 3, 64, 64),
+    ),
+    "ovis2": Family(
+        _made(
+            "Ovis2",
+            text_config=lambda: _text("Qwen2"),
+            vision_config=VIT
+            | {"hidden_stride": 2, "num_visual_indicator_tokens": 5, "vocab_size": 40},
+            image_token_id=IMAGE,
+            visual_indicator_token_ids=[265, 266, 267, 268, 269],
+            hidden_size=64,
+            vocab_size=VOCAB,
+        ),
+        _image(1, 3, 28, 28),
+    ),
+    "video-llama-3": Family(
+        _made(
+            "VideoLlama3",
+            text_config=lambda: _text("Qwen2"),
+            vision_config=VIT,
+            image_token_id=IMAGE,
+            video_token_id=VIDEO,
+        ),
+        lambda rng: {
+            "pixel_values": _pixels(rng, 16, 3 * 49),
+            "image_grid_thw": np.array([[1, 4, 4]]),
+            "image_merge_sizes": np.array([2]),
+        },
+    ),
+    "janus": Family(
+        _made(
+            "Janus",
+            text_config=lambda: _text("Llama"),
+            vision_config=VIT
+            | {"mlp_ratio": 1.5, "projection_dim": 64, "depth": 2, "num_image_tokens": 16},
+            image_token_id=IMAGE,
+        ),
+        _image(1, 3, 28, 28),
+    ),
+    "deepseek-vl": Family(
+        _made(
+            "DeepseekVL",
+            text_config=lambda: _text("Llama"),
+            vision_config=lambda: _vision("Siglip"),
+            image_token_id=IMAGE,
+        ),
+        _image(1, 3, 28, 28),
+    ),
+    "aria": Family(
+        _made(
+            "Aria",
+            text_config=TEXT | {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
+            vision_config=VIT,
+            image_token_index=IMAGE,
+            projector_patch_to_query_dict={16: 4},
+        ),
+        _image(1, 3, 28, 28),
+    ),
+    "qwen2-vl": Family(
+        _made(
+            "Qwen2VL",
+            text_config=TEXT | {"rope_parameters": M_ROPE},
+            vision_config=PATCHES
+            | {"embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2},
+            image_token_id=IMAGE,
+            video_token_id=VIDEO,
+            vision_start_token_id=265,
+            vision_end_token_id=266,
+        ),
+        _grid,
+        told=True,
+    ),
+    "qwen2.5-vl": Family(
+        _made(
+            "Qwen2_5_VL",
+            text_config=TEXT | {"rope_parameters": M_ROPE},
+            vision_config=PATCHES
+            | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "num_heads": 2}
+            | {"window_size": 16, "fullatt_block_indexes": [1]},
+            image_token_id=IMAGE,
+            video_token_id=VIDEO,
+            vision_start_token_id=265,
+            vision_end_token_id=266,
+        ),
+        _grid,
+        told=True,
+    ),
+    "qwen3-vl": Family(
+        _made(
+            "Qwen3VL",
+            text_config=TEXT | {"head_dim": 16, "rope_parameters": INTERLEAVED},
+            vision_config=PATCHES
+            | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "num_heads": 2}
+            | {"depth": 3, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]},
+            image_token_id=IMAGE,
+            video_token_id=VIDEO,
+            vision_start_token_id=265,
+            vision_end_token_id=266,
+        ),
+        _grid,
+        told=True,
+    ),
+    "voxtral": Family(
+        _made(
+            "Voxtral",
+            text_config=lambda: _text("Llama"),
+            audio_config={
+                "hidden_size": 32,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_mel_bins": 16,
+                "max_source_positions": 20,
+            },
+            audio_token_id=IMAGE,
+        ),
+        lambda rng: {"input_features": _pixels(rng, 1, 16, 40)},
+        kind="audio",
+    ),
+}
+
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "llava": {
+        "image_processor_type": "CLIPImageProcessor",
+        "processor_class": "LlavaProcessor",
+        "size": {"shortest_edge": 28},
+        "crop_size": {"height": 28, "width": 28},
+        "patch_size": 7,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+        "image_token": "<|image_pad|>",
+    },
+    "qwen2-vl": {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2VLProcessor",
+        "patch_size": 4,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": 256, "longest_edge": 4096},
+    },
+}
+PROCESSORS["qwen2.5-vl"] = PROCESSORS["qwen2-vl"] | {"processor_class": "Qwen2_5_VLProcessor"}
+PROCESSORS["qwen3-vl"] = PROCESSORS["qwen2-vl"] | {"processor_class": "Qwen3VLProcessor"}
+
+
+def write(name: str, folder: Path) -> Any:
+    """Write the checkpoint of a family; returns the model of transformers."""
+    torch.manual_seed(5)
+    model = transformers.AutoModelForMultimodalLM.from_config(FAMILIES[name].config())
+    model.eval().float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.12)
+    model.save_pretrained(folder)
+    return model
+
+
+def write_served(name: str, folder: Path) -> Path:
+    """A checkpoint that a server can serve: with tokenizer, template and processor."""
+    write_checkpoint(folder)
+    path = folder / "tokenizer.json"
+    backend = Backend.from_file(str(path))
+    backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in TOKENS])
+    backend.save(str(path))
+    settings = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    write(name, folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[name]))
+    own = {k: v for k, v in PROCESSORS[name].items() if k != "image_processor_type"}
+    (folder / "processor_config.json").write_text(json.dumps(own))
+    return folder
