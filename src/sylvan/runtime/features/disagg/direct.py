@@ -63,7 +63,7 @@ class PageViews:
 
     def _at(self, page: int, num_bytes: int) -> Buffer:
         address = self._first.address + page * self._first.stride
-        return np.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), np.uint8)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
 
 
 def checksums(pages: Iterable[Buffer]) -> bytes:

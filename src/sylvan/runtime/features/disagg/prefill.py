@@ -257,10 +257,10 @@ class PrefillRole(Capability):
         """What is handed over at the end; None, and the job is withdrawn, if that is gone."""
         assert out.asked is not None
         lots = self._shape.windows(kv, out.asked, out.covered)
-        if self._shape.has_states and self._shape.pages(out.covered) > out.asked:
+        states = self._cache.states
+        if states is not None and self._shape.pages(out.covered) > out.asked:
             key = CacheKey(out.req.tokens.view(0, out.covered), kv.key.namespace, kv.key.media)
-            node = self._cache.tree.find(key, use=True)
-            slot = node.parts.state if node is not None and node.parts is not None else 0
+            slot = states.slot_after(key)
             lots = (*lots, self._shape.state(slot))
         if not all(all(lot.pages) for lot in lots):
             self._withdraw(out, "the prompt's state was given up before it could be handed over")

@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from sylvan.runtime.core.memory import PageMemory, Transfer
+from sylvan.runtime.core.memory import Checksums, PageMemory, Transfer
 from sylvan.runtime.features.disagg.again import PrefillClient
 from sylvan.runtime.features.disagg.channel import Buffer, Channel, ChannelError, Network
 from sylvan.runtime.features.disagg.data import (
@@ -56,6 +56,7 @@ from sylvan.runtime.features.disagg.reach import (
     HTTP_PORT,
     WHERE,
     Peer,
+    Pieces,
     ReachError,
     Where,
     pieces,
@@ -354,8 +355,13 @@ class Receiver:
 
         def place(message: bytes, num_bytes: int) -> Sequence[Buffer]:
             found = decode(message)
-            direct = isinstance(found, Pages) and found.lot < 0 and self._views.direct
-            if direct and num_bytes == found.count * self._memory[0].page_bytes:
+            size = self._memory[0].page_bytes
+            if (
+                isinstance(found, Pages)
+                and found.lot < 0
+                and self._views.direct
+                and num_bytes == found.count * size
+            ):
                 return self._views.views(rest.pages[: found.count])
             return [np.empty(num_bytes, np.uint8)]
 
@@ -397,7 +403,7 @@ class Receiver:
         for at in range(0, len(mine), step):
             some, theirs = mine[at : at + step], pages.pages[at : at + step]
             found = pieces(self._where, some, reached.where, theirs)
-            future = self._copier.submit(reached.peer.read, found)
+            future = self._copier.submit(_read, reached.peer, found)
             reading.append(ThreadedTransfer(self._lot_bytes(Lot(0, some)), future))
         job.transfers += reading
         for transfer in reading:
@@ -443,6 +449,11 @@ class Receiver:
 
 class _RefusedError(Exception):
     """The two servers must not exchange KV."""
+
+
+def _read(peer: Peer, found: Pieces) -> Checksums | None:
+    peer.read(found)
+    return None  # whoever wrote the pages vouches for them
 
 
 async def _next(channel: Channel, kind: type[M]) -> M:

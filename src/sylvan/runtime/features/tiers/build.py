@@ -59,7 +59,7 @@ class TiersParts:
     @property
     def writing(self) -> frozenset[int]:
         """Writes to the store that have not ended."""
-        return self.made.writing if self.made is not None else frozenset()
+        return self._tier.writing if self._tier is not None else frozenset()
 
     def look_again(self, req: Req, wait_s: float) -> None:
         """See `KVTiers.look_again`."""

@@ -154,11 +154,6 @@ class StorageTier:
         return frozenset((*self._jobs, *self._committed))
 
     @property
-    def is_writing(self) -> bool:
-        """Whether pages are on their way to the store."""
-        return bool(self._jobs or self._committed)
-
-    @property
     def num_known(self) -> int:
         """Pages and states that the tree knows to be in the store."""
         return len(self._names)
