@@ -150,7 +150,7 @@ class Tiers(SchedulerMachine):
         known = follow(self.world.tree.take_events(), self.world.tree.page_size, {})
         assert not any(known.values())
         tier = self.below.tier
-        assert not tier.is_writing
+        assert not tier.writing
         assert tier.pending_bytes == 0
         assert tier.num_known == 0, "the tree was cleared, so it knows nothing"
         if (host := self.below.host) is not None:

@@ -357,6 +357,19 @@ class PauseBody(WireModel):
     """`abort` ends all requests, `retract` frees their memory, `in_place` keeps it."""
 
 
+class RoleBody(WireModel):
+    """What a server is to do of requests with a room from now on."""
+
+    new_role: Literal["prefill", "decode"]
+    """`prefill` or `decode`."""
+    prepare_only: bool = False
+    """Only say whether it could."""
+    decode_cuda_graph_bs: list[int] | None = None
+    """Accepted; has no effect here."""
+    decode_cuda_graph_memory_gb: float | None = None
+    """Accepted; has no effect here."""
+
+
 class ContinueBody(WireModel):
     """Go on scheduling."""
 

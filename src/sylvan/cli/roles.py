@@ -60,12 +60,14 @@ def with_roles(specs: Sequence[ReplicaSpec], roles: Roles, folder: Path) -> list
     secret = folder / "disagg-secret"
     secret.touch(mode=0o600)
     secret.write_text(secrets.token_hex(SECRET_BYTES))
-    ports = _free_ports(roles.prefill)
+    ports = _free_ports(len(specs))
     found: list[ReplicaSpec] = []
     for spec in specs:
         section = {"secret_file": str(secret), **spec.settings.get("disagg", {}), "role": "decode"}
         if spec.number < roles.prefill:
-            section |= {"role": "prefill", "bootstrap_port": ports[spec.number]}
+            section["role"] = "prefill"
+        if section["role"] == "prefill" or section.get("switchable"):
+            section["bootstrap_port"] = ports[spec.number]
         found.append(replace(spec, settings={**spec.settings, "disagg": section}))
     return found
 

@@ -339,6 +339,8 @@ _SWITCHES: Mapping[str, tuple[str, object]] = {
     "enable_lora": ("lora", {}),
     "enable_hierarchical_cache": ("tiers", {}),
     "enable_hicache": ("tiers", {}),
+    "enable_pdmux": ("pdmux", {}),
+    "enable_pd_role_switch": ("disagg.switchable", True),
 }
 
 _REFUSED: Mapping[str, tuple[object, ...]] = {

@@ -12,6 +12,7 @@ from sylvan.config.parse import PLUG_INS
 from sylvan.config.resolve import CACHE_POLICIES, Resolved
 from sylvan.config.rules import Case, Rule
 from sylvan.config.speculative_rules import SPECULATIVE_RULES
+from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
 from sylvan.protocol.errors import ConfigError
 
 _NO_DEVICE = (
@@ -121,7 +122,10 @@ def _not_with_a_role(case: Case) -> Sequence[str]:
     if config.disagg is None:
         return ()
     reasons = {
-        "tiers": (config.tiers is not None, "KV tiers and handing KV over exclude each other"),
+        "tiers": (
+            config.disagg.transfer == "store" and config.tiers is None,
+            "disagg.transfer=store hands over through a store; give tiers.storage",
+        ),
         "{parallel.tp}": (config.parallel.tp > 1, "KV is handed over by one rank only so far"),
         "{server.replicas}": (
             config.server.replicas > 1 and config.disagg.role is not None,
@@ -136,7 +140,31 @@ def _not_with_a_role(case: Case) -> Sequence[str]:
         ),
     }
     return [
-        f"disagg and {path} exclude each other: {why}"
+        why if path == "tiers" else f"disagg and {path} exclude each other: {why}"
+        for path, (broken, why) in reasons.items()
+        if broken
+    ]
+
+
+def _not_between_steps(case: Case) -> Sequence[str]:
+    """Why prompts cannot be computed between steps."""
+    config = case.config
+    if config.pdmux is None:
+        return ()
+    heads = config.speculative is not None and config.speculative.algorithm in (
+        *DRAFT_HEADS,
+        OWN_HEAD,
+    )
+    reasons = {
+        "{parallel.tp}": (config.parallel.tp > 1, "prompts are computed op by op by one rank only"),
+        "{device}": (config.device != "cpu", "ops are taken one by one on the CPU only so far"),
+        "{task}": (config.task not in ("generate", "auto"), "nothing decodes"),
+        "lora": (config.lora is not None, "adapters are part of steps"),
+        "{speculative.algorithm}": (heads, "draft heads follow steps only"),
+        "{observe.record}": (config.observe.record is not None, "it could not be played back"),
+    }
+    return [
+        f"pdmux and {path} exclude each other: {why}"
         for path, (broken, why) in reasons.items()
         if broken
     ]
@@ -215,6 +243,12 @@ RULES = (
         ("disagg", "tiers", "parallel.tp", "server.replicas", "device", "task", "cache.prefix"),
         lambda c: bool(_not_with_a_role(c)),
         lambda c: "\n".join(_not_with_a_role(c)),
+    ),
+    Rule(
+        "prompts between steps with others",
+        ("pdmux", "parallel.tp", "device", "task", "lora"),
+        lambda c: bool(_not_between_steps(c)),
+        lambda c: "\n".join(_not_between_steps(c)),
     ),
     Rule(
         "registered where nobody listens",

@@ -230,8 +230,8 @@ REFUSED: Mapping[str, str] = {
         "disaggregation_decode_extra_slots= disaggregation_decode_host_receive_threshold=1.0 "
         "disaggregation_decode_polling_interval=1 disaggregation_decode_retraction_backup= "
         "disaggregation_ib_device= "
-        "num_reserved_decode_tokens=512 optimistic_prefill_attempts=0 enable_pd_role_switch "
-        "enable_pdmux pdmux_config_path= sm_group_num=8"
+        "num_reserved_decode_tokens=512 optimistic_prefill_attempts=0 "
+        "pdmux_config_path= sm_group_num=8"
     ),
     "images, audio and video": (
         "encoder_only language_only language_model_only encoder_urls*=[] "

@@ -373,8 +373,9 @@ class DisaggConfig(Section, frozen=True):
 
     role: Literal["prefill", "decode"] | None = None
     """What this server does; with `--pd` each server gets its own."""
-    transfer: Literal["auto", "tcp", "shm"] = "auto"
-    """How KV moves: through shared memory, where both servers are on one machine, or over TCP."""
+    transfer: Literal["auto", "tcp", "shm", "nixl", "mooncake", "store"] = "auto"
+    """How KV moves: out of the other server's memory, where both are on one machine, or over TCP;
+    by a library, which both servers need; or through the store of `tiers`, which both have."""
     bootstrap_port: Port = 8998
     """Port on which a prefill server lets decode servers in; 0: any."""
     secret_file: str | None = None
@@ -383,6 +384,20 @@ class DisaggConfig(Section, frozen=True):
     """How long a request waits for its other server without a sign of life from it."""
     fallback: Literal["local", "error"] = "local"
     """What a decode server does when KV does not come: compute the prompt itself, or fail."""
+    retraction: Literal["local", "prefill"] = "local"
+    """Where a decode server has the KV of a request computed that it had to retract: here, or by
+    the prefill server once more."""
+    switchable: bool = False
+    """Whether operators may switch the role while the server runs (`/pd_role_switch`)."""
+
+
+class PdMuxConfig(Section, frozen=True):
+    """Prompts are computed op by op between the steps of requests that decode. Present means on."""
+
+    wait_ms: Annotated[float, msgspec.Meta(gt=0)] = 50.0
+    """A decoding step waits for prompts so long at most, or for one op where that takes longer."""
+    min_tokens: Count = 128
+    """Shorter prompts are computed in the steps of the others."""
 
 
 class KVEventsConfig(Section, frozen=True):
@@ -560,6 +575,7 @@ class Config(Section, frozen=True):
     media: MediaConfig = MediaConfig()
     speculative: SpeculativeConfig | None = None
     disagg: DisaggConfig | None = None
+    pdmux: PdMuxConfig | None = None
     kv_events: KVEventsConfig | None = None
     tiers: TiersConfig | None = None
     observe: ObserveConfig = ObserveConfig()

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from sylvan.protocol.commands import ExecutorCommand
+from sylvan.protocol.disagg import DisaggLoad
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.protocol.tiers import TierCommand, TierLoad
@@ -372,6 +373,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     grammar_seconds: float = 0.0  # that compiling took
     paused: bool = False  # nothing is computed before a Resume
     tiers: TierLoad | None = None  # None: there are none
+    disagg: DisaggLoad | None = None  # None: the server has no role
 
     @property
     def lora_utilization(self) -> float:

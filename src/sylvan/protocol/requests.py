@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import numpy as np
 
@@ -39,11 +41,15 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bootstrap(msgspec.Struct, frozen=True, array_like=True):
-    """Where a prefill and a decode server meet for a request: a room at the prefill server."""
+    """Where a prefill and a decode server meet for a request: a room at the prefill server.
+
+    `role` is what this server does of it; None: what it was started for.
+    """
 
     host: str
     port: int
     room: int
+    role: Literal["prefill", "decode"] | None = None
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):

@@ -38,6 +38,7 @@ def test_every_value_has_an_origin(show):
         "disagg",
         "kv_events",
         "lora",
+        "pdmux",
         "speculative",
         "tiers",
     }  # sections that are off have no values

@@ -155,6 +155,8 @@ FLAGS = {
     "--dist-timeout 30": ("parallel.join_timeout_s", 30.0),
     "--disaggregation-mode prefill": ("disagg.role", "prefill"),
     "--disaggregation-mode null": ("disagg", None),
+    "--disaggregation-mode decode --enable-pd-role-switch": ("disagg.switchable", True),
+    "--enable-pdmux": ("pdmux.wait_ms", 50.0),
     "--disaggregation-mode decode --disaggregation-transfer-backend shm": (
         "disagg.transfer",
         "shm",

@@ -13,6 +13,7 @@ from sylvan.config.tree import (
     DisaggConfig,
     KVEventsConfig,
     LoraConfig,
+    PdMuxConfig,
     SpeculativeConfig,
     TiersConfig,
 )
@@ -44,8 +45,12 @@ BROKEN = {
     ),
     "no role": ({"disagg": DisaggConfig()}, "disagg.role is missing: give --disagg"),
     "roles with others": (
-        {"disagg": DisaggConfig(role="prefill"), "tiers": TiersConfig()},
-        "disagg and tiers exclude each other: KV tiers",
+        {"disagg": DisaggConfig(role="prefill", transfer="store")},
+        "disagg.transfer=store hands over through a store; give tiers.storage",
+    ),
+    "prompts between steps with others": (
+        {"pdmux": PdMuxConfig(), "lora": LoraConfig()},
+        "pdmux and lora exclude each other: adapters are part of steps",
     ),
     "fewer adapters in memory than in a batch": (
         {"lora": LoraConfig(max_loaded=3)},

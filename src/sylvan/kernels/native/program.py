@@ -22,17 +22,24 @@ from sylvan.kernels.native.tracer import view
 
 
 class Program:
-    """The ops of segments `first` to `stop`. Programs of one layout share its buffers.
+    """The ops of segments `first` to `stop`, or some `ops`. Programs of one layout share buffers.
 
     Host calls cut it into parts, which the library runs by a call each.
     """
 
     def __init__(
-        self, library: Library, layout: Layout, first: int = 0, stop: int | None = None
+        self,
+        library: Library,
+        layout: Layout,
+        first: int = 0,
+        stop: int | None = None,
+        *,
+        ops: Sequence[int] | None = None,
     ) -> None:
         self._layout = layout
         last = sys.maxsize if stop is None else stop
-        chosen = [i for i, op in enumerate(layout.ops) if first <= op.segment < last]
+        found = [i for i, op in enumerate(layout.ops) if first <= op.segment < last]
+        chosen = found if ops is None else ops
         self.ops: list[Op] = [layout.ops[i] for i in chosen]
         self._run = library.dll.sylvan_program_run
         self._bind = library.dll.sylvan_program_bind

@@ -159,6 +159,11 @@ class StateSlots:
         node = self._tree.find(key, use=True)
         return node is not None and self._nodes.keep(node, slot)
 
+    def slot_after(self, key: CacheKey) -> int:
+        """Slot of the state that the cached prefix `key` ends in, which is used now; 0: none."""
+        node = self._tree.find(key, use=True) if self._tree is not None else None
+        return node.parts.state if node is not None and node.parts is not None else 0
+
     def keep_or_free(self, node: Node, slot: int) -> None:
         """Let `node` end in the state of `slot` if it has none; else the slot is free."""
         if not self._nodes.keep(node, slot):

@@ -24,6 +24,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Inspection
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.groups import KVGroup
+from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import Place
 from sylvan.runtime.core.memory import PageMemory
@@ -48,6 +49,7 @@ from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.lora.build import lora_worker
 from sylvan.runtime.features.lora.serving import LoraServing
 from sylvan.runtime.features.multimodal.build import media_control, media_worker
+from sylvan.runtime.features.pdmux.build import PdMuxParts
 from sylvan.runtime.features.speculation.build import (
     AnySpeculation,
     build_speculation,
@@ -125,11 +127,13 @@ def build_scheduler(
     grammar = _grammar(config)
     lora = LoraServing(config.lora) if config.lora else None
     tiers = TiersParts(config.tiers) if config.tiers is not None else None
-    disagg = DisaggParts(config.disagg, config.server.host)
+    disagg = _disagg(config)
+    pdmux = PdMuxParts(config.pdmux)
     workers = (
         lambda site: grammar.worker,
         media_worker,
         *disagg.workers,
+        *pdmux.workers,
         *_lora_worker(config),
         *([tiers.worker] if tiers else ()),
         *_head(config),
@@ -150,16 +154,26 @@ def build_scheduler(
     capabilities: tuple[Capability, ...] = (
         grammar.control,
         *([lora.control] if lora else ()),
-        *disagg.controls(),
         *also.capabilities,
+        *pdmux.controls(elsewhere=disagg.receives),
     )
     draft, corpora = _draft_model(config), given_corpora(config)
     speculation = _speculation(config, executor, model, draft, corpora)
     if speculation is not None:
         capabilities = (*capabilities, speculation)
     whole = load_config(model_dir(config.model), trusted=config.trust_remote_code)
-    capabilities = (*capabilities, *media_control(config.media, whole))
-    scheduler, inspect = compose_scheduler(config, executor, emit, capabilities, publisher, tiers)
+    scheduler, inspect = compose_scheduler(
+        config,
+        executor,
+        emit,
+        lambda cache: (
+            *capabilities,
+            *media_control(config.media, whole),
+            *disagg.controls(cache, tiers),
+        ),
+        publisher,
+        tiers,
+    )
 
     def close() -> None:
         executor.close()
@@ -196,10 +210,20 @@ def build_scheduler(
         executor=executor,
         close=close,
         grammar_counts=grammar.counts,
+        disagg_load=disagg.load,
         weight_version=config.weight_version,
         lora=lora,
         corpora=corpora,
         stores=tiers.stores if tiers else None,
+    )
+
+
+def _disagg(config: Config) -> DisaggParts:
+    server = config.server
+    plain = server.uds is None and server.ssl_certfile is None
+    key = server.api_key.reveal() if server.api_key is not None else ""
+    return DisaggParts(
+        config.disagg, server.host, http_port=server.port if plain else 0, api_key=key
     )
 
 
@@ -370,16 +394,20 @@ def compose_scheduler(
     config: Config,
     executor: Executor,
     emit: Emit,
-    capabilities: tuple[Capability, ...] = (),
+    over: Callable[[KVCacheManager], tuple[Capability, ...]],
     publisher: KVEventPublisher | None = None,
     tiers: TiersParts | None = None,
 ) -> tuple[Scheduler, Inspect]:
-    """The scheduler of a resolved configuration over an executor that is there already."""
+    """The scheduler of a resolved configuration over an executor that is there already.
+
+    `over` makes capabilities over the cache.
+    """
     settings, caps = config.scheduler, executor.caps
     prefix = "none" if caps.both_ways else config.cache.prefix
     below = () if tiers is None else tiers.tiers
     policy = None if tiers is None else tiers.policy(caps.kv_groups)
     cache = kv_cache(caps.kv_groups, prefix, config.cache.eviction, below, policy)
+    capabilities = over(cache)
     if tiers is not None:
         capabilities = (*capabilities, tiers.control(cache))
     standard = standard_capabilities(

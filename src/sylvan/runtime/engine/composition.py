@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sylvan.config import Config
+from sylvan.protocol.disagg import DisaggLoad
 from sylvan.protocol.messages import DEFAULT_VERSION, Inspection, TokenOutput
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.features.lora.serving import LoraServing
@@ -34,6 +35,7 @@ class Composition:
         weight_version: Label of the weights.
         lora: Adapters; None: there are none to be served.
         corpora: Texts that are guessed from; None: nothing is.
+        disagg_load: What is told of KV that is handed over; None without a role.
         stores: Of KV below the device's memory; None: there can be none.
     """
 
@@ -44,6 +46,7 @@ class Composition:
     executor: Executor
     close: Callable[[], None]
     grammar_counts: Callable[[], Mapping[str, int | float]] = dict
+    disagg_load: Callable[[], DisaggLoad | None] = lambda: None
     weight_version: str = DEFAULT_VERSION
     lora: LoraServing | None = None
     corpora: GivenCorpora | None = None

@@ -177,6 +177,7 @@ class SchedulerLoop:
             cpu_seconds=process_cpu(),
             paused=self._paused or bool(self._commands.blocked),
             tiers=self._built.stores.load() if self._built.stores is not None else None,
+            disagg=self._built.disagg_load(),
         )
         self._ports.replies.send(Heartbeat(load=load))
 

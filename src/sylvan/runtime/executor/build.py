@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 
 from sylvan.config.fields import size_text
 from sylvan.kernels.api import Unsupported
@@ -18,17 +16,15 @@ from sylvan.kernels.gpu.choice import triton_installed
 from sylvan.kernels.native.attend import PagedAttention
 from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
-from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.commands import MemoryTag
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime import attention as attention_backends
 from sylvan.runtime.attention.native import NativeAttention, NativeCalls
 from sylvan.runtime.attention.null import NullAttention
-from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
-from sylvan.runtime.executor.capability import CapabilityWorker, heads_of
+from sylvan.runtime.executor.capability import heads_of
 from sylvan.runtime.executor.control import ExecutorControl
 from sylvan.runtime.executor.division import check_division
 from sylvan.runtime.executor.facts import ModelFacts, facts_of
@@ -38,7 +34,7 @@ from sylvan.runtime.executor.graphs.natives import Native
 from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls
 from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import LocalExecutor
-from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
+from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
 from sylvan.runtime.executor.parts import Made, ModelPlan
 from sylvan.runtime.executor.pools import (
     cache_groups,
@@ -47,7 +43,8 @@ from sylvan.runtime.executor.pools import (
     tensor_pool,
     with_paths,
 )
-from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
+from sylvan.runtime.executor.runner import EagerRunner
+from sylvan.runtime.executor.site import LateParts, adapter_of, worker_halves
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths, pages_of_path
 from sylvan.runtime.executor.worker import Worker
@@ -73,7 +70,6 @@ from sylvan.runtime.pool.state_pages import StatePages
 from sylvan.runtime.pool.states import TensorStates
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.native import NativeSampler
-from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 from sylvan.runtime.sampling.sampler import Sampler
 from sylvan.utils import plugins
 
@@ -155,13 +151,13 @@ def _in_memory(
 ) -> tuple[Executor, ModelFacts]:
     """Steps run in turn, or one ahead, in the memory of this process."""
     options, config, pooling = plan.options, plan.config, plan.pooling
-    late = _LateParts()
-    workers = _workers(plan, parts, late)
+    late = LateParts()
+    workers = worker_halves(plan, parts, late)
     plan = replace(
         plan,
         hidden_layers=tuple(layer for w in workers for layer in w.hidden_layers),
         edits_inputs=any(w.edits_inputs for w in workers),
-        adapt=_adapter_of(workers),
+        adapt=adapter_of(workers),
         on_head=heads_of(workers),
     )
     made = _with_program(plan) or _with_tensors(plan)
@@ -325,94 +321,6 @@ def _nothing() -> None:
     """Nothing depends on the contents of weights."""
 
 
-class _LateParts:
-    """What is made after the worker halves that use it."""
-
-    def __init__(self) -> None:
-        self.runner: ModelRunner | None = None
-        self.sampler: TokenSampler | None = None
-        self.params: SamplingSlots | None = None
-        self.batch: ForwardBatch | None = None
-        self.groups: Sequence[KVGroup] = ()
-        self.pages: Sequence[PageMemory] = ()
-
-    def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
-        """See `ModelSite.head`."""
-        assert self.runner is not None
-        return self.runner.head(vectors_RD)
-
-    def position_shifts(self) -> IntArray:
-        """See `ModelSite.position_shifts`."""
-        assert self.batch is not None
-        return self.batch.host.position_shifts
-
-    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `ModelSite.constant`."""
-        return self.runner.constant(tensor) if self.runner is not None else tensor
-
-    def memory(self) -> tuple[Sequence[KVGroup], Sequence[PageMemory]]:
-        """See `ModelSite.memory`."""
-        return self.groups, self.pages
-
-    def draw(
-        self,
-        logits_RW: torch.Tensor,
-        slots: IntArray,
-        positions: IntArray,
-        ids: torch.Tensor | None = None,
-    ) -> IntArray:
-        """See `ModelSite.draw`."""
-        assert self.sampler is not None
-        params = self.params
-        assert params is not None
-        plain = params.greedy[slots] & ~params.has_penalty[slots] & ~params.has_bias[slots]
-        if plain.all():
-            best = logits_RW.argmax(-1)
-            return (best if ids is None else ids[best]).numpy().astype(np.int32)
-        if ids is not None:  # the others are impossible
-            few_RW = logits_RW
-            logits_RW = torch.full((len(few_RW), params.vocab_size), -torch.inf)
-            logits_RW.index_copy_(1, ids, few_RW)
-        batch = SamplingBatch(slots, positions.astype(np.int64), params)
-        return self.sampler.sample(logits_RW, batch).token_ids
-
-
-def _workers(
-    plan: ModelPlan, parts: ExecutorParts, late: _LateParts
-) -> tuple[CapabilityWorker, ...]:
-    site = ModelSite(
-        vocab_size=plan.config.vocab_size,
-        pooling=plan.pooling,
-        labels=plan.config.num_labels > 0,
-        has_states=bool(plan.config.states),
-        head=late.head,
-        memory=late.memory,
-        draw=late.draw,
-        model_dir=plan.model_dir,
-        config=plan.config,
-        build=plan.build,
-        limits=plan.limits,
-        kv_shape=pages_shape(plan.config, plan.kv_shape, plan.options),
-        load_format=plan.options.load_format,
-        skeleton=None if plan.config.path == "transformers" else plan.skeleton,
-        dtype=plan.build.dtype,
-        device=plan.build.device,
-        max_tokens=plan.limits.max_tokens,
-        constant=late.constant,
-        position_shifts=late.position_shifts,
-    )
-    made = (make(site) for make in parts.workers)
-    return tuple(worker for worker in made if worker is not None)
-
-
-def _adapter_of(workers: tuple[CapabilityWorker, ...]) -> Callable[[nn.Module], None]:
-    def adapt(model: nn.Module) -> None:
-        for worker in workers:
-            worker.adapt(model)
-
-    return adapt
-
-
 def _with_tensors(plan: ModelPlan) -> Made:
     if plan.kv_type == torch.int8:
         raise ConfigError("cache.dtype=int8 needs a step program on the CPU; leave it at model")
@@ -512,7 +420,7 @@ def _on_device(
     from sylvan.runtime.executor.device.build import DevicePlan, build_device  # not on a CPU
 
     options = plan.options
-    late = _LateParts()
+    late = LateParts()
     attention = _attention(plan, platform)
 
     def shape_of(pages: int) -> KVShape:
@@ -535,8 +443,8 @@ def _on_device(
     try:
         model = _loaded(plan)
         weights = plan.live(model, plan.names(model))
-        workers = _workers(plan, parts, late)
-        _adapter_of(workers)(model)
+        workers = worker_halves(plan, parts, late)
+        adapter_of(workers)(model)
         executor, report = build_device(
             DevicePlan(
                 platform=platform,

@@ -15,6 +15,7 @@ from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import BatchLimits
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker
+from sylvan.runtime.executor.graphs.split import SplitPrompt
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.files import LoadFormat
@@ -92,6 +93,8 @@ class ModelSite:
         head: The model's head on vectors that are no rows of a step.
         memory: KV groups and the bytes of their pages, in this order, states last; to be asked once
             the executor is built.
+        split: Makes a `SplitPrompt`, which computes prompts op by op; raises Unsupported where
+            there is no step program. To be asked once the executor is built.
         draw: Tokens drawn from float32 logits (R, W), which are overwritten, for request slots and
             positions (R,): as the model's own logits there would be; of immediate backends only.
             With ids, int64 (W,), of the only tokens that are possible; None: all are.
@@ -116,6 +119,7 @@ class ModelSite:
     has_states: bool
     head: Callable[[torch.Tensor], torch.Tensor]
     memory: Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]]
+    split: Callable[[], SplitPrompt]
     draw: Draw
     model_dir: Path
     config: ModelConfig

@@ -321,7 +321,10 @@ class Planner:
         if kv.loading is not None:
             size = 0  # it has the pages that are being filled
         enough = (loads or size) and (self._cache.states is None or kv.state is not None)
-        if not enough or not self._cache.extend(kv, req.computed + size, computed=req.computed):
+        stop, from_ = req.computed + size, req.computed
+        if loads and size:  # what is filled ends in its last page: windows need no more memory
+            from_ = max(from_, (stop - 1) // self._page_size * self._page_size)
+        if not enough or not self._cache.extend(kv, stop, computed=from_):
             self._cache.release(kv, 0, req.tokens.view(0, 0), step=self.step)
             req.kv, req.computed = None, 0
             if loads and not self._running and not self._requests.loading:

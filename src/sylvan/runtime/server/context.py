@@ -18,7 +18,7 @@ from sylvan.runtime.server.journal import CallJournal, Journal, NoJournal
 from sylvan.runtime.server.keyring import Keyring
 from sylvan.runtime.server.metrics import Accounts
 from sylvan.runtime.server.observe.build import Observing, observe
-from sylvan.runtime.server.pairing import Pairing
+from sylvan.runtime.server.pairing import Pairing, Role
 from sylvan.runtime.server.recent import RecentRequests
 from sylvan.runtime.server.settings import ServerSettings
 from sylvan.runtime.server.shared_prompts import shared_starts
@@ -68,6 +68,7 @@ class Context:
         journal: Of the call.
         pairing: The other server of the call.
         origin: The call, for metrics, logs and traces.
+        role: What this server does of calls with a room.
     """
 
     engine: TokenizerManager
@@ -92,6 +93,7 @@ class Context:
     journal: CallJournal = field(default_factory=NoJournal)
     pairing: Pairing = field(default_factory=Pairing)
     origin: Origin = NO_ORIGIN
+    role: Role = field(default_factory=Role)
 
     @property
     def limits(self) -> Limits:
@@ -127,6 +129,7 @@ def make_context(
     for start in shared_starts(files, template, variables):
         engine.isolation.share(start)
     return Context(
+        role=Role(settings.role, settings.switches_role),
         engine=engine,
         settings=settings,
         keyring=keyring,

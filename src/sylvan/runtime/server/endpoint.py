@@ -265,9 +265,9 @@ async def _read(
             body = parse(endpoint.body, decoded)
         else:
             body = endpoint.body()
-        pairing = read_pairing(body, endpoint.path, context.settings)
+        pairing = read_pairing(body, endpoint.path, context.role, context.settings.bootstrap_port)
         context = replace(context, pairing=pairing)
-        ignored = unknown_fields(body, BOOTSTRAP if context.settings.role else ())
+        ignored = unknown_fields(body, BOOTSTRAP if context.role.current else ())
         _check_header(request)
     arrival = _arrival(endpoint, request, body)
     context = replace(context, origin=origin_of(context.settings.observe, arrival))

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from sylvan.protocol.messages import Usage
 from sylvan.runtime.server.connections import Connections
+from sylvan.runtime.server.disagg_metrics import DisaggMetrics
 from sylvan.runtime.server.keyring import Keyring, Tenant
 from sylvan.runtime.server.observe.calls import CallMetrics, ConnectionCounts, ProcessorTime
 from sylvan.runtime.server.observe.labels import MetricLabels
@@ -49,6 +50,7 @@ class Accounts:
         registry.register(LoadMetrics(engine, prefix, self.labels.base))
         tiers = {**self.labels.base, **RANK_LABELS}
         registry.register(TierMetrics(lambda: engine.load().tiers, prefix, tiers))
+        registry.register(DisaggMetrics(lambda: engine.load().disagg, prefix, tiers))
         registry.register(ProcessorTime(engine, prefix))
         self._requests = RequestMetrics(observe, self.labels, registry)
         self._calls = CallMetrics(prefix, registry)

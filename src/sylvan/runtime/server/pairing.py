@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from sylvan.api.extras import BOOTSTRAP
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import Bootstrap
-from sylvan.runtime.server.settings import ServerSettings
 from sylvan.runtime.tokenizer.types import GenerateInput
 
 MAX_ROOM = (1 << 63) - 1
@@ -68,6 +67,8 @@ class Pairing:
         reads_prompt = inp.logprobs is not None and inp.logprobs.start is not None
         if reads_prompt and not self.merges:
             return inp  # only a server that computes both can tell of both
+        if inp.media:
+            return inp  # what its KV depends on is not compared: either server computes it alone
         if self.role == "prefill":
             sampling = inp.sampling
             wanted = sampling.max_new_tokens
@@ -82,23 +83,37 @@ class Pairing:
         return replace(inp, bootstraps=bootstraps)
 
 
-def read_pairing(body: BaseModel, path: str, settings: ServerSettings) -> Pairing:
+@dataclass(slots=True)
+class Role:
+    """What this server does of calls with a room.
+
+    Attributes:
+        current: None: everything, also of those.
+        switches: Whether operators may change it while the server runs.
+    """
+
+    current: Literal["prefill", "decode"] | None = None
+    switches: bool = False
+
+
+def read_pairing(body: BaseModel, path: str, role: Role, usual_port: int) -> Pairing:
     """Where the two servers of a call meet, as its body says.
 
     Raises:
         RequestError: A field is malformed; names it.
     """
     given = body.model_extra or {}
-    if settings.role is None or given.get("bootstrap_room") is None:
+    if role.current is None or given.get("bootstrap_room") is None:
         return Pairing()
     lists = [name for name in BOOTSTRAP if isinstance(given.get(name), list)]
     count = len(given[lists[0]]) if lists else 1
     if any(len(given[name]) != count for name in lists):
         raise RequestError(f"{lists[0]}: lists of different lengths.", param=lists[0])
-    rows = [_row(given, i, settings.bootstrap_port) for i in range(count)]
+    rows = [_row(given, i, usual_port) for i in range(count)]
+    rows = [msgspec.structs.replace(row, role=role.current) for row in rows]
     if lists and "bootstrap_room" not in lists:
         rows = [_later(row, i) for i, row in enumerate(rows)]
-    return Pairing(settings.role, tuple(rows), lists[0] if lists else "", path == "/generate")
+    return Pairing(role.current, tuple(rows), lists[0] if lists else "", path == "/generate")
 
 
 def _row(given: Mapping[str, Any], index: int, usual_port: int) -> Bootstrap:
@@ -120,4 +135,4 @@ def _item(value: Any, index: int) -> Any:
 
 
 def _later(first: Bootstrap, by: int) -> Bootstrap:
-    return Bootstrap(first.host, first.port, (first.room + by) & MAX_ROOM)
+    return msgspec.structs.replace(first, room=(first.room + by) & MAX_ROOM)

@@ -52,7 +52,8 @@ class ServerSettings:
         retention_s: Age at which files, ended batches and stored responses are forgotten.
         response_store_size: Stored `/v1/responses` objects kept; 0 turns storing off.
         data_dir: Where files and batches live; None: in memory, until the process ends.
-        role: What this server does of a request; None: everything.
+        role: What this server does of a request at first; None: everything.
+        switches_role: Whether that may change while it runs.
         bootstrap_port: Of prefill servers, for requests that name none.
         shown: Resolved configuration for `/server_info`, free of secrets.
     """
@@ -91,6 +92,7 @@ class ServerSettings:
     response_store_size: int = 1024
     data_dir: str | None = None
     role: Literal["prefill", "decode"] | None = None
+    switches_role: bool = False
     bootstrap_port: int = 8998
     shown: Mapping[str, Any] = field(default_factory=dict)
 
@@ -132,6 +134,7 @@ class ServerSettings:
             tool_parser=_parser(text.tool_parser),
             reasoning_parser=_parser(text.reasoning_parser),
             role=config.disagg.role if config.disagg is not None else None,
+            switches_role=config.disagg is not None and config.disagg.switchable,
             shown=shown or {},
         )
 

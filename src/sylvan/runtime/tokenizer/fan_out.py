@@ -20,7 +20,9 @@ from sylvan.protocol.messages import (
 )
 from sylvan.protocol.tiers import TierLoad
 
-_COUNTS = tuple(f.name for f in msgspec.structs.fields(Load) if f.name not in ("paused", "tiers"))
+_COUNTS = tuple(
+    f.name for f in msgspec.structs.fields(Load) if f.name not in ("paused", "tiers", "disagg")
+)
 
 
 def merged_load(loads: Sequence[Load]) -> Load:
@@ -33,6 +35,7 @@ def merged_load(loads: Sequence[Load]) -> Load:
         **counts,
         paused=all(load.paused for load in loads),
         tiers=_merged_tiers(tiers) if tiers else None,
+        disagg=loads[0].disagg if loads else None,  # a server with a role is one replica
     )
 
 

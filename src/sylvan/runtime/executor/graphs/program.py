@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import TracedTensor
+from sylvan.kernels.api import TracedTensor, Unsupported
 from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.copies import VectorCopy, WeightCopy
@@ -32,6 +32,7 @@ from sylvan.runtime.executor.graphs.partial import (
     names_of,
     weight_bytes,
 )
+from sylvan.runtime.executor.graphs.split import SplitPrompt
 from sylvan.runtime.executor.outputs import layer_outputs
 from sylvan.runtime.executor.profiling import MeasuredSteps
 from sylvan.runtime.models.registry import Model
@@ -105,7 +106,7 @@ class ProgramRunner:
         if called:
             self.copies = [*layout.copies, *finish_host_modules(called, dtype, threads)]
         self.buffers = [torch.from_numpy(part) for part in layout.buffers]
-        self._library = library
+        self._layout, self._library = layout, library
         self._program = Program(library, layout)
         starts = [0, *(segment for _, segment, _ in traced.edits)]
         stops = [*starts[1:], None]
@@ -196,6 +197,16 @@ class ProgramRunner:
     def profile(self, batch: ForwardBatch) -> list[tuple[Op, int]]:
         """Run a step and return each op with its nanoseconds."""
         return self._program.profile(self._step(batch), batch)
+
+    def split(self, limits: BatchLimits, page_size: int) -> SplitPrompt:
+        """Prompts op by op, beside the steps.
+
+        Raises:
+            Unsupported: PyTorch computes some of the model.
+        """
+        if self.host_calls:
+            raise Unsupported(f"PyTorch computes {self.host_calls}")
+        return SplitPrompt(self._library, self._layout, self._traced.take, limits, page_size)
 
     def _take(self, value: TracedTensor, rows: IntArray | torch.Tensor) -> torch.Tensor:
         first, last = int(rows[0]), int(rows.max())

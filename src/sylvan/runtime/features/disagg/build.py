@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sylvan.config.tree import DisaggConfig
+from sylvan.protocol.disagg import DisaggLoad
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.cache.groups import KVGroup
+from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.features.disagg.again import PrefillClient
 from sylvan.runtime.features.disagg.channel import Network
-from sylvan.runtime.features.disagg.counts import TransferCounts
-from sylvan.runtime.features.disagg.decode import DecodeRole
+from sylvan.runtime.features.disagg.counts import Records
+from sylvan.runtime.features.disagg.decode import DecodeRole, Wishes
 from sylvan.runtime.features.disagg.prefill import PrefillRole
 from sylvan.runtime.features.disagg.receiver import Receiver
 from sylvan.runtime.features.disagg.sender import Sender
+from sylvan.runtime.features.disagg.shape import KVShape
+from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.features.disagg.tcp import TcpNetwork
+from sylvan.runtime.features.disagg.ways import means
 from sylvan.runtime.features.disagg.worker import DecodeWorker, PrefillWorker
 from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.storage.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
-STAGED_SHARE = 4
-"""Pages on their way to decode servers take at most so much host memory: a share of all pages."""
-_LEAST_STAGED = 32 << 20
 MIN_SECRET = 16
 """Bytes."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -44,32 +47,53 @@ class DisaggParts:
     Attributes:
         settings: Of the configuration; None: this server does everything, and there are no parts.
         host: Where the server listens.
+        http_port: And on which port; 0: not known, or not over plain HTTP.
+        api_key: Of this server, and of those that it asks.
         network: Makes channels.
-        counts: What happened to the KV of prompts.
+        records: What happened to the KV of prompts, and how long it took.
         port: Where decode servers are let in; 0 for a decode server.
     """
 
     settings: DisaggConfig | None
     host: str
+    http_port: int = 0
+    api_key: str = ""
     network: Callable[[], Network] = TcpNetwork
-    counts: TransferCounts = field(default_factory=TransferCounts)
+    records: Records = field(default_factory=Records)
     port: int = 0
-    _worker: PrefillWorker | DecodeWorker | None = None
+    _prefill: PrefillWorker | None = None
+    _decode: DecodeWorker | None = None
     _memory: Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]] | None = None
+    _controls: tuple[PrefillRole | DecodeRole, ...] = ()
     _identity: Manifest | None = None
 
     @property
     def workers(self) -> tuple[Callable[[ModelSite], CapabilityWorker], ...]:
         """What makes the worker half."""
-        return (self._make_worker,) if self.settings is not None else ()
+        makers = {"prefill": self._make_prefill, "decode": self._make_decode}
+        return tuple(makers[role] for role in self._roles)
 
-    def _make_worker(self, site: ModelSite) -> CapabilityWorker:
+    @property
+    def _roles(self) -> Sequence[str]:
+        """Which halves there are: of a server whose role may change both."""
+        if self.settings is None or self.settings.role is None:
+            return ()
+        return ("prefill", "decode") if self.settings.switchable else (self.settings.role,)
+
+    @property
+    def receives(self) -> bool:
+        """Whether KV of requests with a room may come from another server."""
+        return "decode" in self._roles
+
+    def _make_prefill(self, site: ModelSite) -> CapabilityWorker:
         self._memory = site.memory
-        if self._given.role == "prefill":
-            self._worker = PrefillWorker(self._sender)
-        else:
-            self._worker = DecodeWorker(self._receiver)
-        return self._worker
+        self._prefill = PrefillWorker(self._sender)
+        return self._prefill
+
+    def _make_decode(self, site: ModelSite) -> CapabilityWorker:
+        self._memory = site.memory
+        self._decode = DecodeWorker(self._receiver)
+        return self._decode
 
     def open(self, identity: Callable[[Sequence[KVGroup], Sequence[PageMemory]], Manifest]) -> None:
         """Start the transfer, for the model that was built.
@@ -81,15 +105,9 @@ class DisaggParts:
             return
         assert self._memory is not None
         groups, memory = self._memory()
-        kinds = {group.kind for group in groups}
-        if len(groups) != 1 or not kinds <= {"full", "latent"}:
-            raise ConfigError(
-                f"disagg.role={self.settings.role}: this model keeps {', '.join(sorted(kinds))} "
-                "layers; only the KV of models whose layers all attend to everything is handed over"
-            )
         self._identity = identity(groups, memory)
-        if isinstance(self._worker, PrefillWorker):
-            sender = self._worker.open()
+        if self._prefill is not None:
+            sender = self._prefill.open()
             self.port = sender.listen(self.host, self.settings.bootstrap_port)
             logger.info("decode servers are let in at %s:%d", self.host, self.port)
             if self.host not in _LOOPBACK and self.settings.secret_file is None:
@@ -99,44 +117,83 @@ class DisaggParts:
                     self.port,
                     self.host,
                 )
-        elif self._worker is not None:
-            self._worker.open()
+        if self._decode is not None:
+            self._decode.open()
 
-    def controls(self) -> tuple[Capability, ...]:
-        """The control half."""
+    def controls(self, cache: KVCacheManager, store: SharedStore | None) -> tuple[Capability, ...]:
+        """The control half.
+
+        Args:
+            cache: Of the scheduler.
+            store: That both servers have, if there is one.
+        """
         settings = self.settings
         if settings is None:
             return ()
-        memory = self._pages()
-        if settings.role == "decode":
-            decode = DecodeRole(
-                memory.page_size,
+        assert self._memory is not None
+        groups, _ = self._memory()
+        shape = KVShape(groups)
+        through = store if settings.transfer == "store" else None
+        found: list[PrefillRole | DecodeRole] = []
+        if "prefill" in self._roles:
+            prefill = PrefillRole(
+                shape,
+                cache,
                 settings.timeout_s,
-                falls_back=settings.fallback == "local",
-                counts=self.counts,
+                self.records,
+                store=through,
             )
-            return (decode,)
-        staged = max(_LEAST_STAGED, memory.num_pages * memory.page_bytes // STAGED_SHARE)
-        prefill = PrefillRole(
-            memory.page_size, memory.page_bytes, staged, settings.timeout_s, self.counts
-        )
-        return (prefill,)
+            found.append(prefill)
+        if "decode" in self._roles:
+            wishes = Wishes(
+                falls_back=settings.fallback == "local",
+                asks_again=settings.retraction == "prefill" and through is None,
+            )
+            decode = DecodeRole(shape, settings.timeout_s, self.records, wishes, store=through)
+            found.append(decode)
+        self._controls = tuple(found)
+        return self._controls
 
     def state(self) -> dict[str, Any]:
         """For operators."""
         if self.settings is None:
             return {}
-        own = {"role": self.settings.role, "bootstrap_port": self.port, **asdict(self.counts)}
+        own = {
+            "role": self.settings.role,
+            "bootstrap_port": self.port,
+            **asdict(self.records.counts),
+        }
         return {"disaggregation": own}
+
+    def load(self) -> DisaggLoad | None:
+        """For metrics; None without a role."""
+        if self.settings is None or self.settings.role is None:
+            return None
+        queues = {name: n for control in self._controls for name, n in control.queues().items()}
+        times = self.records.times
+        return DisaggLoad(
+            mode=self.settings.role,
+            bootstrap_failed=self.records.counts.unmet + self.records.counts.refused,
+            transfer_failed=self.records.counts.failed - self.records.counts.unmet,
+            prefill_retries=self.records.counts.again,
+            speed_gb_s=times.speed_gb_s.spread,
+            latency_ms=times.latency_ms.spread,
+            bootstrap_ms=times.bootstrap_ms.spread,
+            alloc_ms=times.alloc_ms.spread,
+            total_mb=times.total_mb.spread,
+            last_speed_gb_s=times.last_speed_gb_s,
+            last_latency_ms=times.last_latency_ms,
+            **queues,
+        )
 
     @property
     def _given(self) -> DisaggConfig:
         assert self.settings is not None
         return self.settings
 
-    def _pages(self) -> PageMemory:
+    def _pages(self) -> Sequence[PageMemory]:
         assert self._memory is not None
-        return self._memory()[1][0]
+        return self._memory()[1]
 
     def _sender(self) -> Sender:
         assert self._identity is not None
@@ -146,14 +203,15 @@ class DisaggParts:
             self._pages(),
             self._identity,
             self._secret,
-            shares=settings.transfer != "tcp",
+            replace(means(settings.transfer, self._pages(), self.host), http_port=self.http_port),
             patience_s=settings.timeout_s,
         )
 
     def _receiver(self) -> Receiver:
         assert self._identity is not None
-        shares = {"auto": None, "shm": True, "tcp": False}[self._given.transfer]
-        return Receiver(self.network(), self._pages(), self._identity, self._secret, shares=shares)
+        how = means(self._given.transfer, self._pages(), self.host)
+        client = PrefillClient(self.api_key, self._given.timeout_s)
+        return Receiver(self.network(), self._pages(), self._identity, self._secret, how, client)
 
     @property
     def _secret(self) -> bytes:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Buffer = NDArray[np.uint8]
+
+Place = Callable[[bytes, int], Sequence[Buffer]]
+"""Where the payload of a message goes, by the message and the bytes of its payload."""
 
 MAX_MESSAGE = 1 << 20
 """Bytes of a message without its payload."""
@@ -29,16 +32,22 @@ class Channel(Protocol):
         """Whether both ends have an address of this machine."""
         ...
 
-    async def send(self, message: bytes, payload: Buffer | None = None) -> None:
-        """Returns when `payload` may be changed again; waits while the peer does not read.
+    async def send(self, message: bytes, payload: Sequence[Buffer] = ()) -> None:
+        """The buffers of `payload` are sent one after another, as one.
+
+        Returns when `payload` may be changed again; waits while the peer does not read.
 
         Raises:
             ChannelError: the peer is gone.
         """
         ...
 
-    async def receive(self, most: int = 0) -> tuple[bytes, Buffer]:
-        """The next message, and its payload of at most `most` bytes.
+    async def receive(
+        self, most: int = 0, place: Place | None = None
+    ) -> tuple[bytes, Sequence[Buffer]]:
+        """The next message, and its payload of at most `most` bytes, in one new buffer.
+
+        With `place` it is written where that says, into buffers of as many bytes.
 
         Raises:
             ChannelError: the peer is gone, or what came is no message.

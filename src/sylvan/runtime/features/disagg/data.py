@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from sylvan.protocol.arrays import IntArray
+
 
 class Expose(msgspec.Struct, frozen=True, tag="expose"):
     """A decode server may ask for the KV of a prompt by this room, if it has the same prompt."""
@@ -16,13 +18,24 @@ class Expose(msgspec.Struct, frozen=True, tag="expose"):
     digest: bytes
 
 
+class Lot(msgspec.Struct, frozen=True):
+    """Pages of a window group, or the slot of a recurrent state: handed over once, as a whole."""
+
+    group: int
+    pages: tuple[int, ...]
+
+
 class SendPages(msgspec.Struct, frozen=True, tag="send"):
-    """Send pages: entries [first, first + len(pages)) of the page table. `last`: none follow."""
+    """Send pages: entries [first, first + len(pages)) of the first page table.
+
+    `last`: none follow; then `lots` of the other groups are sent, too.
+    """
 
     job: int
     first: int
     pages: tuple[int, ...]
     last: bool
+    lots: tuple[Lot, ...] = ()
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag="withdraw"):
@@ -43,7 +56,7 @@ class Asked(msgspec.Struct, frozen=True, tag="asked"):
 
 
 class Sent(msgspec.Struct, frozen=True, tag="sent"):
-    """So many bytes have left host memory."""
+    """So many bytes have been sent, or may be read."""
 
     job: int
     num_bytes: int
@@ -69,12 +82,23 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     digest: bytes
 
 
+class AskAgain(msgspec.Struct, frozen=True, tag="again"):
+    """Have the prefill server of a job compute these tokens, in the room that the job joins."""
+
+    job: int
+    host: str
+    port: int
+    room: int
+    ids: IntArray
+
+
 class Receive(msgspec.Struct, frozen=True, tag="receive"):
-    """Fill pages: entries [first, first + len(pages)) of the page table."""
+    """Fill pages: entries [first, first + len(pages)) of the first page table, and `lots`."""
 
     job: int
     first: int
     pages: tuple[int, ...]
+    lots: tuple[Lot, ...] = ()
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
@@ -83,7 +107,7 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     job: int
 
 
-DecodeWork = tuple[Join | Receive | Leave, ...]
+DecodeWork = tuple[Join | AskAgain | Receive | Leave, ...]
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.requests import Bootstrap, GenerateRequest
+from sylvan.runtime.cache.types import RunningState
 from sylvan.runtime.core.req import Batch, Req
-from sylvan.runtime.features.disagg.counts import TransferCounts
+from sylvan.runtime.features.disagg.counts import Records
 from sylvan.runtime.features.disagg.data import (
+    AskAgain,
     DecodeEvents,
     DecodeWork,
     Join,
@@ -25,6 +28,8 @@ from sylvan.runtime.features.disagg.data import (
     Refused,
 )
 from sylvan.runtime.features.disagg.messages import prompt_digest
+from sylvan.runtime.features.disagg.shape import KVShape
+from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from sylvan.utils.clock import Clock, monotonic
 
@@ -46,6 +51,12 @@ class _Incoming:
         whole: Everything but the last token is here.
         failed: It computes its prompt itself once nothing is written any more.
         error: Why the request is to be refused.
+        arrived_s: When it arrived.
+        length: Tokens that were known then.
+        again: It has lost its memory, and its prefill server was asked once more.
+        met: The prefill server has let this one in.
+        computed: Tokens whose KV is here once it is whole.
+        state: The recurrent state that is filled.
     """
 
     job: int
@@ -56,6 +67,25 @@ class _Incoming:
     whole: bool = False
     failed: bool = False
     error: str = ""
+    arrived_s: float = 0.0
+    length: int = 0
+    again: bool = False
+    met: bool = False
+    computed: int = 0
+    state: RunningState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What operators want done where KV is missing.
+
+    Attributes:
+        falls_back: A request whose KV does not come computes its prompt itself.
+        asks_again: The prefill server computes what this one had to retract.
+    """
+
+    falls_back: bool = True
+    asks_again: bool = False
 
 
 class DecodeRole(Capability):
@@ -63,14 +93,16 @@ class DecodeRole(Capability):
 
     A request with a room gets memory for its prompt, as soon as there is some, and loads: all pages
     that the prefix cache lacks come from the prefill server. Then it computes the last token of the
-    prompt, which samples the first output as everywhere else: random numbers are keyed by position,
+    prompt (from the last page boundary on, where layers keep a recurrent state), which samples the
+    first output as everywhere else: random numbers are keyed by position,
     so that the answer has the bits of a server that does everything.
 
     Args:
-        page_size: Tokens of a page.
+        shape: KV groups of the model.
         timeout_s: So long a request waits without a sign of life from its prefill server.
-        falls_back: Whether a request whose KV does not come computes its prompt itself.
-        counts: Told what happens.
+        records: Told what happens.
+        wishes: What to do where KV is missing.
+        store: From which KV comes once it is there; None: it comes from the prefill server.
     """
 
     name: ClassVar = "disagg_decode"
@@ -79,20 +111,24 @@ class DecodeRole(Capability):
 
     def __init__(
         self,
-        page_size: int,
+        shape: KVShape,
         timeout_s: float,
+        records: Records,
+        wishes: Wishes,
         *,
-        falls_back: bool,
-        counts: TransferCounts,
+        store: SharedStore | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        self._page_size, self._timeout_s = page_size, timeout_s
-        self._falls_back, self.counts, self._clock = falls_back, counts, clock
+        self._shape, self._timeout_s = shape, timeout_s
+        self._falls_back, self._asks_again = wishes.falls_back, wishes.asks_again
+        self._store, self._clock = store, clock
+        self.counts, self._times = records.counts, records.times
         self._port: SchedulerPort | None = None
         self._numbers = itertools.count(1)
         self._by_rid: dict[str, _Incoming] = {}
         self._by_job: dict[int, _Incoming] = {}
-        self._outbox: list[Join | Receive | Leave] = []
+        self._outbox: list[Join | AskAgain | Receive | Leave] = []
+        self._retracted: dict[str, int] = {}  # times that KV was asked for again, by rid
 
     # ---- steps
 
@@ -133,24 +169,64 @@ class DecodeRole(Capability):
         request = req.request
         if not isinstance(request, GenerateRequest) or request.bootstrap is None:
             return
-        found = _Incoming(next(self._numbers), req, self._clock())
-        self._by_rid[req.rid] = self._by_job[found.job] = found
+        if request.bootstrap.role == "prefill":
+            return
         meeting = request.bootstrap
-        digest = prompt_digest(request)
-        self._outbox.append(Join(found.job, meeting.host, meeting.port, meeting.room, digest))
+        found = self._join(req, meeting, meeting.room)
+        if self._store is not None:  # nothing but the word that it is there
+            total = self._shape.pages(self._shape.covered(req.prompt_len))
+            self._outbox.append(Receive(found.job, total, ()))
         self.counts.started += 1
+
+    def _join(self, req: Req, meeting: Bootstrap, room: int) -> _Incoming:
+        """Meet the prefill server for all tokens that are known of a request."""
+        now, length = self._clock(), len(req.tokens)
+        found = _Incoming(next(self._numbers), req, now, arrived_s=now, length=length)
+        self._by_rid[req.rid] = self._by_job[found.job] = found
+        request = req.request
+        digest = prompt_digest(req.tokens.view(0, length), request.lora)
+        self._outbox.append(Join(found.job, meeting.host, meeting.port, room, digest))
+        return found
+
+    def _ask_again(self, req: Req) -> None:
+        """Let the prefill server compute a request that has lost its memory."""
+        request = req.request
+        if not isinstance(request, GenerateRequest) or request.bootstrap is None:
+            return
+        apart = request.bootstrap.role == "prefill" or request.lora is not None
+        seen = self._retracted.get(req.rid, 0)
+        if apart or not req.may_load or req.pending or req.retractions <= seen:
+            return
+        self._retracted[req.rid] = req.retractions
+        meeting, room = request.bootstrap, secrets.randbits(62)
+        found = self._join(req, meeting, room)
+        found.again = True
+        self.counts.again += 1
+        self.counts.started += 1
+        ids = req.tokens.view(0, found.length).copy()
+        self._outbox.append(AskAgain(found.job, meeting.host, meeting.port, room, ids))
 
     def gate(self, req: Req) -> Verdict:
         """See `Capability.gate`."""
         found = self._by_rid.get(req.rid)
         if found is not None and found.error:
             raise RequestError(found.error, param="bootstrap_room", status=REFUSED_STATUS)
-        return Verdict.READY
+        waits = self._store is not None and found is not None and found.job in self._by_job
+        return Verdict.WAIT if waits else Verdict.READY
 
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
         """See `Capability.admit`."""
+        if self._asks_again and req.retractions and req.rid not in self._by_rid:
+            self._ask_again(req)
         found = self._by_rid.get(req.rid)
-        return Verdict.READY if found is None or found.failed else Verdict.LOAD
+        if found is None or found.failed or self._store is not None:
+            return Verdict.READY
+        return Verdict.LOAD
+
+    def load_limit(self, req: Req) -> int | None:
+        """See `Capability.load_limit`: what comes from a prefill server comes from no tier."""
+        found = self._by_rid.get(req.rid)
+        return None if found is None or found.failed or self._store is not None else 0
 
     def on_load(self, req: Req) -> None:
         """See `Capability.on_load`: the pages that the prefix cache has need not come."""
@@ -158,10 +234,17 @@ class DecodeRole(Capability):
         if found is None or req.kv is None:
             return
         found.filling, found.touched_s = True, self._clock()
-        first = req.kv.cached // self._page_size
-        stop = max(first, -(-(req.prompt_len - 1) // self._page_size))
-        pages = tuple(req.kv.pages[first:stop].tolist())
-        self._outbox.append(Receive(found.job, first, pages))
+        self._times.alloc_ms.observe(1000 * (found.touched_s - found.arrived_s))
+        kv, covered = req.kv, self._shape.covered(found.length)
+        first = kv.cached // self._shape.page_size
+        stop = max(first, self._shape.pages(covered))
+        pages = tuple(kv.pages[first:stop].tolist()) if self._shape.streams else ()
+        lots = self._shape.windows(kv, first, covered)
+        if kv.state is not None and stop > first:
+            lots = (*lots, self._shape.state(kv.state.slot))
+            found.state = kv.state
+        found.computed = max(covered, kv.cached)
+        self._outbox.append(Receive(found.job, first, pages, lots))
 
     def stop_loading(self, req: Req) -> bool:
         """See `Capability.stop_loading`: `poll` knows when, by signs of life."""
@@ -169,6 +252,7 @@ class DecodeRole(Capability):
 
     def on_finish(self, req: Req) -> None:
         """See `Capability.on_finish`."""
+        self._retracted.pop(req.rid, None)
         found = self._by_rid.get(req.rid)
         if found is None:
             return
@@ -182,6 +266,15 @@ class DecodeRole(Capability):
         """See `Capability.holds`: as long as pages may be written."""
         return req.rid in self._by_rid
 
+    def queues(self) -> dict[str, int]:
+        """How many requests wait for what."""
+        filling = sum(found.filling for found in self._by_job.values())
+        return {
+            "decode_prealloc_queue_reqs": len(self._by_job) - filling,
+            "decode_transfer_queue_reqs": filling,
+            "decode_retracted_queue_reqs": sum(found.again for found in self._by_job.values()),
+        }
+
     # ---- inside
 
     def _on_event(self, event: Progress | Received | Refused | Lost | Left) -> None:
@@ -191,10 +284,13 @@ class DecodeRole(Capability):
         found.touched_s = self._clock()
         match event:
             case Progress():
+                found.met = True
+                self._times.bootstrap_ms.observe(1000 * (found.touched_s - found.arrived_s))
                 return
             case Received():
                 self.counts.num_bytes += event.num_bytes
                 self.counts.seconds += event.seconds
+                self._times.moved(event.num_bytes, event.seconds)
                 found.whole = True
             case Refused(reason=reason):
                 self.counts.refused += 1
@@ -209,16 +305,26 @@ class DecodeRole(Capability):
         """Nothing is written any more, and the worker half knows the job no more."""
         assert self._port is not None
         del self._by_job[found.job]
+        if found.failed and not found.whole:  # what came after all is used
+            self.counts.failed += 1
+            self.counts.unmet += not found.met
         rid = found.req.rid
         if self._by_rid.get(rid) is not found:
             return
         if found.req.finish is not None:  # it ended meanwhile
             del self._by_rid[rid]
             self._port.release(rid)
+        elif self._store is not None:
+            self.counts.done += found.whole
+            if not found.error:
+                del self._by_rid[rid]
+                self._store.look_again(found.req, self._timeout_s)
         elif found.whole:
             self.counts.done += 1
             del self._by_rid[rid]
-            self._port.loaded(rid, found.req.prompt_len - 1)
+            if (state := found.state) is not None:  # it goes on from what came
+                state.begun, state.source = found.computed, state.slot
+            self._port.loaded(rid, found.computed)
         elif found.error:
             self._port.load_failed(rid)  # and `gate` refuses it
         else:
@@ -226,7 +332,6 @@ class DecodeRole(Capability):
             self._port.load_failed(rid)
 
     def _lose(self, found: _Incoming, reason: str) -> None:
-        self.counts.failed += 1
         found.failed = True
         logger.warning("KV of request %s does not come: %s", found.req.rid, reason)
         if not self._falls_back:

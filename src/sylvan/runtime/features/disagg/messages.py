@@ -2,7 +2,8 @@
 
 One connection serves one request. The prefill server says Hello; the decode server asks for a room;
 is accepted or refused; wants the pages that it lacks once it has memory; gets pages until the last;
-and says that it has received them.
+and says that it has received them. A decode server that reads the other's memory is told where
+pages are instead, and waits for the word that they were kept until it was done.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import hmac
 import msgspec
 import xxhash
 
-from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.features.disagg.channel import ChannelError
 
-PROTOCOL = 1
+PROTOCOL = 2
 NONCE_BYTES = 32
 
 
@@ -42,9 +43,10 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """The prefill server has such a request."""
+    """The prefill server has such a request. `offers`: ways to read its memory, by name."""
 
     proof: bytes
+    offers: dict[str, bytes] = {}
 
 
 class Denied(msgspec.Struct, frozen=True, tag="denied"):
@@ -54,20 +56,31 @@ class Denied(msgspec.Struct, frozen=True, tag="denied"):
 
 
 class Want(msgspec.Struct, frozen=True, tag="want"):
-    """Pages from entry `first` on are wanted: through shared memory, if there is a `segment`."""
+    """Pages from entry `first` on are wanted, with a lot of each of these `groups`.
+
+    Through shared memory, if there is a `segment`; with `pull` the memory is read that way.
+    """
 
     first: int
     segment: str = ""
+    pull: str = ""
+    groups: tuple[int, ...] = ()
 
 
 class Pages(msgspec.Struct, frozen=True, tag="pages"):
-    """Some pages: the payload, or in the segment where their place is. `checksums` are XXH3-64."""
+    """Some pages: the payload, or in the segment where their place is. `checksums` are XXH3-64.
+
+    `lot`: they are the lot of that KV group, whatever `first`; -1: they are none. `pages`: their
+    numbers, to be read there.
+    """
 
     first: int
     count: int
     checksums: bytes
     last: bool
     in_segment: bool = False
+    lot: int = -1
+    pages: tuple[int, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -80,7 +93,11 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """All pages were received."""
 
 
-Message = Hello | Ask | Accepted | Denied | Want | Pages | Failed | Done
+class Kept(msgspec.Struct, frozen=True, tag="kept"):
+    """All pages stayed what they were until they were said to be received."""
+
+
+Message = Hello | Ask | Accepted | Denied | Want | Pages | Failed | Done | Kept
 _decoder = msgspec.msgpack.Decoder(Message)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -98,7 +115,7 @@ def decode(data: bytes) -> Message:
     """
     try:
         return _decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ChannelError(f"a malformed message: {error}") from None
 
 
@@ -111,8 +128,8 @@ def proof(secret: bytes, role: bytes, hello: Hello, ask: Ask) -> bytes:
     return hmac.digest(secret, said.digest(), "sha256")
 
 
-def prompt_digest(request: GenerateRequest) -> bytes:
+def prompt_digest(ids: IntArray, lora: str | None) -> bytes:
     """Of all that the KV of a prompt depends on, beside the model."""
-    found = xxhash.xxh3_128(request.input_ids.astype("<i4").tobytes())
-    found.update(b"|" + (request.lora or "").encode())
+    found = xxhash.xxh3_128(ids.astype("<i4").tobytes())
+    found.update(b"|" + (lora or "").encode())
     return found.digest()

@@ -10,11 +10,14 @@ from typing import Any, ClassVar
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.types import CacheKey, KVHandle, Place
 from sylvan.runtime.core.req import Batch, Req, Slice
-from sylvan.runtime.features.disagg.counts import TransferCounts
+from sylvan.runtime.features.disagg.counts import Records
 from sylvan.runtime.features.disagg.data import (
     Asked,
     Expose,
+    Lot,
     Over,
     PrefillEvents,
     PrefillWork,
@@ -24,6 +27,8 @@ from sylvan.runtime.features.disagg.data import (
 )
 from sylvan.runtime.features.disagg.messages import prompt_digest
 from sylvan.runtime.features.disagg.sender import USED_ROOMS
+from sylvan.runtime.features.disagg.shape import KVShape
+from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from sylvan.utils.clock import Clock, monotonic
 
@@ -36,42 +41,52 @@ class _Outgoing:
 
     Attributes:
         job: Its number.
-        total: Pages that hold all tokens but the last, which the decode server computes.
+        covered: Tokens whose KV is handed over; see `KVShape.covered`.
+        total: Pages that hold them.
         touched_s: When something last happened to it.
         ready: Tokens that the memory of the request holds, by the results of steps.
         next: The first page that was not sent; None until a decode server has asked.
-        staged: Bytes in host memory.
+        asked: The first page that it asked for.
         finished: The request has ended here.
         sent: The last page was given to the worker half.
         error: Why the request is to be refused.
+        arrived_s: When it arrived.
+        sent_s: When the last page was given to the worker half.
+        num_bytes: That were sent.
+        writes: Writes to the store that began before all pages had left this one's memory.
     """
 
     job: int
     req: Req
+    covered: int
     total: int
     touched_s: float
     ready: int = 0
     next: int | None = None
-    staged: int = 0
+    asked: int | None = None
     finished: bool = False
     sent: bool = False
     error: str = ""
+    arrived_s: float = 0.0
+    sent_s: float = 0.0
+    num_bytes: int = 0
+    writes: frozenset[int] | None = None
 
 
 class PrefillRole(Capability):
     """Sends the KV of prompts to decode servers, chunk by chunk while they are computed.
 
-    A request with a room computes its prompt and the first token as any other. What a decode
-    server lacks of it is copied to host memory, from which it is sent, so that the pages of the
-    request are free as soon as the last of them was copied.
+    A request with a room computes its prompt and the first token as any other. It keeps its memory
+    until the decode server has what it lacks of it, or gives no sign of life.
 
     Args:
-        page_size: Tokens of a page.
-        page_bytes: Of a page.
-        max_staged_bytes: Host memory for pages that are being sent; one copy is always made.
+        shape: KV groups of the model.
+        cache: Where the recurrent states of prompts are found.
         timeout_s: A request that has ended keeps its pages for so long without a sign of life from
             a decode server.
-        counts: Told what happens.
+        records: Told what happens.
+        store: To which KV goes by itself, and from there to the decode server, which is told when
+            it is there; None: this server sends it.
     """
 
     name: ClassVar = "disagg_prefill"
@@ -80,24 +95,24 @@ class PrefillRole(Capability):
 
     def __init__(
         self,
-        page_size: int,
-        page_bytes: int,
-        max_staged_bytes: int,
+        shape: KVShape,
+        cache: KVCacheManager,
         timeout_s: float,
-        counts: TransferCounts,
+        records: Records,
+        *,
+        store: SharedStore | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        self._page_size, self._page_bytes = page_size, page_bytes
-        self._max_staged_bytes, self._timeout_s = max_staged_bytes, timeout_s
-        self.counts, self._clock = counts, clock
+        self._store = store
+        self._shape, self._cache = shape, cache
+        self._timeout_s = timeout_s
+        self.counts, self._times, self._clock = records.counts, records.times, clock
         self._port: SchedulerPort | None = None
         self._numbers = itertools.count(1)
         self._by_rid: dict[str, _Outgoing] = {}
         self._by_job: dict[int, _Outgoing] = {}
         self._outbox: list[Expose | SendPages | Withdraw] = []
-        self._copied: list[_Outgoing] = []  # by the step that was launched last
         self._rooms: OrderedDict[int, None] = OrderedDict()
-        self._staged = 0
 
     # ---- steps
 
@@ -108,9 +123,6 @@ class PrefillRole(Capability):
     def poll(self) -> None:
         """See `Capability.poll`: nobody waits for a decode server for ever."""
         now = self._clock()
-        copied, self._copied = self._copied, []
-        for out in copied:
-            self._release(out)
         for out in tuple(self._by_job.values()):
             late = now - out.touched_s >= self._timeout_s
             if late and (out.finished or out.next is not None):
@@ -147,9 +159,12 @@ class PrefillRole(Capability):
         request = req.request
         if not isinstance(request, GenerateRequest) or request.bootstrap is None:
             return
+        if request.bootstrap.role == "decode":
+            return
         room = request.bootstrap.room
-        total = -(-(req.prompt_len - 1) // self._page_size)
-        out = self._by_rid[req.rid] = _Outgoing(next(self._numbers), req, total, self._clock())
+        covered = self._shape.covered(req.prompt_len)
+        total, number = self._shape.pages(covered), next(self._numbers)
+        out = self._by_rid[req.rid] = _Outgoing(number, req, covered, total, self._clock())
         if room in self._rooms:
             out.error = f"bootstrap_room {room} was used before"
             self.counts.refused += 1
@@ -157,8 +172,8 @@ class PrefillRole(Capability):
         self._rooms[room] = None
         if len(self._rooms) > USED_ROOMS:
             self._rooms.popitem(last=False)
-        self._by_job[out.job] = out
-        self._outbox.append(Expose(out.job, room, prompt_digest(request)))
+        self._by_job[out.job], out.arrived_s = out, out.touched_s
+        self._outbox.append(Expose(out.job, room, prompt_digest(request.input_ids, request.lora)))
         self.counts.started += 1
 
     def gate(self, req: Req) -> Verdict:
@@ -185,32 +200,72 @@ class PrefillRole(Capability):
             self._withdraw(out, req.finish.message or "the request was aborted")
 
     def holds(self, req: Req) -> bool:
-        """See `Capability.holds`: until the last page was copied to host memory."""
-        return req.rid in self._by_rid
+        """See `Capability.holds`: until the decode server has everything."""
+        return req.rid in self._by_rid and self._store is None
+
+    def queues(self) -> dict[str, int]:
+        """How many requests wait for what."""
+        asked = sum(out.asked is not None for out in self._by_job.values())
+        return {
+            "prefill_bootstrap_queue_reqs": len(self._by_job) - asked,
+            "prefill_inflight_queue_reqs": asked,
+        }
 
     # ---- inside
 
     def _plan_pages(self, out: _Outgoing) -> None:
         """Have copied what can be sent now."""
         kv = out.req.kv
+        if out.next is not None and not out.sent and self._store is not None:
+            self._plan_store(out, self._store)
+            return
         if out.next is None or out.sent or kv is None:
             return
-        whole = out.ready >= out.req.prompt_len - 1
-        stop = out.total if whole else min(out.total, out.ready // self._page_size)
-        room = (self._max_staged_bytes - self._staged) // self._page_bytes
-        room = room if self._staged else max(1, room)
-        stop = min(stop, out.next + max(0, room))
+        whole = out.ready >= out.covered
+        stop = out.total if whole else min(out.total, out.ready // self._shape.page_size)
+        if not self._shape.streams:
+            stop = out.total if whole else 0
         last = whole and stop >= out.total
         if stop <= out.next and not last:
             return
-        pages = tuple(kv.pages[out.next : stop].tolist())
-        self._outbox.append(SendPages(out.job, out.next, pages, last))
-        size = len(pages) * self._page_bytes
-        out.staged += size
-        self._staged += size
-        out.next, out.sent = max(out.next, stop), last
-        if last:
-            self._copied.append(out)
+        pages: tuple[int, ...] = ()
+        if self._shape.streams:
+            pages = tuple(kv.pages[out.next : stop].tolist())
+        lots = self._lots(out, kv) if last else ()
+        if lots is None:
+            return
+        self._outbox.append(SendPages(out.job, out.next, pages, last, lots))
+        out.next, out.sent, out.sent_s = max(out.next, stop), last, self._clock()
+
+    def _plan_store(self, out: _Outgoing, store: SharedStore) -> None:
+        """Tell the decode server once the store has all whole pages of a prompt."""
+        loads, known = self._cache.loads, out.req.key
+        if not out.finished or known is None or loads is None:
+            return
+        if out.writes is None:
+            tokens = out.covered // self._shape.page_size * self._shape.page_size
+            key = CacheKey(out.req.request.input_ids[:tokens], known.namespace, known.media)
+            if loads.residency.found_in(Place.STORAGE, key, tokens) < tokens:
+                return
+            out.writes = store.writing
+        out.writes &= store.writing
+        if not out.writes:
+            self._outbox.append(SendPages(out.job, out.total, (), last=True))
+            out.sent, out.sent_s = True, self._clock()
+
+    def _lots(self, out: _Outgoing, kv: KVHandle) -> tuple[Lot, ...] | None:
+        """What is handed over at the end; None, and the job is withdrawn, if that is gone."""
+        assert out.asked is not None
+        lots = self._shape.windows(kv, out.asked, out.covered)
+        states = self._cache.states
+        if states is not None and self._shape.pages(out.covered) > out.asked:
+            key = CacheKey(out.req.tokens.view(0, out.covered), kv.key.namespace, kv.key.media)
+            slot = states.slot_after(key)
+            lots = (*lots, self._shape.state(slot))
+        if not all(all(lot.pages) for lot in lots):
+            self._withdraw(out, "the prompt's state was given up before it could be handed over")
+            return None
+        return lots
 
     def _on_event(self, event: Asked | Sent | Over) -> None:
         out = self._by_job.get(event.job)
@@ -219,23 +274,24 @@ class PrefillRole(Capability):
         out.touched_s = self._clock()
         match event:
             case Asked(first=first):
-                out.next = min(first, out.total)
+                out.next = out.asked = min(first, out.total)
+                self._times.bootstrap_ms.observe(1000 * (out.touched_s - out.arrived_s))
             case Sent(num_bytes=size):
-                out.staged -= size
-                self._staged -= size
                 self.counts.num_bytes += size
+                out.num_bytes += size
             case Over(error=error):
                 self._end(out, error)
 
     def _end(self, out: _Outgoing, error: str) -> None:
         """The worker half knows the job no more."""
         del self._by_job[out.job]
-        self._staged -= out.staged
         if error:
             self.counts.failed += 1
+            self.counts.unmet += out.asked is None
             logger.warning("KV of request %s was not sent: %s", out.req.rid, error)
         else:
             self.counts.done += 1
+            self._times.moved(out.num_bytes, self._clock() - out.sent_s)
         self._release(out)
 
     def _withdraw(self, out: _Outgoing, reason: str) -> None:

@@ -8,10 +8,11 @@ import logging
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from sylvan.protocol.errors import ConfigError
@@ -27,6 +28,7 @@ from sylvan.runtime.features.disagg.data import (
     Sent,
     Withdraw,
 )
+from sylvan.runtime.features.disagg.direct import PageViews, checksums, split
 from sylvan.runtime.features.disagg.loop import LoopThread
 from sylvan.runtime.features.disagg.messages import (
     NONCE_BYTES,
@@ -37,6 +39,7 @@ from sylvan.runtime.features.disagg.messages import (
     Done,
     Failed,
     Hello,
+    Kept,
     Message,
     Pages,
     Want,
@@ -44,8 +47,11 @@ from sylvan.runtime.features.disagg.messages import (
     encode,
     proof,
 )
+from sylvan.runtime.features.disagg.reach import HTTP_PORT, WHERE, where
 from sylvan.runtime.features.disagg.segment import Segment
+from sylvan.runtime.features.disagg.ways import Means
 from sylvan.runtime.storage.manifest import Manifest, decode_manifest
+from sylvan.utils.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -58,22 +64,10 @@ USED_ROOMS = 1 << 16
 
 @dataclass(slots=True)
 class _Part:
-    """Pages in host memory; `buffer` is empty where they lie in the segment already."""
+    """A lot in host memory."""
 
     message: Pages
     buffer: Buffer
-    num_bytes: int
-
-
-@dataclass(slots=True, eq=False)
-class _Room:
-    """One request. `task` sends, once a decode server has come; `withdrawn` says why it stops."""
-
-    job: int
-    digest: bytes
-    queue: asyncio.Queue[_Part] = field(default_factory=asyncio.Queue["_Part"])
-    task: asyncio.Task[Any] | None = None
-    withdrawn: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +76,27 @@ class _Share:
 
     segment: Segment
     first: int
+    page_bytes: int
+
+    def write(self, first: int, buffers: Sequence[Buffer]) -> None:
+        """Copy pages from entry `first` on."""
+        at = (first - self.first) * self.page_bytes
+        for part in buffers:
+            self.segment.bytes[at : at + part.nbytes] = part
+            at += part.nbytes
+
+
+@dataclass(slots=True, eq=False)
+class _Room:
+    """One request. `task` sends, once a decode server has come; `withdrawn` says why it stops."""
+
+    job: int
+    digest: bytes
+    pulls: bool = False  # the decode server reads the memory of this one
+    share: _Share | None = None
+    queue: asyncio.Queue[_Part | SendPages] = field(default_factory=asyncio.Queue[Any])
+    task: asyncio.Task[Any] | None = None
+    withdrawn: str = ""
 
 
 class Sender:
@@ -89,35 +104,41 @@ class Sender:
 
     Args:
         network: Makes channels.
-        memory: The pages of the model.
+        memory: The pages of the model, by KV group.
         identity: What KV depends on: decode servers must have the same.
         secret: Known to both sides.
-        shares: Whether pages may go through shared memory.
+        means: How pages may move.
         patience_s: How long a decode server may wait for a request that is not here yet.
     """
 
     def __init__(
         self,
         network: Network,
-        memory: PageMemory,
+        memory: Sequence[PageMemory],
         identity: Manifest,
         secret: bytes,
+        means: Means,
         *,
-        shares: bool = True,
         patience_s: float = 120.0,
     ) -> None:
-        self._network, self._memory = network, memory
+        self._network, self._memory = network, tuple(memory)
+        self._means = means
+        self._offers = {way.name: way.offer() for way in means.ways}
+        if means.http_port:
+            self._offers[HTTP_PORT] = b"%d" % means.http_port
+        if means.ways:
+            self._offers[WHERE] = msgspec.msgpack.encode(where(self._memory[:1]))
         self._identity, self._secret = identity, secret
-        self._may_share, self._patience_s = shares, patience_s
+        self._patience_s = patience_s
+        self._views = PageViews(self._memory[0])
         self._thread = LoopThread("sylvan-prefill")
         # of the loop's thread:
         self._rooms: dict[int, _Room] = {}
         self._by_job: dict[int, int] = {}
         self._arrivals: dict[int, asyncio.Event] = {}
-        self._used: OrderedDict[int, None] = OrderedDict()
+        self._used: OrderedDict[int, str] = OrderedDict()  # why they were withdrawn, if they were
         # of both threads:
         self._lock = threading.Lock()
-        self._shares: dict[int, _Share] = {}  # by job
         self._events: list[Asked | Sent | Over] = []
 
     def listen(self, host: str, port: int) -> int:
@@ -134,13 +155,13 @@ class Sender:
             ) from None
 
     def begin(self, work: PrefillWork) -> None:
-        """Begin all of it. Pages are copied to host memory before this returns."""
+        """Begin all of it. Lots are copied before this returns; pages have to stay until `Over`."""
         for item in work:
             match item:
                 case Expose():
                     self._thread.call(self._expose, item)
                 case SendPages():
-                    self._export(item)
+                    self._lots(item)
                 case Withdraw():
                     self._thread.call(self._withdraw, item.job, item.reason)
 
@@ -154,31 +175,25 @@ class Sender:
         """End all connections."""
         self._thread.call(self._network.close)
         self._thread.close()
+        for way in self._means.ways:
+            way.close()
 
-    # ---- on the thread of the steps
-
-    def _export(self, work: SendPages) -> None:
-        size, count = self._memory.page_bytes, len(work.pages)
-        with self._lock:
-            share = self._shares.get(work.job)
-        if share is not None:
-            begin = (work.first - share.first) * size
-            buffer = share.segment.bytes[begin : begin + count * size]
-        else:
-            buffer = self._memory.host_buffer(count)
-        checksums = b""
-        if count:
-            numbers = np.array(work.pages, np.int32)
-            transfer = self._memory.export(numbers, buffer, checksum=True)
+    def _lots(self, work: SendPages) -> None:
+        """Copy lots now: steps to come may write where they are. Pages of prompts stay."""
+        for lot in work.lots:
+            count, memory = len(lot.pages), self._memory[lot.group]
+            buffer = memory.host_buffer(count)
+            transfer = memory.export(np.array(lot.pages, np.int32), buffer)
             transfer.wait()
-            if transfer.error or transfer.checksums is None:
+            if transfer.error:
                 reason = f"pages could not be read: {transfer.error}"
                 self._thread.call(self._withdraw, work.job, reason)
                 return
-            checksums = transfer.checksums.astype("<u8").tobytes()
-        message = Pages(work.first, count, checksums, work.last, share is not None)
-        part = _Part(message, buffer if share is None else buffer[:0], count * size)
-        self._thread.call(self._put, work.job, part)
+            whole = buffer[: count * memory.page_bytes]
+            found = checksums(split(whole, count))
+            message = Pages(0, count, found, last=False, lot=lot.group)
+            self._thread.call(self._put, work.job, _Part(message, whole))
+        self._thread.call(self._put, work.job, work)
 
     # ---- in the loop
 
@@ -191,7 +206,7 @@ class Sender:
         if (arrival := self._arrivals.pop(work.room, None)) is not None:
             arrival.set()
 
-    def _put(self, job: int, part: _Part) -> None:
+    def _put(self, job: int, part: _Part | SendPages) -> None:
         if (number := self._by_job.get(job)) is not None:
             self._rooms[number].queue.put_nowait(part)
 
@@ -209,14 +224,12 @@ class Sender:
     def _forget(self, number: int, error: str) -> None:
         room = self._rooms.pop(number)
         del self._by_job[room.job]
-        self._used[number] = None
+        self._used[number] = room.withdrawn
         if len(self._used) > USED_ROOMS:
             self._used.popitem(last=False)
-        with self._lock:
-            share = self._shares.pop(room.job, None)
-            self._events.append(Over(room.job, error))
-        if share is not None:
-            share.segment.close()
+        self._tell(Over(room.job, error))
+        if room.share is not None:
+            room.share.segment.close()
 
     async def _serve(self, channel: Channel) -> None:
         """One connection: let it in, then send."""
@@ -239,6 +252,9 @@ class Sender:
             error = str(denied)
             logger.warning("a decode server was refused: %s", denied)
             await _farewell(channel, Denied(error))
+        except _GoneError as gone:
+            error = str(gone)
+            await _farewell(channel, Failed(error))
         except TimeoutError:
             error = "the handshake took too long"
         except ChannelError as failed:
@@ -265,11 +281,17 @@ class Sender:
         except ConfigError as error:
             raise _DeniedError(f"the decode server is of another version: {error}") from None
         if differences := theirs.differences(self._identity):
-            raise _DeniedError(f"prefill and decode server differ: {'; '.join(differences)}")
-        return ask, Accepted(proof(self._secret, b"prefill", hello, ask))
+            reason = f"prefill and decode server differ: {'; '.join(differences)}"
+            room = self._rooms.get(ask.room)
+            if room is not None and room.task is None:  # nobody else will come
+                self._forget(ask.room, reason)
+            raise _DeniedError(reason)
+        return ask, Accepted(proof(self._secret, b"prefill", hello, ask), self._offers)
 
     async def _claim(self, ask: Ask) -> int:
         """The room that a decode server asks for, which nobody else gets."""
+        if withdrawn := self._used.get(ask.room):
+            raise _GoneError(withdrawn)
         if ask.room in self._used:
             raise _DeniedError(f"bootstrap_room {ask.room} was used before")
         if ask.room not in self._rooms:
@@ -290,22 +312,67 @@ class Sender:
 
     async def _send(self, channel: Channel, room: _Room, want: Want) -> str:
         """Send what comes; returns why the job ended, empty if all was received."""
-        if self._may_share and want.segment:
+        room.pulls = bool(want.pull)
+        if room.pulls and want.pull not in [way.name for way in self._means.ways]:
+            raise ChannelError(f"memory of this server is not read by {want.pull!r}")
+        if self._means.shares is not False and want.segment and not room.pulls:
             self._share(room, want)
         self._tell(Asked(room.job, want.first))
         answer = asyncio.ensure_future(channel.receive())
         try:
-            while True:
+            last = False
+            while not last:
                 part = await _unless(answer, room.queue.get())
-                await _unless(answer, channel.send(encode(part.message), part.buffer))
-                self._tell(Sent(room.job, part.num_bytes))
-                if part.message.last:
-                    break
+                if isinstance(part, _Part):
+                    message = encode(part.message)
+                    await _unless(answer, channel.send(message, [part.buffer]))
+                    self._tell(Sent(room.job, part.buffer.nbytes))
+                    continue
+                await _unless(answer, self._send_pages(channel, room, part))
+                last = part.last
             said = decode((await answer)[0])
-            return "" if isinstance(said, Done) else f"the decode server said {said}"
+            if not isinstance(said, Done):
+                return f"the decode server said {said}"
+            if room.pulls:
+                await channel.send(encode(Kept()))
+        except OSError as error:
+            await _farewell(channel, Failed(f"pages could not be read: {error}"))
+            return str(error)
+        else:
+            return ""
         finally:
             answer.cancel()
             await asyncio.gather(answer, return_exceptions=True)
+
+    async def _send_pages(self, channel: Channel, room: _Room, work: SendPages) -> None:
+        """Pages chunk by chunk, or where they are to be found."""
+        count = len(work.pages)
+        if room.pulls or not count:
+            message = Pages(work.first, count, b"", work.last, pages=work.pages)
+            await channel.send(encode(message))
+            self._tell(Sent(room.job, count * self._memory[0].page_bytes))
+            return
+        starts = range(0, count, self._views.chunk_pages)
+        chunks = [work.pages[i : i + self._views.chunk_pages] for i in starts]
+        ready = asyncio.ensure_future(call_in_thread(self._views.read, chunks[0]))
+        try:
+            for number, chunk in enumerate(chunks):
+                buffers, found = await ready
+                if number + 1 < len(chunks):
+                    ready = asyncio.ensure_future(
+                        call_in_thread(self._views.read, chunks[number + 1])
+                    )
+                first = work.first + starts[number]
+                last = work.last and number + 1 == len(chunks)
+                message = Pages(first, len(chunk), found, last, room.share is not None)
+                if room.share is not None:
+                    await call_in_thread(room.share.write, first, buffers)
+                    buffers = []
+                await channel.send(encode(message), buffers)
+                self._tell(Sent(room.job, len(chunk) * self._memory[0].page_bytes))
+        finally:
+            ready.cancel()
+            await asyncio.gather(ready, return_exceptions=True)
 
     def _share(self, room: _Room, want: Want) -> None:
         """Send through the decode server's memory, if it can be opened here."""
@@ -315,8 +382,7 @@ class Sender:
         except (OSError, ValueError) as error:
             logger.info("shared memory of the decode server cannot be used: %s", error)
             return
-        with self._lock:
-            self._shares[room.job] = _Share(segment, want.first)
+        room.share = _Share(segment, want.first, self._memory[0].page_bytes)
 
     def _tell(self, event: Asked | Sent | Over) -> None:
         with self._lock:
@@ -333,8 +399,12 @@ class _DeniedError(Exception):
     """A peer is refused, by name."""
 
 
+class _GoneError(Exception):
+    """The request of a room has ended before a decode server came."""
+
+
 async def _unless(
-    answer: asyncio.Future[tuple[bytes, Buffer]], work: Coroutine[Any, Any, Value]
+    answer: asyncio.Future[tuple[bytes, Sequence[Buffer]]], work: Coroutine[Any, Any, Value]
 ) -> Value:
     """Do something, but stop when the peer speaks or leaves, which it should not do yet."""
     task = asyncio.ensure_future(work)

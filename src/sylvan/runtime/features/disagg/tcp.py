@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from sylvan.runtime.features.disagg.channel import (
     Buffer,
     Channel,
     ChannelError,
+    Place,
     Serve,
 )
 
@@ -23,7 +25,6 @@ CONNECT_S = 10.0
 MAX_CONNECTIONS = 4096
 _HEAD = struct.Struct("!4sIQ")  # magic, bytes of the message, bytes of the payload
 _MAGIC = b"SyKV"
-_NOTHING: Buffer = np.empty(0, np.uint8)
 
 
 class TcpChannel:
@@ -44,18 +45,19 @@ class TcpChannel:
         except OSError:
             return False
 
-    async def send(self, message: bytes, payload: Buffer | None = None) -> None:
+    async def send(self, message: bytes, payload: Sequence[Buffer] = ()) -> None:
         """See `Channel.send`."""
-        payload = _NOTHING if payload is None else payload
-        head = _HEAD.pack(_MAGIC, len(message), payload.nbytes)
+        head = _HEAD.pack(_MAGIC, len(message), sum(part.nbytes for part in payload))
         try:
             await self._loop.sock_sendall(self._socket, head + message)
-            if payload.nbytes:
-                await self._loop.sock_sendall(self._socket, payload.data)
+            for part in payload:
+                await self._loop.sock_sendall(self._socket, part.data)
         except OSError as error:
             raise ChannelError(f"the connection broke: {error}") from None
 
-    async def receive(self, most: int = 0) -> tuple[bytes, Buffer]:
+    async def receive(
+        self, most: int = 0, place: Place | None = None
+    ) -> tuple[bytes, Sequence[Buffer]]:
         """See `Channel.receive`."""
         head = np.empty(_HEAD.size, np.uint8)
         await self._fill(head)
@@ -64,10 +66,13 @@ class TcpChannel:
             raise ChannelError("the peer speaks another protocol")
         if length > MAX_MESSAGE or size > most:
             raise ChannelError(f"a message of {length} and {size} bytes is too large")
-        message, payload = np.empty(length, np.uint8), np.empty(size, np.uint8)
-        await self._fill(message)
-        await self._fill(payload)
-        return message.tobytes(), payload
+        body = np.empty(length, np.uint8)
+        await self._fill(body)
+        message = body.tobytes()
+        payload = [np.empty(size, np.uint8)] if place is None else place(message, size)
+        for part in payload:
+            await self._fill(part)
+        return message, payload
 
     def close(self) -> None:
         """See `Channel.close`."""

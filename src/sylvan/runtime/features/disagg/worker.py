@@ -14,7 +14,7 @@ from sylvan.runtime.features.disagg.sender import Sender
 
 
 class PrefillWorker(CapabilityWorker):
-    """Copies pages to host memory before a step may give them to others, and sends them beside it.
+    """Sends pages beside the steps; what a step may give to others is copied before it.
 
     Args:
         start: Makes the sender; called once the model's memory is there.

@@ -14,6 +14,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.residency import Tier, TierPolicy
+from sylvan.runtime.core.req import Req
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import ModelFacts
 from sylvan.runtime.executor.options import ModelSite
@@ -45,14 +46,25 @@ class TiersParts:
     """What is made of the settings, in the order in which a server is put together.
 
     First `worker` for the executor, then `open` once the executor is there, then `tiers` and
-    `policy` for the cache, then `control` for the scheduler.
+    `policy` for the cache, then `control` for the scheduler, which is `made` from then on.
     """
 
     settings: TiersConfig
+    made: KVTiers | None = None
     _worker: KVTiersWorker | None = None
     _tier: StorageTier | None = None
     _stores: Stores | None = None
     _host: HostTier | None = None
+
+    @property
+    def writing(self) -> frozenset[int]:
+        """Writes to the store that have not ended."""
+        return self._tier.writing if self._tier is not None else frozenset()
+
+    def look_again(self, req: Req, wait_s: float) -> None:
+        """See `KVTiers.look_again`."""
+        if self.made is not None:
+            self.made.look_again(req, wait_s)
 
     def worker(self, site: ModelSite) -> CapabilityWorker:
         """The worker half."""
@@ -136,7 +148,7 @@ class TiersParts:
     def control(self, cache: KVCacheManager) -> KVTiers:
         """The control half, over a cache that has the tiers."""
         settings = self.settings
-        return KVTiers(
+        self.made = KVTiers(
             cache,
             self.stores,
             settings.write_policy,
@@ -148,6 +160,7 @@ class TiersParts:
             ),
             host=self._host,
         )
+        return self.made
 
     def _open(self, worker: KVTiersWorker, stores: Stores, spec: StoreSpec) -> None:
         check_url(spec.url, limits_of(spec))

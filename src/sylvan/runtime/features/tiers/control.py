@@ -118,7 +118,7 @@ class KVTiers(Capability):
 
     def wants_step(self) -> bool:
         """See `Capability.wants_step`."""
-        waits = self._fetching or self._loading or self._tier.is_writing or self._stores.waits
+        waits = self._fetching or self._loading or self._tier.writing or self._stores.waits
         if waits or self._outbox.full or self._tier.exports or self._tier.commits:
             return True
         if self._host is not None and (self._host.is_writing or self._host.saves):
@@ -232,6 +232,12 @@ class KVTiers(Capability):
         self._end(req.rid)
 
     # ---- operation
+
+    def look_again(self, req: Req, wait_s: float) -> None:
+        """The store has more of a waiting request by now: it is asked once more, and waited for."""
+        found = self._begin(req)
+        if not found.done:
+            found.until_s = max(found.until_s, found.began_s + wait_s)
 
     def configure(self, command: AttachStore) -> None:
         """A store was attached, with policies of its own."""

@@ -149,9 +149,9 @@ class StorageTier:
         return self._naming is not None
 
     @property
-    def is_writing(self) -> bool:
-        """Whether pages are on their way to the store."""
-        return bool(self._jobs or self._committed)
+    def writing(self) -> frozenset[int]:
+        """Jobs whose pages are not in the store yet."""
+        return frozenset((*self._jobs, *self._committed))
 
     @property
     def num_known(self) -> int:

@@ -7,7 +7,7 @@ import gc
 
 from starlette.responses import Response
 
-from sylvan.api.native import AbortBody, ContinueBody, FlushQuery, PauseBody
+from sylvan.api.native import AbortBody, ContinueBody, FlushQuery, PauseBody, RoleBody
 from sylvan.protocol.errors import CapacityError
 from sylvan.protocol.messages import Command, FlushCache, Pause, Resume
 from sylvan.runtime.server.context import Context
@@ -41,6 +41,19 @@ async def flush_cache(call: Call[None]) -> Response:
             why = reply.message or "requests are waiting or running"
             return text_response(f"The cache was not flushed: {why}.\n", status=400)
         await asyncio.sleep(FLUSH_POLL_S)
+
+
+async def switch_role(call: Call[RoleBody]) -> Response:
+    """Do the other part of requests with a room from now on; those under way end as they began."""
+    role, body = call.context.role, call.body
+    if not role.switches:
+        message = "this server was not started with --enable-pd-role-switch"
+        return json_response({"success": False, "message": message}, status=400)
+    before = role.current
+    if not body.prepare_only:
+        role.current = body.new_role
+    found = {"success": True, "old_role": before, "new_role": body.new_role}
+    return json_response({**found, "message": "", "prepared_only": body.prepare_only})
 
 
 async def freeze_gc(call: Call[None]) -> Response:

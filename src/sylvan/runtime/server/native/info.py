@@ -35,7 +35,7 @@ async def model_info(call: Call[None]) -> Response:
             "load_format": settings.shown.get("load_format", "auto"),
             "reasoning_parser": call.context.parsers.reasoning_name,
             "tool_call_parser": call.context.parsers.tool_name,
-            "disaggregation_mode": settings.role or "null",
+            "disaggregation_mode": call.context.role.current or "null",
             "has_image_understanding": "image" in facts.media_tokens,
             "has_audio_understanding": "audio" in facts.media_tokens,
             "model_type": facts.model_type,
@@ -92,7 +92,7 @@ def _internal_state(
         "startup_time": context.started,
         "effective_max_running_requests_per_dp": facts.max_running_reqs,
         "memory_usage": _memory(facts),
-        "disaggregation_mode": context.settings.role or "null",
+        "disaggregation_mode": context.role.current or "null",
         **({"avg_spec_accept_length": client.load.accept_length} if drafted else {}),
     }
 
@@ -177,7 +177,19 @@ def _spec_section(context: Context, client: SchedulerClient) -> dict[str, Any]:
 
 
 def _disagg_section(context: Context, client: SchedulerClient) -> dict[str, Any] | None:
-    return {"mode": context.settings.role} if context.settings.role else None
+    load = client.load.disagg
+    if load is None:
+        return None
+    return {
+        "mode": context.role.current or load.mode,
+        "prefill_bootstrap_queue_reqs": load.prefill_bootstrap_queue_reqs,
+        "prefill_inflight_queue_reqs": load.prefill_inflight_queue_reqs,
+        "decode_prealloc_queue_reqs": load.decode_prealloc_queue_reqs,
+        "decode_transfer_queue_reqs": load.decode_transfer_queue_reqs,
+        "decode_retracted_queue_reqs": load.decode_retracted_queue_reqs,
+        "kv_transfer_speed_gb_s": load.last_speed_gb_s,
+        "kv_transfer_latency_ms": load.last_latency_ms,
+    }
 
 
 def _queues(context: Context, client: SchedulerClient) -> dict[str, Any]:

@@ -47,7 +47,7 @@ _TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
         ),
     ),
     (_SETTINGS, ("POST", "PUT"), ("/set_internal_state",)),
-    (_ELASTIC, POST, ("/pd_role_switch", "/scale_elastic_ep")),
+    (_ELASTIC, POST, ("/scale_elastic_ep",)),
     (_ELASTIC, GET, ("/is_scaling_elastic_ep",)),
 )
 

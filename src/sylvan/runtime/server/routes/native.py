@@ -23,6 +23,7 @@ from sylvan.api.native import (
     OpenSessionBody,
     PauseBody,
     RecentQuery,
+    RoleBody,
 )
 from sylvan.api.observe import LoggingBody, ProfileBody, StepsQuery, TraceLevelQuery, TracesQuery
 from sylvan.api.openai.vectors import EncodeBody
@@ -306,6 +307,12 @@ _CONTROL = (
         methods=GET,
         reply=CorporaReply,
         statuses=(503,),
+    ),
+    admin(
+        "/pd_role_switch",
+        handler=control.switch_role,
+        body=RoleBody,
+        statuses=(400,),
     ),
     admin(
         "/freeze_gc",

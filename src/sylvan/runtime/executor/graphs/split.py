@@ -1,0 +1,86 @@
+"""A prompt computed op by op, so that other steps run in between."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from sylvan.kernels.memory import allocate
+from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.layout import Layout
+from sylvan.kernels.native.library import Library
+from sylvan.kernels.native.opset.attention import AttentionMerge
+from sylvan.kernels.native.program import Program
+from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.core.forward import BatchLimits, HostArrays
+
+
+class SplitPrompt:
+    """The layers of a model over rows of one prompt, a part at a time; nothing is sampled.
+
+    It has inputs and buffers of its own, and shares weights and pages with the steps between.
+
+    Args:
+        library: Of kernels.
+        layout: Of the whole program.
+        stop: The segment that follows the layers.
+        limits: Of a step: as many rows are computed at once at most.
+        page_size: Tokens of a page.
+    """
+
+    def __init__(
+        self, library: Library, layout: Layout, stop: int, limits: BatchLimits, page_size: int
+    ) -> None:
+        self._parts = [Program(library, layout, ops=part) for part in _cuts(layout, stop)]
+        entries = sorted({entry for entry in layout.home if entry >= 0})
+        self._memory = [allocate(layout.memory[entry].nbytes) for entry in entries]
+        for part in self._parts:
+            for entry, memory in zip(entries, self._memory, strict=True):
+                part.bind(entry, memory.ctypes.data)
+        one = BatchLimits(
+            max_tokens=limits.max_tokens, max_reqs=1, max_pages_per_req=limits.max_pages_per_req
+        )
+        self._host, self._page_size = HostArrays(one), page_size
+        self.max_tokens, self.num_parts = limits.max_tokens, len(self._parts)
+        host = self._host
+        self._run = Run(
+            table_stride=host.page_tables.shape[2],
+            groups=1,
+            slot_step=host.slot_mappings.shape[1],
+            table_step=host.page_tables[0].size,
+            ids=host.input_ids.ctypes.data,
+            positions=host.positions.ctypes.data,
+            slots=host.slot_mappings.ctypes.data,
+            row_start=host.q_starts.ctypes.data,
+            kv_len=host.kv_lens.ctypes.data,
+            table_row=host.req_slots.ctypes.data,
+            page_table=host.page_tables.ctypes.data,
+            out_rows=host.sample_rows.ctypes.data,
+            types=host.token_types.ctypes.data,
+            seqs=1,
+        )
+
+    def begin(self, ids: IntArray, start: int, pages: IntArray) -> None:
+        """Take in the tokens from position `start` on, and all pages of their request."""
+        host, count = self._host, len(ids)
+        host.input_ids[:count] = ids
+        host.positions[:count] = np.arange(start, start + count, dtype=np.int32)
+        host.page_table[0, : len(pages)] = pages
+        host.q_starts[1] = self._run.tokens = count
+        host.kv_lens[0] = start + count
+        host.map_slots(np.zeros(count, np.int32), host.positions[:count], self._page_size)
+
+    def run(self, part: int) -> None:
+        """Compute one part, in order; the GIL is released."""
+        self._parts[part].run(self._run)
+
+
+def _cuts(layout: Layout, stop: int) -> Sequence[Sequence[int]]:
+    """Ops that follow one another, one a part; what merges stays with what it merges."""
+    chosen = [i for i, op in enumerate(layout.ops) if op.segment < stop]
+    merges = [isinstance(layout.ops[i], AttentionMerge) for i in chosen]
+    numbers = itertools.accumulate(0 if merge else 1 for merge in merges)
+    pairs = zip(numbers, chosen, strict=True)
+    return [[i for _, i in part] for _, part in itertools.groupby(pairs, lambda pair: pair[0])]

@@ -1,0 +1,63 @@
+"""Pages read by the transfer engine of Mooncake, over its TCP transport.
+
+The library is `mooncake-transfer-engine` (or `mooncake-transfer-engine-non-cuda`); its module
+`mooncake.engine` is described at https://kvcache-ai.github.io/Mooncake/.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from sylvan.runtime.features.disagg.reach import Pieces, ReachError
+
+
+class Mooncake:
+    """Implements `Way`. Its sessions are host:port of the engine's own handshake."""
+
+    name = "mooncake"
+    local = False
+
+    def __init__(self, memory: Sequence[tuple[int, int]], host: str) -> None:
+        """Start the engine and give it the memory of all pages.
+
+        Raises:
+            ImportError: the library is not installed.
+            ReachError: it refuses.
+        """
+        library: Any = importlib.import_module("mooncake.engine")
+        self._engine: Any = library.TransferEngine()
+        if self._engine.initialize(host, "P2PHANDSHAKE", "tcp", ""):
+            raise ReachError("the transfer engine of mooncake does not start")
+        self._memory = tuple(memory)
+        for address, size in memory:
+            if self._engine.register_memory(address, size):
+                raise ReachError("mooncake does not register the memory of KV")
+        self._session = f"{host}:{self._engine.get_rpc_port()}"
+
+    def offer(self) -> bytes:
+        """See `Way.offer`."""
+        return self._session.encode()
+
+    def meet(self, offer: bytes) -> MooncakePeer:
+        """See `Way.meet`: a connection is made by the first read."""
+        return MooncakePeer(self._engine, offer.decode("ascii", "replace"))
+
+    def close(self) -> None:
+        """See `Way.close`."""
+        for address, _ in self._memory:
+            self._engine.unregister_memory(address)
+
+
+class MooncakePeer:
+    """Implements `Peer`."""
+
+    def __init__(self, engine: Any, session: str) -> None:
+        self._engine, self._session = engine, session
+
+    def read(self, pieces: Pieces) -> None:
+        """See `Peer.read`."""
+        given = (part.tolist() for part in pieces)
+        if status := self._engine.batch_transfer_sync_read(self._session, *given):
+            raise ReachError(f"mooncake could not read from {self._session}: status {status}")

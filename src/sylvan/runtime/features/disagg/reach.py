@@ -1,0 +1,112 @@
+"""Reading pages out of another process's memory: one copy, made by whoever receives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sylvan.runtime.core.memory import PageMemory
+
+Pieces = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+"""Addresses here, addresses there, and bytes: arrays of one length."""
+
+Where = tuple[tuple[int, int, int], ...]
+"""The regions of page 0 of one KV group: (address, stride, bytes)."""
+
+WHERE = "where"
+"""Among offers: what `where` tells, encoded."""
+
+HTTP_PORT = "http"
+"""Among offers: where the prefill server is asked over HTTP, in digits."""
+
+
+class ReachError(Exception):
+    """The other memory cannot be read this way."""
+
+
+class Peer(Protocol):
+    """Another process whose memory can be read."""
+
+    def read(self, pieces: Pieces) -> None:
+        """Copy all pieces; blocks, and releases the GIL.
+
+        Raises:
+            ReachError: it is gone, or refuses.
+        """
+        ...
+
+
+class Way(Protocol):
+    """One way to read memory of other processes. Used from one thread at a time."""
+
+    name: str
+    local: bool  # within one machine only
+
+    def offer(self) -> bytes:
+        """What another process needs to know to read the pages of this one."""
+        ...
+
+    def meet(self, offer: bytes) -> Peer:
+        """The process that made an offer.
+
+        Raises:
+            ReachError: it cannot be reached this way.
+        """
+        ...
+
+    def close(self) -> None:
+        """Offer no more."""
+        ...
+
+
+def where(memory: Sequence[PageMemory]) -> tuple[Where, ...]:
+    """Where the pages of all KV groups are."""
+    return tuple(
+        tuple((r.address, r.stride, r.num_bytes) for r in part.regions(0)) for part in memory
+    )
+
+
+def extents(memory: Sequence[PageMemory]) -> tuple[tuple[int, int], ...]:
+    """Address and bytes of each piece of memory that holds pages, for those who register it."""
+    found: list[tuple[int, int]] = []
+    for part in memory:
+        for region in part.regions(0):
+            last = region.address + region.stride * (part.num_pages - 1)
+            found.append((region.address, last + region.num_bytes - region.address))
+    return tuple(found)
+
+
+def pieces(ours: Where, mine: Sequence[int], theirs: Where, others: Sequence[int]) -> Pieces:
+    """What is to be copied so that pages `mine` become what pages `others` are there.
+
+    Neighbours in both memories make one piece.
+
+    Raises:
+        ReachError: the two layouts differ.
+    """
+    if [region[2] for region in ours] != [region[2] for region in theirs]:
+        raise ReachError("pages have another layout there")
+    here, there = np.array(mine, np.int64), np.array(others, np.int64)
+    local = np.concatenate([a + here * stride for a, stride, _ in ours])
+    remote = np.concatenate([a + there * stride for a, stride, _ in theirs])
+    size = np.repeat(np.array([region[2] for region in ours], np.int64), len(here))
+    joins = (local[1:] == local[:-1] + size[:-1]) & (remote[1:] == remote[:-1] + size[:-1])
+    starts = np.flatnonzero(np.concatenate([[True], ~joins])) if len(size) else np.empty(0, np.intp)
+    sums = np.add.reduceat(size, starts) if len(size) else size
+    return local[starts], remote[starts], sums
+
+
+def read_where(data: bytes) -> tuple[Where, ...]:
+    """Decode what `where` tells.
+
+    Raises:
+        ReachError: it is malformed.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=tuple[Where, ...])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ReachError(f"a malformed offer: {error}") from None

@@ -1,0 +1,63 @@
+"""From the configuration to both halves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sylvan.config.tree import PdMuxConfig
+from sylvan.kernels.api import Unsupported
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.executor.capability import CapabilityWorker
+from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.features.pdmux.control import PrefillBetween
+from sylvan.runtime.features.pdmux.worker import PrefillWorker
+from sylvan.runtime.sched.capability import Capability
+
+
+class PdMuxParts:
+    """Both halves: first `workers`, then, once the executor is there, `controls`.
+
+    Args:
+        settings: None: prompts are computed in steps, and there are no parts.
+    """
+
+    def __init__(self, settings: PdMuxConfig | None) -> None:
+        self._settings = settings
+        self._worker: PrefillWorker | None = None
+        self._site: ModelSite | None = None
+
+    @property
+    def workers(self) -> tuple[Callable[[ModelSite], CapabilityWorker], ...]:
+        """What makes the worker half."""
+        return (self._make,) if self._settings is not None else ()
+
+    def _make(self, site: ModelSite) -> CapabilityWorker:
+        assert self._settings is not None
+        self._site = site
+        self._worker = PrefillWorker(site.split, self._settings.wait_ms / 1000)
+        return self._worker
+
+    def controls(self, *, elsewhere: bool) -> tuple[Capability, ...]:
+        """The control half.
+
+        Args:
+            elsewhere: See `PrefillBetween`.
+
+        Raises:
+            ConfigError: the model cannot be computed op by op.
+        """
+        if self._settings is None or self._worker is None or self._site is None:
+            return ()
+        groups, _ = self._site.memory()
+        kinds = {group.kind for group in groups}
+        if not kinds <= {"full", "latent"}:
+            raise ConfigError(
+                f"pdmux: this model keeps {', '.join(sorted(kinds))} layers; only prompts of "
+                "models whose layers all attend to everything are computed between steps"
+            )
+        try:
+            self._worker.open()
+        except Unsupported as why:
+            raise ConfigError(f"pdmux: prompts cannot be computed op by op: {why}") from None
+        least, page_size = self._settings.min_tokens, groups[0].page_size
+        return (PrefillBetween(least, page_size, elsewhere=elsewhere),)

@@ -1,0 +1,164 @@
+"""Control half: long prompts load, while the worker half computes them between steps."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.cache.types import common_prefix_len
+from sylvan.runtime.core.req import Batch, Req
+from sylvan.runtime.features.pdmux.data import (
+    Advance,
+    Fill,
+    Filled,
+    MuxEvents,
+    MuxWork,
+    Stop,
+)
+from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
+
+logger = logging.getLogger(__name__)
+
+MOST_JOBS = 4
+"""Prompts with memory; others wait without."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    number: int
+    req: Req
+    stopping: bool = False
+
+
+class PrefillBetween(Capability):
+    """Prefill multiplexed with decoding.
+
+    A long prompt that arrives while others decode gets its memory and loads, as one whose KV comes
+    from elsewhere: here the worker half computes it, all tokens but the last, some ops after each
+    step. The last token is computed in a step as any other, and samples the first output.
+
+    Args:
+        min_tokens: Shorter prompts go the usual way.
+        page_size: Tokens of a page.
+        elsewhere: Whether the KV of requests with a room comes from another server.
+    """
+
+    name: ClassVar = "pdmux"
+    work_type: ClassVar = MuxWork
+    report_type: ClassVar = MuxEvents
+
+    def __init__(self, min_tokens: int, page_size: int, *, elsewhere: bool = False) -> None:
+        self._min_tokens, self._page_size, self._elsewhere = min_tokens, page_size, elsewhere
+        self._port: SchedulerPort | None = None
+        self._numbers = itertools.count(1)
+        self._chosen: set[str] = set()
+        self._by_rid: dict[str, _Job] = {}
+        self._by_number: dict[int, _Job] = {}
+        self._outbox: list[Fill | Stop] = []
+
+    def attach(self, port: SchedulerPort) -> None:
+        """See `Capability.attach`."""
+        self._port = port
+
+    def wants_step(self) -> bool:
+        """See `Capability.wants_step`: prompts go on where nobody decodes any more, too."""
+        return bool(self._by_number)
+
+    def plan_work(self, batch: Batch) -> MuxWork | None:
+        """See `Capability.plan_work`."""
+        if not self._by_number:
+            return None
+        work, self._outbox = tuple(self._outbox), []
+        return work or (Advance(),)
+
+    def on_result(self, batch: Batch, report: Any) -> None:
+        """See `Capability.on_result`."""
+        assert self._port is not None
+        for event in report or ():
+            job = self._by_number.pop(event.job, None)
+            if job is None:
+                continue
+            rid = job.req.rid
+            self._by_rid.pop(rid, None)
+            if job.req.finish is not None:
+                self._port.release(rid)
+            elif isinstance(event, Filled):
+                self._port.loaded(rid, job.req.prompt_len - 1)
+            else:
+                logger.warning("prompt of %s is computed in steps: %s", rid, event.error)
+                self._port.load_failed(rid)
+
+    # ---- requests
+
+    def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
+        """See `Capability.admit`."""
+        self._chosen.discard(req.rid)
+        decodes = any(other.computed >= other.prompt_len for other in admitted)
+        if not self._suits(req) or not (decodes or self._by_number):
+            return Verdict.READY
+        if len(self._by_number) >= MOST_JOBS or self._shares_a_start(req):
+            return Verdict.WAIT
+        self._chosen.add(req.rid)
+        return Verdict.LOAD
+
+    def on_load(self, req: Req) -> None:
+        """See `Capability.on_load`."""
+        if req.rid not in self._chosen:
+            return
+        self._chosen.discard(req.rid)
+        if req.kv is None or req.kv.loading is not None:
+            return  # a tier brings its start; steps compute the rest
+        job = _Job(next(self._numbers), req)
+        self._by_rid[req.rid] = self._by_number[job.number] = job
+        start, stop = req.kv.cached, req.prompt_len - 1
+        ids = req.tokens.view(start, max(start, stop)).copy()
+        pages = req.kv.pages[: -(-stop // self._page_size)].copy()
+        self._outbox.append(Fill(job.number, start, ids, pages))
+
+    def stop_loading(self, req: Req) -> bool:
+        """See `Capability.stop_loading`: a prompt takes as long as it takes."""
+        return req.rid not in self._by_rid
+
+    def on_finish(self, req: Req) -> None:
+        """See `Capability.on_finish`."""
+        self._chosen.discard(req.rid)
+        job = self._by_rid.get(req.rid)
+        if job is not None and not job.stopping:
+            job.stopping = True
+            self._outbox.append(Stop(job.number))
+
+    def holds(self, req: Req) -> bool:
+        """See `Capability.holds`: as long as its pages may be written."""
+        return req.rid in self._by_rid
+
+    # ---- inside
+
+    def _suits(self, req: Req) -> bool:
+        """Whether nothing but the KV of the prompt is wanted of it."""
+        request = req.request
+        if not isinstance(request, GenerateRequest) or req.retractions or not req.may_load:
+            return False
+        if req.prompt_len < self._min_tokens or len(req.tokens) != req.prompt_len:
+            return False
+        logprobs = request.logprobs
+        plain = (
+            request.lora is None
+            and not request.media
+            and (logprobs is None or logprobs.start is None)
+        )
+        room = request.bootstrap
+        with_room = self._elsewhere and room is not None and room.role != "prefill"
+        return plain and not with_room
+
+    def _shares_a_start(self, req: Req) -> bool:
+        """Whether a prompt under way will leave some of this one in the prefix cache."""
+        mine = req.request.input_ids
+        least = max(self._page_size, self._min_tokens)
+        return any(
+            common_prefix_len(mine, job.req.request.input_ids) >= least
+            for job in self._by_number.values()
+        )

@@ -1,0 +1,74 @@
+"""Metrics of KV that is handed from server to server; names are SGLang's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from sylvan.protocol.disagg import SIZES_MB, SPEEDS_GB_S, TIMES_MS, DisaggLoad
+
+_GAUGES = {
+    "num_prefill_bootstrap_queue_reqs": "prefill_bootstrap_queue_reqs",
+    "num_prefill_inflight_queue_reqs": "prefill_inflight_queue_reqs",
+    "num_decode_prealloc_queue_reqs": "decode_prealloc_queue_reqs",
+    "num_decode_transfer_queue_reqs": "decode_transfer_queue_reqs",
+    "num_decode_retracted_queue_reqs": "decode_retracted_queue_reqs",
+}
+_COUNTERS = {
+    "num_bootstrap_failed_reqs": ("bootstrap_failed", "Requests whose two servers did not meet"),
+    "num_transfer_failed_reqs": ("transfer_failed", "Requests whose KV did not come"),
+    "num_prefill_retries": ("prefill_retries", "Requests that asked a prefill server again"),
+}
+_HISTOGRAMS = {
+    "kv_transfer_speed_gb_s": ("speed_gb_s", SPEEDS_GB_S, "Speed of transfers"),
+    "kv_transfer_latency_ms": ("latency_ms", TIMES_MS, "Time until all pages were there"),
+    "kv_transfer_bootstrap_ms": ("bootstrap_ms", TIMES_MS, "Arrival until the servers had met"),
+    "kv_transfer_alloc_ms": ("alloc_ms", TIMES_MS, "Arrival until there was memory"),
+    "kv_transfer_total_mb": ("total_mb", SIZES_MB, "Size of transfers"),
+}
+
+
+class DisaggMetrics(Collector):
+    """What a scheduler with a role told with its last heartbeat; nothing without a role.
+
+    Args:
+        load: Of the scheduler.
+        prefix: Of names.
+        labels: Names and values.
+    """
+
+    def __init__(
+        self, load: Callable[[], DisaggLoad | None], prefix: str, labels: dict[str, str]
+    ) -> None:
+        self._load, self._prefix, self._labels = load, prefix, labels
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector.collect`."""
+        load = self._load()
+        if load is None:
+            return
+        names, values = [*self._labels], [*self._labels.values()]
+        for name, field in _GAUGES.items():
+            gauge = GaugeMetricFamily(self._prefix + name, name, labels=names)
+            gauge.add_metric(values, getattr(load, field))
+            yield gauge
+        for name, (field, doc) in _COUNTERS.items():
+            counter = CounterMetricFamily(self._prefix + name, doc, labels=names)
+            counter.add_metric(values, getattr(load, field))
+            yield counter
+        for name, (field, bounds, doc) in _HISTOGRAMS.items():
+            spread = getattr(load, field)
+            counts = spread.counts or (0,) * (len(bounds) + 1)
+            below = itertools.accumulate(counts)
+            texts = [*(str(bound) for bound in bounds), "+Inf"]
+            histogram = HistogramMetricFamily(self._prefix + name, doc, labels=names)
+            histogram.add_metric(values, [*zip(texts, below, strict=True)], spread.total)
+            yield histogram

@@ -1,0 +1,301 @@
+"""Sender and receiver: every way moves the same bytes, and what goes wrong is told."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sylvan.runtime.features.disagg.attach import Attach
+from sylvan.runtime.features.disagg.data import (
+    Asked,
+    Expose,
+    Join,
+    Leave,
+    Left,
+    Lost,
+    Lot,
+    Over,
+    Receive,
+    Received,
+    Refused,
+    SendPages,
+    Withdraw,
+)
+from sylvan.runtime.features.disagg.reach import ReachError, pieces, where
+from sylvan.runtime.features.disagg.receiver import Receiver
+from sylvan.runtime.features.disagg.sender import Sender
+from sylvan.runtime.features.disagg.ways import Means, means
+from tests.support.transfer import (
+    Faults,
+    FaultyNetwork,
+    content,
+    manifest,
+    paged,
+    states,
+    until,
+)
+
+HOST = "127.0.0.1"
+DIGEST = b"d" * 16
+TRANSFERS = [
+    "tcp",
+    "segment",
+    "attach",
+    *(name for name in ("nixl", "mooncake") if importlib.util.find_spec(name)),
+]
+
+
+@dataclass
+class Ends:
+    sender: Sender
+    receiver: Receiver
+    source: list[Any]
+    target: list[Any]
+    port: int
+
+    def __post_init__(self) -> None:
+        self.sent: list[Any] = []
+        self.got: list[Any] = []
+
+    def wait(self, kind: type) -> Any:
+        """The next event of a kind, on either side."""
+
+        def look() -> Any:
+            self.sent += self.sender.events() or ()
+            self.got += self.receiver.events() or ()
+            return next((e for e in (*self.sent, *self.got) if isinstance(e, kind)), None)
+
+        found = until(look)
+        self.sent = [e for e in self.sent if e is not found]
+        self.got = [e for e in self.got if e is not found]
+        return found
+
+    def join(self, room: int = 7, digest: bytes = DIGEST) -> None:
+        self.receiver.begin((Join(1, HOST, self.port, room, digest),))
+
+
+def ends(
+    transfer: str = "tcp",
+    *,
+    faults: Faults | None = None,
+    secrets: tuple[bytes, bytes] = (b"", b""),
+    theirs: Any = None,
+    regions: int = 3,
+) -> Ends:
+    source, target = [paged(12, 1, regions=regions), paged(6, 2), states(4, 3)], []
+    target = [paged(12, 4, regions=regions), paged(6, 5), states(4, 6)]
+    name = {"attach": "shm"}.get(transfer, transfer)
+    how = [
+        Means(shares=True) if transfer == "segment" else means(name, memory, HOST)
+        for memory in (source, target)
+    ]
+    if transfer == "attach":
+        how[1] = replace(how[1], needs_way=True)
+    network = FaultyNetwork(faults or Faults())
+    sender = Sender(network, source, manifest(), secrets[0], how[0])
+    receiver = Receiver(
+        FaultyNetwork(faults or Faults()),
+        target,
+        theirs or manifest(),
+        secrets[1],
+        how[1],
+    )
+    return Ends(sender, receiver, source, target, sender.listen(HOST, 0))
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Ends]]:
+    found: list[Ends] = []
+    yield found
+    for pair in found:
+        pair.receiver.close()
+        pair.sender.close()
+
+
+@pytest.mark.parametrize("regions", [1, 3])
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_pages_windows_and_states_arrive_as_they_were(opened, transfer, regions):
+    pair = ends(transfer, regions=regions)
+    opened.append(pair)
+    pair.sender.begin((Expose(1, 7, DIGEST),))
+    pair.join()
+    lots = (Lot(1, (5, 1)), Lot(2, (2,)))
+    pair.receiver.begin((Receive(1, 2, (9, 3, 4, 1), lots),))
+    asked = pair.wait(Asked)
+    assert asked.first == 2
+
+    pair.sender.begin((SendPages(1, 2, (6, 7), last=False),))
+    last = SendPages(1, 4, (8, 2), last=True, lots=(Lot(1, (3, 4)), Lot(2, (1,))))
+    pair.sender.begin((last,))
+
+    received, over = pair.wait(Received), pair.wait(Over)
+    assert over.error == ""
+    for group, mine, others in (
+        (0, (9, 3, 4, 1), (6, 7, 8, 2)),
+        (1, (5, 1), (3, 4)),
+        (2, (2,), (1,)),
+    ):
+        assert content(pair.target[group], mine) == content(pair.source[group], others)
+    assert received.num_bytes == sum(
+        n * part.page_bytes for n, part in zip((4, 2, 1), pair.source, strict=True)
+    )
+
+
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_nothing_may_be_wanted(opened, transfer):
+    pair = ends(transfer)
+    opened.append(pair)
+    pair.join()
+    pair.receiver.begin((Receive(1, 3, ()),))
+    pair.sender.begin((Expose(1, 7, DIGEST),))
+    pair.wait(Asked)
+
+    pair.sender.begin((SendPages(1, 3, (), last=True),))
+
+    assert pair.wait(Received).num_bytes == 0
+    assert pair.wait(Over).error == ""
+
+
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_a_withdrawn_prompt_is_lost_with_the_reason(opened, transfer):
+    pair = ends(transfer)
+    opened.append(pair)
+    pair.sender.begin((Expose(1, 7, DIGEST),))
+    pair.join()
+    pair.receiver.begin((Receive(1, 0, (1, 2)),))
+    pair.wait(Asked)
+    pair.sender.begin((SendPages(1, 0, (1,), last=False), Withdraw(1, "it was aborted")))
+
+    assert "it was aborted" in pair.wait(Lost).reason
+    assert pair.wait(Over).error == "it was aborted"
+
+
+def test_pages_that_did_not_stay_are_not_believed(opened):
+    """The prefill server gives up a request whose pages are being read."""
+    pair = ends("attach")
+    opened.append(pair)
+    pair.sender.begin((Expose(1, 7, DIGEST),))
+    pair.join()
+    pair.receiver.begin((Receive(1, 0, (1, 2)),))
+    pair.wait(Asked)
+
+    pair.sender.begin((SendPages(1, 0, (1, 2), last=False), Withdraw(1, "too late")))
+
+    assert "too late" in pair.wait(Lost).reason
+
+
+def test_one_that_leaves_writes_nothing_more(opened):
+    pair = ends("tcp")
+    opened.append(pair)
+    pair.sender.begin((Expose(1, 7, DIGEST),))
+    pair.join()
+    pair.receiver.begin((Receive(1, 0, (1, 2)),))
+    pair.wait(Asked)
+    before = content(pair.target[0], (1, 2))
+
+    pair.receiver.begin((Leave(1),))
+
+    pair.wait(Left)
+    pair.sender.begin((SendPages(1, 0, (3, 4), last=True),))
+    assert pair.wait(Over).error
+    assert content(pair.target[0], (1, 2)) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"theirs": manifest(page_size=32)}, "page_size is 16, not 32"),
+        ({"theirs": manifest(kv_dtype="int8")}, "kv_dtype is model, not int8"),
+        ({"theirs": manifest(shards=(2, 0))}, "shards is (1, 0), not (2, 0)"),
+        ({"theirs": manifest(weights="x")}, "weights is w, not x"),
+        ({"theirs": manifest(version="2")}, "version is 1, not 2"),
+        ({"secrets": (b"a" * 16, b"b" * 16)}, "does not know the secret"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_servers_that_do_not_fit_refuse_by_name(opened, given, reason):
+    pair = ends("tcp", **given)
+    opened.append(pair)
+    pair.sender.begin((Expose(1, 7, DIGEST),))
+    pair.join()
+
+    assert reason in pair.wait(Refused).reason
+
+
+def test_a_room_and_a_prompt_are_given_once(opened):
+    pair = ends("tcp")
+    opened.append(pair)
+    pair.sender.begin((Expose(1, 7, DIGEST),))
+    pair.join(digest=b"other")
+    assert "prompt or adapter" in pair.wait(Refused).reason
+    pair.receiver.begin((Join(1, HOST, pair.port, 7, DIGEST),))
+    pair.receiver.begin((Receive(1, 0, (1,)),))
+    pair.wait(Asked)
+    pair.sender.begin((SendPages(1, 0, (1,), last=True),))
+    pair.wait(Received)
+
+    pair.receiver.begin((Join(1, HOST, pair.port, 7, DIGEST),))
+
+    assert "was used before" in pair.wait(Refused).reason
+
+
+@pytest.mark.parametrize("kind", ["lost", "broken", "late", "swapped", "garbled"])
+def test_faults_of_the_network_never_change_a_byte(opened, kind):
+    """Each of many transfers arrives whole, or is said to have failed."""
+    faults = Faults(seed=1, **{kind: 0.15})
+    pair = ends("tcp", faults=faults)
+    opened.append(pair)
+    ended = 0
+    for room in range(40):
+        pair.sender.begin((Expose(room, room, DIGEST),))
+        pair.receiver.begin((Join(room, HOST, pair.port, room, DIGEST),))
+        pair.receiver.begin((Receive(room, 0, (1, 2), (Lot(2, (1,)),)),))
+    for _ in range(1000 if kind in ("lost", "swapped") else 60_000):
+        for event in pair.sender.events() or ():
+            if isinstance(event, Asked):
+                work = (
+                    SendPages(event.job, 0, (3,), last=False),
+                    SendPages(event.job, 1, (4,), last=True, lots=(Lot(2, (2,)),)),
+                )
+                pair.sender.begin(work)
+        for event in pair.receiver.events() or ():
+            if isinstance(event, Received):
+                assert content(pair.target[0], (1, 2)) == content(pair.source[0], (3, 4))
+                assert content(pair.target[2], (1,)) == content(pair.source[2], (2,))
+            ended += isinstance(event, Received | Lost | Refused)
+        if ended == 40:
+            break
+        time.sleep(0.001)
+    if kind in ("lost", "swapped"):  # these wait for ever: the control half tells them to leave
+        pair.receiver.begin(tuple(Leave(room) for room in range(40)))
+        until(lambda: not pair.receiver._jobs)
+    else:
+        assert ended == 40
+
+
+def test_pieces_join_neighbours_and_refuse_another_layout():
+    ours = where([paged(8, 0)])[0]
+    local, remote, sizes = pieces(ours, (1, 2, 5), ours, (3, 4, 2))
+    assert sizes.tolist() == [192, 96] * 3
+    assert (local - ours[0][0]).tolist()[:2] == [96, 480]
+    assert (remote - ours[0][0]).tolist()[:2] == [288, 192]
+    with pytest.raises(ReachError, match="another layout"):
+        pieces(ours, (1,), where([paged(8, 0, width=64)])[0], (1,))
+
+
+def test_a_process_that_is_another_one_is_not_read():
+    honest, lying = Attach(), Attach()
+    lying._beacon = np.zeros(32, np.uint8)
+    Attach().meet(honest.offer())
+    forged = lying.offer()
+    lying._beacon[:] = 1
+    with pytest.raises(ReachError, match="another one"):
+        Attach().meet(forged)
+    with pytest.raises(ReachError, match="malformed"):
+        Attach().meet(b"x")
