@@ -139,9 +139,9 @@ def _find(name: str) -> Any:
     Raises:
         ProcessorError: there is none of that name.
     """
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
-
-    families = [family for family, known in PROCESSOR_MAPPING_NAMES.items() if known == name]
+    mapping: Any = importlib.import_module("transformers.models.auto.processing_auto")
+    known = mapping.PROCESSOR_MAPPING_NAMES.items()
+    families = [family for family, processor in known if processor == name]
     for family in (*families, name.removesuffix("Processor").lower()):
         stem = family.replace("-", "_")
         path = f"transformers.models.{stem}.processing_{stem}"

@@ -201,7 +201,8 @@ class Int4Weight(QuantisedWeight):
 
     def like(self, tensors: Sequence[torch.Tensor]) -> Int4Weight:
         """See `QuantisedWeight.like`."""
-        return Int4Weight(*tensors, self.group)
+        q, scale = tensors
+        return Int4Weight(q, scale, self.group)
 
     def columns(self, start: int, stop: int) -> Int4Weight:
         """See `QuantisedWeight.columns`."""

@@ -123,7 +123,7 @@ def _lowered(graph: Graph, op: Op, packed: Mapping[int, _Packed]) -> Iterator[Op
     elif weight.kind == "coded":
         yield from _coded(graph, linear, found)
     else:
-        operands = _operands(linear) | {"sums": found.parts.get("sums")}
+        operands: dict[str, Any] = _operands(linear) | {"sums": found.parts.get("sums")}
         yield _LINEARS[weight.kind](**operands)
 
 

@@ -57,7 +57,7 @@ class Predictor:
         config = load_config(model)
         _check(config)
         kind = getattr(torch, dtype)
-        module = family_of(config).model(config, Build(dtype=kind, length=longest))
+        module: Any = family_of(config).model(config, Build(dtype=kind, length=longest))
         formats = choose(config, quantization)
         defer_weights(module, model, quantise=formats.converted, blocks=formats.blocks)
         pages = -(-longest // PAGE)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from sylvan.kernels.api import LinearWeight
+from sylvan.kernels.matmul.codes import Code
 from sylvan.kernels.matmul.weights import CodedWeight, DeferredWeight, QuantisedWeight, join
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.linear import Linear
@@ -122,7 +123,7 @@ class WeightReader:
     ) -> None:
         self._checkpoint = checkpoint = checkpoint if blocks else unpacked(checkpoint)
         self._bits = dict(matrices(model, quantise)) if quantise else {}
-        self._code = quantise.code if quantise else None
+        self._code: Code | None = quantise.code if quantise else None
         self._convert = getattr(model, "convert", _as_stored)
         rename = getattr(model, "rename", canonical)
         self._names = {rename(name): name for name in checkpoint.tensors}

@@ -155,7 +155,7 @@ def group_of(name: str, inputs: int, code: Code | None = None) -> int:
 def is_multiplied(model: nn.Module, name: str) -> bool:
     """Whether kernels of quantised matrices multiply by the parameter `name`."""
     path, _, _ = name.rpartition(".")
-    module = model.get_submodule(path)
+    module: Any = model.get_submodule(path)
     if isinstance(module, Experts):
         return True
     weight, head = module.weight, getattr(model, "lm_head", None)

@@ -88,7 +88,7 @@ def stored_format(raw: Settings) -> StoredFormat | None:
         return None
     if not isinstance(found, dict):
         raise ConfigError("config.json: quantization_config must be an object")
-    method = found.get("quant_method")
+    method = str(found.get("quant_method"))
     if method == "mxfp4":  # its tensors tell; on devices they are plain numbers
         return None
     if method not in METHODS:

@@ -187,7 +187,8 @@ def _scheme(name: str, group: Any, layout: object) -> Scheme:
     group = group if isinstance(group, dict) else {}
     weights = group.get("weights") or {}
     layout = group.get("format") or layout
-    bits, kind, how = (weights.get(key) for key in ("num_bits", "type", "strategy"))
+    kind, how = (str(weights.get(key)) for key in ("type", "strategy"))
+    bits: Any = weights.get("num_bits")
     size, block = weights.get("group_size"), weights.get("block_structure")
     symmetric = bool(weights.get("symmetric", True))
     fits = {

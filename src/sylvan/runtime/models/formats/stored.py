@@ -145,7 +145,7 @@ def number(settings: Mapping[str, Any], field: str, choices: Sequence[int]) -> i
     Raises:
         ConfigError: it is none of the choices; names it.
     """
-    found = settings.get(field)
+    found: Any = settings.get(field)
     if isinstance(found, bool) or found not in choices:
         allowed = ", ".join(map(str, choices))
         raise ConfigError(
