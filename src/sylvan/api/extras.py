@@ -25,6 +25,10 @@ HARMLESS = frozenset({
 
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
+        ("image_data", "video_data", "audio_data"),
+        "put images, videos and sounds into the content of messages, or call /generate",
+    ),
+    **dict.fromkeys(
         (
             "mm_hashes", "mm_content_hashes",
             "use_audio_in_video", "video_config", "images_config", "mm_processor_kwargs",

@@ -45,8 +45,8 @@ def test_unknown_names_are_told_apart_from_harmless_ones():
 
 
 def test_known_names_that_cannot_be_honoured_are_refused():
-    with pytest.raises(RequestError, match="video_data cannot be honoured"):
-        unknown_fields(parse(GenerateBody, {"text": "x", "video_data": "a.mp4"}))
+    with pytest.raises(RequestError, match="video_config cannot be honoured"):
+        unknown_fields(parse(GenerateBody, {"text": "x", "video_config": {"fps": 2}}))
 
 
 def test_paths_are_spelt_as_in_javascript():

@@ -38,6 +38,7 @@ _HARMLESS = frozenset(
 _KNOWN = _HARMLESS | {"sliding_window", "softcap", "s_aux"}
 _PROBE_TOKENS = 3
 _STACKED = 3  # dimensions of a stack of matrices
+_CACHE_NAMES = ("cache_params", "cache", "past_key_values")  # the last one until transformers 5.23
 NO_CACHE: Mapping[str, Any] = MappingProxyType({"use_cache": False})
 UNTRACEABLE = (
     ArithmeticError,
@@ -301,7 +302,7 @@ def called(model: Any) -> Any:
 def cache_name(model: Any) -> str:
     """The argument by which a model takes its cache."""
     names = inspect.signature(type(called(model)).forward).parameters
-    return "cache_params" if "cache_params" in names else "past_key_values"
+    return next((name for name in _CACHE_NAMES if name in names), _CACHE_NAMES[-1])
 
 
 def probe(model: Any, step: Step) -> Found:

@@ -200,7 +200,7 @@ async def test_tools_that_anthropic_defines_are_offered_or_named(client):
         ({"messages": []}, "messages"),
         ({"thinking": {"type": "enabled"}}, "budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "1024"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "text only"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "source.type"),
         ({"tools": [{"type": "oracle_20250305", "name": "w"}]}, "tools[0].type"),
         (
             {

@@ -139,7 +139,7 @@ async def test_items_that_no_response_could_take_are_refused(client):
     response = await client.post("/v1/conversations", {"items": [USER, bad]})
 
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == "items[1].content[0]"
+    assert response.json()["error"]["param"] == "items[1].content[0].image_url"
 
 
 async def test_a_server_that_keeps_nothing_says_so(engine):

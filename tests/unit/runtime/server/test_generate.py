@@ -125,7 +125,7 @@ async def test_unknown_sampling_field_is_refused_with_the_nearest_name(client):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("image_data", ["x.png"]), ("custom_logit_processor", "code"), ("input_embeds", [[0.5]])],
+    [("image_data", "x.png"), ("custom_logit_processor", "code"), ("input_embeds", [[0.5]])],
 )
 async def test_known_field_that_cannot_be_honoured_is_refused(client, field, value):
     response = await client.post("/generate", {"text": "a", field: value})

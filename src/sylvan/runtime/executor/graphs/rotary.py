@@ -10,6 +10,7 @@ Shapes: B requests, L tokens of each, T rows of all, N heads, H columns of a hea
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any
@@ -38,7 +39,7 @@ def turn_natively(model: Any, step: Step, dtype: torch.dtype) -> bool:
     expected = _tried(model, step)
     copies: dict[FunctionType, FunctionType] = {}
     for module in layers:
-        forward = type(module).forward
+        forward = _written(module)
         if forward not in copies:
             copies[forward] = _copied(forward, step)
         module.forward = MethodType(copies[forward], module)
@@ -52,13 +53,18 @@ def turn_natively(model: Any, step: Step, dtype: torch.dtype) -> bool:
 
 def _turns(module: nn.Module) -> bool:
     """Whether the forward of a module calls the function by its name."""
-    forward = type(module).forward
+    forward = _written(module)
     return (
         isinstance(forward, FunctionType)
         and _NAME in forward.__code__.co_names
         and callable(forward.__globals__.get(_NAME))
         and "forward" not in vars(module)
     )
+
+
+def _written(module: nn.Module) -> Any:
+    """The forward of a module's class without decorators, such as those for renamed arguments."""
+    return inspect.unwrap(type(module).forward)
 
 
 def _copied(forward: FunctionType, step: Step) -> FunctionType:
