@@ -87,6 +87,7 @@ class _Job:
 
     wanted: asyncio.Future[Receive]
     task: asyncio.Task[None] | None = None
+    begun: bool = False  # the task runs: it says itself that it has ended
     asking: asyncio.Task[None] | None = None
     gave_up: str = ""
     transfers: list[Transfer] = field(default_factory=list[Transfer])
@@ -215,11 +216,17 @@ class Receiver:
 
     def _leave(self, number: int) -> None:
         job = self._jobs.get(number)
-        if job is not None and job.task is not None:
-            job.task.cancel()
+        if job is None or job.task is None:
+            return
+        job.task.cancel()
+        if not job.begun:  # asyncio drops a task that was cancelled before its first step
+            job.close()
+            del self._jobs[number]
+            self._tell(Left(number))
 
     async def _run(self, work: Join, job: _Job) -> None:
         """One job, from the first word to the last."""
+        job.begun = True
         ended: Event = Left(work.job)
         channel = None
         try:

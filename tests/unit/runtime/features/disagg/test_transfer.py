@@ -190,6 +190,19 @@ def test_pages_that_did_not_stay_are_not_believed(opened):
     assert "too late" in pair.wait(Lost).reason
 
 
+def test_a_request_that_leaves_at_once_has_left(opened):
+    pair = ends()
+    opened.append(pair)
+    jobs = range(200)
+
+    for job in jobs:
+        join = Join(job, HOST, pair.port, job, DIGEST)
+        pair.receiver.begin((join, Leave(job)))
+
+    left = sorted(pair.wait(Left).job for _ in jobs)
+    assert left == list(jobs)
+
+
 def test_one_that_leaves_writes_nothing_more(opened):
     pair = ends("tcp")
     opened.append(pair)
