@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -114,10 +115,9 @@ async def test_the_server_shows_each_replica(runtime: Runtime) -> None:
     assert all(row["generated_tokens"] == 16 for row in rows + second)
     for replica in (0, 1):
         assert f'sylvan_load_generated_tokens{{dp_rank="{replica}"}} 16.0' in gauges
-    assert any(
-        line.startswith("sglang:generated_tokens{") and line.endswith(" 32.0")
-        for line in merged.splitlines()
-    )
+        assert re.search(
+            rf'^sglang:generated_tokens{{dp_rank="{replica}"[^}}]*}} 16\.0$', merged, re.MULTILINE
+        )
 
 
 @pytest.mark.parametrize("child", ["scheduler-0", "detokenizer-1"])

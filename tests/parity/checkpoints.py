@@ -91,7 +91,9 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 @torch.inference_mode()
-def greedy(model: PreTrainedModel, prompt: list[int], new: int) -> list[int]:
+def greedy(
+    model: PreTrainedModel, prompt: list[int], new: int, *, use_cache: bool = True
+) -> list[int]:
     """What transformers itself answers, `new` tokens whatever they are."""
     ids = torch.tensor([prompt])
     out: Any = model.generate(  # type: ignore[operator]
@@ -101,5 +103,6 @@ def greedy(model: PreTrainedModel, prompt: list[int], new: int) -> list[int]:
         do_sample=False,
         eos_token_id=None,
         pad_token_id=0,
+        use_cache=use_cache,
     )
     return out[0, len(prompt) :].tolist()

@@ -9,6 +9,7 @@ OWN_ATTENTION = "computes attention by itself, without transformers' interface"
 INDEXED = "chooses tokens by an index of its own (sparse attention)"
 OWN_STATE = "keeps recurrent states in a way of its own"
 IMAGES = "needs images or sounds"
+LOOPS = "runs its layers several times for a token"
 MASKS = "masks or biases attention in a way of its own"
 
 LEFT: Mapping[str, str] = MappingProxyType(
@@ -23,6 +24,7 @@ LEFT: Mapping[str, str] = MappingProxyType(
         "DeepseekV32ForCausalLM": INDEXED,
         "DeepseekV4ForCausalLM": INDEXED,
         "DogeForCausalLM": MASKS,
+        "DoryForCausalLM": LOOPS,
         "Dots3NoteForCausalLM": INDEXED,
         "Emu3ForCausalLM": IMAGES,
         "FuyuForCausalLM": IMAGES,
@@ -36,8 +38,9 @@ LEFT: Mapping[str, str] = MappingProxyType(
         "GlmMoeDsaForCausalLM": INDEXED,
         "GotOcr2ForConditionalGeneration": IMAGES,
         "HYV4ForCausalLM": INDEXED,
-        "HrmTextForCausalLM": "runs its layers several times for a token",
+        "HrmTextForCausalLM": LOOPS,
         "Inkling2ForCausalLM": MASKS,
+        "Inkling2LoopForCausalLM": MASKS,
         "InklingForCausalLM": MASKS,
         "JetMoeForCausalLM": "chooses heads of attention as experts",
         "LongcatFlashForCausalLM": "cannot be traced without weights",

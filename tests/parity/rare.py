@@ -24,6 +24,7 @@ from tests.parity.families import (
 RARE: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
     {
         "apertus": shape("ApertusConfig"),
+        "apertus1p5-text": shape("Apertus1p5TextConfig"),
         "aria-text": shape("AriaTextConfig"),
         "ernie4-5": shape("Ernie4_5Config"),
         "ernie4-5-moe": shape("Ernie4_5_MoeConfig", **EXPERTS),
@@ -98,6 +99,7 @@ RECURRENT: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
             linear_head_dim=16,
             linear_num_heads=4,
         ),
+        "lara-mini": shape("LaraMiniConfig", **DELTA),
         "lfm2": shape("Lfm2Config", layer_types=CONV),
         "lfm2-moe": shape("Lfm2MoeConfig", **EXPERTS, layer_types=CONV, num_dense_layers=1),
         "lfm3": shape("Lfm3Config", layer_types=CONV),

@@ -35,7 +35,17 @@ from tests.support.ranks import build_ranks
 
 THROUGH_TRANSFORMERS = {
     *FALLBACK,
-    *("bailing-hybrid", "beam", "afmoe", "ctrl", "diffllama", "falcon-h1", "gemma4"),
+    *(
+        "apertus1p5-text",
+        "lara-mini",
+        "bailing-hybrid",
+        "beam",
+        "afmoe",
+        "ctrl",
+        "diffllama",
+        "falcon-h1",
+        "gemma4",
+    ),
     *("gemma4-unified", "kimi-linear", "kolibri1", "laguna", "lfm3", "minimax-m3"),
     *("modernbert-decoder", "nemotron-h", "olmo-hybrid", "zamba2", "zaya", "cohere2-moe"),
     *("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus", "plbart"),

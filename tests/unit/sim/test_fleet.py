@@ -38,7 +38,12 @@ def serve(
 
 def state(fleet):
     counts = [(r.executor.steps, r.executor.rows, r.executor.busy_s) for r in fleet.replicas]
-    loads = [r.scheduler.load() for r in fleet.replicas]
+    loads = [
+        msgspec.structs.replace(
+            load, forward_seconds=round(load.forward_seconds, 12)
+        )  # sums of other orders
+        for load in (r.scheduler.load() for r in fleet.replicas)
+    ]
     return asdict(fleet.outcomes), counts, loads
 
 
