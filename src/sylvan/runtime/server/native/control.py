@@ -7,6 +7,7 @@ import gc
 
 from starlette.responses import Response
 
+from sylvan.api.errors import Family, error_body
 from sylvan.api.native import AbortBody, ContinueBody, FlushQuery, PauseBody, RoleBody
 from sylvan.protocol.errors import CapacityError
 from sylvan.protocol.messages import Command, FlushCache, Pause, Resume
@@ -48,7 +49,8 @@ async def switch_role(call: Call[RoleBody]) -> Response:
     role, body = call.context.role, call.body
     if not role.switches:
         message = "this server was not started with --enable-pd-role-switch"
-        return json_response({"success": False, "message": message}, status=400)
+        content = error_body(Family.NATIVE, 400, message)
+        return json_response({**content, "success": False, "message": message}, status=400)
     before = role.current
     if not body.prepare_only:
         role.current = body.new_role

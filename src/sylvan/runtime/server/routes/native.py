@@ -306,7 +306,7 @@ _CONTROL = (
         handler=corpora.list_external_corpora,
         methods=GET,
         reply=CorporaReply,
-        statuses=(503,),
+        statuses=(400, 503),
     ),
     admin(
         "/pd_role_switch",
