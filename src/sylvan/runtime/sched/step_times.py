@@ -32,6 +32,7 @@ class StepTimes:
         self._waits = False  # in this stretch there is work, and no step under way
         self._planned_s = 0.0
         self._under_way: list[int] = []  # numbers of steps; 0: it has no slices
+        self._computing = 0  # of these, how many have slices
 
     def planning(self) -> None:
         """A step is being planned."""
@@ -41,26 +42,27 @@ class StepTimes:
 
     def launching(self, batch: Batch, retractions: int) -> None:
         """A step goes to the executor."""
-        if not batch.slices:
+        slices, decodes = batch.slices, batch.num_decodes
+        size = len(slices)
+        if not size:
             self._under_way.append(0)
             return
         now = self._clock()
-        if not any(self._under_way):
+        if not self._computing:
             self._settle(now)
-        prompt_tokens = decoded = 0
-        decodes = batch.num_decodes
-        for piece in batch.slices[decodes:]:
-            if piece.start < piece.req.prompt_len:
-                prompt_tokens += piece.stop - piece.start
-            else:
-                decoded += piece.stop - piece.start
-        self.prompt_tokens += prompt_tokens
-        counts = (
-            *(len(batch.slices), decodes, prompt_tokens, prompt_tokens + decoded + decodes),
-            *(len(self._requests.running), len(self._requests.waiting), retractions),
-        )
-        rid = batch.slices[0].req.rid
-        self._under_way.append(self.log.launched(self._planned_s, now, counts, rid))
+        self._computing += 1
+        prompt_tokens, tokens = 0, decodes
+        if size > decodes:  # else there is nothing to add up, and this is on the way of each step
+            for piece in slices[decodes:]:
+                length = piece.stop - piece.start
+                tokens += length
+                if piece.start < piece.req.prompt_len:
+                    prompt_tokens += length
+            self.prompt_tokens += prompt_tokens
+        running, waiting = len(self._requests.running), len(self._requests.waiting)
+        counts = (size, decodes, prompt_tokens, tokens, running, waiting, retractions)
+        number = self.log.launched(self._planned_s, now, counts, slices[0].req.rid)
+        self._under_way.append(number)
 
     def completed(self, *, failed: bool = False) -> float:
         """The result of the oldest step is in, or it failed; returns the time."""
@@ -68,7 +70,8 @@ class StepTimes:
         number = self._under_way.pop(0)
         if number:
             self.log.completed(number, now, failed=failed)
-            if not any(self._under_way):
+            self._computing -= 1
+            if not self._computing:
                 self.forward_s += now - (now if self._since_s is None else self._since_s)
                 self._since_s, self._waits = now, True
         return now
