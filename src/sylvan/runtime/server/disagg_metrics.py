@@ -5,22 +5,33 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from sylvan.protocol.disagg import SIZES_MB, SPEEDS_GB_S, TIMES_MS, DisaggLoad
+from sylvan.runtime.server.observe.tables import field_metrics
 
 _GAUGES = {
-    "num_prefill_bootstrap_queue_reqs": "prefill_bootstrap_queue_reqs",
-    "num_prefill_inflight_queue_reqs": "prefill_inflight_queue_reqs",
-    "num_decode_prealloc_queue_reqs": "decode_prealloc_queue_reqs",
-    "num_decode_transfer_queue_reqs": "decode_transfer_queue_reqs",
-    "num_decode_retracted_queue_reqs": "decode_retracted_queue_reqs",
+    "num_prefill_bootstrap_queue_reqs": (
+        "prefill_bootstrap_queue_reqs",
+        "Prompts that no decode server has asked for yet",
+    ),
+    "num_prefill_inflight_queue_reqs": (
+        "prefill_inflight_queue_reqs",
+        "Prompts that are being sent to decode servers",
+    ),
+    "num_decode_prealloc_queue_reqs": (
+        "decode_prealloc_queue_reqs",
+        "Requests that wait for memory for their KV",
+    ),
+    "num_decode_transfer_queue_reqs": (
+        "decode_transfer_queue_reqs",
+        "Requests whose KV is arriving",
+    ),
+    "num_decode_retracted_queue_reqs": (
+        "decode_retracted_queue_reqs",
+        "Retracted requests that a prefill server computes again",
+    ),
 }
 _COUNTERS = {
     "num_bootstrap_failed_reqs": ("bootstrap_failed", "Requests whose two servers did not meet"),
@@ -55,15 +66,10 @@ class DisaggMetrics(Collector):
         load = self._load()
         if load is None:
             return
+        yield from field_metrics(
+            load, self._prefix, self._labels, gauges=_GAUGES, counters=_COUNTERS
+        )
         names, values = [*self._labels], [*self._labels.values()]
-        for name, field in _GAUGES.items():
-            gauge = GaugeMetricFamily(self._prefix + name, name, labels=names)
-            gauge.add_metric(values, getattr(load, field))
-            yield gauge
-        for name, (field, doc) in _COUNTERS.items():
-            counter = CounterMetricFamily(self._prefix + name, doc, labels=names)
-            counter.add_metric(values, getattr(load, field))
-            yield counter
         for name, (field, bounds, doc) in _HISTOGRAMS.items():
             spread = getattr(load, field)
             counts = spread.counts or (0,) * (len(bounds) + 1)

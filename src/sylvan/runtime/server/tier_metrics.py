@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from sylvan.protocol.tiers import TierLoad
+from sylvan.runtime.server.observe.tables import field_metrics
 
 _COUNTERS = {
     "storage_prefetch_hit_tokens": ("found_tokens", "Tokens of prompts that the store had"),
@@ -70,12 +71,6 @@ class TierMetrics(Collector):
         load = self._load()
         if load is None:
             return
-        names, values = [*self._labels], [*self._labels.values()]
-        for name, (field, doc) in _COUNTERS.items():
-            counter = CounterMetricFamily(self._prefix + name, doc, labels=names)
-            counter.add_metric(values, getattr(load, field))
-            yield counter
-        for name, (field, doc) in _GAUGES.items():
-            gauge = GaugeMetricFamily(self._prefix + name, doc, labels=names)
-            gauge.add_metric(values, getattr(load, field))
-            yield gauge
+        yield from field_metrics(
+            load, self._prefix, self._labels, gauges=_GAUGES, counters=_COUNTERS
+        )

@@ -21,6 +21,7 @@ from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.runtime.attention.native import NativeCalls
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
+from sylvan.runtime.executor.graphs.arguments import run_arguments
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.partial import (
     SymbolicBatch,
@@ -28,7 +29,6 @@ from sylvan.runtime.executor.graphs.partial import (
     finish_host_modules,
     host_modules,
 )
-from sylvan.runtime.executor.graphs.program import bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class HeadProgram:
             batch.attention = NativeCalls(PagedAttention(library, dtype, pages))
         self._whole = Program(library, layout)
         self._rest = Program(library, layout, traced.rest)
-        self._run, self._batch = bound(batch), batch
+        self._run, self._batch = run_arguments(batch.host), batch
         whole, outputs = self._whole, limits.most_samples
         self._logits_RW = whole.read(traced.logits, outputs)
         self._next_RD = whole.read(traced.next_hidden, outputs)

@@ -22,6 +22,7 @@ from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.core.step import EMBEDDINGS
+from sylvan.runtime.executor.graphs.arguments import run_arguments
 from sylvan.runtime.executor.graphs.fused import NativeStep
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.partial import (
@@ -156,7 +157,9 @@ class ProgramRunner:
         if not isinstance(sampler, NativeSampler) or self._program.calls_host:
             return None
         whole = self._program.read(self._traced.logits, batch.limits.most_samples)
-        return NativeStep(self._program, bound(batch), batch, whole, last_token, params)
+        return NativeStep(
+            self._program, run_arguments(batch.host), batch, whole, last_token, params
+        )
 
     def measure(self, *, on: bool) -> MeasuredSteps:
         """See `MeasuredProgram.measure`."""
@@ -217,30 +220,10 @@ class ProgramRunner:
 
     def _step(self, batch: ForwardBatch) -> Run:
         if batch is not self._batch:
-            self._batch, self._run = batch, bound(batch)
+            self._batch, self._run = batch, run_arguments(batch.host)
         step = self._run
         step.tokens, step.outputs, step.seqs = batch.num_tokens, batch.num_samples, batch.num_reqs
         return step
-
-
-def bound(batch: ForwardBatch) -> Run:
-    """Run-time arguments that point at the batch's buffers; these stay where they are."""
-    host = batch.host
-    return Run(
-        table_stride=host.page_tables.shape[2],
-        groups=len(host.page_tables),
-        slot_step=host.slot_mappings.shape[1],
-        table_step=host.page_tables[0].size,
-        ids=host.input_ids.ctypes.data,
-        positions=host.positions.ctypes.data,
-        slots=host.slot_mappings.ctypes.data,
-        row_start=host.q_starts.ctypes.data,
-        kv_len=host.kv_lens.ctypes.data,
-        table_row=host.req_slots.ctypes.data,
-        page_table=host.page_tables.ctypes.data,
-        out_rows=host.sample_rows.ctypes.data,
-        types=host.token_types.ctypes.data,
-    )
 
 
 def host_calls(

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from sylvan.kernels.memory import allocate
-from sylvan.kernels.native.binding import Run
 from sylvan.kernels.native.layout import Layout
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.opset.attention import AttentionMerge
 from sylvan.kernels.native.program import Program
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import BatchLimits, HostArrays
+from sylvan.runtime.executor.graphs.arguments import run_arguments
 
 
 class SplitPrompt:
@@ -44,23 +44,8 @@ class SplitPrompt:
         )
         self._host, self._page_size = HostArrays(one), page_size
         self.max_tokens, self.num_parts = limits.max_tokens, len(self._parts)
-        host = self._host
-        self._run = Run(
-            table_stride=host.page_tables.shape[2],
-            groups=1,
-            slot_step=host.slot_mappings.shape[1],
-            table_step=host.page_tables[0].size,
-            ids=host.input_ids.ctypes.data,
-            positions=host.positions.ctypes.data,
-            slots=host.slot_mappings.ctypes.data,
-            row_start=host.q_starts.ctypes.data,
-            kv_len=host.kv_lens.ctypes.data,
-            table_row=host.req_slots.ctypes.data,
-            page_table=host.page_tables.ctypes.data,
-            out_rows=host.sample_rows.ctypes.data,
-            types=host.token_types.ctypes.data,
-            seqs=1,
-        )
+        self._run = run_arguments(self._host)
+        self._run.seqs = 1
 
     def begin(self, ids: IntArray, start: int, pages: IntArray) -> None:
         """Take in the tokens from position `start` on, and all pages of their request."""
