@@ -39,7 +39,7 @@ def member_values(member):
             exclude_max=bool(meta and meta.lt is not None),
         )
     if base is str:
-        return TEXT
+        return st.from_regex(meta.pattern, fullmatch=True) if meta and meta.pattern else TEXT
     return None
 
 
@@ -50,6 +50,9 @@ def field_values(field):
         kinds.append(st.lists(NAMES, max_size=3).map(tuple))
     if field.path == "lora.adapters":
         kinds.append(st.dictionaries(NAMES, NAMES, min_size=1, max_size=3))
+    if field.type == tuple[float, ...]:
+        bounds = st.sets(st.floats(0.001, 1e6), max_size=3)
+        kinds.append(bounds.map(lambda found: tuple(sorted(found))))
     return st.one_of(*kinds, *words)
 
 
@@ -62,7 +65,7 @@ TREES = st.sets(st.sampled_from(sorted(SETTABLE)), max_size=12).flatmap(
 
 def flag_text(value):
     if isinstance(value, tuple):
-        return ",".join(value)
+        return ",".join(map(str, value))
     if isinstance(value, dict):
         return ",".join(f"{k}={v}" for k, v in value.items())
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -226,6 +226,8 @@ def _bounds(member: Member) -> Iterable[str]:
     for sign, bound in ((">", meta.gt), (">=", meta.ge), ("<", meta.lt), ("<=", meta.le)):
         if bound is not None:
             yield f"{sign} {size_text(int(bound)) if unit == 'bytes' else f'{bound:g}'}"
+    if meta.pattern is not None:
+        yield f"like {meta.pattern}"
 
 
 def size_text(num_bytes: int) -> str:
