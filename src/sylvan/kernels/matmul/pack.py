@@ -5,7 +5,7 @@ Outputs are padded to a multiple of 32 and inputs to whole matrix tiles, with ze
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 from sylvan.kernels.api import LinearWeight, Unsupported
 from sylvan.kernels.matmul.codes import bits_of, nibbles
+from sylvan.kernels.matmul.packed import LANES, PackedWeight
+from sylvan.kernels.matmul.packing import can_pack, pack_rows
 from sylvan.kernels.matmul.weights import (
     DENSE,
     CodedWeight,
@@ -20,53 +22,13 @@ from sylvan.kernels.matmul.weights import (
     Form,
     Int4Weight,
     Int8Weight,
-    PackKind,
     QuantisedWeight,
 )
 from sylvan.kernels.memory import Bytes, allocate
 
-LANES = 16
 _OUT_PAD = 32
 _BLOCK = 4096  # outputs packed at a time: bounds the temporary memory
 _NATIVE_GROUPS = (32, 64, 128)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedWeight:
-    """A weight in kernel order; `words` are 32-bit words of inputs in a block of 16 outputs."""
-
-    kind: PackKind
-    rows: int  # outputs
-    cols: int  # inputs
-    padded_rows: int
-    words: int
-    data: Bytes
-    scale: Bytes | None = None
-    sums: Bytes | None = None
-    zeros: Bytes | None = None
-    shifts: Bytes | None = None
-    order: Bytes | None = None
-    group: int = 0  # inputs that kernels multiply by one scale
-    form: Form = DENSE
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that is read when multiplying."""
-        return sum(part.nbytes for part in self.parts.values())
-
-    @property
-    def parts(self) -> dict[str, Bytes]:
-        """Its memory, by the names of attributes."""
-        found = {part.name: getattr(self, part.name) for part in fields(self)}
-        return {name: part for name, part in found.items() if isinstance(part, np.ndarray)}
-
-    def one_of(self, index: int, count: int) -> PackedWeight:
-        """One of a stack of `count`, over the same memory."""
-        cut = {
-            name: part[index * (part.nbytes // count) : (index + 1) * (part.nbytes // count)]
-            for name, part in self.parts.items()
-        }
-        return replace(self, **cut)
 
 
 def pack(
@@ -129,6 +91,26 @@ def repack(weight: LinearWeight, packed: PackedWeight, dtype: torch.dtype) -> No
         for name, part in made.parts.items():
             if name != "data":
                 room.parts[name][:] = part
+
+
+def repack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int, count: int) -> bool:
+    """Write plain numbers over some outputs, rounded as those that lie there; see `can_pack`.
+
+    Args:
+        rows_NK: bfloat16 or float32; of a dense matrix the type that it is packed in.
+        packed: What `pack` made, or `pack_stack`.
+        first: The first of the outputs, counted over all matrices.
+        count: Of a stack, how many matrices; else 1.
+
+    Returns: whether all numbers are finite; else what was written is of no use.
+    """
+    finite = True
+    while len(rows_NK):
+        index, row = divmod(first, packed.rows)
+        part = rows_NK[: packed.rows - row]
+        finite &= pack_rows(part, packed.one_of(index, count), row)
+        rows_NK, first = rows_NK[len(part) :], first + len(part)
+    return finite
 
 
 def _check_same(weight: torch.Tensor | QuantisedWeight, packed: PackedWeight) -> None:
@@ -195,10 +177,14 @@ def _pack_dense(
     padded, width = _up(rows, _OUT_PAD), _up(cols, 32)
     words = width * dtype.itemsize // 4
     data, view = _words(padded, words, room)
+    packed = PackedWeight("dense", rows, cols, padded, words, data)
     for first in range(0, rows, _BLOCK):
         part = weight[first : first + _BLOCK].to(dtype)
-        _blocks(_padded(part, width).contiguous().view(torch.int32), view, first)
-    return PackedWeight("dense", rows, cols, padded, words, data)
+        if can_pack("dense"):
+            pack_rows(part, packed, first)
+        else:
+            _blocks(_padded(part, width).contiguous().view(torch.int32), view, first)
+    return packed
 
 
 def _pack_int8(weight: Int8Weight, room: PackedWeight | None) -> PackedWeight:
