@@ -26,8 +26,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sylvan.kernels.matmul.pack import pack
-from sylvan.kernels.matmul.packing import pack_rows
 from sylvan.kernels.matmul.weights import Int4Weight, Int8Weight, quantise_int4, quantise_int8
+from sylvan.kernels.native.packing import pack_rows
 from sylvan.protocol.commands import SharedTensors, UpdateWeights
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.build import build_executor

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sylvan.kernels.matmul import packing
-from sylvan.kernels.matmul.pack import pack, pack_stack, repack_rows
+from sylvan.kernels.matmul.pack import pack, pack_stack
 from sylvan.kernels.matmul.weights import quantise_int4, quantise_int8
+from sylvan.kernels.native import packing
 from sylvan.kernels.native.library import load
 from tests.support.native import DTYPES, variants
 
@@ -25,7 +25,7 @@ SHAPES = [(1, 128), (16, 256), (33, 384), (500, 896), (21, 130), (7, 33), (40, 1
 def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     library = load(request.param)
     library.dll.sylvan_threads(2)
-    return lambda on: monkeypatch.setattr(packing, "library", lambda: library if on else None)
+    monkeypatch.setattr(packing, "library", lambda: library)
 
 
 def numbers(rows: int, cols: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -54,11 +54,9 @@ CASES = [(kind, shape) for kind in ROUNDED for shape in shapes_of(kind)]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("kind", "shape"), CASES)
-def test_as_rounded_and_packed_one_after_the_other(native, kind, shape, dtype):
+def test_as_rounded_and_packed_one_after_the_other(kind, shape, dtype):
     old, new = (numbers(*shape, dtype, seed) for seed in (1, 2))
-    native(False)
     want, made = pack(ROUNDED[kind](new), dtype), pack(ROUNDED[kind](old), dtype)
-    native(True)
 
     for first, last in ((0, shape[0] // 3), (shape[0] // 3, shape[0])):
         assert packing.pack_rows(new[first:last], made, first)
@@ -67,26 +65,23 @@ def test_as_rounded_and_packed_one_after_the_other(native, kind, shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_that_lie_apart_or_turned(native, dtype):
+def test_rows_that_lie_apart_or_turned(dtype):
     whole = numbers(80, 200, dtype)
     for rows in (whole[:, 8:136], whole[:, :128].T, whole[::2, :64]):
-        native(False)
-        want = pack(rows, dtype)
-        native(True)
-        assert_same(pack(rows, dtype), want)
+        made = pack(torch.zeros_like(rows), dtype)
+        assert packing.pack_rows(rows, made)
+        assert_same(made, pack(rows, dtype))
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4, groups of 64"])
-def test_rows_of_a_stack_are_counted_over_its_matrices(native, kind):
+def test_rows_of_a_stack_are_counted_over_its_matrices(kind):
     old, new = (numbers(3 * 20, 128, torch.bfloat16, seed) for seed in (1, 2))
-    native(False)
     stack, want = (
         pack_stack(ROUNDED[kind](x.view(3, 20, 128)), torch.bfloat16)
         for x in (old, torch.cat((old[:15], new[15:55], old[55:])))
     )
-    native(True)
 
-    assert repack_rows(new[15:55], stack, 15, 3)
+    assert packing.repack_rows(new[15:55], stack, 15, 3)
 
     assert_same(stack, want)
 
@@ -94,8 +89,7 @@ def test_rows_of_a_stack_are_counted_over_its_matrices(native, kind):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ROUNDED)
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
-def test_numbers_that_are_none_are_seen_wherever_they_are(native, kind, dtype, wrong):
-    native(True)
+def test_numbers_that_are_none_are_seen_wherever_they_are(kind, dtype, wrong):
     plain = numbers(50, 384, dtype)
     packed = pack(ROUNDED[kind](plain), dtype)
     for row, col in ((0, 0), (15, 383), (16, 17), (49, 200), (49, 383)):
@@ -107,11 +101,10 @@ def test_numbers_that_are_none_are_seen_wherever_they_are(native, kind, dtype, w
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000, 400_001])
-def test_all_numbers_are_looked_at(native, dtype, count):
+def test_all_numbers_are_looked_at(dtype, count):
     most = torch.finfo(dtype).max
     plain = torch.full((count,), most, dtype=dtype)
     plain[::2] = -most
-    native(True)
     assert packing.all_finite(plain)
     for place in {0, count // 2, count - 1} if count else ():
         for wrong in (torch.nan, torch.inf, -torch.inf):

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from sylvan.kernels.api import LinearWeight, Unsupported
 from sylvan.kernels.matmul.codes import bits_of, nibbles
 from sylvan.kernels.matmul.packed import LANES, PackedWeight
-from sylvan.kernels.matmul.packing import can_pack, pack_rows
 from sylvan.kernels.matmul.weights import (
     DENSE,
     CodedWeight,
@@ -93,26 +92,6 @@ def repack(weight: LinearWeight, packed: PackedWeight, dtype: torch.dtype) -> No
                 room.parts[name][:] = part
 
 
-def repack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int, count: int) -> bool:
-    """Write plain numbers over some outputs, rounded as those that lie there; see `can_pack`.
-
-    Args:
-        rows_NK: bfloat16 or float32; of a dense matrix the type that it is packed in.
-        packed: What `pack` made, or `pack_stack`.
-        first: The first of the outputs, counted over all matrices.
-        count: Of a stack, how many matrices; else 1.
-
-    Returns: whether all numbers are finite; else what was written is of no use.
-    """
-    finite = True
-    while len(rows_NK):
-        index, row = divmod(first, packed.rows)
-        part = rows_NK[: packed.rows - row]
-        finite &= pack_rows(part, packed.one_of(index, count), row)
-        rows_NK, first = rows_NK[len(part) :], first + len(part)
-    return finite
-
-
 def _check_same(weight: torch.Tensor | QuantisedWeight, packed: PackedWeight) -> None:
     check_packable(weight)
     found = form_of(weight), *weight.shape[-2:]
@@ -177,14 +156,10 @@ def _pack_dense(
     padded, width = _up(rows, _OUT_PAD), _up(cols, 32)
     words = width * dtype.itemsize // 4
     data, view = _words(padded, words, room)
-    packed = PackedWeight("dense", rows, cols, padded, words, data)
     for first in range(0, rows, _BLOCK):
         part = weight[first : first + _BLOCK].to(dtype)
-        if can_pack("dense"):
-            pack_rows(part, packed, first)
-        else:
-            _blocks(_padded(part, width).contiguous().view(torch.int32), view, first)
-    return packed
+        _blocks(_padded(part, width).contiguous().view(torch.int32), view, first)
+    return PackedWeight("dense", rows, cols, padded, words, data)
 
 
 def _pack_int8(weight: Int8Weight, room: PackedWeight | None) -> PackedWeight:

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from sylvan.kernels.api import LinearWeight, Unsupported
-from sylvan.kernels.matmul.pack import repack, repack_rows
+from sylvan.kernels.matmul.pack import repack
 from sylvan.kernels.matmul.packed import PackedWeight
-from sylvan.kernels.matmul.packing import can_pack
 from sylvan.kernels.matmul.unpack import unpack, unpack_stack
 from sylvan.kernels.matmul.weights import DENSE, Form, QuantisedWeight
 from sylvan.kernels.memory import Bytes
+from sylvan.kernels.native.packing import can_pack, repack_rows
 
 Content = torch.Tensor | QuantisedWeight
 

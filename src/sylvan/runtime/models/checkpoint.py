@@ -13,8 +13,8 @@ from torch import nn
 
 from sylvan.kernels.api import LinearWeight
 from sylvan.kernels.matmul.codes import Code
-from sylvan.kernels.matmul.packing import all_finite
 from sylvan.kernels.matmul.weights import CodedWeight, DeferredWeight, QuantisedWeight, join
+from sylvan.kernels.native.packing import all_finite
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts

@@ -1,4 +1,4 @@
-"""The C++ kernels of `packing.cpp`, over CPU tensors; the GIL is released meanwhile."""
+"""The C++ kernels of `matmul/packing.cpp`, over CPU tensors; the GIL is released meanwhile."""
 
 from __future__ import annotations
 
@@ -66,6 +66,26 @@ def pack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int = 0) -> bo
         sums=_address(packed.sums),
     )
     return bool(found.dll.sylvan_pack_rows(ctypes.byref(rows)))
+
+
+def repack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int, count: int) -> bool:
+    """Write plain numbers over some outputs, rounded as those that lie there; see `can_pack`.
+
+    Args:
+        rows_NK: bfloat16 or float32; of a dense matrix the type that it is packed in.
+        packed: What `pack` made, or `pack_stack`.
+        first: The first of the outputs, counted over all matrices.
+        count: Of a stack, how many matrices; else 1.
+
+    Returns: whether all numbers are finite; else what was written is of no use.
+    """
+    finite = True
+    while len(rows_NK):
+        index, row = divmod(first, packed.rows)
+        part = rows_NK[: packed.rows - row]
+        finite &= pack_rows(part, packed.one_of(index, count), row)
+        rows_NK, first = rows_NK[len(part) :], first + len(part)
+    return finite
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
