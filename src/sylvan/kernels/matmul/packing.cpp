@@ -185,10 +185,11 @@ struct Looking {
 
 constexpr int64_t FEW = 128 << 10;  // bytes that are done before helpers are awake
 
-// Calls f with 0 .. count - 1, on all threads where it is much.
+// Calls f with 0 .. count - 1, on all threads where it is much and no step has them: what is loaded beside steps waits for none.
 template <class W, class F> void share(W& work, int64_t count, int64_t bytes, F f) {
     Pool& pool = Pool::shared();
-    if (bytes <= FEW || pool.size() == 1 || count == 1) {
+    std::unique_lock lock(pool.busy, std::defer_lock);
+    if (bytes <= FEW || pool.size() == 1 || count == 1 || !lock.try_lock()) {
         for (int64_t i = 0; i < count; i++) f(work, i);
         return;
     }
@@ -197,7 +198,6 @@ template <class W, class F> void share(W& work, int64_t count, int64_t bytes, F 
         int64_t count;
         F& f;
     } job{work, count, f};
-    std::lock_guard lock(pool.busy);
     pool.run([](void* arg, int) {
         auto& j = *static_cast<Job*>(arg);
         for (int64_t i; (i = j.work.next.fetch_add(1, std::memory_order_relaxed)) < j.count;) j.f(j.work, i);

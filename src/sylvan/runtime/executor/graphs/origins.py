@@ -32,7 +32,8 @@ class Origins:
 
     def lose(self, module: nn.Module) -> None:
         """Other copies are made of the parameters of `module`."""
-        self.lost |= {self._names[id(value)] for value in module.parameters()}
+        known = (self._names.get(id(value)) for value in module.parameters())
+        self.lost |= {name for name in known if name is not None}
 
     def holders(self, copies: Sequence[WeightCopy]) -> Mapping[str, Sequence[Holder]]:
         """What keeps contents of each parameter that was packed."""
