@@ -111,13 +111,13 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, object]:
         file = SHARED / f"sylvan-bench-{os.getpid()}"
         try:
             size = write_tensors(model_dir, file)
+            (model_dir / "model.safetensors").symlink_to(file)
             options = LocalOptions(
                 page_size=16,
                 num_pages=64,
                 max_batch_tokens=64,
                 max_running_reqs=4,
                 context_len=64,
-                load_format="dummy",
                 quantization=FORMATS[name],
             )
             executor, facts = build_executor(model_dir, options)
