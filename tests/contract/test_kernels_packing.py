@@ -55,7 +55,7 @@ CASES = [(kind, shape) for kind in ROUNDED for shape in shapes_of(kind)]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("kind", "shape"), CASES)
 def test_as_rounded_and_packed_one_after_the_other(kind, shape, dtype):
-    old, new = (numbers(*shape, dtype, seed) for seed in (1, 2))
+    old, new = (numbers(*shape, dtype=dtype, seed=seed) for seed in (1, 2))
     want, made = pack(ROUNDED[kind](new), dtype), pack(ROUNDED[kind](old), dtype)
 
     for first, last in ((0, shape[0] // 3), (shape[0] // 3, shape[0])):

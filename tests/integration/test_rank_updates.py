@@ -146,7 +146,8 @@ def test_rounded_as_a_fresh_server_rounds(old_dir, new_dir):
     assert not updated.error
     assert checksums(old) == checksums(fresh)
     assert old.generate(PROMPTS) == fresh.generate(PROMPTS)
-    old.close(), fresh.close()
+    old.close()
+    fresh.close()
 
 
 def test_whole_tensors_are_read_back(two, old_dir):
