@@ -91,9 +91,11 @@ class ModelPlan:
         changed: Callable[[], None] = lambda: None,
     ) -> LiveWeights | str:
         """The same of weights that `holders` keep, by parameter."""
-        live = LiveWeights(self.skeleton, holders, changed)
+        kind, seeing = self.options.load_format, None
+        if self.config.media is not None and self.edits_inputs and kind != "dummy":
+            seeing = open_weights(self.model_dir, kind)
+        live = LiveWeights(self.skeleton, holders, changed, seeing)
         if self.config.path == "transformers":  # which may read other tensors than it has
-            kind = self.options.load_format
             try:
                 live.fits(open_weights(self.model_dir, kind))
             except ConfigError as why:

@@ -38,7 +38,7 @@ from sylvan.runtime.models.checkpoint import (
 from sylvan.runtime.models.holders import Holder
 from sylvan.runtime.models.shards import take_quantised
 from sylvan.runtime.models.stored import WeightFiles
-from sylvan.runtime.models.texts import canonical
+from sylvan.runtime.models.texts import IMAGES, canonical
 
 _TORN = "the weights are those of no model: an update failed midway; update all of them"
 _GONE = "the memory of the weights was given back; update all of them"
@@ -60,6 +60,8 @@ class LiveWeights:
         skeleton: The model without contents, for names and shapes.
         holders: What keeps the contents of each parameter.
         changed: Called after contents have changed, for what was made of them.
+        seeing: What an encoder of images or sounds was read from, which keeps its weights; None:
+            there is none, and tensors of one in an update are for nothing.
 
     Attributes:
         missing: Why no step may run; None: all is there.
@@ -70,8 +72,10 @@ class LiveWeights:
         skeleton: Callable[[], nn.Module],
         holders: Mapping[str, Sequence[Holder]],
         changed: Callable[[], None] = lambda: None,
+        seeing: WeightFiles | None = None,
     ) -> None:
         self._skeleton, self._holders, self._changed = skeleton, holders, changed
+        self._seeing = seeing
         self.missing: str | None = None
         model = skeleton()
         self._rename: Callable[[str], str] = getattr(model, "rename", canonical)
@@ -140,6 +144,8 @@ class LiveWeights:
         if not present:
             raise ConfigError("the update has no tensors")
         self._check(reader, present)
+        if self._seeing is not None:
+            self._check_seeing(files, self._seeing)
         return reader, present
 
     def _check(self, reader: WeightReader, present: Mapping[str, Sequence[int]]) -> None:
@@ -156,6 +162,21 @@ class LiveWeights:
                 content = reader.read_source(name, number)
                 for holder in holders:
                     _check_form(reader.slot(name).sources[number], form_of(content), holder.form)
+
+    def _check_seeing(self, files: WeightFiles, seeing: WeightFiles) -> None:
+        """Tensors of the encoder may be sent as well, but not say something else."""
+        known = {self._rename(name): name for name in seeing.tensors}
+        for name in files.tensors:
+            source = self._rename(name)
+            if not source.startswith(IMAGES):
+                continue
+            new = files.tensor(name)
+            old = seeing.tensor(known[source]) if source in known else None
+            if old is None or old.dtype != new.dtype or not torch.equal(old, new):
+                raise ConfigError(
+                    f"tensor {name!r} is of the encoder of images or sounds, which cannot be "
+                    "replaced while it is served; restart the server with the new weights"
+                )
 
     def _check_replaceable(self, slot: Slot) -> None:
         if not self._holders.get(slot.name):
