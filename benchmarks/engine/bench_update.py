@@ -122,7 +122,8 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, object]:
             )
             executor, facts = build_executor(model_dir, options)
             target = torch.ones(size, dtype=torch.uint8)
-            update(executor, file, size), copy(target, file)
+            update(executor, file, size)
+            copy(target, file)
             packing = Packing(name, file)
             updates: list[float] = []
             copies: list[float] = []

@@ -91,9 +91,11 @@ class ModelPlan:
         changed: Callable[[], None] = lambda: None,
     ) -> LiveWeights | str:
         """The same of weights that `holders` keep, by parameter."""
-        kind, seeing = self.options.load_format, None
-        if self.config.media is not None and self.edits_inputs and kind != "dummy":
-            seeing = open_weights(self.model_dir, kind)
+        kind = self.options.load_format
+        if kind == "dummy":
+            return LiveWeights(self.skeleton, holders, changed)
+        sees = self.config.media is not None and self.edits_inputs
+        seeing = open_weights(self.model_dir, kind) if sees else None
         live = LiveWeights(self.skeleton, holders, changed, seeing)
         if self.config.path == "transformers":  # which may read other tensors than it has
             try:
