@@ -188,7 +188,19 @@ class LimitsConfig(Section, frozen=True):
     write_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
     """Seconds in which a client may read nothing of an answer before its connection ends."""
 
-    text_chars: Count = 4 << 20
+    bodies_bytes: Bytes = 1 << 30
+    """Bodies of all calls under way together; one more is refused with status 503."""
+    body_values: Count = 1 << 20
+    """Values in a body, counted by its commas."""
+    body_depth: Annotated[int, msgspec.Meta(ge=8, le=512)] = 128
+    """Levels of objects and arrays in a body."""
+    body_names: Count = 65_536
+    """Names in one object of a body."""
+    calls_per_tenant: Count = 2048
+    """Calls of one tenant under way at a time, streams until they end; one more is refused with
+    status 429."""
+
+    text_chars: Count = 1 << 20
     """Characters of one call of `/tokenize`, `/parse_function_call` or `/separate_reasoning`."""
     samples: Count = 4096
     """Prompts times samples of one request."""
@@ -508,6 +520,9 @@ class ObserveConfig(Section, frozen=True):
     `http://HOST:4318/v1/traces`, over HTTP."""
     trace_service: str = "sylvan"
     """Name of the service in traces."""
+    loop_hold_s: Annotated[float, msgspec.Meta(ge=0.01)] = 0.25
+    """A function that holds up the event loop of the API process for longer, and with it all other
+    requests, is named in the log and in the metric `sylvan:event_loop_holds`."""
     report_dir: str | None = None
     """Folder for profiles, and for the reports about processes that hung; default: a folder in
     that for temporary files."""
@@ -563,6 +578,9 @@ class Config(Section, frozen=True):
     they are drawn afresh."""
     processes: Literal["one", "many"] = "many"
     """Run API, scheduler and detokenizer in processes of their own, or all in this one."""
+    chaos: dict[str, str] = {}
+    """Faults that the server inflicts on itself, to see what its clients notice:
+    `kill-scheduler=0.01,ipc-delay=50ms`. Only for servers that this machine alone can reach."""
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()

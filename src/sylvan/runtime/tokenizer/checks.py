@@ -83,6 +83,7 @@ def check_bytes(samplings: Sequence[SamplingParams], most: int) -> None:
         f"{name}: the sampling parameters of {count} samples take {total} bytes together; this "
         f"server allows {most} (limits.parameter_bytes)",
         param=name,
+        setting="limits.parameter_bytes",
     )
 
 
