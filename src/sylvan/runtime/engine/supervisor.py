@@ -272,10 +272,10 @@ class Supervisor:
         backoff = Backoff(group[0].role.restart)
         while True:
             await self._end_of(group)
+            forgiven = {slot.name for slot in group if self._faults.forgive(slot.name)}
             for slot in group:
-                _observer(slot).on_lost()
-            forgiven = [self._faults.forgive(slot.name) for slot in group]
-            delay_s = 0.0 if any(forgiven) else backoff.next_delay_s()
+                _observer(slot).on_lost(inflicted=bool(forgiven))
+            delay_s = 0.0 if forgiven else backoff.next_delay_s()
             if delay_s is None:
                 logger.error("%s died too often; it is not started again", names)
                 for slot in group:

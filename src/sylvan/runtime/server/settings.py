@@ -74,7 +74,7 @@ class ServerSettings:
     access_log: bool = False
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     metrics: bool = True
-    bodies: BodyLimits = BodyLimits()  # noqa: RUF009 - immutable
+    bodies: BodyLimits = field(default_factory=BodyLimits)
     calls_per_tenant: int = 2048
     incremental_streaming_output: bool = False
     enable_cache_report: bool = True
