@@ -95,15 +95,17 @@ def fuzz(target: Target, seconds: float, seed: int) -> tuple[int, dict[str, byte
     """Number of inputs tried, and the first input of each kind of finding."""
     context = mp.get_context("spawn")
     found: dict[str, bytes] = {}
-    count, end_s = 0, time.monotonic() + seconds
-    while time.monotonic() < end_s:
+    count, spent_s = 0, 0.0
+    while spent_s < seconds:
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_work, args=(target.name, seed + count, theirs))
         process.start()
         theirs.close()
         data = b""
+        ours.poll(_STALL_S)  # importing takes seconds, which do not count
+        began_s = time.monotonic()
         try:
-            while time.monotonic() < end_s:
+            while spent_s + time.monotonic() - began_s < seconds:
                 if not ours.poll(_STALL_S):
                     found.setdefault("hangs", data)
                     break
@@ -120,6 +122,7 @@ def fuzz(target: Target, seconds: float, seed: int) -> tuple[int, dict[str, byte
             print(f"{target.name}: the process ended: {process.exitcode}\n  {data[:200]!r}")
             found.setdefault(f"exit {process.exitcode}", data)
         finally:
+            spent_s += time.monotonic() - began_s
             process.kill()
             process.join()
             ours.close()
