@@ -12,6 +12,7 @@ from types import CodeType, FrameType
 
 from sylvan.utils.clock import Clock, monotonic
 
+DEFAULT_LIMIT_S = 0.25
 MAX_DEPTH = 200
 """Frames of a stack that are looked at."""
 _BEATS_PER_LIMIT = 2

@@ -9,6 +9,7 @@ import pytest
 
 from sylvan.api.strict_json import JsonLimits
 from sylvan.runtime.server.body import BodyLimits
+from sylvan.utils.loop_watch import Hold
 from tests.support.http import Client, two_tenants
 
 DEADLINE_S = 60
@@ -124,3 +125,33 @@ async def test_conversations_that_no_context_can_hold_are_not_rendered(client, w
 
     assert answer.status_code == 400
     assert "characters, far more than as many tokens hold" in answer.text
+
+
+async def test_probes_of_health_share_one_request(engine):
+    """Nobody needs a key to ask, and a probe goes before all other requests."""
+    client = Client(engine)
+    engine.control.hold = True
+    probes = [asyncio.create_task(client.get("/health_generate")) for _ in range(20)]
+    async with asyncio.timeout(DEADLINE_S):
+        while not engine.control.requests:
+            await asyncio.sleep(0.01)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(engine.control.requests) == 1
+        engine.manager.abort_all()
+        answers = await asyncio.gather(*probes)
+
+    assert {answer.status_code for answer in answers} == {503}
+    engine.control.hold = False
+    assert (await client.get("/health_generate")).status_code == 200
+
+
+async def test_what_held_the_event_loop_is_counted(client):
+    hold = Hold(1.5, "sylvan.api.strict_json.decode_json", "json.decoder.JSONDecoder.decode")
+
+    client.context.accounts.held(hold)
+    text = (await client.get("/metrics")).text
+
+    label = 'function="sylvan.api.strict_json.decode_json"'
+    assert f"sylvan:event_loop_holds_total{{{label}}} 1.0" in text
+    assert f"sylvan:event_loop_held_seconds_total{{{label}}} 1.5" in text

@@ -25,7 +25,8 @@ async def upload(call: Call[None]) -> Response:
     """Store a file."""
     request, context = call.request, call.context
     body = await context.bodies.read(request)
-    form = parse_form(request.headers.get("content-type", ""), body)
+    kind = request.headers.get("content-type", "")
+    form = await context.bodies.decoded(body, lambda body: parse_form(kind, body))
     part, purpose = form.get("file"), form.get("purpose")
     if part is None or part.filename is None:
         raise RequestError("file must be given.", param="file")
