@@ -11,7 +11,8 @@ from typing import TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from sylvan.api.strict_json import JsonLimits
-from sylvan.protocol.errors import CapacityError, RequestError
+from sylvan.protocol.errors import RequestError
+from sylvan.utils.room import Room
 from sylvan.utils.threads import call_in_pool
 
 INLINE_BYTES = 32 << 10
@@ -50,13 +51,13 @@ class Bodies:
 
     def __init__(self, limits: BodyLimits) -> None:
         self.limits = limits
-        self._held = 0
+        self._room = Room(limits.together, "limits.bodies_bytes")
         self._pool = ThreadPoolExecutor(_THREADS, "sylvan-bodies")  # starts with the first of them
 
     @property
     def held(self) -> int:
         """Bytes of all bodies that are held now."""
-        return self._held
+        return self._room.held
 
     async def read(self, request: Request) -> bytes:
         """The whole body of a call; `free` gives back its room when the call is over.
@@ -68,20 +69,14 @@ class Bodies:
         """
 
         def take(size: int) -> None:
-            if self._held + size > self.limits.together:
-                raise CapacityError(
-                    f"The bodies of the calls under way hold {self._held} bytes; this server "
-                    f"takes {self.limits.together} (limits.bodies_bytes).",
-                    setting="limits.bodies_bytes",
-                )
-            self._held += size
+            self._room.take(size)
             request.scope[_TAKEN] = request.scope.get(_TAKEN, 0) + size
 
         return await read_body(request, self.limits.each, take)
 
     def free(self, request: Request) -> None:
         """Give back what the body of a call took."""
-        self._held -= request.scope.pop(_TAKEN, 0)
+        self._room.give_back(request.scope.pop(_TAKEN, 0))
 
     async def decoded(self, raw: bytes, decode: Callable[[bytes], T]) -> T:
         """What `decode` makes of a body; of a large one in a thread, while others go on."""
