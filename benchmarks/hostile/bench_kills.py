@@ -2,10 +2,11 @@
 
 64 streams at a time, greedy, sampled, with a grammar, with tools, with log probabilities and with
 several samples, are compared with what a calm server says, while `--chaos` kills the scheduler and
-the detokenizer (SIGKILL) at random, until they have died so often together. 100 deaths take some
-ten minutes.
+the detokenizer (SIGKILL) at random, until they have died so often together. With `--api` there are
+two servers behind a gateway, and the API process of one of them is killed so often, too. 100 deaths
+take some ten minutes.
 
-    python benchmarks/hostile/bench_kills.py [--deaths 100] [--streams 64]
+    python benchmarks/hostile/bench_kills.py [--deaths 100] [--streams 64] [--api SECONDS]
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import random
+import signal
+import threading
 import time
 from typing import Any
 
 import httpx
-from served import Server, serving
+from served import Server, family, serving
 
 TOOL = {
     "type": "function",
@@ -94,12 +99,24 @@ async def all_said(server: Server, count: int) -> list[Any]:
         return await asyncio.gather(*(said(client, body) for body in bodies(count)))
 
 
+def kill_servers(gateway: int, seconds: float, seed: int, killed: list[int]) -> None:
+    """Kill the API process of a random server now and then."""
+    dice = random.Random(seed)
+    while True:
+        time.sleep(seconds)
+        servers = [pid for pid, name in family(gateway).items() if name == "api" and pid != gateway]
+        if servers:
+            killed.append(dice.choice(sorted(servers)))
+            os.kill(killed[-1], signal.SIGKILL)
+
+
 def main() -> int:
     """See the head of this file."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--deaths", type=int, default=100)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--rate", type=float, default=0.2, help="deaths a second of each process")
+    parser.add_argument("--api", type=float, help="seconds from one death of an API process on")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=3600, help="stop then at the latest")
     args = parser.parse_args()
@@ -111,8 +128,16 @@ def main() -> int:
     chaos = f"kill-scheduler={args.rate},kill-detokenizer={args.rate},seed={args.seed}"
     rounds = wrong = 0
     began = time.monotonic()
-    with serving("sapling", "--chaos", chaos) as server:
-        while server.said("is killed") < args.deaths and time.monotonic() - began < args.seconds:
+    killed: list[int] = []
+    flags = ("--dp", "2") if args.api else ()
+    with serving("sapling", "--chaos", chaos, *flags) as server:
+        if args.api:
+            killer = (server.process.pid, args.api, args.seed, killed)
+            threading.Thread(target=kill_servers, args=killer, daemon=True).start()
+        while (
+            server.said("is killed") + len(killed) < args.deaths
+            and time.monotonic() - began < args.seconds
+        ):
             for given, wanted in zip(
                 asyncio.run(all_said(server, args.streams)), expected, strict=True
             ):
@@ -124,7 +149,7 @@ def main() -> int:
             name: server.said(f"the {name} is killed") for name in ("scheduler", "detokenizer")
         }
     row = {
-        "deaths": deaths,
+        "deaths": {**deaths, "api": len(killed)},
         "streams": rounds * args.streams,
         "wrong": wrong,
         "seconds": round(time.monotonic() - began),

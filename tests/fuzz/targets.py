@@ -23,6 +23,7 @@ from sylvan.api.strict_json import decode_json
 from sylvan.api.validation import parse
 from sylvan.checkpoints import headers
 from sylvan.checkpoints.gguf import header as gguf
+from sylvan.gateway.prefixes.events import read_batch
 from sylvan.protocol.errors import ConfigError, ExecutorError, RequestError
 from sylvan.protocol.journal import (
     FrameReader,
@@ -404,6 +405,12 @@ def adapter_seeds() -> list[bytes]:
     return [json.dumps(each).encode() for each in (fields, {**fields, **more})]
 
 
+def event_seeds() -> list[bytes]:
+    """As vLLM writes them: a time, and events as arrays that begin with their kind."""
+    stored = ["BlockStored", [b"a" * 8], None, [1, 2, 3], 3, None]
+    return [msgspec.msgpack.encode([1.5, [stored, ["BlockRemoved", [7]], ["AllBlocksCleared"]], 0])]
+
+
 def handover_seeds() -> list[bytes]:
     return [
         disagg.encode(disagg.Done()),
@@ -459,6 +466,7 @@ TARGETS: dict[str, Target] = {
         Target("form", run_form, form_seeds, (RequestError,)),
         Target("kv-page", run_kv_page, manifest_seeds, (ConfigError,)),
         Target("adapter", run_adapter, adapter_seeds, (ConfigError,)),
+        Target("cache-events", read_batch, event_seeds, (ValueError,)),
         Target("handover", disagg.decode, handover_seeds, (ChannelError,)),
     )
 }

@@ -83,6 +83,23 @@ async def test_large_bodies_are_the_same_as_small_ones(engine):
     assert "text" in wrong.json()["error"]["message"]
 
 
+async def test_others_go_on_while_a_large_body_is_decoded(client):
+    """Whatever it is made of."""
+    order: list[str] = []
+
+    async def call(name, content):
+        headers = {"content-type": "application/json"}
+        answer = await client.http.post("/generate", content=content, headers=headers)
+        assert answer.status_code == 200, answer.text
+        order.append(name)
+
+    large = '{"text":"x","extra":[' + '{"a":1},' * 500_000 + "0]}"
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.gather(call("large", large), *(call("small", body()) for _ in range(5)))
+
+    assert order == ["small"] * 5 + ["large"]
+
+
 async def test_a_tenant_has_only_so_many_calls_under_way(engine, tmp_path):
     client = two_tenants(engine, tmp_path, calls_per_tenant=1)
     red, blue = ({"authorization": f"Bearer {name}"} for name in ("red", "blue"))
