@@ -1,16 +1,14 @@
 """Fuzz for a while: `python -m tests.fuzz.run --seconds 600 [TARGET ...]`, or `make fuzz`.
 
 Each target runs in a process of its own with bounds on memory and on the time of an input, so that
-a crash is a finding like any other. Where atheris is installed (`make fuzz` does it), it leads the
-inputs by the code they reach; else mutations are blind. Findings are stored in
-`tests/fuzz/corpus/TARGET`, which the test suite replays.
+a crash is a finding like any other. Mutations are blind here; `tests.fuzz.lead` leads them by the
+code they reach. Findings are stored in `tests/fuzz/corpus/TARGET`, which the test suite replays.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import multiprocessing as mp
 import resource
 import signal
@@ -129,38 +127,14 @@ def fuzz(target: Target, seconds: float, seed: int) -> tuple[int, dict[str, byte
     return count, found
 
 
-def _lead(target: Target, seconds: float) -> None:
-    """Fuzz this target in this process with atheris; ends the process."""
-    import atheris  # type: ignore[import-not-found]
-
-    folder = CORPUS / target.name
-    folder.mkdir(parents=True, exist_ok=True)
-    for i, seed in enumerate(target.seeds()):
-        (folder / f"seed-{i}").write_bytes(seed)
-
-    def run(data: bytes) -> None:
-        target.try_(data)
-
-    atheris.instrument_all()
-    options = [f"-max_total_time={seconds:g}", f"-timeout={MAX_S:g}", "-rss_limit_mb=4096"]
-    options += [f"-artifact_prefix={folder}/"]
-    atheris.Setup([sys.argv[0], *options, str(folder)], run)
-    atheris.Fuzz()
-
-
 def main() -> int:
     """See the head of this file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("targets", nargs="*", choices=[[], *TARGETS], help="default: all")
     parser.add_argument("--seconds", type=float, default=600, help="for all targets together")
     parser.add_argument("--seed", type=int, default=time.monotonic_ns() % 2**32)
-    parser.add_argument("--atheris", action="store_true", help="of one target, led by coverage")
     args = parser.parse_args()
     names = args.targets or list(TARGETS)
-    if args.atheris:
-        if importlib.util.find_spec("atheris") is None or len(names) != 1:
-            parser.error("--atheris needs the package atheris, and the name of one target")
-        _lead(TARGETS[names[0]], args.seconds)
     total = 0
     for name in names:
         count, found = fuzz(TARGETS[name], args.seconds / len(names), args.seed)
