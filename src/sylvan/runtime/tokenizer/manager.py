@@ -137,7 +137,7 @@ class TokenizerManager:
             CapacityError: too much is going on, or nothing is served now.
         """
         received_s = self._clock()
-        self._check_admission(inp.rid, inp.tenant, 1)
+        self._check_admission(inp.rid, inp.tenant, 1, inp.priority)
         check_embed(inp, self.facts)
         most = self._texts.most(self.facts)
         self._reserved += 1
@@ -145,7 +145,7 @@ class TokenizerManager:
             prompt = await self._texts.read(inp, most)
         finally:
             self._reserved -= 1
-        self._check_admission(inp.rid, inp.tenant, 1)
+        self._check_admission(inp.rid, inp.tenant, 1, inp.priority)
         request = build_embed(inp, prompt, self.facts, inp.rid or secrets.token_hex(16), most)
         owner = self.isolation.owner(inp.tenant)
         lora = self.adapters.id_of(inp.lora, inp.tenant)
@@ -252,7 +252,7 @@ class TokenizerManager:
 
     async def _admit(self, inp: GenerateInput) -> LiveRequest:
         received_s = self._clock()
-        self._check_admission(inp.rid, inp.tenant, inp.sampling.n)
+        self._check_admission(inp.rid, inp.tenant, inp.sampling.n, inp.priority)
         check_generates(self.facts)
         check_input(inp, self.facts)
         self.adapters.id_of(inp.lora, inp.tenant)
@@ -265,7 +265,7 @@ class TokenizerManager:
             prompt, media = await self._with_media(inp, prompt)
         finally:
             self._reserved -= inp.sampling.n
-        self._check_admission(inp.rid, inp.tenant, inp.sampling.n)
+        self._check_admission(inp.rid, inp.tenant, inp.sampling.n, inp.priority)
         given = (self.limits.seed, inp.default_seed)
         seed = next((seed for seed in given if seed is not None), secrets.randbits(63))
         base = build_request(inp, prompt, self.facts, seed=seed)
@@ -279,7 +279,7 @@ class TokenizerManager:
             check_bytes([sampling], self.limits.max_parameter_bytes)
             self._checked = sampling
 
-    def _check_admission(self, rid: str | None, tenant: str, count: int) -> None:
+    def _check_admission(self, rid: str | None, tenant: str, count: int, priority: int) -> None:
         state = self.state
         if state not in ("up", "recovering"):
             raise CapacityError(f"no requests are taken: the engine is {state}")
@@ -288,6 +288,10 @@ class TokenizerManager:
         most, live = self.limits.max_live_samples, self.router.live.num_samples + self._reserved
         if live + count > most:
             raise CapacityError(f"{live} samples are being served; at most {most} can be")
+        # what a scheduler would refuse costs it nothing
+        if (full := self.limits.max_unfinished) is not None and self.router.is_full(full, priority):
+            message = f"{full} requests run or wait already; try again later"
+            raise CapacityError(message, setting="scheduler.max_waiting_reqs")
 
     async def _prompt(self, inp: GenerateInput) -> Prompt:
         if inp.input_ids is not None:

@@ -114,6 +114,12 @@ class SchedulerClient:
             self._steer(send, Pause(mode="in_place"))
         self._resume()
 
+    def is_full(self, most: int, priority: int) -> bool:
+        """Whether `most` samples are unfinished, none of them less urgent than `priority`."""
+        return len(self._samples) >= most and all(
+            sample.request.priority >= priority for _, sample in self._samples.values()
+        )
+
     def disconnect(self, *, inflicted: bool = False) -> None:
         """The scheduler was lost; requests wait for `connect`.
 
