@@ -42,12 +42,12 @@ SCHEMA = {
     "additionalProperties": False,
 }
 KINDS: tuple[dict[str, Any], ...] = (
-    {"temperature": 0},
-    {"temperature": 1.0, "seed": 7},
+    {"temperature": 0, "ignore_eos": True},
+    {"temperature": 1.0, "seed": 7, "ignore_eos": True},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
     {"tools": [TOOL], "tool_choice": "required", "temperature": 0},
-    {"logprobs": True, "top_logprobs": 2, "temperature": 0.5, "seed": 3},
-    {"n": 3, "temperature": 1.0, "seed": 11},
+    {"logprobs": True, "top_logprobs": 2, "temperature": 0.5, "seed": 3, "ignore_eos": True},
+    {"n": 3, "temperature": 1.0, "seed": 11, "ignore_eos": True},
 )
 
 
@@ -58,7 +58,7 @@ def bodies(count: int) -> list[dict[str, Any]]:
             "model": "sapling",
             "messages": [{"role": "user", "content": f"Tell me something about number {i}."}],
             "stream": True,
-            "max_tokens": 60,
+            "max_tokens": 100,
             "seed": i,
             **KINDS[i % len(KINDS)],
         }
