@@ -45,6 +45,10 @@ class LimitsConfig(Section, frozen=True):
     """Prompts times samples of one request."""
     parameter_bytes: Bytes = 64 << 20
     """Sampling parameters, such as grammars, of all samples of one request together."""
+    sessions: Count = 1024
+    """Sessions of one tenant; beyond it the one that rested longest is closed."""
+    session_tokens: Count = 1 << 24
+    """Tokens of all turns of the sessions of one tenant; likewise."""
     response_bytes: Bytes = 256 << 20
     """Answers of `/v1/responses` that are kept, with what led to them; beyond it the oldest go of
     the tenant that has the most."""
@@ -52,4 +56,5 @@ class LimitsConfig(Section, frozen=True):
     """Files and batches of one tenant; more are refused with status 413. In memory without
     `server.data_dir`."""
     retention_s: Annotated[float, msgspec.Meta(ge=60)] = 30 * 86_400.0
-    """Seconds after which files, ended batches and stored responses are forgotten."""
+    """Seconds after which files, ended batches and stored responses are forgotten, and sessions
+    closed that nobody used."""

@@ -161,7 +161,7 @@ def make_context(
         ),
         responses=ResponseStore(*kept),
         conversations=ResponseStore(*kept),
-        sessions=SessionStore(engine.abort, engine.tokenizer.bos_id, clock),
+        sessions=SessionStore(engine.abort, engine.tokenizer.bos_id, clock, settings.sessions),
         updates=engine.updates,
         bodies=Bodies(settings.bodies),
         calls=TenantCalls(settings.calls_per_tenant),

@@ -13,6 +13,7 @@ from sylvan.config.chaos import NONE, Faults, read_faults
 from sylvan.config.tree import Config, ObserveConfig
 from sylvan.config.values import Secret
 from sylvan.runtime.server.body import BodyLimits
+from sylvan.runtime.server.stores.sessions import SessionLimits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +35,7 @@ class ServerSettings:
         cors_origins: Web origins whose pages may call the server; "*" for all.
         allowed_hosts: Names by which clients may call the server; "*" for all.
         bodies: Bounds on request bodies.
+        sessions: Bounds on sessions.
         calls_per_tenant: Calls of one tenant that are under way.
         incremental_streaming_output: Native streams carry deltas rather than the text so far.
         enable_cache_report: Usage always names cached tokens.
@@ -75,6 +77,7 @@ class ServerSettings:
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     metrics: bool = True
     bodies: BodyLimits = field(default_factory=BodyLimits)
+    sessions: SessionLimits = field(default_factory=SessionLimits)
     calls_per_tenant: int = 2048
     incremental_streaming_output: bool = False
     enable_cache_report: bool = True
@@ -120,6 +123,11 @@ class ServerSettings:
             access_log=server.access_log,
             observe=config.observe,
             bodies=_body_limits(config),
+            sessions=SessionLimits(
+                sessions=config.limits.sessions,
+                tokens=config.limits.session_tokens,
+                rest_s=config.limits.retention_s,
+            ),
             calls_per_tenant=config.limits.calls_per_tenant,
             max_text_chars=config.limits.text_chars,
             max_batch_samples=config.limits.samples,
