@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sys import _current_frames
 from types import CodeType, FrameType
 
-from sylvan.utils.clock import Clock, monotonic
+from sylvan.utils.clock import Clock, monotonic, process_cpu
 
 DEFAULT_LIMIT_S = 0.25
 MAX_DEPTH = 200
@@ -50,15 +50,22 @@ class LoopWatch:
     Args:
         limit_s: How late the loop must be.
         on_hold: Called in the watching thread, after each hold.
+        clock: For durations.
+        cpu: Processor time of this process, by which a suspension is told from work.
     """
 
     def __init__(
-        self, limit_s: float, on_hold: Callable[[Hold], None], clock: Clock = monotonic
+        self,
+        limit_s: float,
+        on_hold: Callable[[Hold], None],
+        clock: Clock = monotonic,
+        cpu: Clock = process_cpu,
     ) -> None:
         self._limit_s = limit_s
         self._period_s = limit_s / _BEATS_PER_LIMIT
         self._on_hold = on_hold
         self._clock = clock
+        self._cpu = cpu
         self._beat_s = 0.0
         self._ended = threading.Event()
 
@@ -82,8 +89,14 @@ class LoopWatch:
     def _watch(self, thread: int) -> None:
         seen: Counter[tuple[str, str]] = Counter()
         held_since_s = 0.0
+        looked_s, spent_s = self._clock(), self._cpu()
         while not self._ended.wait(self._period_s):
             beat_s = self._beat_s
+            passed_s, used_s = self._clock() - looked_s, self._cpu() - spent_s
+            looked_s, spent_s = looked_s + passed_s, spent_s + used_s
+            if passed_s > self._limit_s + self._period_s and used_s < passed_s / 2:
+                seen.clear()  # this thread did not run, either, and nothing of ours did
+                continue
             if seen and beat_s != held_since_s:
                 (function, inner), _ = seen.most_common(1)[0]
                 seen.clear()

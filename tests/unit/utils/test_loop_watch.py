@@ -3,6 +3,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -68,6 +71,37 @@ def test_code_in_c_is_named_by_its_caller():
             gc.enable()
 
     assert "held_with_the_lock" in names or "json" in names
+
+
+def test_a_suspension_is_no_hold():
+    """Of all processes together: this thread did not run, either."""
+    code = (
+        "import asyncio, sys\n"
+        "from sylvan.utils.loop_watch import LoopWatch\n"
+        "async def run():\n"
+        "    watch = LoopWatch(0.05, lambda hold: print(hold, flush=True))\n"
+        "    watch.begin(asyncio.get_running_loop())\n"
+        "    print('ready', flush=True)\n"
+        "    while await asyncio.to_thread(sys.stdin.readline):\n"
+        "        await asyncio.sleep(0.3)\n"
+        "        print('ready', flush=True)\n"
+        "asyncio.run(run())\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(3):
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.6)
+        process.send_signal(signal.SIGCONT)
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "ready\n"
+    process.stdin.close()
+    assert process.wait(PATIENCE_S) == 0
+    assert process.stdout.read() == ""
+    process.stdout.close()
 
 
 def test_a_loop_that_waits_holds_nobody_up():
