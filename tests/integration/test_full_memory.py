@@ -10,6 +10,8 @@ from contextlib import aclosing
 
 import pytest
 
+from sylvan.kernels.native.library import load
+from sylvan.kernels.native.ranks import SharedRanks
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
@@ -92,3 +94,9 @@ async def test_a_start_without_room_is_refused_with_the_reason(small_memory, tmp
     async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(ConfigError, match="No space left on device"):
             await Runtime.start(tiny_config(model))
+
+
+def test_ranks_without_room_for_what_they_share_are_refused(small_memory):
+    """Not ended by a signal when they write to it."""
+    with pytest.raises(ConfigError, match="ranks cannot share .* No space left on device"):
+        SharedRanks(load(), small_memory / "ranks", 0, 4, 1.0, room_bytes=4 << 20)
