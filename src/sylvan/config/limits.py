@@ -45,6 +45,9 @@ class LimitsConfig(Section, frozen=True):
     """Prompts times samples of one request."""
     parameter_bytes: Bytes = 64 << 20
     """Sampling parameters, such as grammars, of all samples of one request together."""
+    logprobs: Count = 32 << 20
+    """Log probabilities that one prompt may bring: alternatives of all positions of all samples, as
+    many tokens as the client allows."""
     sessions: Count = 1024
     """Sessions of one tenant; beyond it the one that rested longest is closed."""
     session_tokens: Count = 1 << 24

@@ -198,6 +198,7 @@ def _limits(config: Config, topology: Topology) -> EdgeLimits:
         max_unfinished=full if isinstance(running, int) else None,
         max_live_samples=topology.num_replicas * per_replica + _SPARE_SAMPLES,
         max_parameter_bytes=config.limits.parameter_bytes,
+        max_logprobs=config.limits.logprobs,
         stream_interval=config.text.stream_interval,
         seed=config.seed,
     )

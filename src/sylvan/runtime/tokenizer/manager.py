@@ -20,6 +20,7 @@ from sylvan.runtime.tokenizer.checks import (
     check_bytes,
     check_ids,
     check_input,
+    check_logprob_room,
     check_sampling,
 )
 from sylvan.runtime.tokenizer.embeds import (
@@ -269,6 +270,7 @@ class TokenizerManager:
         given = (self.limits.seed, inp.default_seed)
         seed = next((seed for seed in given if seed is not None), secrets.randbits(63))
         base = build_request(inp, prompt, self.facts, seed=seed)
+        check_logprob_room(base, self.limits.max_logprobs)
         lora = self.adapters.id_of(inp.lora, inp.tenant)
         base = msgspec.structs.replace(base, rid=rid, lora=lora, media=media)
         return self._submit(inp, base, received_s)
