@@ -208,7 +208,8 @@ class EdgeLimits:
 
     `max_live_samples` bounds what is kept for replay, `max_unfinished` what the scheduler of a
     replica runs and lets wait (None: only it knows), `max_parameter_bytes` the sampling parameters
-    of all samples of a request, `max_logprobs` their log probabilities; `seed` is for requests that bring none.
+    of all samples of a request, `max_logprobs` their log probabilities; `seed` is for requests that
+    bring none.
     """
 
     max_live_samples: int = 16384
