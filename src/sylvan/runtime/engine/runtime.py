@@ -194,8 +194,9 @@ def _limits(config: Config, topology: Topology) -> EdgeLimits:
     running = config.scheduler.max_running_reqs
     per_replica = config.scheduler.max_waiting_reqs + (running if isinstance(running, int) else 0)
     full = per_replica + max(_SLACK_SAMPLES, per_replica // 16)
+    holds = config.disagg is not None or config.tiers is not None  # what neither runs nor waits
     return EdgeLimits(
-        max_unfinished=full if isinstance(running, int) else None,
+        max_unfinished=full if isinstance(running, int) and not holds else None,
         max_live_samples=topology.num_replicas * per_replica + _SPARE_SAMPLES,
         max_parameter_bytes=config.limits.parameter_bytes,
         max_logprobs=config.limits.logprobs,
