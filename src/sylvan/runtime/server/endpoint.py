@@ -60,6 +60,7 @@ _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _RANK_HEADER = "x-data-parallel-rank"
 
 Body = TypeVar("Body", bound=WireModel | None)
+Wire = TypeVar("Wire", bound=WireModel)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -311,7 +312,7 @@ async def _read(
     )
 
 
-def _decode(model: type[Body], raw: bytes, limits: JsonLimits) -> tuple[Body, list[str]]:
+def _decode(model: type[Wire], raw: bytes, limits: JsonLimits) -> tuple[Wire, list[str]]:
     """A body, checked, and the formats in its schemas that nobody knows; may run in a thread."""
     decoded = decode_json(raw, limits)
     formats = unknown_formats(decoded) if b"format" in raw else []
