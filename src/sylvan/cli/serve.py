@@ -130,9 +130,9 @@ async def _serve(job: ServeJob) -> None:
             connections = Connections(ConnectionLimits.from_config(config.limits))
             context = make_context(runtime.manager, settings)
             context.accounts.show_connections(connections)
+            http = HttpServer(app_of(context), config.server, job.sock, connections)
             watch = LoopWatch(config.observe.loop_hold_s, context.accounts.held)
             watch.begin(asyncio.get_running_loop())
-            http = HttpServer(app_of(context), config.server, job.sock, connections)
             async with http, grpc_server(context, config.server) as grpc_port:
                 context.accounts.started(monotonic() - job.started_s)
                 _greet(job, http.port, grpc_port)
