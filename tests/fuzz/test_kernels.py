@@ -1,8 +1,4 @@
-"""Whatever a valid request asks for, kernels say the same in a batch as alone.
-
-`make sanitize` runs this, too: over kernels that end the process at the first byte that is not
-theirs.
-"""
+"""Whatever a valid request asks for, kernels say the same in a batch as alone."""
 
 from __future__ import annotations
 
