@@ -233,6 +233,15 @@ BROKEN = {
         {"speculative": SpeculativeConfig(algorithm="ngram"), "scheduler.overlap": "on"},
         "which is not known yet with scheduler.overlap=on",
     ),
+    "unknown faults": ({"chaos": {"sun": "1"}}, "there is no fault 'sun'"),
+    "chaos for strangers": (
+        {"chaos": {"disk-full": "0.1"}, "server.host": "0.0.0.0"},
+        "server.host=0.0.0.0 is a public address",
+    ),
+    "chaos without processes": (
+        {"chaos": {"ipc-delay": "1s"}, "processes": "one"},
+        "processes=one leaves no processes to harm",
+    ),
     "TLS key without certificate": ({"server.ssl_keyfile": "k"}, "needs server.ssl_certfile"),
     "certificates of clients without TLS": (
         {"server.ssl_ca_certs": "ca.pem"},
