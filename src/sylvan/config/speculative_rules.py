@@ -56,9 +56,7 @@ SPECULATIVE_RULES = (
     Rule(
         "draft model without use",
         ("speculative.algorithm", "speculative.draft_model"),
-        lambda c: (
-            _drafts(c).algorithm in ("ngram", OWN_HEAD) and _drafts(c).draft_model is not None
-        ),
+        lambda c: _drafts(c).algorithm == OWN_HEAD and _drafts(c).draft_model is not None,
         "{speculative.algorithm} has no model; leave {speculative.draft_model} out",
     ),
     Rule(
@@ -107,13 +105,6 @@ SPECULATIVE_RULES = (
         lambda c: _wide(c) and _drafts(c).algorithm not in (*DRAFT_HEADS, OWN_HEAD),
         "{speculative.topk}: {speculative.algorithm} guesses one continuation; heads guess trees "
         "(eagle, eagle3, medusa, nextn); leave it at auto",
-    ),
-    Rule(
-        "trees with adapters",
-        ("speculative.topk", "lora"),
-        lambda c: _wide(c) and c.config.lora is not None,
-        "{speculative.topk}: adapters are applied to chains of guesses only; leave it at auto, or "
-        "lora out",
     ),
     Rule(
         "tree too large",

@@ -174,8 +174,8 @@ BROKEN = {
         "speculative.algorithm=ngrm: unknown (did you mean ngram?); there is ngram",
     ),
     "draft model without use": (
-        {"speculative": SpeculativeConfig(algorithm="ngram", draft_model="d")},
-        "speculative.algorithm=ngram has no model; leave speculative.draft_model=d out",
+        {"speculative": SpeculativeConfig(algorithm="nextn", draft_model="d")},
+        "speculative.algorithm=nextn has no model; leave speculative.draft_model=d out",
     ),
     "no draft model": (
         {"speculative": SpeculativeConfig(algorithm="standalone")},
@@ -196,10 +196,6 @@ BROKEN = {
     "trees without a head": (
         {"speculative": SpeculativeConfig(algorithm="ngram", topk=4)},
         "speculative.topk=4: speculative.algorithm=ngram guesses one continuation",
-    ),
-    "trees with adapters": (
-        {"speculative": SpeculativeConfig(algorithm="nextn", topk=2), "lora": LoraConfig()},
-        "speculative.topk=2: adapters are applied to chains of guesses only",
     ),
     "tree too large": (
         {"speculative": SpeculativeConfig(algorithm="nextn", topk=17)},
