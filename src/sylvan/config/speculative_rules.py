@@ -154,8 +154,24 @@ SPECULATIVE_RULES = (
     Rule(
         "guesses not on this device",
         ("speculative.algorithm", "device"),
-        lambda c: c.config.speculative is not None and c.config.device != "cpu",
-        "{speculative.algorithm}: steps on {device} verify no guesses yet; leave it out",
+        lambda c: (
+            c.config.speculative is not None
+            and c.config.device != "cpu"
+            and _drafts(c).algorithm != "ngram"
+        ),
+        "{speculative.algorithm}: steps on {device} verify guesses of ngram only; choose that, or "
+        "leave it out",
+    ),
+    Rule(
+        "guesses on ranks of devices",
+        ("speculative.algorithm", "device", "parallel.tp"),
+        lambda c: (
+            c.config.speculative is not None
+            and c.config.device != "cpu"
+            and c.config.parallel.tp > 1
+        ),
+        "{speculative.algorithm}: ranks on {device} verify no guesses; lower {parallel.tp} to 1, "
+        "or leave it out",
     ),
     Rule(
         "guesses where nothing is generated",
