@@ -123,8 +123,8 @@ def test_answers_are_those_of_a_server_without(plain, speculating, all_at_once):
 
 
 def test_texts_to_guess_from_come_and_go(speculating):
-    body = {"text": "Hi there", "sampling_params": {"max_new_tokens": 40, "temperature": 0}}
-    body["sampling_params"]["ignore_eos"] = True
+    odd = {"max_new_tokens": 40, "temperature": 1.5, "sampling_seed": 3, "ignore_eos": True}
+    body = {"text": "Hi there", "sampling_params": odd}  # what the model does not mostly say
     first = speculating.post("/generate", json=body).json()
     corpus = {"corpus_id": "said", "token_chunks": [first["output_ids"]]}
     added = speculating.post("/add_external_corpus", json=corpus)
