@@ -81,7 +81,7 @@ def test_a_tree_of_contexts_guesses_what_the_model_says(model, prompts, tmp_path
     assert length > 2.5
     assert f"--speculative-algorithm ngram --speculative-draft-model-path {out}" in said
     contexts = int(said.split(" contexts;")[0].split("\n")[-1])
-    assert 50 < contexts < 5000, "the newest token decides"
+    assert 10 < contexts < 1000, "the newest token decides"
     assert [file.name for file in out.iterdir() if file.is_file()] == ["draft_contexts.npz"]
     assert main(call) == 0
     again = capsys.readouterr().out
