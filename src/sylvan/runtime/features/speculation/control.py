@@ -34,6 +34,10 @@ FIRST_LOOKS = 6
 mostly begins with the answer, and short answers would end before the next look."""
 
 
+REACH = 6
+"""So much further than was worth it the last time is guessed: guesses take time, too."""
+
+
 @dataclass(slots=True)
 class _Followed:
     """A request that may be drafted for.
@@ -44,6 +48,7 @@ class _Followed:
         pause: Steps from one look to the next.
         look_at: Number of the step of the next look.
         pays: Its last guesses were worth verifying.
+        reach: Tokens ahead that are guessed at the next look.
     """
 
     acceptance: Acceptance
@@ -53,6 +58,7 @@ class _Followed:
     pause: int = 1
     look_at: int = 0
     pays: bool = False
+    reach: int = REACH
 
 
 class Speculation(Capability):
@@ -119,8 +125,10 @@ class Speculation(Capability):
         count = 0
         if self._step >= followed.look_at and (followed.pays or self._may_look):
             begun_s = self._clock() if self._adaptive else 0.0
-            count = self._look(req, followed, min(most, self._most))
+            reach = followed.reach if self._adaptive else self._most
+            count = self._look(req, followed, min(most, self._most, reach))
             if self._adaptive:
+                followed.reach = count + REACH
                 self._looked(followed, self._clock() - begun_s, pays=count > 0)
             followed.look_at = self._aligned(followed.pause)
         self._wake = min(self._wake, followed.look_at)
