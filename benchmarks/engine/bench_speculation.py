@@ -9,9 +9,11 @@ an oracle, which knows the answers from the runs without and is right about each
 chance: `oracle` with adaptation, `fixed` with all guesses in each step and none of them right,
 which is what verifying costs. Answers of both runs must be the same.
 
-    python benchmarks/engine/bench_speculation.py [--model sapling|0.5B] [--batch 1 32]
+    python benchmarks/engine/bench_speculation.py [--model sapling|wide|0.5B] [--batch 1 32]
         [--what copy calls chat head oracle fixed] [--head DIR] [--chances 0 0.5 0.7 0.9]
-        [--guesses 4] [--tokens 128] [--repeats 5] [--dtype bfloat16] [--threads N]
+        [--guesses 4] [--tokens 128] [--repeats 5] [--requests N] [--dtype bfloat16] [--threads N]
+
+`wide` is the built-in model in the shape of `0.5B`: its answers, at the cost of that.
 
 `cpu_speedup` compares what the CPU worked instead of what passed: where others use the machine, it
 says with `--threads 1` what they leave of `speedup`.
@@ -33,6 +35,7 @@ from typing import Any
 
 import numpy as np
 
+from sylvan.config.checkpoint import model_dir
 from sylvan.config.sources import from_keywords, gather
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.protocol.messages import TokenOutput
@@ -48,6 +51,7 @@ from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.text.chat_template import ChatRequest, ChatTemplate
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.engine.wide_model import write_wide, write_wide_head
 from tools.train.data.mix import CLASSES
 from tools.train.draft_prompts import prompts
 
@@ -201,6 +205,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--what", nargs="+", default=["copy", "calls", "oracle", "fixed"])
+    parser.add_argument("--requests", type=int, help="of a batch of 1 (default: 32 or 63)")
     parser.add_argument("--threads", type=int, help="cores of a step (default: all)")
     parser.add_argument("--head", help="directory of a draft head, for `head`")
     parser.add_argument("--chances", type=float, nargs="+", default=[0.0, 0.5, 0.7, 0.9])
@@ -217,6 +222,11 @@ def main() -> int:
             model = folder
             (Path(folder) / "config.json").write_text(json.dumps(HALF_BILLION))
             options |= {"load_format": "dummy"}
+        elif model == "wide":
+            model = str(write_wide(model_dir("sapling"), HALF_BILLION, Path(folder) / "model"))
+            if args.head:
+                wide_head = write_wide_head(Path(args.head), HALF_BILLION, Path(folder) / "head")
+                args.head = str(wide_head)
         for what in args.what:
             measure(what, model, options, args)
     return 0
@@ -240,6 +250,7 @@ def measure(what: str, model: str, options: dict[str, Any], args: argparse.Names
     for batch in args.batch:
         if what in KINDS:
             count, seed = (63, 991) if what == "chat" else (32, 5)
+            count = args.requests or count
             asked = requests(chats(max(count, batch), KINDS[what], seed), args.tokens, ends=(2,))
         else:
             asked = requests(noise(batch, args.prompt, vocab_size), args.tokens)
@@ -267,7 +278,8 @@ def measure_head(what: str, model: str, options: dict[str, Any], args: argparse.
         **({"speculative.adaptive": False} if what != "head" else {}),
     )
     for batch in args.batch:
-        asked = requests(chats(max(63, batch), CLASSES, seed=991), args.tokens, ends=(2,))
+        count = args.requests or 63
+        asked = requests(chats(max(count, batch), CLASSES, seed=991), args.tokens, ends=(2,))
         found = compare(engine, asked, batch, args.repeats)
         row = {"what": what, "batch": batch, "guesses": args.guesses} | found
         sys.stdout.write(json.dumps(row) + "\n")
