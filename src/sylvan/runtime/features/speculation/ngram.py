@@ -74,7 +74,7 @@ class NgramDrafter:
         self, contexts: ContextTree, ids: IntArray, copied: Sequence[int], matched: int, most: int
     ) -> Proposal:
         """Each guess by the surer of the two, a copy as long as no other guess broke it."""
-        text: list[int] = ids[-contexts.depth :].tolist()
+        text: list[int] = ids[-max(1, contexts.depth) :].tolist()
         tokens: list[int] = []
         grades: list[int] = []
         for at in range(most):
