@@ -11,7 +11,8 @@ which is what verifying costs. Answers of both runs must be the same.
 
     python benchmarks/engine/bench_speculation.py [--model sapling|wide|0.5B] [--batch 1 32]
         [--what copy calls chat head oracle fixed] [--head DIR] [--chances 0 0.5 0.7 0.9]
-        [--guesses 4] [--tokens 128] [--repeats 5] [--requests N] [--dtype bfloat16] [--threads N]
+        [--guesses N] [--all] [--tokens 128] [--repeats 5] [--requests N] [--threads N]
+        [--dtype bfloat16]
 
 `wide` is the built-in model in the shape of `0.5B`: its answers, at the cost of that.
 
@@ -205,11 +206,12 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--what", nargs="+", default=["copy", "calls", "oracle", "fixed"])
+    parser.add_argument("--all", action="store_true", help="verify all guesses, pay or not")
     parser.add_argument("--requests", type=int, help="of a batch of 1 (default: 32 or 63)")
     parser.add_argument("--threads", type=int, help="cores of a step (default: all)")
     parser.add_argument("--head", help="directory of a draft head, for `head`")
     parser.add_argument("--chances", type=float, nargs="+", default=[0.0, 0.5, 0.7, 0.9])
-    parser.add_argument("--guesses", type=int, default=4)
+    parser.add_argument("--guesses", type=int, help="in a pass (default: 10 by ngram, else 4)")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
@@ -237,13 +239,13 @@ def measure(what: str, model: str, options: dict[str, Any], args: argparse.Names
         for name in ("head", "head, all"):
             measure_head(name, model, options, args)
         return
-    guesses = 10 if what in KINDS else args.guesses
+    guesses = args.guesses or (10 if what in KINDS else 4)
     engine = start(
         model,
         guesses,
         options,
         speculative_algorithm="NGRAM",
-        **({"speculative.adaptive": False} if what == "fixed" else {}),
+        **({"speculative.adaptive": False} if what == "fixed" or args.all else {}),
     )
     assert isinstance(engine.speculation, Speculation)
     vocab_size = int(engine.built.facts["vocab_size"] or 0)
@@ -271,7 +273,7 @@ def measure_head(what: str, model: str, options: dict[str, Any], args: argparse.
     """The chat mix, guessed by a head."""
     engine = start(
         model,
-        args.guesses,
+        args.guesses or 4,
         options,
         speculative_algorithm="EAGLE3",
         speculative_draft_model_path=args.head,
@@ -281,7 +283,7 @@ def measure_head(what: str, model: str, options: dict[str, Any], args: argparse.
         count = args.requests or 63
         asked = requests(chats(max(count, batch), CLASSES, seed=991), args.tokens, ends=(2,))
         found = compare(engine, asked, batch, args.repeats)
-        row = {"what": what, "batch": batch, "guesses": args.guesses} | found
+        row = {"what": what, "batch": batch, "guesses": args.guesses or 4} | found
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
     engine.built.close()
