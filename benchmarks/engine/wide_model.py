@@ -115,8 +115,9 @@ def write_wide(small: Path, shape: Mapping[str, Any], folder: Path) -> Path:
     for name in COPIED:
         shutil.copy(small / name, folder / name)
     with np.load(small / FILE) as stored:
-        names = ("parents", "tokens", "guesses", "shares")
-        TreeArrays(*(stored[name] for name in names), shape["vocab_size"]).save(folder)
+        parts = (stored[name] for name in ("parents", "tokens", "guesses", "shares"))
+        parents, tokens, guesses, shares = parts
+        TreeArrays(parents, tokens, guesses, shares, shape["vocab_size"]).save(folder)
     return folder
 
 
