@@ -31,6 +31,10 @@ DRAFTING_REQS = 8
 """Requests that may have all their guesses verified in the same step."""
 DRAFT_HEADS = ("eagle", "eagle3", "medusa")
 """Algorithms of speculation that have a head beside the model."""
+DRAFT_CONTEXTS = "draft_contexts.npz"
+"""File by which `ngram` guesses what a model mostly says, in its directory or in one of its own."""
+NO_SPECULATION = "off"
+"""Stands for an algorithm where a model would bring one."""
 OWN_HEAD = "nextn"
 """The one whose head is part of the model's checkpoint."""
 
@@ -285,13 +289,16 @@ class SpeculativeConfig(Section, frozen=True):
 
     algorithm: str
     """How tokens are guessed: `ngram` repeats what followed the same tokens before, in the prompt
-    or in the output; `standalone` has a smaller model write ahead; `eagle` and `eagle3` have a
+    or in the output, and knows what the model mostly says if `draft_model` or the model brings
+    that; `standalone` has a smaller model write ahead; `eagle` and `eagle3` have a
     head that was trained for the model guess from its hidden vectors, and so do the heads of
     `medusa`, each one token further; `nextn` does it with the layer for it that the model's
-    checkpoint brings."""
+    checkpoint brings. `off`: not at all, where a model that brings what it mostly says would be
+    guessed by `ngram`."""
     draft_model: str | None = None
     """Directory of the smaller model of `standalone`, which has the tokenizer of the model served,
-    or of the head of `eagle` or `eagle3`, or the heads of `medusa`."""
+    or of the head of `eagle` or `eagle3`, or the heads of `medusa`; or of what the model mostly
+    says, for `ngram`, as `sylvan train-draft --algorithm ngram` makes it."""
     num_steps: Depth | Auto = "auto"
     """Guesses for one request in one step: the tokens ahead that are guessed."""
     topk: Count | Auto = "auto"
