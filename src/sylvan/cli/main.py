@@ -84,6 +84,7 @@ COMMANDS: Mapping[str, Command] = {
     "cache": Command("sylvan.cli.cache", "Look at a store of KV, check it, make it smaller."),
     "replay": Command("sylvan.cli.replay", "Play a recording of the scheduler back."),
     "check": Command("sylvan.cli.check", "Check this machine, or a model directory."),
+    "doctor": Command("sylvan.cli.doctor", "Find what makes servers on this machine slow."),
     "health": Command("sylvan.cli.health", "Ask a server how it is."),
 }
 

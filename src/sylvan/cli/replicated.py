@@ -18,6 +18,7 @@ from sylvan.cli.main import DONE
 from sylvan.cli.progress import loading
 from sylvan.cli.replicas import ReplicaKeys, Replicas, ReservedPort, replica_specs
 from sylvan.cli.roles import Roles, paired, with_roles
+from sylvan.cli.service import Service
 from sylvan.cli.settings import Settings
 from sylvan.config.env import runtime_dir
 from sylvan.config.load import Setting
@@ -117,7 +118,10 @@ class _Job:
                     return
             port = await stack.enter_async_context(fronted(gateway, config, sockets))
             self._greet(port, len(specs))
+            service = Service.from_environment()
+            service.ready()
             await stop.wait()
+            service.stopping()
             logger.info("stopping: running requests may take %g s", drain_s)
             await gateway.drain(drain_s)
 

@@ -18,6 +18,7 @@ from sylvan.cli.http import HttpServer, Stop
 from sylvan.cli.listen import bind, listen
 from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, Spec
+from sylvan.cli.service import Service
 from sylvan.cli.settings import CLIENT_OPTIONS
 from sylvan.config.env import config_file
 from sylvan.config.flags import Option, Parsed
@@ -156,7 +157,10 @@ class _Job:
             if peers is not None:
                 (peers.folder / f"ready-{peers.number}").touch()
             _greet(config, port, self.quiet)
+            service = Service.from_environment()
+            service.ready()
             await stop.wait()
+            service.stopping()
             logger.info("stopping: running requests may take %g s", config.server.drain_s)
             await gateway.drain(config.server.drain_s)
 

@@ -18,6 +18,7 @@ from sylvan.cli.main import DONE, Spec
 from sylvan.cli.progress import starting
 from sylvan.cli.replicated import RouterOptions, serve_replicas
 from sylvan.cli.roles import read_roles
+from sylvan.cli.service import Service
 from sylvan.cli.settings import Settings, load_settings, resolve_settings
 from sylvan.config.flags import Option, Parsed
 from sylvan.config.load import dump
@@ -85,7 +86,8 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float) -> int:
     if unused := [f"--{name.replace('_', '-')}" for name in _ROUTER if args.has(name)]:
         raise ConfigError(f"{unused[0]}: there is no gateway without --dp or --pd")
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
-        job = ServeJob(settings, sock, prewarmed, started_s, quiet, args.has("until_eof"))
+        eof, service = args.has("until_eof"), Service.from_environment()
+        job = ServeJob(settings, sock, prewarmed, started_s, quiet, eof, service)
         runner.run(_serve(job))
     return DONE
 
@@ -100,6 +102,7 @@ class ServeJob:
     started_s: float
     quiet: bool
     until_eof: bool
+    service: Service
 
 
 async def _serve(job: ServeJob) -> None:
@@ -136,7 +139,9 @@ async def _serve(job: ServeJob) -> None:
                 url = address(config.server, http.port)
                 presence = Presence.from_config(config.server, url)
                 async with Registration(presence):
+                    job.service.ready()
                     await stop.wait()
+                    job.service.stopping()
                 logger.info("stopping: running requests may take %g s", config.server.drain_s)
                 await runtime.drain(config.server.drain_s)
             await context.observing.close()
