@@ -164,6 +164,7 @@ def gateway_config(
         api_key=server.api_key,
         api_key_file=server.api_key_file,
         cors_origins=server.cors_origins,
+        trusted_proxies=server.trusted_proxies,
         max_body_bytes=server.max_body_bytes,
         drain_s=server.drain_s,
         access_log=server.access_log,
