@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -106,3 +107,53 @@ def test_a_file_that_is_no_socket_is_refused(tmp_path):
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
     assert "LISTEN_FDS: file descriptor 3 is no TCP socket that listens" in output
+
+
+def heard(manager: socket.socket) -> list[str]:
+    """What a reload says, up to `READY=1`."""
+    lines: list[str] = []
+    while "READY=1" not in lines:
+        lines += manager.recv(100).decode().splitlines()
+    return lines
+
+
+def test_a_hangup_reads_keys_and_limits_of_a_gateway_again(tmp_path, manager):
+    """As `systemctl reload` does; what needs a restart is named, a broken file changes nothing."""
+    file = tmp_path / "route.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as given:
+        port = given.getsockname()[1]
+
+        def write(key: str, size: int) -> None:
+            settings = {
+                "server": {"port": port, "api_key": key},
+                "limits": {"queue_size": size},
+                "routing": {"policy": "random" if size == 3 else "round_robin"},
+                "observe": {"metrics_port": None},
+            }
+            file.write_text(json.dumps(settings))
+
+        def status(key: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            url = f"http://127.0.0.1:{port}/v1/models"
+            return httpx.get(url, headers=headers, timeout=PATIENCE_S).status_code
+
+        write("old", 2)
+        address = str(tmp_path / "notify")
+        with started(given, address, "route", "--config", str(file)) as process:
+            assert manager.recv(100) == b"READY=1"
+            assert (status("old"), status("new")) == (200, 401)
+            write("new", 3)
+            process.send_signal(signal.SIGHUP)
+            assert heard(manager)[0] == "RELOADING=1"
+            assert (status("old"), status("new")) == (401, 200)
+            file.write_text("{")
+            process.send_signal(signal.SIGHUP)
+            heard(manager)
+            assert (status("old"), status("new")) == (401, 200)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
+            assert process.stdout is not None
+            said = process.stdout.read()
+    assert "SIGHUP: keys were read again; server.api_key, limits.queue_size changed" in said
+    assert "SIGHUP: these need a restart: routing.policy" in said
+    assert "SIGHUP: nothing has changed: " in said

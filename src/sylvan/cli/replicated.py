@@ -18,7 +18,7 @@ from sylvan.cli.main import DONE
 from sylvan.cli.progress import loading
 from sylvan.cli.replicas import ReplicaKeys, Replicas, ReservedPort, replica_specs
 from sylvan.cli.roles import Roles, paired, with_roles
-from sylvan.cli.service import Service
+from sylvan.cli.service import Service, no_reload, on_hangup
 from sylvan.cli.settings import Settings
 from sylvan.config.env import runtime_dir
 from sylvan.config.load import Setting
@@ -120,7 +120,8 @@ class _Job:
             self._greet(port, len(specs))
             service = Service.from_environment()
             service.ready()
-            await stop.wait()
+            with on_hangup(no_reload):
+                await stop.wait()
             service.stopping()
             logger.info("stopping: running requests may take %g s", drain_s)
             await gateway.drain(drain_s)

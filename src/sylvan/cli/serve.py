@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import logging
 import socket
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +19,17 @@ from sylvan.cli.main import DONE, Spec
 from sylvan.cli.progress import starting
 from sylvan.cli.replicated import RouterOptions, serve_replicas
 from sylvan.cli.roles import read_roles
-from sylvan.cli.service import Service
+from sylvan.cli.service import Service, reloaded_by_signal
 from sylvan.cli.settings import Settings, load_settings, resolve_settings
 from sylvan.config.flags import Option, Parsed
+from sylvan.config.live import LiveSettings
 from sylvan.config.load import dump
+from sylvan.config.schema import SERVE
+from sylvan.config.tree import Config
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.engine.process import PrewarmedScheduler
 from sylvan.utils import logs
-from sylvan.utils.clock import monotonic
+from sylvan.utils.clock import monotonic, since_1970
 from sylvan.utils.threads import call_in_thread
 
 SPEC = Spec(
@@ -87,7 +91,10 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float) -> int:
         raise ConfigError(f"{unused[0]}: there is no gateway without --dp or --pd")
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
         eof, service = args.has("until_eof"), Service.from_environment()
-        job = ServeJob(settings, sock, prewarmed, started_s, quiet, eof, service)
+        job = ServeJob(
+            *(settings, sock, prewarmed, started_s, quiet, eof, service),
+            reread=lambda: load_settings(args).config,
+        )
         runner.run(_serve(job))
     return DONE
 
@@ -103,6 +110,7 @@ class ServeJob:
     quiet: bool
     until_eof: bool
     service: Service
+    reread: Callable[[], Config]
 
 
 async def _serve(job: ServeJob) -> None:
@@ -125,12 +133,14 @@ async def _serve(job: ServeJob) -> None:
             from sylvan.runtime.server.app import app_of
             from sylvan.runtime.server.connections import ConnectionLimits, Connections
             from sylvan.runtime.server.context import make_context
+            from sylvan.runtime.server.live import LIVE
             from sylvan.runtime.server.registration import Presence, Registration
             from sylvan.runtime.server.settings import ServerSettings
 
             settings = ServerSettings.from_config(config, shown=dump(config))
             connections = Connections(ConnectionLimits.from_config(config.limits))
-            context = make_context(runtime.manager, settings)
+            live = LiveSettings(SERVE, job.settings.loaded.config, LIVE, job.reread, since_1970)
+            context = make_context(runtime.manager, settings, live=live, connections=connections)
             context.accounts.show_connections(connections)
             http = HttpServer(app_of(context), config.server, job.sock, connections)
             async with http, grpc_server(context, config.server) as grpc_port:
@@ -139,14 +149,20 @@ async def _serve(job: ServeJob) -> None:
                 url = address(config.server, http.port)
                 presence = Presence.from_config(config.server, url)
                 async with Registration(presence):
-                    job.service.ready()
-                    await stop.wait()
-                    job.service.stopping()
-                logger.info("stopping: running requests may take %g s", config.server.drain_s)
-                await runtime.drain(config.server.drain_s)
+                    await _until(stop.wait(), live, job.service)
+                await runtime.drain(live.now.server.drain_s)
             await context.observing.close()
         finally:
             await runtime.close()
+
+
+async def _until(stopped: Awaitable[None], live: LiveSettings[Config], service: Service) -> None:
+    """Let settings change until it is time to stop."""
+    service.ready()
+    with reloaded_by_signal(live, service):
+        await stopped
+    service.stopping()
+    logger.info("stopping: running requests may take %g s", live.now.server.drain_s)
 
 
 def _check_grpc() -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+import signal
 import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from sylvan.config.env import given_sockets, notify_address
+from sylvan.config.live import LiveSettings
 from sylvan.protocol.errors import ConfigError
 from sylvan.utils.clock import monotonic
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,47 @@ class Service:
                 sock.sendto(text.encode(), path)
             except OSError:
                 return  # a manager that went away wants to know nothing
+
+
+@contextmanager
+def on_hangup(do: Callable[[], None]) -> Iterator[None]:
+    """Do something on SIGHUP, in an event loop that runs.
+
+    Where there is a terminal the signal means that it has gone, and ends this process as ever.
+    """
+    if sys.stdin is not None and sys.stdin.isatty():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, do)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+def no_reload() -> None:
+    """SIGHUP, where several processes have parts of the settings."""
+    logger.warning("SIGHUP: with several processes settings need a restart; nothing has changed")
+
+
+def reloaded_by_signal(live: LiveSettings[Any], service: Service) -> AbstractContextManager[None]:
+    """Read all settings again on SIGHUP."""
+
+    def reread() -> None:
+        service.reloading()
+        try:
+            entry = live.reread("SIGHUP")
+        except ConfigError as error:
+            logger.warning("SIGHUP: nothing has changed: %s", error)
+        else:
+            changed = ", ".join(change.path for change in entry.changes) or "no setting"
+            logger.info("SIGHUP: keys were read again; %s changed", changed)
+            if entry.restart:
+                logger.warning("SIGHUP: these need a restart: %s", ", ".join(entry.restart))
+        service.ready()
+
+    return on_hangup(reread)
 
 
 def given_socket(host: str, port: int) -> socket.socket | None:

@@ -34,6 +34,7 @@ from sylvan.gateway.http.outgoing import Forwarding
 from sylvan.gateway.http.router import GrpcServing, HttpRouter, RouterParts
 from sylvan.gateway.http.routes import PASSED
 from sylvan.gateway.http.sender import Sender
+from sylvan.gateway.live import CallerSettings
 from sylvan.gateway.observe.families import Families
 from sylvan.gateway.observe.spans import NoTracing, Tracing
 from sylvan.gateway.openai.build import PassThroughParts
@@ -115,6 +116,7 @@ class GatewayRuntime:
         registry: All workers.
         jobs: Adds and removes them.
         families: Metrics.
+        live_part: Takes settings that change while the gateway runs.
     """
 
     def __init__(
@@ -146,7 +148,10 @@ class GatewayRuntime:
             self._clocks.monotonic,
         )
         tokens = identity_tokens(config.control, self._upstream, self._clocks.monotonic)
-        self._gate = Gate(config.server, clients, Operators(config.control.api_keys), tokens)
+        operators = Operators(config.control.api_keys)
+        self._gate = Gate(config.server, clients, operators, tokens)
+        self._admission = Admission(config.limits, self._clocks.monotonic)
+        self.live_part = CallerSettings(clients, operators, self._admission)
         follows = config.routing.cache_events
         blocks = BlockIndex(config.routing.max_tree_bytes) if follows else None
         self._blocks = blocks
@@ -291,7 +296,7 @@ class GatewayRuntime:
         router = HttpRouter(
             RouterParts(
                 exchange=exchange,
-                admission=Admission(config.limits, clock),
+                admission=self._admission,
                 clients=self._gate.clients,
                 limits=config.limits,
                 max_body_bytes=config.server.max_body_bytes,

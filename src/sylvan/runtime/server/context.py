@@ -12,15 +12,19 @@ from typing import Any
 from sylvan.api.native import Limits
 from sylvan.api.sampling import SamplingDefaults, model_defaults, read_sampling
 from sylvan.config.keys import read_key_file
+from sylvan.config.live import LiveSettings
+from sylvan.config.tree import Config
 from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.runtime.server.connections import Connections
 from sylvan.runtime.server.detached import Detached
 from sylvan.runtime.server.journal import CallJournal, Journal, NoJournal
 from sylvan.runtime.server.keyring import Keyring
+from sylvan.runtime.server.live import CallerSettings, make_live
 from sylvan.runtime.server.metrics import Accounts
 from sylvan.runtime.server.observe.build import Observing, observe
 from sylvan.runtime.server.pairing import Pairing, Role
 from sylvan.runtime.server.recent import RecentRequests
-from sylvan.runtime.server.settings import ServerSettings
+from sylvan.runtime.server.settings import CurrentSettings, ServerSettings
 from sylvan.runtime.server.shared_prompts import shared_starts
 from sylvan.runtime.server.stores.batches import BatchStore
 from sylvan.runtime.server.stores.responses import ResponseStore
@@ -47,7 +51,7 @@ class Context:
 
     Attributes:
         engine: Where requests go.
-        settings: What the operator decided.
+        current: What the operator decided, as it is in force.
         keyring: Keys and budgets of clients.
         defaults: Sampling parameters for fields that a request leaves out.
         template: Conversations to prompts.
@@ -69,10 +73,11 @@ class Context:
         pairing: The other server of the call.
         origin: The call, for metrics, logs and traces.
         role: What this server does of calls with a room.
+        live: Changes settings while the server runs; None: nobody can.
     """
 
     engine: TokenizerManager
-    settings: ServerSettings
+    current: CurrentSettings
     keyring: Keyring
     defaults: SamplingDefaults
     template: ChatTemplate
@@ -94,6 +99,12 @@ class Context:
     pairing: Pairing = field(default_factory=Pairing)
     origin: Origin = NO_ORIGIN
     role: Role = field(default_factory=Role)
+    live: LiveSettings[Config] | None = None
+
+    @property
+    def settings(self) -> ServerSettings:
+        """What the operator decided."""
+        return self.current.now
 
     @property
     def limits(self) -> Limits:
@@ -111,13 +122,26 @@ def of_call(context: Context, journal: Journal) -> Context:
 
 
 def make_context(
-    engine: TokenizerManager, settings: ServerSettings, clock: Clock = monotonic
+    engine: TokenizerManager,
+    settings: ServerSettings,
+    clock: Clock = monotonic,
+    *,
+    live: LiveSettings[Config] | None = None,
+    connections: Connections | None = None,
 ) -> Context:
     """Everything that routes need.
+
+    Args:
+        engine: Where requests go.
+        settings: What the operator decided.
+        clock: Monotonic; for durations.
+        live: Changes some of them while the server runs.
+        connections: That take such changes, too.
 
     Raises:
         ConfigError: A setting names something that does not exist, or cannot be read.
     """
+    current = CurrentSettings(settings)
     entries = read_key_file(settings.api_key_file) if settings.api_key_file else []
     keyring = Keyring(settings.api_keys, entries, clock)
     engine.adapters.limit(keyring.adapters)
@@ -131,8 +155,9 @@ def make_context(
     return Context(
         role=Role(settings.role, settings.switches_role),
         engine=engine,
-        settings=settings,
+        current=current,
         keyring=keyring,
+        live=live and make_live(live, CallerSettings(current, keyring, engine), connections),
         accounts=Accounts(engine, keyring, settings),
         recent=RecentRequests(engine.router, clock, wall_clock),
         observing=observe(engine, settings.observe, settings.served_model_name, clock),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,6 +138,22 @@ class ServerSettings:
             shown=shown or {},
         )
 
+    def changed_by(self, config: Config) -> ServerSettings:
+        """These, with what can change while a server runs taken from a configuration."""
+        server, limits = config.server, config.limits
+        return replace(
+            self,
+            api_keys=(server.api_key,) if server.api_key else (),
+            api_key_file=server.api_key_file,
+            admin_api_key=server.admin_api_key,
+            gateway_key=server.gateway_key,
+            max_body_bytes=server.max_body_bytes,
+            max_text_chars=limits.text_chars,
+            max_batch_samples=limits.samples,
+            max_parameter_bytes=limits.parameter_bytes,
+            max_stored_bytes=limits.stored_bytes,
+        )
+
     @property
     def trusting(self) -> bool:
         """Whether nothing but the reach of this machine decides who may call."""
@@ -152,6 +168,17 @@ class ServerSettings:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+@dataclass(slots=True)
+class CurrentSettings:
+    """The settings that are in force: some change while the server runs.
+
+    Attributes:
+        now: They are replaced as a whole.
+    """
+
+    now: ServerSettings
 
 
 def _parser(name: str | None) -> str | None:
