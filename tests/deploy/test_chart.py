@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def values_of(name):
     return {**values, "auth": KEYS}
 
 
+@functools.cache
 def rendered(name):
     """Text of all objects, in the order of their files."""
     files = helm.Chart.load(CHART).render(values_of(name), name="llm", namespace="serving")

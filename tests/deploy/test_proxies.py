@@ -25,6 +25,8 @@ from cryptography.x509.oid import NameOID
 
 from tests.support.tiny import write_model
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[2] / "deploy/proxies"
 NAME = "llm.example.com"
 PATIENCE_S = 90
