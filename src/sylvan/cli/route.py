@@ -157,10 +157,10 @@ class _Job:
         config, peers = self.config, self.peers
         async with AsyncExitStack() as stack:
             stop = stack.enter_context(Stop(at_eof=self.until_eof))
-            runtime = GatewayRuntime(config, peers=peers)
-            gateway = await stack.enter_async_context(runtime)
             live = LiveSettings(ROUTE, config, LIVE, self.reread, since_1970)
-            live.add(gateway.live_part)
+            changes = live if peers is None else None  # of several processes none has the whole
+            runtime = GatewayRuntime(config, peers=peers, live=changes)
+            gateway = await stack.enter_async_context(runtime)
             front = fronted(gateway, config, self.sockets, live)
             port = await stack.enter_async_context(front)
             if peers is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Generic
 
 from sylvan.config.fields import get, nearest, replaced
@@ -49,6 +49,11 @@ class Entry:
     cause: str
     changes: tuple[Change, ...]
     restart: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """For people, as JSON can hold it."""
+        return asdict(self)
 
 
 class LiveSettings(Generic[Root]):
@@ -150,7 +155,7 @@ class LiveSettings(Generic[Root]):
 
     def shown(self, path: str, value: object) -> object:
         """A value for people: secrets are hidden."""
-        return "***" if self._schema.fields[path].is_secret and value is not None else value
+        return "***" if self._schema.fields[path].is_secret and value else value
 
     def _take(
         self, wanted: Root, cause: str, *, dry_run: bool, restart: tuple[str, ...] = ()

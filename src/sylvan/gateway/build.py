@@ -14,13 +14,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from sylvan.config.keys import KeyEntry, read_key_file
+from sylvan.config.live import LiveSettings
 from sylvan.config.load import dump
 from sylvan.config.route import ControlConfig, RouteConfig
 from sylvan.config.schema import ROUTE
 from sylvan.gateway.app import AppParts, Gateway, Serving
+from sylvan.gateway.control.api import Own
 from sylvan.gateway.control.gauges import InflightAges, WorkerGauges
 from sylvan.gateway.control.information import Information, InformationParts
 from sylvan.gateway.control.page import PAGE
+from sylvan.gateway.control.settings import SettingsRoutes
 from sylvan.gateway.control.texts import TextRoutes
 from sylvan.gateway.control.workers import Changed, WorkerRoutes
 from sylvan.gateway.discovery.api import Source
@@ -107,6 +110,7 @@ class GatewayRuntime:
         config: Its settings.
         clocks: Its time.
         peers: The other processes of this gateway, if there are any.
+        live: Its settings, if operators may change them while it runs.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -116,7 +120,6 @@ class GatewayRuntime:
         registry: All workers.
         jobs: Adds and removes them.
         families: Metrics.
-        live_part: Takes settings that change while the gateway runs.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class GatewayRuntime:
         config: RouteConfig,
         clocks: Clocks | None = None,
         peers: PeerPlace | None = None,
+        live: LiveSettings[RouteConfig] | None = None,
     ) -> None:
         self._config = config
         self._peers = peers
@@ -151,7 +155,10 @@ class GatewayRuntime:
         operators = Operators(config.control.api_keys)
         self._gate = Gate(config.server, clients, operators, tokens)
         self._admission = Admission(config.limits, self._clocks.monotonic)
-        self.live_part = CallerSettings(clients, operators, self._admission)
+        self._settings: tuple[Own, ...] = ()
+        if live is not None:
+            live.add(CallerSettings(clients, operators, self._admission))
+            self._settings = SettingsRoutes(live).routes
         follows = config.routing.cache_events
         blocks = BlockIndex(config.routing.max_tree_bytes) if follows else None
         self._blocks = blocks
@@ -318,17 +325,17 @@ class GatewayRuntime:
         )
         workers = WorkerRoutes(self.registry, self.jobs, self._worker_changed)
         texts = TextRoutes(self._library)
-        routes = [*PASSED, *information.routes, *workers.routes, *texts.routes, *PAGE]
+        routes = [*PASSED, *information.routes, *workers.routes, *texts.routes]
         serving: Serving = router
         if self._upstreams is not None:
             serving = passing = self._pass_through(self._upstreams)
-            routes = [*PROVIDED, *passing.routes, *PAGE]
+            routes = [*PROVIDED, *passing.routes]
         ages = InflightAges(clock)
         self.families.registry.register(ages)
         self.families.registry.register(WorkerGauges(self.registry, self._placing))
         return Gateway(
             AppParts(
-                table=Table(routes),
+                table=Table([*routes, *self._settings, *PAGE]),
                 gate=self._gate,
                 router=serving,
                 families=self.families.http,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from starlette.responses import Response
 
 from sylvan.api.live import DryRunQuery, RevertBody, SettingsBody
 from sylvan.config.fields import get
-from sylvan.config.live import Entry, LiveSettings
+from sylvan.config.live import LiveSettings
 from sylvan.config.tree import Config
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.server.endpoint import Call, json_response
@@ -19,7 +18,7 @@ async def show(call: Call[None]) -> Response:
     """Settings that can change, and who changed them since the start."""
     live = _live(call)
     values = {path: live.shown(path, get(live.now, path)) for path in live.live}
-    return json_response({"settings": values, "journal": [_entry(entry) for entry in live.journal]})
+    return json_response({"settings": values, "journal": [entry.shown for entry in live.journal]})
 
 
 async def change(call: Call[SettingsBody]) -> Response:
@@ -51,7 +50,7 @@ def _done(call: Call[Any], do: Any) -> Response:
         entry = do(_live(call))
     except ConfigError as error:
         raise RequestError(str(error)) from error
-    return json_response({"dry_run": query.dry_run, **_entry(entry)})
+    return json_response({"dry_run": query.dry_run, **entry.shown})
 
 
 def _live(call: Call[Any]) -> LiveSettings[Config]:
@@ -59,9 +58,3 @@ def _live(call: Call[Any]) -> LiveSettings[Config]:
     if live is None:
         raise RequestError("This server was not started from settings that change.", status=501)
     return live
-
-
-def _entry(entry: Entry) -> dict[str, Any]:
-    shown = asdict(entry)
-    shown["changes"] = [asdict(change) for change in entry.changes]
-    return shown
