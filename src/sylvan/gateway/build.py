@@ -69,6 +69,7 @@ from sylvan.gateway.workers.spec import Kind, WorkerSpec, checked
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.utils.clock import Clock, monotonic
+from sylvan.utils.logs import LogLevel
 
 DRAIN_POLL_S = 0.05
 PATIENT = 1_000_000
@@ -157,7 +158,8 @@ class GatewayRuntime:
         self._admission = Admission(config.limits, self._clocks.monotonic)
         self._settings: tuple[Own, ...] = ()
         if live is not None:
-            live.add(CallerSettings(clients, operators, self._admission))
+            level = LogLevel(config.observe.log_level)
+            live.add(CallerSettings(clients, operators, self._admission, level))
             self._settings = SettingsRoutes(live).routes
         follows = config.routing.cache_events
         blocks = BlockIndex(config.routing.max_tree_bytes) if follows else None

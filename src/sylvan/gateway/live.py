@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from sylvan.config.route import RouteConfig
 from sylvan.gateway.flow.admission import Admission
 from sylvan.gateway.security.clients import Clients
 from sylvan.gateway.security.operators import Operators, operator_keys
+from sylvan.utils.logs import LogLevel
 
 _LIMITS = ("max_concurrent", "queue_size", "queue_timeout_s", "rate_per_s")
 _CONNECTIONS = (
@@ -35,23 +35,24 @@ class CallerSettings:
         clients: Keys of clients.
         operators: Keys of operators.
         admission: Bounds requests.
+        level: Of logs.
     """
 
     clients: Clients
     operators: Operators
     admission: Admission
+    level: LogLevel
 
     def __call__(self, config: RouteConfig) -> Callable[[], None]:
         """See `sylvan.config.live.Part`."""
         path = config.server.api_key_file
         entries = read_key_file(path) if path else []
         keys = operator_keys(config.control.api_keys)
-        level = config.observe.log_level.upper()
 
         def take() -> None:
             self.clients.replace(config.server.api_key, entries)
             self.operators.replace(keys)
             self.admission.change(config.limits)
-            logging.getLogger().setLevel(level)
+            self.level.change(config.observe.log_level)
 
         return take

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from sylvan.runtime.server.connections import ConnectionLimits, Connections
 from sylvan.runtime.server.keyring import Keyring
 from sylvan.runtime.server.settings import CurrentSettings
 from sylvan.runtime.tokenizer.manager import TokenizerManager
+from sylvan.utils.logs import LogLevel
 
 KEYS = ("api_key", "api_key_file", "admin_api_key", "gateway_key")
 LIMITS = (
@@ -69,10 +70,9 @@ def connection_settings(connections: Connections) -> Callable[[Config], Callable
     return prepare
 
 
-def log_settings(config: Config) -> Callable[[], None]:
+def log_settings(level: LogLevel) -> Callable[[Config], Callable[[], None]]:
     """The level of logs."""
-    level = config.observe.log_level.upper()
-    return lambda: logging.getLogger().setLevel(level)
+    return lambda config: functools.partial(level.change, config.observe.log_level)
 
 
 def make_live(
@@ -82,7 +82,7 @@ def make_live(
 ) -> LiveSettings[Config]:
     """Have the parts of a server take changes."""
     live.add(callers)
-    live.add(log_settings)
+    live.add(log_settings(LogLevel(live.now.observe.log_level)))
     if connections is not None:
         live.add(connection_settings(connections))
     return live
