@@ -1,8 +1,8 @@
 """The storage tier as the prefix tree sees it: numbers for pages, and the names behind them.
 
 What the tree forgets stays in the store, and is found again by name. A page goes there in two
-steps: it is copied to host memory, and written only once it is known that it was not given to
-others while it was being copied.
+steps: it is copied to host memory, and written once the copy is known to be right. Pages that are
+evicted during the copy are copied before the step that may write to them runs (`take_urgent`).
 """
 
 from __future__ import annotations
