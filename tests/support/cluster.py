@@ -18,6 +18,7 @@ from sylvan.cli.http import HttpServer
 from sylvan.cli.listen import listen
 from sylvan.cli.route import connection_limits
 from sylvan.config.fields import replaced
+from sylvan.config.live import LiveSettings
 from sylvan.config.route import (
     FrontConfig,
     HealthConfig,
@@ -26,7 +27,9 @@ from sylvan.config.route import (
     RouteConfig,
     WorkersConfig,
 )
+from sylvan.config.schema import ROUTE
 from sylvan.gateway.build import Clocks, GatewayRuntime, PeerPlace
+from sylvan.gateway.live import LIVE
 from sylvan.runtime.server.app import app_of
 from sylvan.runtime.server.connections import Connections
 from sylvan.runtime.server.context import make_context
@@ -157,6 +160,7 @@ async def gateway(
     base: RouteConfig = QUICK,
     peers: PeerPlace | None = None,
     clocks: Clocks | None = None,
+    sources: Callable[[], RouteConfig] | None = None,
     **changes: Any,
 ) -> AsyncIterator[RunningGateway]:
     """A gateway in front of workers.
@@ -167,12 +171,15 @@ async def gateway(
         base: Settings.
         peers: The other processes of the gateway.
         clocks: Its time.
+        sources: What its settings are read from again; None: they cannot change.
         changes: To settings, by path with `__` for the dot.
     """
     values = {"workers.urls": urls} | {k.replace("__", "."): v for k, v in changes.items()}
     config = replaced(base, values)
     async with AsyncExitStack() as stack:
-        runtime = await stack.enter_async_context(GatewayRuntime(config, clocks, peers))
+        live = sources and LiveSettings(ROUTE, config, LIVE, sources, lambda: 0.0)
+        made_of = GatewayRuntime(config, clocks, peers, live)
+        runtime = await stack.enter_async_context(made_of)
         url = await stack.enter_async_context(served(runtime.app))
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=url, timeout=60, verify=False)

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import platform
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from sylvan.cli.check_model import check_model
@@ -37,8 +37,12 @@ _MIN_BYTES = 1 << 30
 
 def run(args: Parsed) -> int:
     """See `SPEC`."""
-    findings = list(_findings(args))
-    if args.has("json"):
+    return report(list(_findings(args)), as_json=args.has("json"))
+
+
+def report(findings: Sequence[Finding], *, as_json: bool) -> int:
+    """Print findings; returns the exit code: 1 if something is missing that serving needs."""
+    if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:

@@ -116,6 +116,11 @@ class Encryption(Protocol):
         """Authorities that must have signed clients' certificates."""
         ...
 
+    @property
+    def trusted_proxies(self) -> tuple[str, ...]:
+        """Whose headers say who calls."""
+        ...
+
 
 class HttpServer:
     """An application behind a socket; use it as an async context.
@@ -149,6 +154,8 @@ class HttpServer:
             ssl_ca_certs=server.ssl_ca_certs,
             ssl_cert_reqs=ssl.CERT_REQUIRED if server.ssl_ca_certs else ssl.CERT_NONE,
             server_header=False,
+            proxy_headers=bool(server.trusted_proxies),
+            forwarded_allow_ips=list(server.trusted_proxies),
         )
         try:
             config.load()

@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 from typing import Protocol
 
+from sylvan.cli.service import given_socket
 from sylvan.protocol.errors import ConfigError
 
 _BACKLOG = 2048
@@ -37,6 +38,8 @@ class Listening(Protocol):
 def bind(server: Listening, *, share: bool = False) -> socket.socket | None:
     """Listen on host and port; None with `server.uds`, whose path is only made free.
 
+    A socket that a service manager opened there is taken as it is.
+
     Args:
         server: Where.
         share: Other processes of this user that ask for it may use the port, too.
@@ -47,6 +50,8 @@ def bind(server: Listening, *, share: bool = False) -> socket.socket | None:
     if server.uds is not None:
         _free_path(Path(server.uds))
         return None
+    if (given := given_socket(server.host, server.port)) is not None:
+        return given
     names = "server.host", "server.port"
     return listen(server.host, server.port, names, "--port", share=share)
 

@@ -18,6 +18,7 @@ from sylvan.config.fields import nearest
 from sylvan.config.flags import CONFIG_OPTIONS, HELP, Option, Parsed, parse_flags
 from sylvan.config.schema import SERVE, Schema
 from sylvan.protocol.errors import ConfigError, SylvanError
+from sylvan.utils.revision import commit
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 
@@ -83,6 +84,8 @@ COMMANDS: Mapping[str, Command] = {
     "cache": Command("sylvan.cli.cache", "Look at a store of KV, check it, make it smaller."),
     "replay": Command("sylvan.cli.replay", "Play a recording of the scheduler back."),
     "check": Command("sylvan.cli.check", "Check this machine, or a model directory."),
+    "doctor": Command("sylvan.cli.doctor", "Find what makes servers on this machine slow."),
+    "health": Command("sylvan.cli.health", "Ask a server how it is."),
 }
 
 EXAMPLES = """\
@@ -114,7 +117,7 @@ def _run(words: list[str]) -> int:
         print(overview())
         return DONE
     if words[0] in ("--version", "-V", "version"):
-        print(f"sylvan {__version__}")
+        print(version())
         return DONE
     name, rest = " ".join(words[:2]), words[2:]
     if name not in COMMANDS:
@@ -133,6 +136,12 @@ def _run(words: list[str]) -> int:
         extra = args.positions[spec.max_positions]
         raise ConfigError(f"unexpected argument {extra!r}; usage: sylvan {spec.usage}")
     return module.run(args)
+
+
+def version() -> str:
+    """The line of `sylvan --version`."""
+    found = commit()
+    return f"sylvan {__version__}" + (f" (commit {found})" if found else "")
 
 
 def overview() -> str:

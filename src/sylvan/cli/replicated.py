@@ -18,6 +18,7 @@ from sylvan.cli.main import DONE
 from sylvan.cli.progress import loading
 from sylvan.cli.replicas import ReplicaKeys, Replicas, ReservedPort, replica_specs
 from sylvan.cli.roles import Roles, paired, with_roles
+from sylvan.cli.service import Service, no_reload, on_hangup
 from sylvan.cli.settings import Settings
 from sylvan.config.env import runtime_dir
 from sylvan.config.load import Setting
@@ -117,7 +118,11 @@ class _Job:
                     return
             port = await stack.enter_async_context(fronted(gateway, config, sockets))
             self._greet(port, len(specs))
-            await stop.wait()
+            service = Service.from_environment()
+            service.ready()
+            with on_hangup(no_reload):
+                await stop.wait()
+            service.stopping()
             logger.info("stopping: running requests may take %g s", drain_s)
             await gateway.drain(drain_s)
 
@@ -160,6 +165,7 @@ def gateway_config(
         api_key=server.api_key,
         api_key_file=server.api_key_file,
         cors_origins=server.cors_origins,
+        trusted_proxies=server.trusted_proxies,
         max_body_bytes=server.max_body_bytes,
         drain_s=server.drain_s,
         access_log=server.access_log,

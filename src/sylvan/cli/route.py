@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +19,22 @@ from sylvan.cli.http import HttpServer, Stop
 from sylvan.cli.listen import bind, listen
 from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, Spec
+from sylvan.cli.service import Service, reloaded_by_signal
 from sylvan.cli.settings import CLIENT_OPTIONS
 from sylvan.config.env import config_file
 from sylvan.config.flags import Option, Parsed
+from sylvan.config.live import LiveSettings
 from sylvan.config.load import Loaded
 from sylvan.config.route import FrontConfig, LimitsConfig, MeasureConfig, RouteConfig
 from sylvan.config.route_check import check_route
 from sylvan.config.schema import ROUTE
 from sylvan.config.sources import gather_as
 from sylvan.gateway.build import GatewayRuntime, PeerPlace
+from sylvan.gateway.live import LIVE
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.server.connections import ConnectionLimits, Connections
 from sylvan.utils import logs
+from sylvan.utils.clock import since_1970
 from sylvan.utils.loop_watch import DEFAULT_LIMIT_S, LoopWatch
 
 STATUS = "status"
@@ -72,7 +77,8 @@ def run(args: Parsed) -> int:
     if config.processes > 1 and peers is None:
         return _many(config, quiet, until_eof=args.has("until_eof"))
     sockets = Sockets.taken(config, share=args.has("share_port"))
-    job = _Job(config, sockets, quiet, args.has("until_eof"), peers)
+    eof = args.has("until_eof")
+    job = _Job(config, sockets, quiet, eof, peers, lambda: load_route(args).config)
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
         runner.run(job.run())
     return DONE
@@ -145,24 +151,33 @@ class _Job:
     quiet: bool
     until_eof: bool
     peers: PeerPlace | None
+    reread: Callable[[], RouteConfig]
 
     async def run(self) -> None:
         """Serve until told to stop, drain, close."""
         config, peers = self.config, self.peers
         async with AsyncExitStack() as stack:
             stop = stack.enter_context(Stop(at_eof=self.until_eof))
-            runtime = GatewayRuntime(config, peers=peers)
+            live = LiveSettings(ROUTE, config, LIVE, self.reread, since_1970)
+            changes = live if peers is None else None  # of several processes none has the whole
+            runtime = GatewayRuntime(config, peers=peers, live=changes)
             gateway = await stack.enter_async_context(runtime)
-            port = await stack.enter_async_context(fronted(gateway, config, self.sockets))
+            front = fronted(gateway, config, self.sockets, live)
+            port = await stack.enter_async_context(front)
             if peers is not None:
                 (peers.folder / f"ready-{peers.number}").touch()
             _greet(config, port, self.quiet)
             watch = LoopWatch(DEFAULT_LIMIT_S, lambda hold: logger.warning("%s", hold))
             watch.begin(asyncio.get_running_loop())
             stack.callback(watch.end)
-            await stop.wait()
-            logger.info("stopping: running requests may take %g s", config.server.drain_s)
-            await gateway.drain(config.server.drain_s)
+            service = Service.from_environment()
+            service.ready()
+            with reloaded_by_signal(live, service):
+                await stop.wait()
+            service.stopping()
+            drain_s = live.now.server.drain_s
+            logger.info("stopping: running requests may take %g s", drain_s)
+            await gateway.drain(drain_s)
 
 
 def _greet(config: RouteConfig, port: int, quiet: bool) -> None:
@@ -172,9 +187,15 @@ def _greet(config: RouteConfig, port: int, quiet: bool) -> None:
 
 @asynccontextmanager
 async def fronted(
-    gateway: GatewayRuntime, config: RouteConfig, sockets: Sockets
+    gateway: GatewayRuntime,
+    config: RouteConfig,
+    sockets: Sockets,
+    live: LiveSettings[RouteConfig] | None = None,
 ) -> AsyncGenerator[int]:
-    """Serve a gateway and its metrics on these sockets; gives the port, 0 for a unix socket."""
+    """Serve a gateway and its metrics on these sockets; gives the port, 0 for a unix socket.
+
+    Bounds on connections of clients change with `live`.
+    """
     limits = connection_limits(config.limits)
     async with AsyncExitStack() as stack:
         if sockets.metrics is not None:
@@ -183,8 +204,14 @@ async def fronted(
             server = HttpServer(metrics, FrontConfig(), sockets.metrics, scrapers)
             await stack.enter_async_context(server)
         clients = Connections(limits)
+        if live is not None:
+            live.add(lambda config: functools.partial(_bound, clients, config.limits))
         http = HttpServer(gateway.app, config.server, sockets.front, clients)
         yield (await stack.enter_async_context(http)).port
+
+
+def _bound(clients: Connections, limits: LimitsConfig) -> None:
+    clients.limits = connection_limits(limits)
 
 
 def connection_limits(limits: LimitsConfig) -> ConnectionLimits:

@@ -15,6 +15,7 @@ import msgspec
 from sylvan.cli.http import Stop
 from sylvan.cli.listen import reserve
 from sylvan.cli.replicas import Replicas, ReplicaSpec
+from sylvan.cli.service import Service, no_reload, on_hangup
 from sylvan.config.env import runtime_dir
 from sylvan.config.fields import get
 from sylvan.config.load import dump
@@ -63,7 +64,11 @@ class GatewayProcesses:
             if not await stop.unless_stopped(starting):
                 return
             greet(self._port)
-            await stop.wait()
+            service = Service.from_environment()
+            service.ready()
+            with on_hangup(no_reload):
+                await stop.wait()
+            service.stopping()
 
     def _spec(self, folder: Path, number: int) -> ReplicaSpec:
         config, count = self._config, self._config.processes

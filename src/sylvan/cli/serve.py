@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import logging
 import socket
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,17 @@ from sylvan.cli.main import DONE, Spec
 from sylvan.cli.progress import starting
 from sylvan.cli.replicated import RouterOptions, serve_replicas
 from sylvan.cli.roles import read_roles
+from sylvan.cli.service import Service, reloaded_by_signal
 from sylvan.cli.settings import Settings, load_settings, resolve_settings
 from sylvan.config.flags import Option, Parsed
+from sylvan.config.live import LiveSettings
 from sylvan.config.load import dump
+from sylvan.config.schema import SERVE
+from sylvan.config.tree import Config
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.engine.process import PrewarmedScheduler
 from sylvan.utils import logs
-from sylvan.utils.clock import monotonic
+from sylvan.utils.clock import monotonic, since_1970
 from sylvan.utils.loop_watch import LoopWatch
 from sylvan.utils.threads import call_in_thread
 
@@ -86,7 +91,11 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float) -> int:
     if unused := [f"--{name.replace('_', '-')}" for name in _ROUTER if args.has(name)]:
         raise ConfigError(f"{unused[0]}: there is no gateway without --dp or --pd")
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
-        job = ServeJob(settings, sock, prewarmed, started_s, quiet, args.has("until_eof"))
+        eof, service = args.has("until_eof"), Service.from_environment()
+        job = ServeJob(
+            *(settings, sock, prewarmed, started_s, quiet, eof, service),
+            reread=lambda: load_settings(args).config,
+        )
         runner.run(_serve(job))
     return DONE
 
@@ -101,6 +110,8 @@ class ServeJob:
     started_s: float
     quiet: bool
     until_eof: bool
+    service: Service
+    reread: Callable[[], Config]
 
 
 async def _serve(job: ServeJob) -> None:
@@ -123,12 +134,14 @@ async def _serve(job: ServeJob) -> None:
             from sylvan.runtime.server.app import app_of
             from sylvan.runtime.server.connections import ConnectionLimits, Connections
             from sylvan.runtime.server.context import make_context
+            from sylvan.runtime.server.live import LIVE
             from sylvan.runtime.server.registration import Presence, Registration
             from sylvan.runtime.server.settings import ServerSettings
 
             settings = ServerSettings.from_config(config, shown=dump(config))
             connections = Connections(ConnectionLimits.from_config(config.limits))
-            context = make_context(runtime.manager, settings)
+            live = LiveSettings(SERVE, job.settings.loaded.config, LIVE, job.reread, since_1970)
+            context = make_context(runtime.manager, settings, live=live, connections=connections)
             context.accounts.show_connections(connections)
             http = HttpServer(app_of(context), config.server, job.sock, connections)
             watch = LoopWatch(config.observe.loop_hold_s, context.accounts.held)
@@ -139,13 +152,21 @@ async def _serve(job: ServeJob) -> None:
                 url = address(config.server, http.port)
                 presence = Presence.from_config(config.server, url)
                 async with Registration(presence):
-                    await stop.wait()
-                logger.info("stopping: running requests may take %g s", config.server.drain_s)
-                await runtime.drain(config.server.drain_s)
+                    await _until(stop.wait(), live, job.service)
+                await runtime.drain(live.now.server.drain_s)
             watch.end()
             await context.observing.close()
         finally:
             await runtime.close()
+
+
+async def _until(stopped: Awaitable[None], live: LiveSettings[Config], service: Service) -> None:
+    """Let settings change until it is time to stop."""
+    service.ready()
+    with reloaded_by_signal(live, service):
+        await stopped
+    service.stopping()
+    logger.info("stopping: running requests may take %g s", live.now.server.drain_s)
 
 
 def _check_grpc() -> None:

@@ -14,6 +14,7 @@ from sylvan.config.resolve import CACHE_POLICIES, Resolved
 from sylvan.config.rules import Case, Rule
 from sylvan.config.speculative_rules import SPECULATIVE_RULES
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
+from sylvan.config.values import no_network, not_an_address
 from sylvan.protocol.errors import ConfigError
 
 _NO_DEVICE = (
@@ -250,6 +251,12 @@ RULES = (
         ("pdmux", "parallel.tp", "device", "task", "lora"),
         lambda c: bool(_not_between_steps(c)),
         lambda c: "\n".join(_not_between_steps(c)),
+    ),
+    Rule(
+        "proxies without address",
+        ("server.trusted_proxies",),
+        lambda c: no_network(c.config.server.trusted_proxies) is not None,
+        lambda c: not_an_address(c.config.server.trusted_proxies),
     ),
     Rule(
         "registered where nobody listens",

@@ -101,3 +101,20 @@ def runtime_dir() -> Path:
 def variable(name: str) -> str | None:
     """A variable that belongs to another program's settings, such as a provider's key."""
     return os.environ.get(name)
+
+
+def given_sockets(environ: Mapping[str, str] | None = None) -> range:
+    """File descriptors of the sockets that a service manager opened for this process.
+
+    Args:
+        environ: Instead of this process's environment.
+    """
+    found = os.environ if environ is None else environ
+    count, owner = found.get("LISTEN_FDS", ""), found.get("LISTEN_PID", "")
+    mine = count.isdecimal() and owner == str(os.getpid())
+    return range(3, 3 + int(count)) if mine else range(0)
+
+
+def notify_address(environ: Mapping[str, str] | None = None) -> str | None:
+    """Socket on which a service manager waits for the state of this process."""
+    return (os.environ if environ is None else environ).get("NOTIFY_SOCKET")

@@ -28,6 +28,9 @@ class FrontConfig(Section, frozen=True):
     """JSON file of further keys, as SHA-256 hashes, with tenants and their budgets."""
     cors_origins: tuple[str, ...] = ()
     """Web origins that may call the gateway from a browser; `*` for all."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks of proxies whose word on who calls counts (`X-Forwarded-For`,
+    `X-Forwarded-Proto`); default: nobody's."""
     max_body_bytes: Bytes = 512 << 20
     """A larger request body is refused with status 413."""
     drain_s: Seconds = 180.0

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from sylvan.config.load import Loaded
 from sylvan.config.route import RouteConfig
+from sylvan.config.values import no_network, not_an_address
 from sylvan.protocol.errors import ConfigError
 
 _SELECTORS = ("selector", "prefill_selector", "decode_selector")
@@ -26,6 +27,8 @@ def check_route(loaded: Loaded[RouteConfig]) -> None:
     """
     lines = [*_of_other_policies(loaded), *_idle(loaded)]
     lines += _processes(loaded.config)
+    proxies = loaded.config.server.trusted_proxies
+    lines += [not_an_address(proxies)] if no_network(proxies) is not None else []
     if lines:
         raise ConfigError("\n".join(lines))
 

@@ -148,6 +148,9 @@ class ServerConfig(Section, frozen=True):
     """Address by which they reach this server; default: where it listens."""
     root_path: str = ""
     """Path prefix under which a proxy shows this server."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks of proxies whose word on who calls counts (`X-Forwarded-For`,
+    `X-Forwarded-Proto`); default: nobody's."""
     cors_origins: tuple[str, ...] = ()
     """Web origins that may call this server from a browser; `*` for all."""
     allowed_hosts: tuple[str, ...] = ()

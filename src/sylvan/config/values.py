@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
+from collections.abc import Iterable
 from typing import Annotated, Literal, NoReturn
 
 import msgspec
@@ -53,3 +55,21 @@ class Secret:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Secret cannot be serialised")
+
+
+def no_network(texts: Iterable[str]) -> str | None:
+    """The first that is neither an IP address nor a network such as `10.0.0.0/8`."""
+    for text in texts:
+        try:
+            ipaddress.ip_network(text)
+        except ValueError:
+            return text
+    return None
+
+
+def not_an_address(proxies: Iterable[str]) -> str:
+    """What to tell whoever gave such `server.trusted_proxies`."""
+    return (
+        f"server.trusted_proxies: {no_network(proxies)!r} is no IP address and no network "
+        "(such as 10.0.0.0/8, without bits of a host)"
+    )

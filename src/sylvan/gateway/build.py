@@ -14,13 +14,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from sylvan.config.keys import KeyEntry, read_key_file
+from sylvan.config.live import LiveSettings
 from sylvan.config.load import dump
 from sylvan.config.route import ControlConfig, RouteConfig
 from sylvan.config.schema import ROUTE
 from sylvan.gateway.app import AppParts, Gateway, Serving
+from sylvan.gateway.control.api import Own
 from sylvan.gateway.control.gauges import InflightAges, WorkerGauges
 from sylvan.gateway.control.information import Information, InformationParts
 from sylvan.gateway.control.page import PAGE
+from sylvan.gateway.control.settings import SettingsRoutes
 from sylvan.gateway.control.texts import TextRoutes
 from sylvan.gateway.control.workers import Changed, WorkerRoutes
 from sylvan.gateway.discovery.api import Source
@@ -34,6 +37,7 @@ from sylvan.gateway.http.outgoing import Forwarding
 from sylvan.gateway.http.router import GrpcServing, HttpRouter, RouterParts
 from sylvan.gateway.http.routes import PASSED
 from sylvan.gateway.http.sender import Sender
+from sylvan.gateway.live import CallerSettings
 from sylvan.gateway.observe.families import Families
 from sylvan.gateway.observe.spans import NoTracing, Tracing
 from sylvan.gateway.openai.build import PassThroughParts
@@ -65,6 +69,7 @@ from sylvan.gateway.workers.spec import Kind, WorkerSpec, checked
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.utils.clock import Clock, monotonic
+from sylvan.utils.logs import LogLevel
 from sylvan.utils.room import Room
 
 DRAIN_POLL_S = 0.05
@@ -107,6 +112,7 @@ class GatewayRuntime:
         config: Its settings.
         clocks: Its time.
         peers: The other processes of this gateway, if there are any.
+        live: Its settings, if operators may change them while it runs.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -123,6 +129,7 @@ class GatewayRuntime:
         config: RouteConfig,
         clocks: Clocks | None = None,
         peers: PeerPlace | None = None,
+        live: LiveSettings[RouteConfig] | None = None,
     ) -> None:
         self._config = config
         self._peers = peers
@@ -147,7 +154,14 @@ class GatewayRuntime:
             self._clocks.monotonic,
         )
         tokens = identity_tokens(config.control, self._upstream, self._clocks.monotonic)
-        self._gate = Gate(config.server, clients, Operators(config.control.api_keys), tokens)
+        operators = Operators(config.control.api_keys)
+        self._gate = Gate(config.server, clients, operators, tokens)
+        self._admission = Admission(config.limits, self._clocks.monotonic)
+        self._settings: tuple[Own, ...] = ()
+        if live is not None:
+            level = LogLevel(config.observe.log_level)
+            live.add(CallerSettings(clients, operators, self._admission, level))
+            self._settings = SettingsRoutes(live).routes
         follows = config.routing.cache_events
         blocks = BlockIndex(config.routing.max_tree_bytes) if follows else None
         self._blocks = blocks
@@ -292,7 +306,7 @@ class GatewayRuntime:
         router = HttpRouter(
             RouterParts(
                 exchange=exchange,
-                admission=Admission(config.limits, clock),
+                admission=self._admission,
                 clients=self._gate.clients,
                 limits=config.limits,
                 max_body_bytes=config.server.max_body_bytes,
@@ -314,17 +328,17 @@ class GatewayRuntime:
         )
         workers = WorkerRoutes(self.registry, self.jobs, self._worker_changed)
         texts = TextRoutes(self._library)
-        routes = [*PASSED, *information.routes, *workers.routes, *texts.routes, *PAGE]
+        routes = [*PASSED, *information.routes, *workers.routes, *texts.routes]
         serving: Serving = router
         if self._upstreams is not None:
             serving = passing = self._pass_through(self._upstreams)
-            routes = [*PROVIDED, *passing.routes, *PAGE]
+            routes = [*PROVIDED, *passing.routes]
         ages = InflightAges(clock)
         self.families.registry.register(ages)
         self.families.registry.register(WorkerGauges(self.registry, self._placing))
         return Gateway(
             AppParts(
-                table=Table(routes),
+                table=Table([*routes, *self._settings, *PAGE]),
                 gate=self._gate,
                 router=serving,
                 families=self.families.http,

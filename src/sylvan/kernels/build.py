@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import platform
+import os
 import shutil
 import subprocess
 import sys
@@ -27,15 +27,17 @@ _AVX512 = (
 )
 _AMX = f"{_AVX512} -mamx-tile -mamx-int8 -mamx-bf16"
 # Linked into one library their std:: templates would merge, and AVX512 code reach older CPUs.
-VARIANTS: Mapping[str, str] = {"portable": ""}
-if platform.machine().lower() in ("x86_64", "amd64"):
-    VARIANTS = {
-        "portable": "",
-        "avx2": _AVX2,
-        "avxvnni": f"{_AVX2} -mavxvnni",
-        "avx512": _AVX512,
-        "amx": _AMX,
-    }
+_X86 = {
+    "portable": "",
+    "avx2": _AVX2,
+    "avxvnni": f"{_AVX2} -mavxvnni",
+    "avx512": _AVX512,
+    "amx": _AMX,
+}
+# The platform built for: `_PYTHON_HOST_PLATFORM` names another one than this when cross-compiling.
+VARIANTS: Mapping[str, str] = (
+    _X86 if sysconfig.get_platform().endswith(("x86_64", "amd64")) else {"portable": ""}
+)
 # Peeling unrolls loops over a constant number of accumulators; else these would stay in memory.
 _FLAGS = (
     "-O2 -fpeel-loops -std=c++20 -fPIC -pthread -ffp-contract=off -fno-math-errno "
@@ -53,8 +55,9 @@ class Built:
 
 
 def compiler() -> str | None:
-    """Path of the C++ compiler, or None."""
-    return shutil.which("g++") or shutil.which("c++")
+    """Path of the C++ compiler, or None: `$CXX` if that is set."""
+    named = os.environ.get("CXX")  # builds have no configuration
+    return shutil.which(named) if named else shutil.which("g++") or shutil.which("c++")
 
 
 def sources() -> list[Path]:

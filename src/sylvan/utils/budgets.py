@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from sylvan.protocol.errors import CapacityError
 from sylvan.utils.clock import Clock
 
 
 class Budget:
-    """A bucket that fills at a steady rate up to one minute's worth, and may run a debt."""
+    """A bucket that fills at a steady rate up to one minute's worth, and may run a debt.
+
+    Attributes:
+        per_minute: What it holds, and gets back in a minute.
+    """
 
     def __init__(self, per_minute: float, what: str, clock: Clock) -> None:
-        self._per_minute = per_minute
+        self.per_minute = per_minute
         self._what = what
         self._clock = clock
         self._level = per_minute
@@ -25,12 +30,12 @@ class Budget:
             CapacityError: With status 429 and the time until there is something again.
         """
         now = self._clock()
-        refill = (now - self._at) * self._per_minute / 60
-        self._level = min(self._per_minute, self._level + refill)
+        refill = (now - self._at) * self.per_minute / 60
+        self._level = min(self.per_minute, self._level + refill)
         self._at = now
         if self._level < 1:
-            message = f"The budget of {self._per_minute:g} {self._what} per minute is used up."
-            wait_s = max(1.0, math.ceil((1 - self._level) * 60 / self._per_minute))
+            message = f"The budget of {self.per_minute:g} {self._what} per minute is used up."
+            wait_s = max(1.0, math.ceil((1 - self._level) * 60 / self.per_minute))
             raise CapacityError(message, status=429, retry_after_s=wait_s)
 
     def spend(self, amount: float) -> None:
@@ -52,6 +57,20 @@ class Budgets:
             self._requests[tenant] = Budget(requests, "requests", self._clock)
         if tokens is not None:
             self._tokens[tenant] = Budget(tokens, "tokens", self._clock)
+
+    def replace(self, limits: Iterable[tuple[str, float | None, float | None]]) -> None:
+        """Have the limits of these tenants (`add`) and no others; those that stay keep their level.
+
+        Of several for the same tenant the last counts.
+        """
+        old = self._requests, self._tokens
+        self._requests, self._tokens = {}, {}
+        for tenant, requests, tokens in limits:
+            self.add(tenant, requests, tokens)
+        for before, after in zip(old, (self._requests, self._tokens), strict=True):
+            for tenant, budget in before.items():
+                if tenant in after and after[tenant].per_minute == budget.per_minute:
+                    after[tenant] = budget
 
     def admit(self, tenant: str) -> None:
         """Count a request.

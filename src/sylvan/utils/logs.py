@@ -50,3 +50,20 @@ def set_up(level: str, style: Format = "text", folder: str | None = None) -> Non
     logging.basicConfig(level=level.upper(), handlers=handlers, force=True)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+class LogLevel:
+    """The level of logs that is configured; one that somebody set meanwhile stays until it changes.
+
+    Args:
+        level: At the start.
+    """
+
+    def __init__(self, level: str) -> None:
+        self._level = level
+
+    def change(self, level: str) -> None:
+        """Log by another level from now on."""
+        if level != self._level:
+            logging.getLogger().setLevel(level.upper())
+        self._level = level

@@ -9,12 +9,12 @@ class Room:
     """Room that calls take and give back.
 
     Args:
-        most: Bytes that all of them hold together.
+        most: Bytes that all of them hold together; may be changed.
         setting: The setting that says so.
     """
 
     def __init__(self, most: int, setting: str) -> None:
-        self._most = most
+        self.most = most
         self._setting = setting
         self.held = 0
 
@@ -24,10 +24,10 @@ class Room:
         Raises:
             CapacityError: There is no room for them now.
         """
-        if self.held + size > self._most:
+        if self.held + size > self.most:
             raise CapacityError(
                 f"The bodies of the calls under way hold {self.held} bytes; this server takes "
-                f"{self._most} ({self._setting}).",
+                f"{self.most} ({self._setting}).",
                 setting=self._setting,
             )
         self.held += size

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -28,7 +29,7 @@ def test_version_is_printed(capsys):
     code, out, _ = run(capsys, "--version")
 
     assert code == 0
-    assert out.startswith("sylvan 0.")
+    assert re.fullmatch(r"sylvan 0\.\d+\.\d+( \(commit [0-9a-f]{7,40}(-dirty)?\))?", out.strip())
 
 
 def test_unknown_command_suggests_the_nearest(capsys):

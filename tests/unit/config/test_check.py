@@ -84,6 +84,10 @@ BROKEN = {
         {"server.register": ("http://g:1",), "server.uds": "/tmp/s"},
         "gateways cannot reach server.uds=/tmp/s; give server.register_url",
     ),
+    "proxies without address": (
+        {"server.trusted_proxies": ("10.0.0.0/8", "10.0.0.1/8")},
+        "server.trusted_proxies: '10.0.0.1/8' is no IP address and no network",
+    ),
     "registered as everywhere": (
         {"server.register": ("http://g:1",), "server.host": "0.0.0.0"},
         "server.host=0.0.0.0 is no address that gateways reach; give server.register_url",

@@ -129,6 +129,7 @@ def test_servers_that_speak_grpc_are_accepted():
         ("--service-discovery-port 1", "with discovery.kubernetes only"),
         ("--prefill-selector a=b --decode-selector c=d", "with discovery.kubernetes only"),
         ("--service-discovery --prefill-selector a=b", "need each other"),
+        ("--server.trusted-proxies proxy", "'proxy' is no IP address and no network"),
     ],
 )
 def test_pods_need_a_selector_and_a_selector_pods(words, why):

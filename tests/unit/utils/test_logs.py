@@ -50,3 +50,14 @@ def test_libraries_are_quiet_below_warnings(capsys):
     err = capsys.readouterr().err
     assert "chatter" not in err
     assert "trouble" in err
+
+
+def test_a_level_that_somebody_set_stays_until_the_configured_one_changes():
+    root = logging.getLogger()
+    level = logs.LogLevel("info")
+    root.setLevel("DEBUG")
+
+    level.change("info")
+    assert root.level == logging.DEBUG
+    level.change("error")
+    assert root.level == logging.ERROR

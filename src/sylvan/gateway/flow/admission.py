@@ -55,6 +55,13 @@ class Admission:
         self.num_inside = 0
         self.num_waiting = 0
 
+    def change(self, config: LimitsConfig) -> None:
+        """Hold to other bounds from now on; who is inside stays."""
+        if config.rate_per_s != self._config.rate_per_s:
+            self._rate = _Rate(config, self._clock) if config.rate_per_s else None
+        self._config = config
+        self._serve()
+
     async def enter(self, tenant: str = "") -> Permit:
         """Wait until a request may come in.
 

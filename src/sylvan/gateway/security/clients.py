@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sylvan.config.keys import KeyEntry, key_digest
 from sylvan.config.values import Secret
@@ -24,21 +24,20 @@ class Clients:
         self._tenants: dict[bytes, str] = {}
         self._budgets = Budgets(clock)
         self.on_spend: list[Callable[[str, int, int], None]] = []
-        if key is not None:
-            self.add(key.reveal(), "")
-        for entry in entries:
-            self._tenants[entry.sha256.lower().encode()] = entry.tenant
-            requests, tokens = entry.requests_per_minute, entry.tokens_per_minute
-            self._budgets.add(entry.tenant, requests, tokens)
+        self.replace(key, entries)
+
+    def replace(self, key: Secret | None, entries: Sequence[KeyEntry]) -> None:
+        """Have these keys and no others; what tenants spent of budgets that stay is kept."""
+        found = {} if key is None else {digest(key.reveal()): ""}
+        self._tenants = found | {e.sha256.lower().encode(): e.tenant for e in entries}
+        self._budgets.replace(
+            (e.tenant, e.requests_per_minute, e.tokens_per_minute) for e in entries
+        )
 
     @property
     def open(self) -> bool:
         """Whether everyone is a client."""
         return not self._tenants
-
-    def add(self, key: str, tenant: str) -> None:
-        """Accept one more key."""
-        self._tenants[digest(key)] = tenant
 
     def find(self, presented: str) -> Principal | None:
         """The client that has this key. Takes as long whatever is presented."""

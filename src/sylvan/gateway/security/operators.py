@@ -43,17 +43,31 @@ class OperatorKey:
         return cls(key_id, name, role, value)
 
 
+def operator_keys(keys: Sequence[Secret]) -> Sequence[OperatorKey]:
+    """Read keys.
+
+    Raises:
+        ConfigError: One is not of the documented form, or two have the same id.
+    """
+    found = [OperatorKey.parse(key.reveal()) for key in keys]
+    ids = [key.id for key in found]
+    if len(set(ids)) < len(ids):
+        raise ConfigError("control.api_keys: two keys have the same id")
+    return found
+
+
 class Operators:
     """Keys of operators."""
 
     def __init__(self, keys: Sequence[Secret]) -> None:
-        self._keys = [OperatorKey.parse(key.reveal()) for key in keys]
-        ids = [key.id for key in self._keys]
-        if len(set(ids)) < len(ids):
-            raise ConfigError("control.api_keys: two keys have the same id")
+        self._keys = operator_keys(keys)
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def replace(self, keys: Sequence[OperatorKey]) -> None:
+        """Have these and no others."""
+        self._keys = keys
 
     def find(self, presented: str) -> Principal | None:
         """Who has this key. Takes as long whatever is presented."""

@@ -71,7 +71,7 @@ def app_of(context: Context) -> ASGIApp:
     document = describe(table)
     api.openapi = lambda: document  # type: ignore[method-assign]
     api.state.openapi = document
-    gate = Gate(settings, context.keyring)
+    gate = Gate(context.current, context.keyring)
     for endpoint in table:
         api.add_route(endpoint.path, serve(endpoint, context, gate), methods=list(endpoint.methods))
     api.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ def app_of(context: Context) -> ASGIApp:
     app = HostCheck(app, checked_hosts(settings))
     if settings.access_log:
         app = AccessLog(app, context.clock, settings.observe.access_log_exclude)
-    return Tickets(app, settings, gate, context.engine.ready)
+    return Tickets(app, context.current, gate, context.engine.ready)
 
 
 def _http_error(request: Request, error: HTTPException) -> Response:

@@ -54,6 +54,11 @@ class Bodies:
         self._room = Room(limits.together, "limits.bodies_bytes")
         self._pool = ThreadPoolExecutor(_THREADS, "sylvan-bodies")  # starts with the first of them
 
+    def limit(self, limits: BodyLimits) -> None:
+        """Hold bodies that come from now on to other limits."""
+        self.limits = limits
+        self._room.most = limits.together
+
     @property
     def held(self) -> int:
         """Bytes of all bodies that are held now."""

@@ -12,17 +12,21 @@ from typing import Any
 from sylvan.api.native import Limits
 from sylvan.api.sampling import SamplingDefaults, model_defaults, read_sampling
 from sylvan.config.keys import read_key_file
+from sylvan.config.live import LiveSettings
+from sylvan.config.tree import Config
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.server.body import Bodies
+from sylvan.runtime.server.connections import Connections
 from sylvan.runtime.server.detached import Detached
 from sylvan.runtime.server.faults import DiskFaults, JumpingClock
 from sylvan.runtime.server.journal import CallJournal, Journal, NoJournal
 from sylvan.runtime.server.keyring import Keyring
+from sylvan.runtime.server.live import CallerSettings, make_live
 from sylvan.runtime.server.metrics import Accounts
 from sylvan.runtime.server.observe.build import Observing, observe
 from sylvan.runtime.server.pairing import Pairing, Role
 from sylvan.runtime.server.recent import RecentRequests
-from sylvan.runtime.server.settings import ServerSettings
+from sylvan.runtime.server.settings import CurrentSettings, ServerSettings
 from sylvan.runtime.server.shared_prompts import shared_starts
 from sylvan.runtime.server.stores.batches import BatchStore
 from sylvan.runtime.server.stores.responses import ResponseStore
@@ -51,7 +55,7 @@ class Context:
 
     Attributes:
         engine: Where requests go.
-        settings: What the operator decided.
+        current: What the operator decided, as it is in force.
         keyring: Keys and budgets of clients.
         defaults: Sampling parameters for fields that a request leaves out.
         template: Conversations to prompts.
@@ -76,10 +80,11 @@ class Context:
         pairing: The other server of the call.
         origin: The call, for metrics, logs and traces.
         role: What this server does of calls with a room.
+        live: Changes settings while the server runs; None: nobody can.
     """
 
     engine: TokenizerManager
-    settings: ServerSettings
+    current: CurrentSettings
     keyring: Keyring
     defaults: SamplingDefaults
     template: ChatTemplate
@@ -104,6 +109,12 @@ class Context:
     pairing: Pairing = field(default_factory=Pairing)
     origin: Origin = NO_ORIGIN
     role: Role = field(default_factory=Role)
+    live: LiveSettings[Config] | None = None
+
+    @property
+    def settings(self) -> ServerSettings:
+        """What the operator decided."""
+        return self.current.now
 
     @property
     def limits(self) -> Limits:
@@ -121,13 +132,26 @@ def of_call(context: Context, journal: Journal) -> Context:
 
 
 def make_context(
-    engine: TokenizerManager, settings: ServerSettings, clock: Clock = monotonic
+    engine: TokenizerManager,
+    settings: ServerSettings,
+    clock: Clock = monotonic,
+    *,
+    live: LiveSettings[Config] | None = None,
+    connections: Connections | None = None,
 ) -> Context:
     """Everything that routes need.
+
+    Args:
+        engine: Where requests go.
+        settings: What the operator decided.
+        clock: Monotonic; for durations.
+        live: Changes some of them while the server runs.
+        connections: That take such changes, too.
 
     Raises:
         ConfigError: A setting names something that does not exist, or cannot be read.
     """
+    current = CurrentSettings(settings)
     entries = read_key_file(settings.api_key_file) if settings.api_key_file else []
     keyring = Keyring(settings.api_keys, entries, clock)
     engine.adapters.limit(keyring.adapters)
@@ -140,14 +164,17 @@ def make_context(
     size, most = settings.response_store_size, settings.max_response_bytes
     kept = (size, most, settings.retention_s, clock)
     template = ChatTemplate(engine.tokenizer)
+    bodies = Bodies(settings.bodies)
     files, variables = settings.shared_system_prompts, settings.default_chat_template_kwargs
     for start in shared_starts(files, template, variables):
         engine.isolation.share(start)
     return Context(
         role=Role(settings.role, settings.switches_role),
         engine=engine,
-        settings=settings,
+        current=current,
         keyring=keyring,
+        live=live
+        and make_live(live, CallerSettings(current, keyring, engine), connections, bodies),
         accounts=Accounts(engine, keyring, settings),
         recent=RecentRequests(engine.router, clock, wall_clock),
         observing=observe(engine, settings.observe, settings.served_model_name, clock),
@@ -163,7 +190,7 @@ def make_context(
         conversations=ResponseStore(*kept),
         sessions=SessionStore(engine.abort, engine.tokenizer.bos_id, clock, settings.sessions),
         updates=engine.updates,
-        bodies=Bodies(settings.bodies),
+        bodies=bodies,
         calls=TenantCalls(settings.calls_per_tenant),
         batches=Batches(store, BatchWorker(store, wall)),
         clock=clock,

@@ -24,12 +24,18 @@ class Keyring:
     """The keys of ordinary clients, as hashes."""
 
     def __init__(self, keys: Iterable[Secret], entries: Iterable[KeyEntry], clock: Clock) -> None:
+        self._entries: list[KeyEntry] = []
+        self._budgets = Budgets(clock)
+        self.replace(keys, entries)
+
+    def replace(self, keys: Iterable[Secret], entries: Iterable[KeyEntry]) -> None:
+        """Have these keys and no others; what tenants spent of budgets that stay is kept."""
         plain = [KeyEntry(sha256=key_digest(key.reveal())) for key in keys]
         self._entries = plain + list(entries)
-        self._budgets = Budgets(clock)
-        for entry in self._entries:
-            requests, tokens = entry.requests_per_minute, entry.tokens_per_minute
-            self._budgets.add(entry.tenant, requests, tokens)
+        self._budgets.replace(
+            (entry.tenant, entry.requests_per_minute, entry.tokens_per_minute)
+            for entry in self._entries
+        )
 
     @property
     def empty(self) -> bool:

@@ -7,9 +7,10 @@ from enum import Enum
 
 from starlette.datastructures import Headers
 
+from sylvan.config.values import Secret
 from sylvan.runtime.server.browsers import ANY, is_foreign
 from sylvan.runtime.server.keyring import Keyring, Tenant
-from sylvan.runtime.server.settings import ServerSettings
+from sylvan.runtime.server.settings import CurrentSettings
 
 
 class Level(Enum):
@@ -33,11 +34,15 @@ class Refusal:
 class Gate:
     """Checks the credentials of a call. Comparisons take the same time whatever is presented."""
 
-    def __init__(self, settings: ServerSettings, keyring: Keyring) -> None:
-        self._admin = settings.admin_api_key
+    def __init__(self, settings: CurrentSettings, keyring: Keyring) -> None:
+        self._settings = settings
         self._keyring = keyring
-        self._loopback = settings.loopback
-        self._origins = settings.cors_origins
+        self._loopback = settings.now.loopback
+        self._origins = settings.now.cors_origins
+
+    @property
+    def _admin(self) -> Secret | None:
+        return self._settings.now.admin_api_key
 
     def check(self, level: Level, headers: Headers, *, simple: bool = False) -> Tenant | Refusal:
         """The tenant that calls, or why nobody may.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -153,6 +153,22 @@ class ServerSettings:
             shown=shown or {},
         )
 
+    def changed_by(self, config: Config) -> ServerSettings:
+        """These, with what can change while a server runs taken from a configuration."""
+        server, limits = config.server, config.limits
+        return replace(
+            self,
+            api_keys=(server.api_key,) if server.api_key else (),
+            api_key_file=server.api_key_file,
+            admin_api_key=server.admin_api_key,
+            gateway_key=server.gateway_key,
+            bodies=_body_limits(config),
+            max_text_chars=limits.text_chars,
+            max_batch_samples=limits.samples,
+            max_parameter_bytes=limits.parameter_bytes,
+            max_stored_bytes=limits.stored_bytes,
+        )
+
     @property
     def trusting(self) -> bool:
         """Whether nothing but the reach of this machine decides who may call."""
@@ -178,6 +194,17 @@ def _body_limits(config: Config) -> BodyLimits:
             depth=limits.body_depth, values=limits.body_values, names=limits.body_names
         ),
     )
+
+
+@dataclass(slots=True)
+class CurrentSettings:
+    """The settings that are in force: some change while the server runs.
+
+    Attributes:
+        now: They are replaced as a whole.
+    """
+
+    now: ServerSettings
 
 
 def _parser(name: str | None) -> str | None:

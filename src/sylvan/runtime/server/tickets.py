@@ -29,7 +29,7 @@ from sylvan.protocol.journal import (
 from sylvan.runtime.server.endpoint import json_response
 from sylvan.runtime.server.journal import JOURNAL_KEY, Journal
 from sylvan.runtime.server.security import Gate, Level, Refusal
-from sylvan.runtime.server.settings import ServerSettings
+from sylvan.runtime.server.settings import CurrentSettings, ServerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Tickets:
     """
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, gate: Gate, alive: Callable[[], bool]
+        self, app: ASGIApp, settings: CurrentSettings, gate: Gate, alive: Callable[[], bool]
     ) -> None:
         self._app = app
         self._settings = settings
@@ -60,7 +60,7 @@ class Tickets:
             return
         headers = Headers(scope=scope)
         text = headers[TICKET_HEADER]
-        trusted = trusts_gateway(self._settings, self._gate, headers)
+        trusted = trusts_gateway(self._settings.now, self._gate, headers)
         if text == PROBE:
             await self._app(scope, receive, _noted(send, trusted))
         elif trusted:
@@ -98,7 +98,7 @@ class Tickets:
             return None, receive
         if not given.isdigit() or len(given) > 12:
             raise JournalError(f"{RESUME_HEADER} must be a number of bytes")
-        size, most = int(given), self._settings.bodies.each
+        size, most = int(given), self._settings.now.bodies.each
         if size > most:
             raise JournalError(f"the journal has {size} bytes; at most {most} are taken")
         data, more = bytearray(), True

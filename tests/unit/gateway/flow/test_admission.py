@@ -169,3 +169,20 @@ async def test_the_rate_is_bounded_with_bursts():
     clock.advance(0.001)
 
     assert await waiting
+
+
+async def test_wider_bounds_let_those_in_who_wait():
+    gate = admission(max_concurrent=1)
+    await gate.enter()
+    waiting = [asyncio.create_task(gate.enter()) for _ in range(3)]
+    await settle()
+
+    gate.change(LimitsConfig(max_concurrent=3, queue_size=0))
+    await settle()
+
+    assert [task.done() for task in waiting] == [True, True, False]
+    with pytest.raises(QueueFullError):
+        await gate.enter()
+    gate.change(LimitsConfig())
+    assert await waiting[2]
+    assert gate.num_inside == 4

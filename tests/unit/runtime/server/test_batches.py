@@ -113,7 +113,7 @@ async def test_a_fault_of_our_own_fails_its_line_only(durable):
         return await completions.completions(call)
 
     table = [replace(e, handler=broken) if e.path == PATH else e for e in ENDPOINTS]
-    gate = Gate(durable.context.settings, durable.context.keyring)
+    gate = Gate(durable.context.current, durable.context.keyring)
     durable.context.batches.worker.begin(InternalCaller(durable.context, gate, table))
     batch = await start(durable, b"\n".join(line(f"r{i}", prompt=f"p{i}") for i in range(50)))
     done = await ended(durable, batch["id"])

@@ -51,7 +51,7 @@ class GrpcServer:
             ),
             maximum_concurrent_rpcs=MAX_CALLS,
         )
-        gate = Gate(context.settings, context.keyring)
+        gate = Gate(context.current, context.keyring)
         services = {SERVICE: METHODS, HEALTH: health_methods([SERVICE])}
         for name, methods in services.items():
             caller = Caller(context, gate, f"/{name}")

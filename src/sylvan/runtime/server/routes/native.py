@@ -11,6 +11,7 @@ from sylvan.api.adapters import (
 from sylvan.api.cache import CurveQuery, ExplainQuery, TreeQuery
 from sylvan.api.corpora import AddCorpusBody, CorporaReply, CorpusReply, RemoveCorpusBody
 from sylvan.api.errors import Family
+from sylvan.api.live import DryRunQuery, RevertBody, SettingsBody
 from sylvan.api.native import (
     AbortBody,
     CloseSessionBody,
@@ -57,6 +58,7 @@ from sylvan.runtime.server.native import (
     generate,
     health,
     info,
+    live,
     observe,
     parse,
     sessions,
@@ -242,6 +244,23 @@ _OBSERVE = (
         query=TraceLevelQuery,
         media_type="text/plain",
         tag="Observe",
+    ),
+    admin("/config", handler=live.show, methods=GET),
+    admin(
+        "/config",
+        handler=live.change,
+        methods=("PATCH",),
+        body=SettingsBody,
+        query=DryRunQuery,
+        statuses=(501,),
+    ),
+    admin("/config/reload", handler=live.reload, query=DryRunQuery, statuses=(501,)),
+    admin(
+        "/config/revert",
+        handler=live.revert,
+        body=RevertBody,
+        query=DryRunQuery,
+        statuses=(501,),
     ),
     admin(
         "/configure_logging",

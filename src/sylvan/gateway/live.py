@@ -1,0 +1,58 @@
+"""What of a gateway's settings can change while it runs, and how it takes effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sylvan.config.keys import read_key_file
+from sylvan.config.route import RouteConfig
+from sylvan.gateway.flow.admission import Admission
+from sylvan.gateway.security.clients import Clients
+from sylvan.gateway.security.operators import Operators, operator_keys
+from sylvan.utils.logs import LogLevel
+
+_LIMITS = ("max_concurrent", "queue_size", "queue_timeout_s", "rate_per_s")
+_CONNECTIONS = (
+    *("connections", "connections_per_address", "head_bytes", "head_s", "body_s"),
+    "slow_client_s",
+)
+LIVE = frozenset(
+    {
+        *("server.api_key", "server.api_key_file", "server.drain_s", "control.api_keys"),
+        *(f"limits.{name}" for name in (*_LIMITS, *_CONNECTIONS)),
+        "observe.log_level",
+    }
+)
+"""Paths of settings that can change."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallerSettings:
+    """Who may call, and how much is let in.
+
+    Attributes:
+        clients: Keys of clients.
+        operators: Keys of operators.
+        admission: Bounds requests.
+        level: Of logs.
+    """
+
+    clients: Clients
+    operators: Operators
+    admission: Admission
+    level: LogLevel
+
+    def __call__(self, config: RouteConfig) -> Callable[[], None]:
+        """See `sylvan.config.live.Part`."""
+        path = config.server.api_key_file
+        entries = read_key_file(path) if path else []
+        keys = operator_keys(config.control.api_keys)
+
+        def take() -> None:
+            self.clients.replace(config.server.api_key, entries)
+            self.operators.replace(keys)
+            self.admission.change(config.limits)
+            self.level.change(config.observe.log_level)
+
+        return take
