@@ -4,6 +4,7 @@ import { ApiError, json, key } from "../api";
 import { clock, count, percent, seconds } from "../format";
 import { Card, Empty, Icon, IconButton, Notice, Page } from "../parts/controls";
 import { type Span, spansIn, Waterfall } from "../parts/spans";
+import { STAGES } from "../parts/stages";
 import { usePoll, useStore } from "../store";
 import { own, type OwnRequest } from "./own";
 
@@ -36,16 +37,6 @@ interface Recent {
   requests: Past[];
 }
 
-// stages as `/metrics` and `/trace` name them: a short name, what it is, and its colour
-const STAGES: Record<string, [string, string, number]> = {
-  tokenize: ["tokenize", "Prompt rendered and tokenised", 6],
-  api_server_dispatch: ["dispatch", "Sent to the scheduler", 5],
-  prefill_waiting: ["wait", "Waits for its turn", 3],
-  prefill_forward: ["prefill", "Prompt, up to the first token", 2],
-  decode_forward: ["decode", "The other tokens", 1],
-  detokenize: ["detokenize", "Text made", 7],
-  network: ["network", "Sent to the client", 4],
-};
 const FINISH: Record<string, string> = { stop: "stopped", length: "length", tool_calls: "called a tool", abort_client: "client left", abort_server: "ended by the server", stopped: "stopped here", failed: "failed" };
 
 export function Requests({ rest }: { rest: string }) {
