@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, cast
+from typing import Literal
 
 from sylvan.protocol.errors import ConfigError
 
@@ -33,5 +33,5 @@ def bounds(setting: str, given: Mapping[str, str]) -> Bounds:
         if name not in _NAMES or not 0 < bound_s < float("inf"):
             known = ", ".join(_NAMES)
             raise ConfigError(f"{setting}: expected milliseconds for {known}, got {name}={text}")
-        found[cast("Latency", name)] = bound_s
+        found[name] = bound_s
     return found
