@@ -6,7 +6,7 @@ ARGS   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve test test-slow gpu-test parity sdk stores check aot bench docs ui clean
+.PHONY: help serve test test-slow gpu-test fuzz parity sdk stores check aot bench docs ui clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -41,6 +41,9 @@ stores: $(VENV)/.dev  ## test stores of KV that need packages: S3 (moto), Moonca
 	$(PIP) install --quiet --upgrade --target build/stores s3fs "moto[server]"
 	$(PIP) install --quiet --upgrade --no-deps --target build/stores mooncake-transfer-engine-non-cuda nixl-cu12
 	PYTHONPATH=build/stores $(BIN)/python -m pytest tests/contract/test_stores.py $(ARGS)
+
+fuzz: $(VENV)/.dev  ## attack parsers, files, messages and grammars with made-up inputs; ARGS="--seconds 3600 gguf" chooses
+	$(BIN)/python -m tests.fuzz.run $(ARGS)
 
 parity: $(VENV)/.dev  ## compare every model family with transformers, write its page; NAMES="llama lfm2" chooses
 	$(BIN)/python scripts/parity_table.py $(NAMES)

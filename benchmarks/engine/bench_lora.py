@@ -4,10 +4,10 @@ Tokens a second with adapters over those without, in turn, so that both see the 
 `decode` (32 requests over 16 adapters of rank 16), `one` (a single request), `prompts`, `idle` (no
 request has an adapter, over a server that serves none), and `zipf` (many adapters, some popular,
 through few slots and host copies, over a server in which each has a slot of its own; with the time
-to the first token of an adapter that has to be read). Weights are random, in the shape of a model
-of 0.5 B parameters. `--targets default` are those that PEFT takes for such models (`q_proj`,
-`v_proj`). `read` is the share of a step's bytes that are the model's, which bounds `decode` and
-`one` where memory does.
+to the first token of an adapter that has to be read, and of the same again). Weights are random, in
+the shape of a model of 0.5 B parameters. `--targets default` are those that PEFT takes for such
+models (`q_proj`, `v_proj`). `read` is the share of a step's bytes that are the model's, which
+bounds `decode` and `one` where memory does.
 
     python benchmarks/engine/bench_lora.py [--what decode one prompts idle zipf] [--layers 24]
         [--targets default all-linear] [--format none|w8a8|w4a8] [--adapters 16]
@@ -231,15 +231,22 @@ def many(args: argparse.Namespace, folder: Path, model: Path) -> None:
         return sum(engine.run(len(asked), [engine.ids[n] for n in asked], TOKENS // 4))
 
     found = compare(args, lambda: seconds(whole), lambda: seconds(tight))
-    cold: list[float] = []
-    for number in range(max(0, args.many - 20), args.many):
-        tight.first.clear()
-        begun = time.perf_counter()
-        tight.run(1, (tight.ids[number],), 1)
-        cold.append(1e3 * (tight.first["0"] - begun))
-    report(args, "zipf", tight, found | {"cold_ttft_ms": round(statistics.median(cold), 1)})
+    last = tight.ids[-min(20, args.slots, args.many) :]
+    for name in ("cold", "warm"):
+        found[f"{name}_ttft_ms"] = round(
+            statistics.median(first_token(tight, adapter) for adapter in last), 1
+        )
+    report(args, "zipf", tight, found)
     whole.built.close()
     tight.built.close()
+
+
+def first_token(engine: Engine, adapter: str) -> float:
+    """Milliseconds, of a prompt by itself."""
+    engine.first.clear()
+    begun = time.perf_counter()
+    engine.run(1, (adapter,), 1)
+    return 1e3 * (engine.first["0"] - begun)
 
 
 def read_share(args: argparse.Namespace, adapters: int) -> float:

@@ -1,16 +1,23 @@
 """Claim: guesses make copying much faster, and cost next to nothing where they are wrong.
 
 The same requests in turn without and with speculation, by one engine, medians over repeats. `copy`
-and `calls`: requests to the built-in model whose answers repeat parts of them, guessed by `ngram`.
-`head`: requests of all kinds that the built-in model knows, guessed by an EAGLE-3 head that
+and `calls`: requests to the built-in model whose answers repeat parts of them, guessed by `ngram`;
+`chat`: requests of all kinds that it knows.
+`head`: the same, guessed by an EAGLE-3 head that
 `sylvan train-draft` made (`--head`), with adaptation and, as `head, all`, without. The others have
 an oracle, which knows the answers from the runs without and is right about each guess with a set
 chance: `oracle` with adaptation, `fixed` with all guesses in each step and none of them right,
 which is what verifying costs. Answers of both runs must be the same.
 
-    python benchmarks/engine/bench_speculation.py [--model sapling|0.5B] [--batch 1 32]
-        [--what copy calls head oracle fixed] [--head DIR] [--chances 0 0.5 0.7 0.9]
-        [--guesses 4] [--tokens 128] [--repeats 5] [--dtype bfloat16]
+    python benchmarks/engine/bench_speculation.py [--model sapling|wide|0.5B] [--batch 1 32]
+        [--what copy calls chat head oracle fixed] [--head DIR] [--chances 0 0.5 0.7 0.9]
+        [--guesses N] [--all] [--tokens 128] [--repeats 5] [--requests N] [--threads N]
+        [--dtype bfloat16]
+
+`wide` is the built-in model in the shape of `0.5B`: its answers, at the cost of that.
+
+`cpu_speedup` compares what the CPU worked instead of what passed: where others use the machine, it
+says with `--threads 1` what they leave of `speedup`.
 """
 
 from __future__ import annotations
@@ -29,6 +36,7 @@ from typing import Any
 
 import numpy as np
 
+from sylvan.config.checkpoint import model_dir
 from sylvan.config.sources import from_keywords, gather
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.protocol.messages import TokenOutput
@@ -44,6 +52,7 @@ from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.text.chat_template import ChatRequest, ChatTemplate
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.engine.wide_model import write_wide, write_wide_head
 from tools.train.data.mix import CLASSES
 from tools.train.draft_prompts import prompts
 
@@ -52,8 +61,8 @@ HALF_BILLION = json.loads((Path(__file__).parents[1] / "half_billion.json").read
     "model_type": "qwen2",
     "torch_dtype": "bfloat16",
 }
-KINDS = {"copy": ("copy",), "calls": ("tool_parallel",)}
-"""Kinds of requests to the built-in model whose answers repeat parts of them."""
+KINDS = {"copy": ("copy",), "calls": ("tool_parallel",), "chat": CLASSES}
+"""Kinds of requests to the built-in model: whose answers repeat parts of them, and of all kinds."""
 
 
 class Oracle:
@@ -80,9 +89,10 @@ class Oracle:
 
 @dataclass
 class Run:
-    """Seconds and steps after the first tokens, and the answers."""
+    """Seconds after the first tokens, those of the CPU by all threads, steps, and answers."""
 
     seconds: float
+    cpu_seconds: float
     steps: int
     answers: dict[str, list[int]]
 
@@ -110,18 +120,19 @@ class Engine:
         scheduler = self.built.scheduler
         self.tokens.clear()
         scheduler.flush_cache()
-        seconds, steps = 0.0, 0
+        seconds, cpu_seconds, steps = 0.0, 0.0, 0
         for first in range(0, len(requests), batch):
             for request in requests[first : first + batch]:
                 scheduler.add(request)
             while any(not req.num_outputs for req in scheduler.running) or len(scheduler.waiting):
                 scheduler.step()
-            before, begun = scheduler.load().steps, time.perf_counter()
+            before, begun, worked = scheduler.load().steps, time.perf_counter(), time.process_time()
             while not scheduler.idle:
                 scheduler.step()
             seconds += time.perf_counter() - begun
+            cpu_seconds += time.process_time() - worked
             steps += scheduler.load().steps - before
-        return Run(seconds, steps, dict(self.tokens))
+        return Run(seconds, cpu_seconds, steps, dict(self.tokens))
 
     @property
     def speculation(self) -> Speculation | HeadSpeculation:
@@ -162,6 +173,7 @@ def compare(
 ) -> dict[str, Any]:
     """Tokens a second of both, in turn; the first pair is not counted."""
     ratios: list[float] = []
+    cpu_ratios: list[float] = []
     rates: list[float] = []
     saved: list[float] = []
     before = engine.built.scheduler.load()
@@ -172,6 +184,7 @@ def compare(
         saved.append(plain.steps / found.steps)
         if repeat:
             ratios.append(plain.seconds / found.seconds)
+            cpu_ratios.append(plain.cpu_seconds / found.cpu_seconds)
             rates.append(generated / found.seconds)
     after = engine.built.scheduler.load()
     verified = after.verified_drafts - before.verified_drafts
@@ -180,6 +193,7 @@ def compare(
     return {
         "speedup": round(statistics.median(ratios), 3),
         "from_to": [round(ratios[0], 3), round(ratios[-1], 3)],
+        "cpu_speedup": round(statistics.median(cpu_ratios), 3),
         "tokens_a_second": round(statistics.median(rates), 1),
         "plain_steps_a_step": round(statistics.median(saved), 2),
         "accept_length": round(1 + accepted / verified, 2) if verified else None,
@@ -192,20 +206,29 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--what", nargs="+", default=["copy", "calls", "oracle", "fixed"])
+    parser.add_argument("--all", action="store_true", help="verify all guesses, pay or not")
+    parser.add_argument("--requests", type=int, help="of a batch of 1 (default: 32 or 63)")
+    parser.add_argument("--threads", type=int, help="cores of a step (default: all)")
     parser.add_argument("--head", help="directory of a draft head, for `head`")
     parser.add_argument("--chances", type=float, nargs="+", default=[0.0, 0.5, 0.7, 0.9])
-    parser.add_argument("--guesses", type=int, default=4)
+    parser.add_argument("--guesses", type=int, help="in a pass (default: 10 by ngram, else 4)")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {"dtype": args.dtype} if args.dtype != "auto" else {}
+        options |= {"threads": args.threads} if args.threads else {}
         model = args.model
         if model == "0.5B":
             model = folder
             (Path(folder) / "config.json").write_text(json.dumps(HALF_BILLION))
             options |= {"load_format": "dummy"}
+        elif model == "wide":
+            model = str(write_wide(model_dir("sapling"), HALF_BILLION, Path(folder) / "model"))
+            if args.head:
+                wide_head = write_wide_head(Path(args.head), HALF_BILLION, Path(folder) / "head")
+                args.head = str(wide_head)
         for what in args.what:
             measure(what, model, options, args)
     return 0
@@ -216,19 +239,21 @@ def measure(what: str, model: str, options: dict[str, Any], args: argparse.Names
         for name in ("head", "head, all"):
             measure_head(name, model, options, args)
         return
-    guesses = 10 if what in KINDS else args.guesses
+    guesses = args.guesses or (10 if what in KINDS else 4)
     engine = start(
         model,
         guesses,
         options,
         speculative_algorithm="NGRAM",
-        **({"speculative.adaptive": False} if what == "fixed" else {}),
+        **({"speculative.adaptive": False} if what == "fixed" or args.all else {}),
     )
     assert isinstance(engine.speculation, Speculation)
     vocab_size = int(engine.built.facts["vocab_size"] or 0)
     for batch in args.batch:
         if what in KINDS:
-            asked = requests(chats(max(32, batch), KINDS[what]), args.tokens, ends=(2,))
+            count, seed = (63, 991) if what == "chat" else (32, 5)
+            count = args.requests or count
+            asked = requests(chats(max(count, batch), KINDS[what], seed), args.tokens, ends=(2,))
         else:
             asked = requests(noise(batch, args.prompt, vocab_size), args.tokens)
         chances = [None] if what in KINDS else [0.0] if what == "fixed" else args.chances
@@ -248,16 +273,17 @@ def measure_head(what: str, model: str, options: dict[str, Any], args: argparse.
     """The chat mix, guessed by a head."""
     engine = start(
         model,
-        args.guesses,
+        args.guesses or 4,
         options,
         speculative_algorithm="EAGLE3",
         speculative_draft_model_path=args.head,
         **({"speculative.adaptive": False} if what != "head" else {}),
     )
     for batch in args.batch:
-        asked = requests(chats(max(63, batch), CLASSES, seed=991), args.tokens, ends=(2,))
+        count = args.requests or 63
+        asked = requests(chats(max(count, batch), CLASSES, seed=991), args.tokens, ends=(2,))
         found = compare(engine, asked, batch, args.repeats)
-        row = {"what": what, "batch": batch, "guesses": args.guesses} | found
+        row = {"what": what, "batch": batch, "guesses": args.guesses or 4} | found
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
     engine.built.close()

@@ -2,8 +2,9 @@
 
 Seconds of an update from shared memory over those of a copy of the same file into memory that is
 resident already, in turn, so that all see the same weather: checks of all numbers, packing and
-rounding included (`ratio`), and without what rounding and packing the same matrices takes by itself
-(`rest_ratio`). Weights are random, in the shape of a model of 0.5 B parameters.
+rounding included (`ratio`), and without what rounding and packing the same matrices takes by
+itself, by the kernels that updates use (`rest_ratio`). Weights are random, in the shape of a model
+of 0.5 B parameters.
 
     python benchmarks/engine/bench_update.py [--formats bf16 w8a8 w4a8] [--layers 24] [--pairs 5]
 """
@@ -24,8 +25,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from sylvan.kernels.matmul.pack import pack, repack
+from sylvan.kernels.matmul.pack import pack
 from sylvan.kernels.matmul.weights import Int4Weight, Int8Weight, quantise_int4, quantise_int8
+from sylvan.kernels.native.packing import pack_rows
 from sylvan.protocol.commands import SharedTensors, UpdateWeights
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.build import build_executor
@@ -93,14 +95,13 @@ class Packing:
     def __init__(self, name: str, file: Path) -> None:
         tensors = load_file(file)
         self._matrices = [tensor for tensor in tensors.values() if tensor.dim() == 2]
-        self._rounded = ROUNDED[name]
-        self._packed = [pack(self._rounded(m), torch.bfloat16) for m in self._matrices]
+        self._packed = [pack(ROUNDED[name](m), torch.bfloat16) for m in self._matrices]
 
     def run(self) -> float:
         """Seconds of one."""
         begun = time.perf_counter()
         for matrix, packed in zip(self._matrices, self._packed, strict=True):
-            repack(self._rounded(matrix), packed, torch.bfloat16)
+            assert pack_rows(matrix, packed)
         return time.perf_counter() - begun
 
 
@@ -110,18 +111,19 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, object]:
         file = SHARED / f"sylvan-bench-{os.getpid()}"
         try:
             size = write_tensors(model_dir, file)
+            (model_dir / "model.safetensors").symlink_to(file)
             options = LocalOptions(
                 page_size=16,
                 num_pages=64,
                 max_batch_tokens=64,
                 max_running_reqs=4,
                 context_len=64,
-                load_format="dummy",
                 quantization=FORMATS[name],
             )
             executor, facts = build_executor(model_dir, options)
             target = torch.ones(size, dtype=torch.uint8)
-            update(executor, file, size), copy(target, file)
+            update(executor, file, size)
+            copy(target, file)
             packing = Packing(name, file)
             updates: list[float] = []
             copies: list[float] = []

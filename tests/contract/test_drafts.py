@@ -13,6 +13,7 @@ from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.executor.verify import accepted_path
 from tests.parity.serving import Serving
 from tests.support.guesser import Guesser
+from tests.support.on_device import OnDevice
 from tests.support.random_model import VOCAB, write_random_model
 from tests.support.ranks import build_ranks
 
@@ -94,6 +95,42 @@ def test_native_steps_verify_chains(model_dir, native_expected, way, right):
     assert serving.scheduler.audit() == 0
     if right == 1.0:
         assert serving.scheduler.load().steps <= 6
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
+def test_devices_verify_chains(model_dir, expected, way, right):
+    build = OnDevice()
+    shape = {"right": right}
+    serving, guesser = guessing(model_dir, expected[way], build=build, shape=shape)
+
+    assert serving.generate(PROMPTS, max_new_tokens=24, **WAYS[way]) == expected[way]
+    assert guesser.guessed > 50
+    assert serving.scheduler.audit() == 0
+    assert build.platform.late.most_waiting > 1, "nothing was ever late"
+    load = serving.scheduler.load()
+    assert load.proposed_draft_tokens > 50
+    if right == 1.0:
+        assert load.steps <= 8
+        assert load.accepted_draft_tokens == load.proposed_draft_tokens
+
+
+def test_devices_draw_no_guesses_of_penalised_requests(model_dir, expected):
+    """Each draw counts for the next, which a device would not know of: they decode plainly."""
+    penalised = {"frequency_penalty": 0.8, "repetition_penalty": 1.3, "max_new_tokens": 24}
+    plain = Serving(model_dir)
+    wanted = [plain.add(prompt, **penalised) for prompt in PROMPTS[:2]]
+    plain.run()
+    serving, _ = guessing(model_dir, expected["greedy"], build=OnDevice())
+    found = [serving.add(prompt, **penalised) for prompt in PROMPTS[:2]]
+    beside = [serving.add(prompt, max_new_tokens=24) for prompt in PROMPTS[2:]]
+    serving.run()
+
+    assert [serving.tokens[rid] for rid in found] == [plain.tokens[rid] for rid in wanted]
+    assert [serving.tokens[rid] for rid in beside] == expected["greedy"][2:]
+    load = serving.scheduler.load()
+    assert 30 < load.accepted_draft_tokens < load.proposed_draft_tokens
+    assert serving.scheduler.audit() == 0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.7, 1.0])

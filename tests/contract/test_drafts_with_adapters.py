@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sylvan.kernels.native.library import describe
+from sylvan.runtime.core.req import Req
+from sylvan.runtime.features.speculation.api import Proposal
 from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.runtime.features.speculation.heads import head_worker
@@ -17,7 +19,27 @@ NEW = 16
 PROMPTS = [[5, 9, 200, 31] * 4, [7] * 17]
 
 
-@pytest.mark.parametrize("kind", ["ngram", "eagle3"])
+class Forking:
+    """Implements `Drafter`: what came before, with another token beside each guess."""
+
+    def __init__(self) -> None:
+        self._chains = NgramDrafter(1, 8)
+
+    def propose(self, req: Req, most: int) -> Proposal:
+        tokens: list[int] = []
+        parents: list[int] = []
+        last = -1
+        for token in self._chains.propose(req, most // 2).tokens:
+            tokens += [(token + 1) % VOCAB, token]
+            parents += [last, last]
+            last = len(tokens) - 1
+        return Proposal(tuple(tokens), 0, tuple(parents))
+
+    def forget(self, req: Req) -> None:
+        self._chains.forget(req)
+
+
+@pytest.mark.parametrize("kind", ["ngram", "eagle3", "trees"])
 def test_tokens_are_those_of_each_adapter_without(tmp_path, kind):
     if describe().variant is None:
         pytest.skip("kernels are not compiled")
@@ -27,14 +49,23 @@ def test_tokens_are_those_of_each_adapter_without(tmp_path, kind):
         for seed, name in enumerate(("a", "b"))
     }
     plain = AdapterServing(model, folders, runner="program")
+    options = {}
     if kind == "ngram":
         speculation, workers = Speculation(NgramDrafter(1, 8), 4, VOCAB, adaptive=False), ()
+    elif kind == "trees":
+        speculation, workers = Speculation(Forking(), 4, VOCAB, adaptive=False), ()
+        options = {"tree_paths": 16, "tree_depth": 4}
     else:
         head = write_head(tmp_path / "head", "eagle3")
         speculation = HeadSpeculation(4, VOCAB, adaptive=False)
         workers = (head_worker(head, "eagle3", 4),)
     drafted = AdapterServing(
-        model, folders, runner="program", capabilities=(speculation,), workers=workers
+        model,
+        folders,
+        runner="program",
+        capabilities=(speculation,),
+        workers=workers,
+        options=options,
     )
     answers = []
     for serving in (plain, drafted):

@@ -36,15 +36,19 @@ WAYS = [
 
 
 @pytest.fixture(scope="module")
-def plain(sapling):
-    headers = {"authorization": "Bearer secret"}
-    with httpx.Client(base_url=sapling.url, headers=headers, timeout=120) as client:
+def plain():
+    with (
+        running("sapling", "--speculative-algorithm", "off") as server,
+        httpx.Client(base_url=server.url, timeout=120) as client,
+    ):
         yield client
 
 
+ALL = ("--speculative.adaptive", "false")
 FLAGS = {
-    "ngram": ("--speculative-algorithm", "NGRAM", "--speculative-num-steps", "6"),
+    "ngram": (*ALL, "--speculative-algorithm", "NGRAM", "--speculative-num-steps", "6"),
     "itself": (
+        *ALL,
         "--speculative-algorithm",
         "STANDALONE",
         "--speculative-draft-model-path",
@@ -56,7 +60,7 @@ FLAGS = {
 @pytest.fixture(scope="module", params=FLAGS)
 def speculating(request):
     with (
-        running("sapling", *FLAGS[request.param], "--speculative.adaptive", "false") as server,
+        running("sapling", *FLAGS[request.param]) as server,
         httpx.Client(base_url=server.url, timeout=120) as client,
     ):
         yield client
@@ -94,6 +98,22 @@ def told(reply):
     return reply["text"], reply["output_ids"], [meta.get(name) for name in names]
 
 
+def test_the_built_in_model_is_guessed_without_being_told(plain, sapling):
+    headers = {"authorization": "Bearer secret"}
+    message = [{"role": "user", "content": "What is the weather in Oslo and in Rome?"}]
+    body = {"model": "sapling", "messages": message, "temperature": 0, "max_tokens": 60}
+    with httpx.Client(base_url=sapling.url, headers=headers, timeout=120) as client:
+        wanted, found = answers(plain, all_at_once=False), answers(client, all_at_once=True)
+        said = [http.post("/v1/chat/completions", json=body).json() for http in (plain, client)]
+        states = [http.get("/server_info").json()["internal_states"][0] for http in (client, plain)]
+
+    assert [told(reply) for reply in found] == [told(reply) for reply in wanted]
+    assert said[0]["choices"] == said[1]["choices"]
+    assert states[0]["config"]["speculative"]["algorithm"] == "ngram"
+    assert states[0]["speculation"]["looks"] > 0
+    assert "speculation" not in states[1]
+
+
 @pytest.mark.parametrize("all_at_once", [False, True], ids=["alone", "together"])
 def test_answers_are_those_of_a_server_without(plain, speculating, all_at_once):
     wanted, found = answers(plain, all_at_once=False), answers(speculating, all_at_once)
@@ -103,8 +123,8 @@ def test_answers_are_those_of_a_server_without(plain, speculating, all_at_once):
 
 
 def test_texts_to_guess_from_come_and_go(speculating):
-    body = {"text": "Hi there", "sampling_params": {"max_new_tokens": 40, "temperature": 0}}
-    body["sampling_params"]["ignore_eos"] = True
+    odd = {"max_new_tokens": 40, "temperature": 1.5, "sampling_seed": 3, "ignore_eos": True}
+    body = {"text": "Hi there", "sampling_params": odd}  # what the model does not mostly say
     first = speculating.post("/generate", json=body).json()
     corpus = {"corpus_id": "said", "token_chunks": [first["output_ids"]]}
     added = speculating.post("/add_external_corpus", json=corpus)

@@ -28,10 +28,11 @@ from sylvan.protocol.commands import (
     UnloadWeights,
     UpdateWeights,
 )
+from sylvan.runtime.executor.sources import WeightSources
 from sylvan.runtime.executor.update_groups import broadcast, make_group
 from tests.parity.serving import Serving
 from tests.support.random_model import write_random_model
-from tests.support.updates import as_bytes, carry_out, changed, weights_in
+from tests.support.updates import Shifting, as_bytes, carry_out, changed, weights_in
 
 Weights = dict[str, torch.Tensor]
 QUERY, NORM = "model.layers.0.self_attn.q_proj.weight", "model.norm.weight"
@@ -97,6 +98,25 @@ def test_tensors_that_do_not_fit(serving: Serving, model_dir: Path, name: str) -
     assert refused.status == 400
     assert says in refused.error
     assert not refused.blocked
+
+
+def test_numbers_that_change_while_they_are_written_stop_everything(
+    serving: Serving, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were checked, but are looked at again where they are rounded and packed."""
+    old, new = weights_in(model_dir), changed(weights_in(model_dir))
+    before = carry_out(serving, HashWeights())[0].body
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WeightSources, "open", lambda self, source: Shifting(new, QUERY))
+        [failed] = carry_out(serving, UpdateWeights(as_bytes(new)))
+
+    assert failed.status == 500
+    assert f"the weights of {QUERY!r} are not finite" in failed.error
+    assert "failed midway" in failed.blocked
+    [healed] = carry_out(serving, UpdateWeights(as_bytes(old), partial=False))
+    assert (healed.error, healed.blocked) == ("", "")
+    assert carry_out(serving, HashWeights())[0].body == before
 
 
 @pytest.mark.parametrize("lacking", [1, 1000, 200_000, -7])

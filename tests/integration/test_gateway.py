@@ -155,6 +155,17 @@ async def test_large_bodies_are_refused(workers):
     assert "limit of this gateway" in response.json()["error"]["message"]
 
 
+async def test_bodies_of_all_requests_are_bounded_together(workers):
+    async with gateway(workers[0].url, limits__bodies_bytes=2000) as front:
+        for _ in range(3):  # what was refused gives back what it held
+            refused = await front.post("/generate", {"text": "x" * 3000})
+            served = await front.post("/generate", {"text": "x" * 1000})
+
+    assert refused.status_code == 503
+    assert "limits.bodies_bytes" in refused.json()["error"]["message"]
+    assert served.status_code == 200, served.text
+
+
 async def test_unknown_paths_and_methods_are_json_errors(front):
     missing, wrong = await front.get("/nothing"), await front.get("/generate")
 

@@ -134,6 +134,22 @@ def test_from_a_socket_which_gives_each_file_once(two, new_dir, tmp_path, kept):
     answers_as(two, new_dir)
 
 
+def test_rounded_as_a_fresh_server_rounds(old_dir, new_dir):
+    """The scale of a row is that of all of its inputs, of which each rank has some."""
+    old, fresh = (
+        Serving(path, build=build_ranks(2), options={"quantization": "w8a8"})
+        for path in (old_dir, new_dir)
+    )
+
+    [updated] = carry_out(old, UpdateWeights(as_bytes(weights_in(new_dir))))
+
+    assert not updated.error
+    assert checksums(old) == checksums(fresh)
+    assert old.generate(PROMPTS) == fresh.generate(PROMPTS)
+    old.close()
+    fresh.close()
+
+
 def test_whole_tensors_are_read_back(two, old_dir):
     for name, value in weights_in(old_dir).items():
         [found] = carry_out(two, ReadWeights(name, most=33))

@@ -70,6 +70,25 @@ def test_a_head_learns_what_the_model_says_and_training_goes_on_after_a_break(
     assert "holds a training with another wish" in capsys.readouterr().err
 
 
+def test_a_tree_of_contexts_guesses_what_the_model_says(model, prompts, tmp_path, capsys):
+    out = tmp_path / "contexts"
+    call = ["train-draft", str(model), str(prompts), "--algorithm", "ngram", "--out", str(out)]
+    call += [*SMALL, "--context-tokens", "8"]
+    assert main(call) == 0
+    said = capsys.readouterr().out
+
+    length = float(said.split("accept length ")[1].split(",")[0])
+    assert length > 2.5
+    assert f"--speculative-algorithm ngram --speculative-draft-model-path {out}" in said
+    contexts = int(said.split(" contexts;")[0].split("\n")[-1])
+    assert 10 < contexts < 1000, "the newest token decides"
+    assert [file.name for file in out.iterdir() if file.is_file()] == ["draft_contexts.npz"]
+    assert main(call) == 0
+    again = capsys.readouterr().out
+    assert "answered" not in again
+    assert f"accept length {length:.2f}" in again
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -106,6 +125,14 @@ def test_a_model_that_says_nothing_teaches_nothing(model, tmp_path, capsys):
         (("sapling", "x", "--steps", "0"), "--steps: expected a number in 1..10000000, not '0'"),
         (("sapling", "x", "--depth", "99"), "--depth: expected a number in 1..16, not '99'"),
         (("sapling", "x", "--rate", "fast"), "--rate: expected a number above 0"),
+        (
+            ("sapling", "x", "--algorithm", "mtp"),
+            "--algorithm: expected eagle3 or ngram, not 'mtp'",
+        ),
+        (
+            ("sapling", "x", "--context-tokens", "65"),
+            "--context-tokens: expected a number in 1..64",
+        ),
     ],
 )
 def test_bad_calls_are_refused_by_name(tmp_path, monkeypatch, capsys, words, complaint):

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError
 
 from sylvan.api.first_fault import fail_fast
-from sylvan.api.strict_json import MAX_NAMES, decode_json
+from sylvan.api.strict_json import DEFAULT_LIMITS, decode_json
 from sylvan.api.validation import WireModel, parse
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.native.cloud import VertexBody
@@ -58,8 +58,10 @@ def test_faults_in_the_parts_of_a_body_name_a_field(model: type[WireModel]) -> N
 
 
 def test_an_object_of_too_many_names_is_refused() -> None:
-    names = ",".join(f'"{i}":0' for i in range(MAX_NAMES + 1))
-    with pytest.raises(RequestError, match=f"more than {MAX_NAMES} names"):
+    names = ",".join(f'"{i}":0' for i in range(DEFAULT_LIMITS.names + 1))
+    with pytest.raises(
+        RequestError, match=f"more than limits.body_names={DEFAULT_LIMITS.names} names"
+    ):
         decode_json(f'{{"logit_bias": {{{names}}}}}'.encode())
 
 

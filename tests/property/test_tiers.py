@@ -152,7 +152,7 @@ class Tiers(SchedulerMachine):
         tier = self.below.tier
         assert not tier.writing
         assert tier.pending_bytes == 0
-        assert tier.num_known == 0, "the tree was cleared, so it knows nothing"
+        assert not tier.known, "the tree was cleared, so it knows nothing"
         if (host := self.below.host) is not None:
             assert not host.is_writing
             assert host.used_pages == 0

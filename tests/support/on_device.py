@@ -56,6 +56,7 @@ class OnDevice:
             limits=BatchLimits(
                 max_tokens=options.max_batch_tokens,
                 max_reqs=options.max_running_reqs,
+                max_samples=options.max_samples,
                 max_pages_per_req=-(-(facts.context_len + 1) // options.page_size),
             ),
             context_len=facts.context_len,

@@ -10,9 +10,23 @@ from safetensors.torch import load_file, save, save_file
 
 from sylvan.protocol.commands import BytesTensors, CommandResult, ExecutorCommand
 from sylvan.runtime.engine.commands import Commands
+from sylvan.runtime.models.in_memory import InMemory
 from tests.parity.serving import Serving
 
 PROMPTS = [[5, 9, 150, 31], [7] * 37]
+
+
+class Shifting(InMemory):
+    """A tensor that is whole when it is first read, and full of NaN from then on."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], name: str) -> None:
+        super().__init__(tensors)
+        self._name, self._reads = name, 0
+
+    def tensor(self, name: str) -> torch.Tensor:
+        found = super().tensor(name)
+        self._reads += name == self._name
+        return found * torch.nan if name == self._name and self._reads > 1 else found
 
 
 def weights_in(folder: Path) -> dict[str, torch.Tensor]:

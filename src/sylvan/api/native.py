@@ -184,13 +184,14 @@ def read_prompts(
     size = len(prompts)
     if size > limits.max_samples:
         field = "text" if body.text is not None else "input_ids"
-        message = f"{field}: {size} prompts are more than {limits.max_samples}."
-        raise RequestError(message, param=field)
+        message = f"{field}: {size} prompts are more than limits.samples={limits.max_samples}."
+        raise RequestError(message, param=field, setting="limits.samples")
     samplings = _samplings(body, size, is_batch, defaults)
     total = sum(s.n for s in samplings)
     if total > limits.max_samples:
-        message = f"sampling_params.n: {total} samples are more than {limits.max_samples}."
-        raise RequestError(message, param="sampling_params.n")
+        most = limits.max_samples
+        message = f"sampling_params.n: {total} samples are more than limits.samples={most}."
+        raise RequestError(message, param="sampling_params.n", setting="limits.samples")
     rids = _rids(body.rid, size, is_batch)
     logprobs = _logprobs(body, size, is_batch, limits)
     loras = _spread(body.lora_path, "lora_path", size, is_batch)

@@ -5,23 +5,41 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import orjson
 
 from sylvan.protocol.errors import RequestError
 
-MAX_DEPTH = 128
-MAX_VALUES = 4_000_000
-MAX_NAMES = 65_536
 MAX_INT = 2**64 - 1
 MIN_INT = -(2**63)
 
+_SHORT_BYTES = 64 << 10
 _LONG_NUMBER = re.compile(rb"\d{18}")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def decode_json(body: bytes) -> Any:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JsonLimits:
+    """Bounds on a text.
+
+    Attributes:
+        depth: Levels of objects and arrays.
+        values: Commas, and so values but one of each object and array.
+        names: In one object.
+    """
+
+    depth: int = 128
+    values: int = 1 << 20
+    names: int = 65_536
+
+
+DEFAULT_LIMITS = JsonLimits()
+
+
+def decode_json(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Any:
     """Decode a request body.
 
     Raises:
@@ -29,8 +47,9 @@ def decode_json(body: bytes) -> Any:
             64 bits, a name twice in one object, half a surrogate pair, too many levels, values, or
             names in one object.
     """
-    if body.count(b",") > MAX_VALUES:  # decoding holds up everybody else
-        raise RequestError(f"The body has more than {MAX_VALUES} values.")
+    if body.count(b",") > limits.values:
+        message = f"The body has more than limits.body_values={limits.values} values."
+        raise RequestError(message, status=413, setting="limits.body_values")
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
@@ -38,32 +57,35 @@ def decode_json(body: bytes) -> Any:
             f"The body is not valid UTF-8: {error.reason} at byte {error.start}."
         ) from error
     try:
-        value = _decoder(body).decode(text)
+        value = _decoder(body, limits.names).decode(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         raise RequestError(f"The body is not valid JSON: {error.msg} at {where}.") from error
     except RecursionError as error:
-        raise RequestError(f"The body is nested deeper than {MAX_DEPTH} levels.") from error
-    if _SURROGATE.search(body):
+        raise _too_deep(limits.depth) from error
+    if b"\\u" in body and _SURROGATE.search(body):
         _refuse_lone_surrogates(body)
-    if max(body.count(b"["), body.count(b"{")) > MAX_DEPTH // 2:
-        _check_depth(value)
+    if body.count(b"[") + body.count(b"{") > limits.depth:
+        _check_depth(value, limits.depth)
     return value
 
 
-def _decoder(body: bytes) -> json.JSONDecoder:
-    parse_int = _bounded_int if _LONG_NUMBER.search(body) else None
+def _decoder(body: bytes, most_names: int) -> json.JSONDecoder:
+    # looking for long numbers in a large body would hold the interpreter's lock for too long
+    careful = len(body) > _SHORT_BYTES or _LONG_NUMBER.search(body)
+    parse_int = _bounded_int if careful else None
     return json.JSONDecoder(
-        object_pairs_hook=_object,
+        object_pairs_hook=partial(_object, most_names),
         parse_constant=_refuse_constant,
         parse_float=_finite,
         parse_int=parse_int,
     )
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(pairs) > MAX_NAMES:
-        raise RequestError(f"An object of the body has more than {MAX_NAMES} names.")
+def _object(most: int, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > most:
+        message = f"An object of the body has more than limits.body_names={most} names."
+        raise RequestError(message, setting="limits.body_names")
     made = dict(pairs)
     if len(made) != len(pairs):
         seen: set[str] = set()
@@ -101,12 +123,17 @@ def _refuse_lone_surrogates(body: bytes) -> None:
         raise RequestError(message) from error
 
 
-def _check_depth(value: Any) -> None:
+def _check_depth(value: Any, most: int) -> None:
     level, depth = [value], 0
     while level := [child for item in level for child in _containers(item)]:
         depth += 1
-        if depth >= MAX_DEPTH:
-            raise RequestError(f"The body is nested deeper than {MAX_DEPTH} levels.")
+        if depth >= most:
+            raise _too_deep(most)
+
+
+def _too_deep(most: int) -> RequestError:
+    message = f"The body is nested deeper than limits.body_depth={most} levels."
+    return RequestError(message, setting="limits.body_depth")
 
 
 def _containers(item: Any) -> list[Any]:

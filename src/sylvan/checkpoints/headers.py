@@ -80,7 +80,7 @@ def _entry(name: str, where: str, found: Any) -> Entry:
     try:
         dtype, shape = str(found["dtype"]), tuple(int(n) for n in found["shape"])
         start, stop = (int(n) for n in found["data_offsets"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise ConfigError(f"{where!r}: cannot read the entry of tensor {name!r}") from None
     if not 0 <= start <= stop or min(shape, default=0) < 0:
         raise ConfigError(f"{where!r}: impossible place or shape of tensor {name!r}")

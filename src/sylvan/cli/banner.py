@@ -32,6 +32,7 @@ def decisions_text(settings: Settings) -> str:
         ("context", f"{config.context_len} tokens"),
         ("steps", f"{scheduler.max_batch_tokens} tokens, {scheduler.policy}, {overlap}"),
         ("answers", _bits(settings)),
+        *([("guesses", _guesses(settings))] if config.speculative else []),
         ("weights", size_text(plan.weight_bytes)),
         ("KV cache", _cache(config, plan)),
     ]
@@ -49,6 +50,14 @@ def _bits(settings: Settings) -> str:
     decision = settings.resolved.decisions.get("deterministic")
     words = "the same bits" if exact else "bits may differ"
     return f"{words}, whatever else is batched" + (f" ({decision.reason})" if decision else "")
+
+
+def _guesses(settings: Settings) -> str:
+    given = settings.resolved.config.speculative
+    assert given is not None
+    decision = settings.resolved.decisions.get("speculative.algorithm")
+    why = f" ({decision.reason})" if decision else ""
+    return f"{given.algorithm}, up to {given.num_steps} tokens ahead{why}"
 
 
 def greeting(config: Config, name: str, url: str, seconds: float, *, replicas: int = 1) -> str:

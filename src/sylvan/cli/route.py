@@ -30,6 +30,7 @@ from sylvan.gateway.build import GatewayRuntime, PeerPlace
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.server.connections import ConnectionLimits, Connections
 from sylvan.utils import logs
+from sylvan.utils.loop_watch import DEFAULT_LIMIT_S, LoopWatch
 
 STATUS = "status"
 SPEC = Spec(
@@ -156,6 +157,9 @@ class _Job:
             if peers is not None:
                 (peers.folder / f"ready-{peers.number}").touch()
             _greet(config, port, self.quiet)
+            watch = LoopWatch(DEFAULT_LIMIT_S, lambda hold: logger.warning("%s", hold))
+            watch.begin(asyncio.get_running_loop())
+            stack.callback(watch.end)
             await stop.wait()
             logger.info("stopping: running requests may take %g s", config.server.drain_s)
             await gateway.drain(config.server.drain_s)

@@ -25,6 +25,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.engine.process import PrewarmedScheduler
 from sylvan.utils import logs
 from sylvan.utils.clock import monotonic
+from sylvan.utils.loop_watch import LoopWatch
 from sylvan.utils.threads import call_in_thread
 
 SPEC = Spec(
@@ -130,6 +131,8 @@ async def _serve(job: ServeJob) -> None:
             context = make_context(runtime.manager, settings)
             context.accounts.show_connections(connections)
             http = HttpServer(app_of(context), config.server, job.sock, connections)
+            watch = LoopWatch(config.observe.loop_hold_s, context.accounts.held)
+            watch.begin(asyncio.get_running_loop())
             async with http, grpc_server(context, config.server) as grpc_port:
                 context.accounts.started(monotonic() - job.started_s)
                 _greet(job, http.port, grpc_port)
@@ -139,6 +142,7 @@ async def _serve(job: ServeJob) -> None:
                     await stop.wait()
                 logger.info("stopping: running requests may take %g s", config.server.drain_s)
                 await runtime.drain(config.server.drain_s)
+            watch.end()
             await context.observing.close()
         finally:
             await runtime.close()

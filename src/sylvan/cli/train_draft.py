@@ -1,4 +1,4 @@
-"""`sylvan train-draft`: train a head that guesses what a model says next."""
+"""`sylvan train-draft`: make what guesses what a model says next, a head or a tree of contexts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from sylvan.protocol.errors import ConfigError
 SPEC = Spec(
     usage="train-draft MODEL DATA [--out DIR] [--steps 2000]",
     doc="Train an EAGLE-3 head for the model directory MODEL from its own answers to the prompts "
-    'in DATA: a JSONL file whose lines are {"messages": [...]} or {"prompt": "..."}, or a text '
+    "in DATA, or with --algorithm ngram make a tree of what it mostly says in which context. DATA "
+    'is a JSONL file whose lines are {"messages": [...]} or {"prompt": "..."}, or a text '
     "file with a message of a user in each line. Interrupted, it goes on where it was when called "
     "the same way again. At its end it tells how far the head guesses right on prompts that it "
     "was not trained on.",
     options=(
         Option("out", "Directory of the head (default: MODEL-eagle3 here).", metavar="DIR"),
+        Option("algorithm", "What is made, eagle3 or ngram (default: eagle3).", metavar="NAME"),
         Option("prompts", "Use so many prompts (default: 10000).", metavar="N"),
         Option("answer_tokens", "Longest answer (default: 256).", metavar="N"),
         Option("words", "Tokens that the head can guess (default: 32000).", metavar="N"),
@@ -25,6 +27,8 @@ SPEC = Spec(
         Option("batch_tokens", "Tokens of a batch (default: 2048).", metavar="N"),
         Option("depth", "Learn so many guesses in a row (default: 4).", metavar="N"),
         Option("rate", "Largest learning rate (default: 0.001).", metavar="X"),
+        Option("context_tokens", "Longest context of a tree (default: 16).", metavar="N"),
+        Option("least", "Leave contexts out that came less often (default: 1).", metavar="N"),
         Option("threads", "CPU cores that compute (default: all).", metavar="N"),
     ),
     tree=None,
@@ -38,6 +42,8 @@ _LIMITS = {
     "steps": (2000, 10_000_000),
     "batch_tokens": (2048, 1 << 24),
     "depth": (4, 16),
+    "context_tokens": (16, 64),
+    "least": (1, 1_000_000),
     "threads": (0, 1024),
 }
 """Default and largest value of the whole numbers."""
@@ -48,13 +54,16 @@ def run(args: Parsed) -> int:
     if len(args.positions) != SPEC.max_positions:
         raise ConfigError(f"MODEL and DATA are needed; usage: sylvan {SPEC.usage}")
     model, data = args.positions[0], Path(args.positions[1]).expanduser()
+    algorithm = args.options.get("algorithm", "eagle3")
+    if algorithm not in ("eagle3", "ngram"):
+        raise ConfigError(f"--algorithm: expected eagle3 or ngram, not {algorithm!r}")
     sizes = {name: _number(args, name) for name in _LIMITS}
-    out = Path(args.options.get("out", f"{Path(model).name}-eagle3")).expanduser()
+    out = Path(args.options.get("out", f"{Path(model).name}-{algorithm}")).expanduser()
     keywords = {"model": model, "log_level": "warning"}
     threads = {"threads": sizes["threads"]} if sizes["threads"] else {}
     config = gather(from_keywords(keywords | threads)).config
     from sylvan.training.loop import Schedule  # brings torch
-    from sylvan.training.train import Wish, train_draft
+    from sylvan.training.train import Wish, train_contexts, train_draft
 
     schedule = Schedule(
         steps=sizes["steps"],
@@ -66,13 +75,16 @@ def run(args: Parsed) -> int:
         prompts=sizes["prompts"],
         answer_tokens=sizes["answer_tokens"],
         guessed=sizes["words"],
+        context_tokens=sizes["context_tokens"],
+        least=sizes["least"],
         schedule=schedule,
     )
-    found = train_draft(config, data, out, wish, lambda line: print(line, flush=True))
+    train = train_draft if algorithm == "eagle3" else train_contexts
+    found = train(config, data, out, wish, lambda line: print(line, flush=True))
     print(
         f"{out}: accept length {found.accept_length:.2f}, {100 * found.accept_rate:.0f} % of "
         f"guesses right over {found.tokens} tokens\n\n  sylvan serve {model} "
-        f"--speculative-algorithm eagle3 --speculative-draft-model-path {out}"
+        f"--speculative-algorithm {algorithm} --speculative-draft-model-path {out}"
     )
     return DONE
 

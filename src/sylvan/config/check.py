@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from sylvan.checkpoints.formats import PICKLED
+from sylvan.config.chaos_rules import CHAOS_RULES
 from sylvan.config.facts import Facts
 from sylvan.config.fields import get, nearest, size_text
 from sylvan.config.parse import PLUG_INS
@@ -546,6 +547,7 @@ RULES = (
         ),
     ),
     *SPECULATIVE_RULES,
+    *CHAOS_RULES,
     Rule(
         "TLS key without certificate",
         ("server.ssl_keyfile", "server.ssl_certfile"),

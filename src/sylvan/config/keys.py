@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 
 from sylvan.protocol.errors import ConfigError
+from sylvan.protocol.malformed import MALFORMED
 
 PerMinute = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -42,7 +43,7 @@ def read_key_file(path: str) -> list[KeyEntry]:
     """
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=_KeyFile).keys
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *MALFORMED) as error:
         raise ConfigError(f"The key file {path} cannot be used: {error}") from error
 
 

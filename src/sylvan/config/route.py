@@ -129,6 +129,8 @@ class LimitsConfig(Section, frozen=True):
     """Seconds in which they have to arrive; else status 408."""
     body_s: Positive = 30.0
     """Seconds for a body to arrive, and one more for each 4 KiB of it; else status 408."""
+    bodies_bytes: Bytes = 1 << 30
+    """Bodies of all requests under way together; one more is refused with status 503."""
     request_timeout_s: Positive = 1800.0
     """Longest time of one request, its stream included."""
     max_concurrent: Count | None = None

@@ -56,9 +56,7 @@ SPECULATIVE_RULES = (
     Rule(
         "draft model without use",
         ("speculative.algorithm", "speculative.draft_model"),
-        lambda c: (
-            _drafts(c).algorithm in ("ngram", OWN_HEAD) and _drafts(c).draft_model is not None
-        ),
+        lambda c: _drafts(c).algorithm == OWN_HEAD and _drafts(c).draft_model is not None,
         "{speculative.algorithm} has no model; leave {speculative.draft_model} out",
     ),
     Rule(
@@ -109,13 +107,6 @@ SPECULATIVE_RULES = (
         "(eagle, eagle3, medusa, nextn); leave it at auto",
     ),
     Rule(
-        "trees with adapters",
-        ("speculative.topk", "lora"),
-        lambda c: _wide(c) and c.config.lora is not None,
-        "{speculative.topk}: adapters are applied to chains of guesses only; leave it at auto, or "
-        "lora out",
-    ),
-    Rule(
         "tree too large",
         ("speculative.topk", "speculative.num_draft_tokens"),
         lambda c: (
@@ -163,8 +154,24 @@ SPECULATIVE_RULES = (
     Rule(
         "guesses not on this device",
         ("speculative.algorithm", "device"),
-        lambda c: c.config.speculative is not None and c.config.device != "cpu",
-        "{speculative.algorithm}: steps on {device} verify no guesses yet; leave it out",
+        lambda c: (
+            c.config.speculative is not None
+            and c.config.device != "cpu"
+            and _drafts(c).algorithm != "ngram"
+        ),
+        "{speculative.algorithm}: steps on {device} verify guesses of ngram only; choose that, or "
+        "leave it out",
+    ),
+    Rule(
+        "guesses on ranks of devices",
+        ("speculative.algorithm", "device", "parallel.tp"),
+        lambda c: (
+            c.config.speculative is not None
+            and c.config.device != "cpu"
+            and c.config.parallel.tp > 1
+        ),
+        "{speculative.algorithm}: ranks on {device} verify no guesses; lower {parallel.tp} to 1, "
+        "or leave it out",
     ),
     Rule(
         "guesses where nothing is generated",

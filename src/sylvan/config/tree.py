@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from sylvan.config.limits import LimitsConfig
+from sylvan.config.section import Section
 from sylvan.config.values import (
     AnyTokens,
     Auto,
@@ -29,12 +31,12 @@ DRAFTING_REQS = 8
 """Requests that may have all their guesses verified in the same step."""
 DRAFT_HEADS = ("eagle", "eagle3", "medusa")
 """Algorithms of speculation that have a head beside the model."""
+DRAFT_CONTEXTS = "draft_contexts.npz"
+"""File by which `ngram` guesses what a model mostly says, in its directory or in one of its own."""
+NO_SPECULATION = "off"
+"""Stands for an algorithm where a model would bring one."""
 OWN_HEAD = "nextn"
 """The one whose head is part of the model's checkpoint."""
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all sections: immutable, keyword-only, rejects misspelt fields."""
 
 
 class CacheConfig(Section, frozen=True):
@@ -171,39 +173,6 @@ class ServerConfig(Section, frozen=True):
     """PEM file with authorities; clients must show a certificate that one of them signed."""
 
 
-class LimitsConfig(Section, frozen=True):
-    """What clients may use: each refusal names the limit."""
-
-    connections: Count = 4096
-    """Connections that are open at a time; never more than there are file descriptors for. Idle
-    ones end to make room."""
-    connections_per_address: Count = 3072
-    """Of these, from one address; clients behind a proxy share one."""
-    head_bytes: Bytes = 64 << 10
-    """Request line and headers of a request; larger ones are refused with status 431."""
-    head_s: Annotated[float, msgspec.Meta(gt=0)] = 15.0
-    """Seconds in which they have to arrive; else status 408."""
-    body_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
-    """Seconds for a body to arrive, and one more for each 4 KiB of it; else status 408."""
-    write_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
-    """Seconds in which a client may read nothing of an answer before its connection ends."""
-
-    text_chars: Count = 4 << 20
-    """Characters of one call of `/tokenize`, `/parse_function_call` or `/separate_reasoning`."""
-    samples: Count = 4096
-    """Prompts times samples of one request."""
-    parameter_bytes: Bytes = 64 << 20
-    """Sampling parameters, such as grammars, of all samples of one request together."""
-    response_bytes: Bytes = 256 << 20
-    """Answers of `/v1/responses` that are kept, with what led to them; beyond it the oldest go of
-    the tenant that has the most."""
-    stored_bytes: Bytes = 1 << 30
-    """Files and batches of one tenant; more are refused with status 413. In memory without
-    `server.data_dir`."""
-    retention_s: Annotated[float, msgspec.Meta(ge=60)] = 30 * 86_400.0
-    """Seconds after which files, ended batches and stored responses are forgotten."""
-
-
 class TextConfig(Section, frozen=True):
     """From messages to tokens and back."""
 
@@ -320,13 +289,16 @@ class SpeculativeConfig(Section, frozen=True):
 
     algorithm: str
     """How tokens are guessed: `ngram` repeats what followed the same tokens before, in the prompt
-    or in the output; `standalone` has a smaller model write ahead; `eagle` and `eagle3` have a
+    or in the output, and knows what the model mostly says if `draft_model` or the model brings
+    that; `standalone` has a smaller model write ahead; `eagle` and `eagle3` have a
     head that was trained for the model guess from its hidden vectors, and so do the heads of
     `medusa`, each one token further; `nextn` does it with the layer for it that the model's
-    checkpoint brings."""
+    checkpoint brings. `off`: not at all, where a model that brings what it mostly says would be
+    guessed by `ngram`."""
     draft_model: str | None = None
     """Directory of the smaller model of `standalone`, which has the tokenizer of the model served,
-    or of the head of `eagle` or `eagle3`, or the heads of `medusa`."""
+    or of the head of `eagle` or `eagle3`, or the heads of `medusa`; or of what the model mostly
+    says, for `ngram`, as `sylvan train-draft --algorithm ngram` makes it."""
     num_steps: Depth | Auto = "auto"
     """Guesses for one request in one step: the tokens ahead that are guessed."""
     topk: Count | Auto = "auto"
@@ -508,6 +480,9 @@ class ObserveConfig(Section, frozen=True):
     `http://HOST:4318/v1/traces`, over HTTP."""
     trace_service: str = "sylvan"
     """Name of the service in traces."""
+    loop_hold_s: Annotated[float, msgspec.Meta(ge=0.01)] = 0.25
+    """A function that holds up the event loop of the API process for longer, and with it all other
+    requests, is named in the log and in the metric `sylvan:event_loop_holds`."""
     report_dir: str | None = None
     """Folder for profiles, and for the reports about processes that hung; default: a folder in
     that for temporary files."""
@@ -563,6 +538,9 @@ class Config(Section, frozen=True):
     they are drawn afresh."""
     processes: Literal["one", "many"] = "many"
     """Run API, scheduler and detokenizer in processes of their own, or all in this one."""
+    chaos: dict[str, str] = {}
+    """Faults that the server inflicts on itself, to see what its clients notice:
+    `kill-scheduler=0.01,ipc-delay=50ms`. Only for servers that this machine alone can reach."""
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()

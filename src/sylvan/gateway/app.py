@@ -22,6 +22,7 @@ from sylvan.gateway.security.gate import Gate
 from sylvan.gateway.table import Found, Route, Table
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.utils.clock import Clock
+from sylvan.utils.room import Room
 
 access = logging.getLogger("sylvan.access")
 
@@ -55,6 +56,7 @@ class AppParts:
         ages: Of requests under way.
         clock: For durations.
         id_headers: Headers that may carry the id of a request.
+        room: For bodies of requests.
         tracing: Traces requests that are passed on.
         access_log: Log one line per call.
         audit: Log what operators do.
@@ -67,6 +69,7 @@ class AppParts:
     ages: InflightAges
     clock: Clock
     id_headers: Sequence[str]
+    room: Room
     tracing: Tracing = field(default_factory=NoTracing)
     access_log: bool = False
     audit: bool = False
@@ -88,7 +91,7 @@ class Gateway:
         if scope["type"] != "http":
             return
         parts = self._parts
-        caller = Caller(scope, receive, send)
+        caller = Caller(scope, receive, send, parts.room)
         began = parts.clock()
         self.num_inside += 1
         parts.families.connections.inc()
@@ -109,6 +112,7 @@ class Gateway:
             await caller.reply_error(_family(caller.path), error)
         finally:
             self.num_inside -= 1
+            parts.room.give_back(caller.held)
             parts.families.connections.dec()
             parts.ages.leave(caller)
             self._count(caller, shown, parts.clock() - began)

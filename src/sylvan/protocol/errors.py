@@ -32,6 +32,7 @@ class RequestError(SylvanError):
         param: Path of the offending field as the client spelt it, if one is to blame.
         status: HTTP status that tells the client best.
         code: Word by which clients tell errors apart.
+        setting: The setting whose bound the request is beyond, if one is.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class RequestError(SylvanError):
         param: str | None = None,
         status: int = 400,
         code: str | None = None,
+        setting: str | None = None,
     ) -> None:
         super().__init__(message)
         self.param = param
         self.status = status
         self.code = code
+        self.setting = setting
 
     def renamed(self, message: str, param: str) -> Self:
         """The same error with the field as the client spells it."""
@@ -121,12 +124,21 @@ class CapacityError(SylvanError):
         message: What is full, and its size.
         status: 503 or 429.
         retry_after_s: When it is worth trying again.
+        setting: The setting whose bound was reached, if one was.
     """
 
-    def __init__(self, message: str, *, status: int = 503, retry_after_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 503,
+        retry_after_s: float = 1.0,
+        setting: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.retry_after_s = retry_after_s
+        self.setting = setting
 
 
 class ExecutorError(SylvanError):

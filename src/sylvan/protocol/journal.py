@@ -18,6 +18,8 @@ from enum import IntEnum
 
 import msgspec
 
+from sylvan.protocol.malformed import MALFORMED
+
 TICKET_HEADER = "x-sylvan-ticket"
 """A ticket; or `PROBE`, which asks whether tickets are taken."""
 KEY_HEADER = "x-sylvan-gateway-key"
@@ -101,7 +103,7 @@ class Resume(msgspec.Struct, frozen=True, array_like=True):
         """
         try:
             return msgspec.msgpack.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
+        except MALFORMED as error:
             raise JournalError(f"malformed journal: {error}") from error
 
 
@@ -187,7 +189,7 @@ def read_head(frame: Frame) -> Head:
     """
     try:
         return msgspec.msgpack.decode(frame.body, type=Head)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise JournalError(f"malformed head: {error}") from error
 
 
@@ -199,5 +201,5 @@ def read_totals(frame: Frame) -> Totals:
     """
     try:
         return msgspec.msgpack.decode(frame.body, type=Totals)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise JournalError(f"malformed totals: {error}") from error

@@ -338,6 +338,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     verified_drafts: int = 0  # slices with guesses that steps verified
     proposed_draft_tokens: int = 0  # the guesses in them
     accepted_draft_tokens: int = 0  # those that were right
+    draft_seconds_won: float = 0.0  # what they saved, less what guessing and verifying took: about
     targets_set: int = 0  # finished requests that had a latency target
     targets_met: int = 0  # and met it: goodput
     repaired_pages: int = 0  # lost by a bug of ours, found and taken back

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from sylvan.config import Config
 from sylvan.config.fields import replaced
+from sylvan.config.tree import NO_SPECULATION, SpeculativeConfig
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.protocol.messages import TokenOutput
 from sylvan.protocol.requests import GenerateRequest
@@ -105,7 +106,7 @@ class VectorsWorker(CapabilityWorker):
 def answer(
     config: Config,
     prompts: Sequence[IntArray],
-    layers: Sequence[int],
+    layers: Sequence[int] | None,
     most_tokens: int,
     keep: Callable[[int, Sequence[Text]], None],
 ) -> None:
@@ -114,22 +115,24 @@ def answer(
     Args:
         config: Of the model; its prefix cache is left out.
         prompts: Token ids.
-        layers: Read by the head; empty: vectors after the final norm.
+        layers: Read by the head; empty: vectors after the final norm; None: no vectors are kept.
         most_tokens: Of an answer.
         keep: Told of each part: how many prompts there were before, and the texts.
 
     Raises:
         ConfigError: the model cannot be served.
     """
-    config = resolved(replaced(config, {"cache.prefix": "none", "speculative": None}))
-    worker = VectorsWorker(layers)
+    plain = SpeculativeConfig(algorithm=NO_SPECULATION)
+    config = resolved(replaced(config, {"cache.prefix": "none", "speculative": plain}))
+    worker = None if layers is None else VectorsWorker(layers)
     answers: dict[str, list[int]] = {}
 
     def emit(outputs: Sequence[TokenOutput]) -> None:
         for output in outputs:
             answers.setdefault(output.rid, []).extend(output.token_ids)
 
-    built = build_scheduler(config, emit, also=Additions((Vectors(),), (lambda site: worker,)))
+    also = Additions() if worker is None else Additions((Vectors(),), (lambda site: worker,))
+    built = build_scheduler(config, emit, also=also)
     longest = int(built.facts["context_len"] or 0)
     ends = eos_ids(config)
     try:
@@ -181,8 +184,11 @@ def load(file: Path) -> list[Text]:
     return found
 
 
-def _text(worker: VectorsWorker, rid: str, prompt: IntArray, found: list[int]) -> Text:
+def _text(worker: VectorsWorker | None, rid: str, prompt: IntArray, found: list[int]) -> Text:
     tokens = np.concatenate([prompt, np.array(found, np.int32)])
+    if worker is None:
+        nothing = torch.empty(len(tokens) - 1, 0)
+        return Text(tokens, len(prompt), nothing, nothing)
     return Text(tokens, len(prompt), *worker.take(rid, len(tokens) - 1))
 
 

@@ -23,6 +23,7 @@ from sylvan.runtime.models.config import ModelConfig, common_fields, make_config
 from sylvan.runtime.models.draft_heads import model_tensor
 from sylvan.runtime.models.registry import load_config
 from sylvan.training.answers import PART, Text, answer, load, save
+from sylvan.training.contexts import context_tree
 from sylvan.training.evaluate import Evaluation, evaluate
 from sylvan.training.head import TrainableHead
 from sylvan.training.loop import Model, Schedule, Trainer
@@ -46,12 +47,16 @@ class Wish:
         prompts: At most so many of the file's.
         answer_tokens: Of an answer at most.
         guessed: Tokens that the head can guess at most: the most frequent ones in the answers.
-        schedule: How it is trained.
+        context_tokens: Of the longest context of a tree.
+        least: Times that a context of a tree came.
+        schedule: How a head is trained.
     """
 
     prompts: int = 10_000
     answer_tokens: int = 256
     guessed: int = MOST_GUESSED
+    context_tokens: int = 16
+    least: int = 1
     schedule: Schedule = field(default_factory=Schedule)
 
 
@@ -75,13 +80,7 @@ def train_draft(config: Config, data: Path, out: Path, wish: Wish, tell: Tell) -
     if model.head != "lm" or not model.causal or model.path != "native":
         raise ConfigError(f"{config.model}: a head can be trained for native models that generate")
     layers = read_layers(model.num_hidden_layers)
-    prompts = read_prompts(data, load_tokenizer(config), wish.prompts)
-    held_out = min(MOST_HELD_OUT, max(1, int(HELD_OUT_SHARE * len(prompts))))
-    if len(prompts) <= held_out:
-        raise ConfigError(f"{data} has {len(prompts)} prompts; 2 are needed at least")
-    work = out / "training"
-    _begin(work, config, data, wish)
-    files = _answer_all(config, prompts[held_out:], layers, wish, work, tell)
+    files, held_out = answered(config, data, out / "training", layers, wish, tell)
     raw = head_config(model, layers)
     layer = make_config(common_fields(raw) | {"num_hidden_layers": 1})
     embedding, lm_head, norm = (
@@ -94,9 +93,9 @@ def train_draft(config: Config, data: Path, out: Path, wish: Wish, tell: Tell) -
     shared = Model(embedding, lm_head * model.logit_scale, token_ids)
     head = _new_head(layer, len(layers), shared, files, wish.schedule)
     head.begin_as(norm + model.norm_offset, shared.head[token_ids])
-    _train(head, shared, files, work, wish.schedule, tell)
+    _train(head, shared, files, out / "training", wish.schedule, tell)
     write_head(out, raw, head, token_ids, getattr(torch, model.dtype))
-    tell(f"evaluating on {held_out} prompts that it was not trained on")
+    tell(f"evaluating on {len(held_out)} prompts that it was not trained on")
     speculative = SpeculativeConfig(
         algorithm="eagle3",
         draft_model=str(out),
@@ -104,7 +103,50 @@ def train_draft(config: Config, data: Path, out: Path, wish: Wish, tell: Tell) -
         adaptive=False,
     )
     with_head = replaced(config, {"speculative": speculative})
-    return evaluate(with_head, prompts[:held_out], wish.answer_tokens)
+    return evaluate(with_head, held_out, wish.answer_tokens)
+
+
+def train_contexts(config: Config, data: Path, out: Path, wish: Wish, tell: Tell) -> Evaluation:
+    """Make a tree of what a model mostly says, by which `ngram` guesses; as `train_draft`."""
+    path = model_dir(config.model)
+    model = load_config(path, trusted=config.trust_remote_code)
+    files, held_out = answered(config, data, out / "training", None, wish, tell)
+    texts = [(text.tokens, text.prompt_len) for file in files for text in load(file)]
+    if not texts:
+        raise ConfigError(f"{config.model} answered none of the prompts in {data} by two tokens")
+    tree = context_tree(texts, model.vocab_size, wish.context_tokens, wish.least)
+    tree.save(out)
+    tell(
+        f"{len(tree.parents)} contexts; evaluating on {len(held_out)} prompts that it was not made "
+        "from"
+    )
+    speculative = SpeculativeConfig(
+        algorithm="ngram", draft_model=str(out), num_steps=wish.schedule.depth, adaptive=False
+    )
+    with_tree = replaced(config, {"speculative": speculative})
+    return evaluate(with_tree, held_out, wish.answer_tokens)
+
+
+def answered(
+    config: Config,
+    data: Path,
+    work: Path,
+    layers: Sequence[int] | None,
+    wish: Wish,
+    tell: Tell,
+) -> tuple[list[Path], list[IntArray]]:
+    """Have the model answer prompts; files of texts, and prompts that are left for an evaluation.
+
+    Raises:
+        ConfigError: see `train_draft`.
+    """
+    prompts = read_prompts(data, load_tokenizer(config), wish.prompts)
+    held_out = min(MOST_HELD_OUT, max(1, int(HELD_OUT_SHARE * len(prompts))))
+    if len(prompts) <= held_out:
+        raise ConfigError(f"{data} has {len(prompts)} prompts; 2 are needed at least")
+    _begin(work, config, data, wish)
+    files = _answer_all(config, prompts[held_out:], layers, wish, work, tell)
+    return files, prompts[:held_out]
 
 
 def read_layers(num_layers: int) -> tuple[int, ...]:
@@ -188,7 +230,7 @@ def _begin(work: Path, config: Config, data: Path, wish: Wish) -> None:
 def _answer_all(
     config: Config,
     prompts: Sequence[IntArray],
-    layers: Sequence[int],
+    layers: Sequence[int] | None,
     wish: Wish,
     work: Path,
     tell: Tell,

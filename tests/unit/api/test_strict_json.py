@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sylvan.api.strict_json import MAX_DEPTH, MAX_VALUES, decode_json
+from sylvan.api.strict_json import DEFAULT_LIMITS, decode_json
 from sylvan.protocol.errors import RequestError
 
-DEEP = MAX_DEPTH + 1
+DEEP = DEFAULT_LIMITS.depth + 1
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -49,7 +49,7 @@ def test_any_bytes_give_a_value_or_a_request_error(body):
         (b"[" * DEEP + b"]" * DEEP, "deeper"),
         (b'{"a":' * DEEP + b"1" + b"}" * DEEP, "deeper"),
         (b"[" * 10**6, "deeper"),
-        (b"[" + b"1," * (MAX_VALUES + 1) + b"1]", "values"),
+        (b"[" + b"1," * (DEFAULT_LIMITS.values + 1) + b"1]", "values"),
         (b"\x00", "not valid JSON"),
         (b"'a'", "not valid JSON"),
     ],
@@ -62,5 +62,5 @@ def test_what_is_no_strict_json_is_refused(body, words):
 def test_numbers_at_the_limits_are_kept():
     assert decode_json(b"[18446744073709551615, -9223372036854775808]") == [2**64 - 1, -(2**63)]
     assert decode_json(b'"\\ud83d\\ude00"') == "\U0001f600"
-    deepest = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
+    deepest = b"[" * DEFAULT_LIMITS.depth + b"]" * DEFAULT_LIMITS.depth
     assert json.dumps(decode_json(deepest)).encode() == deepest

@@ -174,8 +174,8 @@ BROKEN = {
         "speculative.algorithm=ngrm: unknown (did you mean ngram?); there is ngram",
     ),
     "draft model without use": (
-        {"speculative": SpeculativeConfig(algorithm="ngram", draft_model="d")},
-        "speculative.algorithm=ngram has no model; leave speculative.draft_model=d out",
+        {"speculative": SpeculativeConfig(algorithm="nextn", draft_model="d")},
+        "speculative.algorithm=nextn has no model; leave speculative.draft_model=d out",
     ),
     "no draft model": (
         {"speculative": SpeculativeConfig(algorithm="standalone")},
@@ -196,10 +196,6 @@ BROKEN = {
     "trees without a head": (
         {"speculative": SpeculativeConfig(algorithm="ngram", topk=4)},
         "speculative.topk=4: speculative.algorithm=ngram guesses one continuation",
-    ),
-    "trees with adapters": (
-        {"speculative": SpeculativeConfig(algorithm="nextn", topk=2), "lora": LoraConfig()},
-        "speculative.topk=2: adapters are applied to chains of guesses only",
     ),
     "tree too large": (
         {"speculative": SpeculativeConfig(algorithm="nextn", topk=17)},
@@ -222,8 +218,16 @@ BROKEN = {
         "speculative.min_match=5 is more than speculative.max_match=4",
     ),
     "guesses not on this device": (
-        {"speculative": SpeculativeConfig(algorithm="ngram"), "device": "odd"},
-        "steps on device=odd verify no guesses yet",
+        {"speculative": SpeculativeConfig(algorithm="nextn"), "device": "odd"},
+        "speculative.algorithm=nextn: steps on device=odd verify guesses of ngram only",
+    ),
+    "guesses on ranks of devices": (
+        {
+            "speculative": SpeculativeConfig(algorithm="ngram"),
+            "device": "odd",
+            "parallel.tp": 2,
+        },
+        "ranks on device=odd verify no guesses; lower parallel.tp=2 to 1",
     ),
     "guesses where nothing is generated": (
         {"speculative": SpeculativeConfig(algorithm="ngram"), "task": "embed"},
@@ -232,6 +236,15 @@ BROKEN = {
     "guesses without the newest token": (
         {"speculative": SpeculativeConfig(algorithm="ngram"), "scheduler.overlap": "on"},
         "which is not known yet with scheduler.overlap=on",
+    ),
+    "unknown faults": ({"chaos": {"sun": "1"}}, "there is no fault 'sun'"),
+    "chaos for strangers": (
+        {"chaos": {"disk-full": "0.1"}, "server.host": "0.0.0.0"},
+        "server.host=0.0.0.0 is a public address",
+    ),
+    "chaos without processes": (
+        {"chaos": {"ipc-delay": "1s"}, "processes": "one"},
+        "processes=one leaves no processes to harm",
     ),
     "TLS key without certificate": ({"server.ssl_keyfile": "k"}, "needs server.ssl_certfile"),
     "certificates of clients without TLS": (
@@ -265,7 +278,7 @@ def facts_for(name):
         return make_facts(devices=make_facts().devices | {"odd": odd})
     if name in DRAFTS:
         return make_facts(**DRAFTS[name])
-    if name == "guesses not on this device":
+    if name in ("guesses not on this device", "guesses on ranks of devices"):
         odd = DeviceFacts(kind="odd")
         return make_facts(devices=make_facts().devices | {"odd": odd})
     if name == "quantised checkpoint not on this device":

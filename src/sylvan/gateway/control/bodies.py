@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from sylvan.protocol.errors import RequestError
+from sylvan.protocol.malformed import MALFORMED
 
 T = TypeVar("T")
 
@@ -21,7 +22,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise malformed(error) from error
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise RequestError(f"The body is not valid JSON: {error}.") from error
 
 

@@ -18,6 +18,7 @@ from sylvan.gateway.http.caller import (
 from sylvan.gateway.http.endings import NDJSON, SSE, error_tail
 from sylvan.protocol.errors import CapacityError
 from sylvan.protocol.journal import Totals
+from sylvan.protocol.malformed import MALFORMED
 
 WHOLE_BYTES = 1 << 20
 """Smaller whole answers are passed on when they are complete, so that a worker that is lost while
@@ -137,7 +138,7 @@ def usage_in(body: bytes) -> Totals:
             many = msgspec.json.decode(body, type=list[_Counted])
         else:
             many = [msgspec.json.decode(body, type=_Counted)]
-    except msgspec.MsgspecError:
+    except MALFORMED:
         return Totals()
     usages = [one.usage or one.meta_info for one in many]
     counted = [usage for usage in usages if usage is not None]

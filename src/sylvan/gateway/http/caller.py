@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from sylvan.api.errors import Family, error_body
 from sylvan.gateway.observe.spans import NoSpan, Span
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
+from sylvan.utils.room import Room
 
 HeaderPairs = Sequence[tuple[str, str]]
 
@@ -37,9 +38,12 @@ class Caller:
         status: Of the answer.
         gone: The client left.
         span: Of the request in a trace.
+        held: Bytes of its body.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, room: Room | None = None
+    ) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query: str = scope.get("query_string", b"").decode("latin-1")
@@ -53,6 +57,8 @@ class Caller:
         self.status = 500
         self.gone = False
         self.span: Span = NoSpan()
+        self.held = 0
+        self._room = room
         self._receive = receive
         self._send = send
 
@@ -90,6 +96,7 @@ class Caller:
 
         Raises:
             RequestError: With status 413, as soon as it is, or says that it is, larger.
+            CapacityError: The bodies of all calls hold too much.
             CallerGoneError: The client left before its end.
         """
         announced = self.headers.get("content-length", "")
@@ -105,6 +112,9 @@ class Caller:
             size += len(part)
             if size > max_bytes:
                 raise _too_large(max_bytes)
+            if self._room is not None:
+                self._room.take(len(part))
+                self.held += len(part)
             parts.append(part)
             more = message.get("more_body", False)
         return parts[0] if len(parts) == 1 else b"".join(parts)

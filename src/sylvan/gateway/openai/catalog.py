@@ -13,6 +13,7 @@ import msgspec
 from sylvan.gateway.errors import UnknownModelError, UpstreamError
 from sylvan.gateway.openai.upstreams import Upstreams, UpstreamSpec
 from sylvan.gateway.upstream.http import HttpUpstream, Outgoing
+from sylvan.protocol.malformed import MALFORMED
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class Catalog:
         try:
             answer = await self._http.call(request, TIMEOUT_S, MAX_BYTES)
             cards: Any = msgspec.json.decode(answer.body, type=_Cards)
-        except (UpstreamError, msgspec.MsgspecError) as error:
+        except (UpstreamError, *MALFORMED) as error:
             if spec.url not in self._told:
                 logger.warning("the models of %s are not known yet: %s", spec.shown, error)
             return False

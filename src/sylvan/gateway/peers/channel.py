@@ -10,6 +10,7 @@ import zmq
 import zmq.asyncio
 
 from sylvan.gateway.peers.messages import Batch, Message
+from sylvan.protocol.malformed import MALFORMED
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class PeerChannel:
             data = await self._in.recv()
             try:
                 return self._decoder.decode(data)
-            except msgspec.MsgspecError as error:
+            except MALFORMED as error:
                 logger.warning("a process of this gateway sent garbage: %s", error)
 
     def close(self) -> None:

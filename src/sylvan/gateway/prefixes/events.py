@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from sylvan.protocol.malformed import MALFORMED
+
 Hash = int | bytes
 
 
@@ -93,7 +95,7 @@ def read_batch(payload: bytes) -> EventBatch:
             raise ValueError("a batch of events has a time and events")
         found = [_event(raw) for raw in _EVENTS.decode(parts[1])]
         return EventBatch(_SECONDS.decode(parts[0]), [event for event in found if event])
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise ValueError(f"no batch of cache events: {error}") from error
 
 

@@ -15,6 +15,7 @@ from sylvan.gateway.workers.events import EVENT_SETTINGS
 from sylvan.gateway.workers.spec import WorkerSpec
 from sylvan.gateway.workers.worker import Discovered, Worker
 from sylvan.protocol.journal import JOURNAL_HEADER, KEY_HEADER, PROBE, TICKET_HEADER
+from sylvan.protocol.malformed import MALFORMED
 
 T = TypeVar("T")
 
@@ -170,7 +171,7 @@ class HttpProbe:
             request = self._request(spec, path)
             answer = await self._upstream.call(request, timeout_s, MAX_BYTES)
             return msgspec.json.decode(answer.body, type=kind) if answer.status == 200 else None
-        except (UpstreamError, msgspec.MsgspecError):
+        except (UpstreamError, *MALFORMED):
             return None
 
     def _ticket(self) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ Outputs are padded to a multiple of 32 and inputs to whole matrix tiles, with ze
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from sylvan.kernels.api import LinearWeight, Unsupported
 from sylvan.kernels.matmul.codes import bits_of, nibbles
+from sylvan.kernels.matmul.packed import LANES, PackedWeight
 from sylvan.kernels.matmul.weights import (
     DENSE,
     CodedWeight,
@@ -20,53 +21,13 @@ from sylvan.kernels.matmul.weights import (
     Form,
     Int4Weight,
     Int8Weight,
-    PackKind,
     QuantisedWeight,
 )
 from sylvan.kernels.memory import Bytes, allocate
 
-LANES = 16
 _OUT_PAD = 32
 _BLOCK = 4096  # outputs packed at a time: bounds the temporary memory
 _NATIVE_GROUPS = (32, 64, 128)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedWeight:
-    """A weight in kernel order; `words` are 32-bit words of inputs in a block of 16 outputs."""
-
-    kind: PackKind
-    rows: int  # outputs
-    cols: int  # inputs
-    padded_rows: int
-    words: int
-    data: Bytes
-    scale: Bytes | None = None
-    sums: Bytes | None = None
-    zeros: Bytes | None = None
-    shifts: Bytes | None = None
-    order: Bytes | None = None
-    group: int = 0  # inputs that kernels multiply by one scale
-    form: Form = DENSE
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that is read when multiplying."""
-        return sum(part.nbytes for part in self.parts.values())
-
-    @property
-    def parts(self) -> dict[str, Bytes]:
-        """Its memory, by the names of attributes."""
-        found = {part.name: getattr(self, part.name) for part in fields(self)}
-        return {name: part for name, part in found.items() if isinstance(part, np.ndarray)}
-
-    def one_of(self, index: int, count: int) -> PackedWeight:
-        """One of a stack of `count`, over the same memory."""
-        cut = {
-            name: part[index * (part.nbytes // count) : (index + 1) * (part.nbytes // count)]
-            for name, part in self.parts.items()
-        }
-        return replace(self, **cut)
 
 
 def pack(

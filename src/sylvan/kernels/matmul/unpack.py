@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from sylvan.kernels.matmul.codes import bits_of, paired
-from sylvan.kernels.matmul.pack import LANES, PackedWeight
+from sylvan.kernels.matmul.packed import LANES, PackedWeight
 from sylvan.kernels.matmul.weights import CodedWeight, Int4Weight, Int8Weight, QuantisedWeight
 from sylvan.kernels.memory import Bytes
 

@@ -74,6 +74,17 @@ class PagedBytes(ctypes.Structure):
     ]
 
 
+class PackedRows(ctypes.Structure):
+    """Rows of a matrix as they come, and where they go; see `program.h`."""
+
+    _fields_ = [
+        ("rows", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("row_step", "count", "cols", "first", "words")),
+        *((name, ctypes.c_int32) for name in ("type", "kind", "group", "unused")),
+        *((name, ctypes.c_void_p) for name in ("data", "scale", "sums")),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Constants:
     """Sizes that the library was compiled with."""

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 
 from sylvan.kernels.api import LinearWeight, Unsupported
-from sylvan.kernels.matmul.pack import PackedWeight, repack
+from sylvan.kernels.matmul.pack import repack
+from sylvan.kernels.matmul.packed import PackedWeight
 from sylvan.kernels.matmul.unpack import unpack, unpack_stack
 from sylvan.kernels.matmul.weights import DENSE, Form, QuantisedWeight
 from sylvan.kernels.memory import Bytes
+from sylvan.kernels.native.packing import can_pack, repack_rows
 
 Content = torch.Tensor | QuantisedWeight
 
@@ -45,6 +47,20 @@ class WeightCopy(Protocol):
 
         Raises:
             Unsupported: they are of another kind or shape.
+        """
+        ...
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether `write_rows` may be called."""
+        ...
+
+    def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
+        """Put plain numbers there in the place of rows `first` .., rounded as the copy is.
+
+        Rows of a stack are counted over all of its matrices. No step may run meanwhile.
+
+        Returns: whether all numbers are finite; else those that were written are of no use.
         """
         ...
 
@@ -86,6 +102,18 @@ class MatrixCopy:
             weight = self.derive(content)
         repack(weight, self.packed, self.dtype)
 
+    @property
+    def takes_rows(self) -> bool:
+        """See `WeightCopy.takes_rows`."""
+        return self.derive is None and can_pack(self.packed.kind)
+
+    def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
+        """See `WeightCopy.write_rows`."""
+        dense = self.packed.kind == "dense"
+        known = self.dtype if dense or rows_NK.dtype == torch.bfloat16 else torch.float32
+        numbers = rows_NK.to(known)
+        return repack_rows(numbers, self.packed, first, self.count or 1)
+
 
 @dataclass(frozen=True, slots=True)
 class VectorCopy:
@@ -117,6 +145,15 @@ class VectorCopy:
             raise Unsupported(f"contents of another shape than {list(self.shape)}")
         rows = self.numbers()
         rows.copy_(content.detach().float().view(rows.shape) + self.offset)
+
+    @property
+    def takes_rows(self) -> bool:
+        """See `WeightCopy.takes_rows`: these are small, and are written whole."""
+        return False
+
+    def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
+        """See `WeightCopy.write_rows`."""
+        raise Unsupported("rows of what is written whole")
 
     def numbers(self) -> torch.Tensor:
         """What programs read: a view (rows, cols) without padding."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sylvan.kernels.native.binding import OP, Constants, Inputs, PagedBytes, Run
+from sylvan.kernels.native.binding import OP, Constants, Inputs, PackedRows, PagedBytes, Run
 from sylvan.kernels.native.codegen import digest
 from sylvan.kernels.native.opset import OPS
 from sylvan.kernels.native.sampling import Given, Sample, SampleSlots
@@ -147,10 +147,10 @@ def ops_digest() -> str:
 
 def _is_stale(dll: ctypes.CDLL) -> bool:
     """Whether it was made of other ops or structs than those of this package."""
-    if not hasattr(dll, "sylvan_ops_digest") or not hasattr(dll, "sylvan_ranks_sum"):
+    if not hasattr(dll, "sylvan_ops_digest") or not hasattr(dll, "sylvan_pack_rows"):
         return True
     dll.sylvan_ops_digest.restype = ctypes.c_char_p
-    mirrors = (Run, Inputs, SampleSlots, Sample, Given, PagedBytes)
+    mirrors = (Run, Inputs, SampleSlots, Sample, Given, PagedBytes, PackedRows)
     sizes = [OP.itemsize, *(ctypes.sizeof(mirror) for mirror in mirrors)]
     return (
         dll.sylvan_ops_digest().decode() != ops_digest()
@@ -177,4 +177,6 @@ def _open(folder: Path, name: str) -> Library:
         function = getattr(dll, f"sylvan_{copy}_pages")
         function.argtypes = copied + [ctypes.c_void_p] * more
         function.restype = None
+    dll.sylvan_pack_rows.argtypes = [ctypes.c_void_p]
+    dll.sylvan_all_finite.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int]
     return Library(name, path, dll, Constants(*(dll.sylvan_constant(i) for i in range(6))))

@@ -127,7 +127,7 @@ void walk(void* arg, int thread) {
 }  // namespace
 
 SYLVAN_API int sylvan_size(int what) {
-    const size_t sizes[] = {sizeof(OpRecord), sizeof(Run), sizeof(Inputs), sizeof(SampleSlots), sizeof(Sample), sizeof(Given), sizeof(PagedBytes)};
+    const size_t sizes[] = {sizeof(OpRecord), sizeof(Run), sizeof(Inputs), sizeof(SampleSlots), sizeof(Sample), sizeof(Given), sizeof(PagedBytes), sizeof(PackedRows)};
     return int(sizes[what]);
 }  // checked when the library is loaded
 

@@ -48,6 +48,17 @@ struct PagedBytes {  // memory in pages: bytes of page p in region r begin at me
     int64_t regions, region_step, page_step, width;  // width: bytes of a page in one region
 };
 
+struct PackedRows {  // rows of a matrix as they come, and where they go: see packing.py
+    const char* rows;
+    int64_t row_step;  // bytes
+    int64_t count, cols, first;  // first: the output that they begin at
+    int64_t words;               // of an output
+    int32_t type, kind, group, unused;
+    char* data;
+    float* scale;
+    int32_t* sums;
+};
+
 struct Item {  // attention work: query vectors (row, head of the group) first .. first + count of a request
     int32_t seq, first, count;
 };

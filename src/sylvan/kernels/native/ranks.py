@@ -12,7 +12,7 @@ import torch
 
 from sylvan.kernels.memory import Bytes
 from sylvan.kernels.native.library import Library
-from sylvan.protocol.errors import RankLostError
+from sylvan.protocol.errors import ConfigError, RankLostError
 
 ROOM_BYTES = 1 << 20
 """What a rank tells at a time; longer messages go in parts. Each rank has two such rooms."""
@@ -45,6 +45,9 @@ class SharedRanks:
             size: Number of ranks.
             timeout_s: Within which a collective must be done.
             room_bytes: The same on all ranks.
+
+        Raises:
+            ConfigError: there is no room for the memory.
         """
         self.rank, self.size = rank, size
         self.room_bytes, self.timeout_s = room_bytes, timeout_s
@@ -53,7 +56,7 @@ class SharedRanks:
         total = self._dll.sylvan_ranks_bytes(size, ctypes.c_int64(room_bytes))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, total)
+            _set_aside(descriptor, total)
             self.memory: Bytes = np.frombuffer(mmap.mmap(descriptor, total), np.uint8)
         finally:
             os.close(descriptor)
@@ -122,3 +125,15 @@ class SharedRanks:
             *map(ctypes.c_void_p, addresses),
             ctypes.c_int64(count or 0),
         )
+
+
+def _set_aside(descriptor: int, num_bytes: int) -> None:
+    """Have the memory now: without room, writing to it later would end the process (SIGBUS)."""
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, num_bytes)
+        else:
+            os.ftruncate(descriptor, num_bytes)
+    except OSError as error:
+        message = f"parallel.tp: ranks cannot share {num_bytes} bytes of memory: {error.strerror}"
+        raise ConfigError(message) from error

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from sylvan.kernels.api import LinearWeight, Unsupported
 from sylvan.kernels.matmul.codes import bits_of
-from sylvan.kernels.matmul.pack import PackedWeight, as_bytes, pack, pack_stack
+from sylvan.kernels.matmul.pack import as_bytes, pack, pack_stack
+from sylvan.kernels.matmul.packed import PackedWeight
 from sylvan.kernels.matmul.weights import DeferredWeight, PackKind
 from sylvan.kernels.native.copies import MatrixCopy, VectorCopy
 from sylvan.kernels.native.graph import Graph

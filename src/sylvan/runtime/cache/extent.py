@@ -38,13 +38,13 @@ class Extents:
         self._components = nodes.components
         self._min_load_tokens = min_load_tokens
 
-    def peek(self, key: CacheKey, limit: int) -> int:
+    def peek(self, key: CacheKey, limit: int, load: int) -> int:
         """See `RadixCache.peek`."""
         size = self._nodes.page_size
         found = walk(self._nodes.roots.get(key.namespace), key, limit, size)
         if found.end is not None:
             found.tail = self._tail(found.end, key.tokens[:limit], key, found.length)
-        extent = self._extent(found, load=limit)
+        extent = self._extent(found, load=load)
         return extent.length + (extent.tail.tokens if extent.tail else 0)
 
     def walked(self, node: Node, tokens: IntArray, key: CacheKey, length: int) -> Walk:

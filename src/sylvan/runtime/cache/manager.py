@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +11,7 @@ from sylvan.runtime.cache.audit import Repairs, agrees, locks_of, unowned
 from sylvan.runtime.cache.loads import Loads
 from sylvan.runtime.cache.matching import path_to
 from sylvan.runtime.cache.pages import PageAllocator
-from sylvan.runtime.cache.prefix import Match, PrefixCache
+from sylvan.runtime.cache.prefix import ANY, Match, PrefixCache
 from sylvan.runtime.cache.states import StateSlots
 from sylvan.runtime.cache.types import CacheKey, KVHandle, WindowTable
 from sylvan.runtime.cache.windows import WindowPages
@@ -20,9 +19,6 @@ from sylvan.runtime.cache.windows import WindowPages
 Copy = tuple[int, int, int, int]
 """(source page, target page, tokens, KV group)."""
 
-
-ANY = sys.maxsize
-"""Tokens: no bound."""
 
 _SLACK = 64  # pages evicted beyond need: a call costs as much as a leaf does, whatever its size
 
@@ -114,9 +110,12 @@ class KVCacheManager:
     def _available_pages(self) -> int:
         return self._allocator.free_pages + self._tree.evictable_pages
 
-    def peek(self, key: CacheKey, limit: int) -> int:
-        """Tokens of `key` that are cached, at most `limit`; changes nothing."""
-        return self._tree.peek(key, limit)
+    def peek(self, key: CacheKey, limit: int, *, on_device: bool = False) -> int:
+        """Tokens of `key` that are cached, at most `limit`; changes nothing.
+
+        `on_device`: lower tiers do not count.
+        """
+        return self._tree.peek(key, limit, 0 if on_device else ANY)
 
     def acquire(
         self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: int = ANY

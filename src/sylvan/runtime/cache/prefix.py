@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.runtime.cache.types import CacheKey, Node
+
+ANY = sys.maxsize
+"""As a bound on what is loaded from lower tiers: all of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +66,7 @@ class PrefixCache(Protocol):
         """Pages that it owns."""
         ...
 
-    def peek(self, key: CacheKey, limit: int) -> int:
+    def peek(self, key: CacheKey, limit: int, load: int = ANY) -> int:
         """Tokens that `match` would find; changes nothing."""
         ...
 
@@ -130,7 +134,7 @@ class NoPrefixCache:
         self.total_pages = 0
         self._node = Node(EMPTY_IDS, EMPTY_IDS, parent=None)
 
-    def peek(self, key: CacheKey, limit: int) -> int:
+    def peek(self, key: CacheKey, limit: int, load: int = ANY) -> int:
         """See `PrefixCache.peek`."""
         return 0
 

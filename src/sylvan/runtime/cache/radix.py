@@ -21,7 +21,7 @@ from sylvan.runtime.cache.matching import (
     shared_tokens,
     walk,
 )
-from sylvan.runtime.cache.prefix import Insertion, Match
+from sylvan.runtime.cache.prefix import ANY, Insertion, Match
 from sylvan.runtime.cache.states import NodeStates
 from sylvan.runtime.cache.tree import NodeTree
 from sylvan.runtime.cache.types import (
@@ -85,13 +85,14 @@ class RadixCache:
 
     # ---- reading
 
-    def peek(self, key: CacheKey, limit: int) -> int:
+    def peek(self, key: CacheKey, limit: int, load: int = ANY) -> int:
         """Tokens of `key` that a `match` now would find, at most `limit`; changes nothing.
 
+        `load`: as for `match`; with 0 only what is on the device counts.
         Asked again with the same key, it goes on from the node it reached, if that is still there.
         """
         if self._extents is not None:
-            return self._extents.peek(key, limit)
+            return self._extents.peek(key, limit, load)
         cursor, size = key.cursor, self.page_size
         if cursor is None or not cursor.is_valid(limit):
             root = self._roots.get(key.namespace)

@@ -29,7 +29,7 @@ from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import Place
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.engine.composition import Composition, Emit, Inspect
-from sylvan.runtime.engine.corpus import given_corpora
+from sylvan.runtime.engine.corpus import given_corpora, known_contexts
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
 from sylvan.runtime.engine.ranks import RankGroup
@@ -213,6 +213,7 @@ def build_scheduler(
         grammar_counts=grammar.counts,
         media_counts=lambda: media[0].counts.load if media else {},
         disagg_load=disagg.load,
+        drafts_won=lambda: speculation.won_s if speculation is not None else 0.0,
         weight_version=config.weight_version,
         lora=lora,
         corpora=corpora,
@@ -349,7 +350,8 @@ def _speculation(
             f"speculative.algorithm={config.speculative.algorithm}: steps of runner "
             f"{model.runner} verify no guesses for this model; leave it out"
         )
-    return build_speculation(config.speculative, model.vocab_size, draft, corpora)
+    contexts = known_contexts(config, model.vocab_size)
+    return build_speculation(config.speculative, model.vocab_size, draft, corpora, contexts)
 
 
 def _draft_model(config: Config) -> DraftModel | None:

@@ -32,6 +32,7 @@ class Composition:
         executor: Takes commands between steps.
         close: Ends the executor and frees memory.
         grammar_counts: Fields of `Load` that tell of grammars.
+        drafts_won: Seconds that guesses saved.
         weight_version: Label of the weights.
         lora: Adapters; None: there are none to be served.
         corpora: Texts that are guessed from; None: nothing is.
@@ -49,6 +50,7 @@ class Composition:
     grammar_counts: Callable[[], Mapping[str, int | float]] = dict
     media_counts: Callable[[], Mapping[str, int]] = dict
     disagg_load: Callable[[], DisaggLoad | None] = lambda: None
+    drafts_won: Callable[[], float] = float
     weight_version: str = DEFAULT_VERSION
     lora: LoraServing | None = None
     corpora: GivenCorpora | None = None

@@ -1,4 +1,4 @@
-"""Reads the texts that `speculative.corpus` names."""
+"""Reads what `ngram` guesses from beside requests: texts, and what the model mostly says."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sylvan.config import Config
+from sylvan.config.checkpoint import model_dir
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.engine.text import load_tokenizer
+from sylvan.runtime.features.speculation.contexts import FILE, ContextTree, load_contexts
 from sylvan.runtime.features.speculation.corpus import GivenCorpora
 
 GIVEN = "given"
@@ -32,6 +34,25 @@ def given_corpora(config: Config) -> GivenCorpora | None:
         except RequestError as error:
             raise ConfigError(f"speculative.corpus={section.corpus}: {error}") from None
     return found
+
+
+def known_contexts(config: Config, vocab_size: int) -> ContextTree | None:
+    """What the model mostly says, by the directory that is named, or that of the model.
+
+    Raises:
+        ConfigError: what is named is none, or what is there is none for this model.
+    """
+    section = config.speculative
+    if section is None or section.algorithm != "ngram":
+        return None
+    if section.draft_model is not None:
+        named = Path(section.draft_model).expanduser()
+        try:
+            return load_contexts(named, vocab_size)
+        except ConfigError as error:
+            raise ConfigError(f"speculative.draft_model={section.draft_model}: {error}") from None
+    own = model_dir(config.model)
+    return load_contexts(own, vocab_size) if (own / FILE).is_file() else None
 
 
 def _corpus_texts(config: Config) -> Iterator[Sequence[int]]:

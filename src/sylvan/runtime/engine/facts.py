@@ -151,6 +151,8 @@ def _draft(config: Config) -> dict[str, Any]:
     """Facts of the draft model, if there is one."""
     if config.speculative is None or config.speculative.draft_model is None:
         return {}
+    if config.speculative.algorithm == "ngram":
+        return {}  # contexts, which are no model
     name = config.speculative.draft_model
     if config.speculative.algorithm == "medusa":
         return {"draft": _medusa(name, vocabulary_rows(model_dir(config.model)) or 0)}

@@ -35,8 +35,12 @@ class ProcessObserver(Protocol):
         """It sent a message."""
         ...
 
-    def on_lost(self) -> None:
-        """It has ended, and is started again unless `on_given_up` follows."""
+    def on_lost(self, *, inflicted: bool) -> None:
+        """It has ended, and is started again unless `on_given_up` follows.
+
+        Args:
+            inflicted: By us, on request: no request is to blame.
+        """
         ...
 
     def on_given_up(self) -> None:
@@ -111,9 +115,9 @@ class SchedulerObserver:
         if not isinstance(message, TextBatch | Alive):
             self.replica.client.on_message(message)
 
-    def on_lost(self) -> None:
+    def on_lost(self, *, inflicted: bool) -> None:
         """See `ProcessObserver.on_lost`."""
-        self.replica.client.disconnect()
+        self.replica.client.disconnect(inflicted=inflicted)
 
     def on_given_up(self) -> None:
         """See `ProcessObserver.on_given_up`."""
@@ -135,9 +139,9 @@ class DetokenizerObserver:
         if isinstance(message, TextBatch):
             self.replica.client.on_texts(message)
 
-    def on_lost(self) -> None:
+    def on_lost(self, *, inflicted: bool) -> None:
         """See `ProcessObserver.on_lost`."""
-        self.replica.client.detokenizer_lost()
+        self.replica.client.detokenizer_lost(inflicted=inflicted)
 
     def on_given_up(self) -> None:
         """See `ProcessObserver.on_given_up`."""
@@ -156,7 +160,7 @@ class RankObserver:
     def on_message(self, message: FromChild) -> None:
         """See `ProcessObserver.on_message`."""
 
-    def on_lost(self) -> None:
+    def on_lost(self, *, inflicted: bool) -> None:
         """See `ProcessObserver.on_lost`."""
 
     def on_given_up(self) -> None:

@@ -32,6 +32,7 @@ from sylvan.utils.threads import call_in_thread
 
 ABORT_PATIENCE_S = 2.0
 _SPARE_SAMPLES = 1024  # beyond those that run or wait: finished ones whose clients still read
+_SLACK_SAMPLES = 8  # that have ended for the scheduler, or are on their way
 _DRAINED = Finish(type="abort", message="the server is shutting down", status=503)
 
 
@@ -192,9 +193,13 @@ def _adapter_settings(config: Config) -> AdapterSettings:
 def _limits(config: Config, topology: Topology) -> EdgeLimits:
     running = config.scheduler.max_running_reqs
     per_replica = config.scheduler.max_waiting_reqs + (running if isinstance(running, int) else 0)
+    full = per_replica + max(_SLACK_SAMPLES, per_replica // 16)
+    holds = config.disagg is not None or config.tiers is not None  # what neither runs nor waits
     return EdgeLimits(
+        max_unfinished=full if isinstance(running, int) and not holds else None,
         max_live_samples=topology.num_replicas * per_replica + _SPARE_SAMPLES,
         max_parameter_bytes=config.limits.parameter_bytes,
+        max_logprobs=config.limits.logprobs,
         stream_interval=config.text.stream_interval,
         seed=config.seed,
     )

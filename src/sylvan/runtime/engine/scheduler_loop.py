@@ -179,6 +179,7 @@ class SchedulerLoop:
             **self._built.grammar_counts(),
             **self._built.media_counts(),
             **(self._built.lora.counts if self._built.lora else {}),
+            draft_seconds_won=self._built.drafts_won(),
             cpu_seconds=process_cpu(),
             paused=self._paused or bool(self._commands.blocked),
             tiers=self._built.stores.load() if self._built.stores is not None else None,

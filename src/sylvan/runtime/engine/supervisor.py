@@ -21,10 +21,12 @@ import msgspec
 import zmq
 
 from sylvan.config import Config
+from sylvan.config.chaos import read_faults
 from sylvan.config.tree import ServerConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Loading, ToScheduler
 from sylvan.protocol.steps import StepRecord, map_steps, read_steps
+from sylvan.runtime.engine.chaos import ProcessFaults
 from sylvan.runtime.engine.child_main import ChildConfig
 from sylvan.runtime.engine.child_process import ChildProcess, FromChild
 from sylvan.runtime.engine.hang_report import REPORTED_STEPS, write_report
@@ -40,8 +42,10 @@ from sylvan.runtime.engine.roles import (
     roles_of,
 )
 from sylvan.runtime.engine.watchdog import Watchdog
+from sylvan.transport.api import AsyncReceiver, Sender
 from sylvan.transport.arrays import SharedArrays
 from sylvan.transport.codec import Decoder, Encoder
+from sylvan.transport.late import LateReceiver, LateSender
 from sylvan.transport.workspace import Workspace
 from sylvan.transport.zmq import AsyncPullReceiver, AsyncPushSender
 
@@ -90,6 +94,7 @@ class Supervisor:
         self._roles = self._topology.roles or roles_of(config)
         self._progress = progress
         self._prewarmed = prewarmed
+        self._faults = ProcessFaults(read_faults(config.chaos))
         self._workspace = Workspace.create(parent)
         self._arrays = SharedArrays(self._workspace.path)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -144,6 +149,17 @@ class Supervisor:
                 self._run_task(slot, self._watch(slot, Watchdog(limit_s)))
         for group in groups.values():
             self._run_task(group[0], self._keep(group))
+        if self._config.chaos:
+            self._run_task(slots[0], self._faults.run(self._victims))
+
+    def _victims(self) -> dict[str, ChildProcess]:
+        """Processes that work; one that is still starting is left alone."""
+        children = {name: slot.child for name, slot in self._slots.items()}
+        return {
+            name: child
+            for name, child in children.items()
+            if child.ready.done() and not child.ended.done()
+        }
 
     def read_steps(self, replica: int, last: int) -> list[StepRecord]:
         """The last steps of the scheduler of a replica, also of one that hangs or has died."""
@@ -194,14 +210,17 @@ class Supervisor:
         group_run = self._group_runs.setdefault((replica, role.group), 1)
         sockets |= {ours: f"{name}-{replica}-{group_run}" for ours, name in role.peers.items()}
         sockets[role.outbox] = f"out-{run}"
-        sender: AsyncPushSender[ToScheduler] | None = None
+        sender: Sender[ToScheduler] | None = None
         if role.inbox is not None:
             sockets[role.inbox] = f"in-{run}"
             address = self._workspace.address(sockets[role.inbox])
             sender = AsyncPushSender(self._context, address, Encoder(self._arrays))
         address = self._workspace.address(sockets[role.outbox])
         decoder: Decoder[FromChild] = Decoder(FromChild, self._arrays)
-        receiver = AsyncPullReceiver(self._context, [address], decoder)
+        receiver: AsyncReceiver[FromChild] = AsyncPullReceiver(self._context, [address], decoder)
+        if self._faults.delays:
+            receiver = LateReceiver(receiver, self._faults.delay)
+            sender = None if sender is None else LateSender(sender, self._faults.delay)
         child = ChildProcess(
             name,
             self._start_process(role),
@@ -253,9 +272,10 @@ class Supervisor:
         backoff = Backoff(group[0].role.restart)
         while True:
             await self._end_of(group)
+            forgiven = {slot.name for slot in group if self._faults.forgive(slot.name)}
             for slot in group:
-                _observer(slot).on_lost()
-            delay_s = backoff.next_delay_s()
+                _observer(slot).on_lost(inflicted=bool(forgiven))
+            delay_s = 0.0 if forgiven else backoff.next_delay_s()
             if delay_s is None:
                 logger.error("%s died too often; it is not started again", names)
                 for slot in group:

@@ -56,7 +56,10 @@ from sylvan.runtime.models.checkpoint import (
     dummy_weights,
     load_deferred,
     load_weights,
+    slots,
 )
+from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.holders import with_tensors
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingWish, read_pooling
 from sylvan.runtime.models.registry import load_config
@@ -353,12 +356,7 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None, LiveWeights | st
     shape = with_paths(pages_shape(plan.config, plan.kv_shape, options), options)
     pages = (plan.config, shape) if attends and plan.config.causal else None
     if plan.config.path == "transformers":
-        from sylvan.runtime.executor.graphs.foreign import use_kernels  # for these models only
-
-        model = _loaded(plan)
-        plan.adapt(model)
-        native = use_kernels(model, dtype, plan.threads, pages)
-        return model, native, plan.live(model, None)
+        return _with_kernels_inside(plan, pages)
     model = _deferred(plan)
     names = plan.names(model)
     plan.adapt(model)
@@ -366,9 +364,25 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None, LiveWeights | st
     load_deferred(model)
     if native is None:
         return model, None, plan.live(model, names)
-    attends = native.attention
-    changed = attends.forget if attends else lambda: None
-    return model, native, plan.live(model, names, native.copies, changed)
+    return model, native, plan.live(model, names, native.copies, native.forget)
+
+
+def _with_kernels_inside(
+    plan: ModelPlan, pages: tuple[ModelConfig, KVShape] | None
+) -> tuple[Any, Native | None, LiveWeights | str]:
+    """The same of a model of transformers."""
+    from sylvan.runtime.executor.graphs.foreign import use_kernels  # for these models only
+    from sylvan.runtime.executor.graphs.origins import Origins
+
+    model = _loaded(plan)
+    plan.adapt(model)
+    origins = Origins(model)
+    native = use_kernels(model, plan.build.dtype, plan.threads, pages, origins)
+    if native is None:
+        return model, None, plan.live(model, plan.names(model))
+    packed = origins.holders(native.copies)
+    holders = with_tensors(model, slots(plan.skeleton()), packed, origins.lost)
+    return model, native, plan.live_in(holders, native.forget)
 
 
 def _deferred(plan: ModelPlan) -> Any:

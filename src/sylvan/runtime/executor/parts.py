@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from sylvan.runtime.layers.moe import expert_load
 from sylvan.runtime.layers.recurrent import state_shapes
 from sylvan.runtime.models.checkpoint import Progress, slots
 from sylvan.runtime.models.config import ModelConfig, StatePart
+from sylvan.runtime.models.files import open_weights
 from sylvan.runtime.models.formats import Formats, choose
-from sylvan.runtime.models.holders import ParameterNames
+from sylvan.runtime.models.holders import Holder, ParameterNames
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingSpec
 from sylvan.runtime.models.registry import family_of, load_config
@@ -67,16 +68,14 @@ class ModelPlan:
         build = replace(self.build, device=torch.device("meta"))
         return family_of(self.config).model(self.config, build)
 
-    def names(self, model: Any) -> ParameterNames | None:
-        """Which parameter of `model` is which; None for models that are not ours."""
-        if self.config.path == "transformers":
-            return None
+    def names(self, model: Any) -> ParameterNames:
+        """Which parameter of `model` is which."""
         return ParameterNames(model, slots(self.skeleton()))
 
     def live(
         self,
         model: Any,
-        names: ParameterNames | None,
+        names: ParameterNames,
         copies: Sequence[WeightCopy] = (),
         changed: Callable[[], None] = lambda: None,
     ) -> LiveWeights | str:
@@ -84,9 +83,26 @@ class ModelPlan:
 
         `changed` is called after contents have changed.
         """
-        if names is None:
-            return "weights of models that run through transformers cannot be read or replaced"
-        return LiveWeights(self.skeleton, names.holders(model, copies), changed)
+        return self.live_in(names.holders(model, copies), changed)
+
+    def live_in(
+        self,
+        holders: Mapping[str, Sequence[Holder]],
+        changed: Callable[[], None] = lambda: None,
+    ) -> LiveWeights | str:
+        """The same of weights that `holders` keep, by parameter."""
+        kind = self.options.load_format
+        if kind == "dummy":
+            return LiveWeights(self.skeleton, holders, changed)
+        sees = self.config.media is not None and self.edits_inputs
+        seeing = open_weights(self.model_dir, kind) if sees else None
+        live = LiveWeights(self.skeleton, holders, changed, seeing)
+        if self.config.path == "transformers":  # which may read other tensors than it has
+            try:
+                live.fits(open_weights(self.model_dir, kind))
+            except ConfigError as why:
+                return f"weights of this model cannot be read or replaced while it is served: {why}"
+        return live
 
     @property
     def checkpoints(self) -> Checkpoints:

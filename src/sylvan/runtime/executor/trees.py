@@ -34,6 +34,20 @@ def leaf_paths(parents: Sequence[int]) -> list[list[int]]:
     return sorted(paths, key=len, reverse=True)
 
 
+def computed_ends(plan: StepPlan) -> dict[int, int]:
+    """By the row after each slice of a plan: where that is once trees are laid out as paths."""
+    trees = {draft.index: draft for draft in plan.drafts if not draft.is_chain}
+    found, before, computed = {0: 0}, 0, 0
+    for index, end in enumerate(plan.ends.tolist()):
+        if index in trees:
+            computed += sum(1 + len(path) for path in leaf_paths(trees[index].parents))
+        else:
+            computed += end - before
+        found[end] = computed
+        before = end
+    return found
+
+
 @dataclass(slots=True)
 class _Rows:
     """A step as it is computed, row by row and text by text."""

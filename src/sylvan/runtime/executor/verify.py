@@ -6,7 +6,10 @@ exactly the token that it would draw without them, greedy or not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+import numpy as np
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.logprobs import join
@@ -69,6 +72,27 @@ def accepted_guesses(plan: StepPlan, token_ids: IntArray) -> dict[int, list[int]
         else:
             found[draft.index] = accepted_path(draft.parents, guesses, sampled)
     return found
+
+
+def without_guesses(plan: StepPlan, slices: Collection[int]) -> StepPlan:
+    """The same step, of which these slices sample only what follows their newest token.
+
+    Rows of their guesses are computed, and nobody looks at them.
+    """
+    assert plan.sample_rows is not None
+    samples = plan.samples
+    kept = np.ones(len(samples), bool)
+    for index in slices:
+        kept[np.flatnonzero(samples == index)[1:]] = False
+    first = 3 * plan.num_slices
+    parts = plan.numbers[:first], samples[kept], plan.numbers[first + len(samples) :]
+    return msgspec.structs.replace(
+        plan,
+        num_samples=int(kept.sum()),
+        numbers=np.concatenate(parts),
+        sample_rows=plan.sample_rows[kept],
+        drafts=tuple(draft for draft in plan.drafts if draft.index not in slices),
+    )
 
 
 def verified(plan: StepPlan, drawn: SampleOutput, errors: Mapping[int, str]) -> StepResult:

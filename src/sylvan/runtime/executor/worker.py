@@ -26,6 +26,7 @@ from sylvan.runtime.executor.failures import FAILURES, failure
 from sylvan.runtime.executor.results import failing, step_result
 from sylvan.runtime.executor.rounds import verify_in_rounds
 from sylvan.runtime.executor.slots import RequestSlots
+from sylvan.runtime.executor.verify import without_guesses
 from sylvan.runtime.sampling.constraints import Constraints, Masks, Outcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
@@ -109,6 +110,8 @@ class Worker:
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a step. Its failure is raised by `LaunchedStep.wait`; then nothing of it counts."""
+        if plan.drafts and not self._backend.immediate:
+            plan = self._drawable(plan)
         step = LaunchedStep(self, plan)
         self._unapplied = plan
         try:
@@ -214,6 +217,13 @@ class Worker:
         """Whether what was generated counts for a slice with guesses."""
         slots = [int(plan.slots[draft.index]) for draft in plan.drafts]
         return bool(self._slots.params.has_penalty[slots].any())
+
+    def _drawable(self, plan: StepPlan) -> StepPlan:
+        """A device draws all rows of a step at once, before it is known which guesses are right."""
+        slots = {draft.index: int(plan.slots[draft.index]) for draft in plan.drafts}
+        penalised = self._slots.params.has_penalty
+        rounds = [i for i, slot in slots.items() if slot in self._constrained or penalised[slot]]
+        return without_guesses(plan, rounds) if rounds else plan
 
     def _note_errors(self, plan: StepPlan, step: LaunchedStep) -> None:
         errors, slots = dict(step.errors or {}), plan.slots

@@ -14,6 +14,7 @@ from torch import nn
 from sylvan.kernels.api import LinearWeight
 from sylvan.kernels.matmul.codes import Code
 from sylvan.kernels.matmul.weights import CodedWeight, DeferredWeight, QuantisedWeight, join
+from sylvan.kernels.native.packing import all_finite
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts
@@ -195,16 +196,9 @@ class WeightReader:
         if -1 not in slot.splits:
             return convert(name, self._joined(slot), self._bits[name], self._code)
         # the scale of a row is that of the whole one, on every rank
-        inputs = {-1: slot.splits[-1]}
-        others = {dim: split for dim, split in slot.splits.items() if dim != -1}
-        shape = torch.Size(whole_shape(slot.shape, inputs))
-        whole = convert(
-            name,
-            self._joined(replace(slot, shape=shape, splits=others)),
-            self._bits[name],
-            self._code,
-        )
-        return take_quantised(name, whole, inputs)
+        rows = self._joined(_with_whole_rows(slot))
+        whole = convert(name, rows, self._bits[name], self._code)
+        return take_quantised(name, whole, {-1: slot.splits[-1]})
 
     def _joined(self, slot: Slot) -> torch.Tensor:
         """A parameter whose sources are plain numbers."""
@@ -246,15 +240,24 @@ class WeightReader:
         """A parameter of the model."""
         return self._slots[name]
 
-    def read_source(self, name: str, number: int) -> torch.Tensor | QuantisedWeight:
+    def is_plain(self, name: str) -> bool:
+        """Whether all sources of the parameter `name` are stored as plain numbers."""
+        return not any(self._is_quantised(source) for source in self._slots[name].sources)
+
+    def read_source(
+        self, name: str, number: int, *, checked: bool = True, whole_rows: bool = False
+    ) -> torch.Tensor | QuantisedWeight:
         """What one source puts into the parameter `name`, converted and checked, as a matrix.
 
-        Plain numbers may be a view of the file.
+        Plain numbers may be a view of the file. With `whole_rows` they have the inputs of all
+        ranks; without `checked` some may not be finite.
 
         Raises:
             ConfigError: see `WeightReader`; also numbers that are not finite. Names the tensor.
         """
         slot = self._slots[name]
+        if whole_rows:
+            slot = _with_whole_rows(slot)
         source = slot.sources[number]
         if self._is_quantised(source):
             return self._quantised_part(slot, number)
@@ -262,7 +265,8 @@ class WeightReader:
         rest = slot.shape[2 if count > 1 and len(slot.shape) == 3 else 1 :]
         found = self._part(slot, number, torch.Size((rows, *rest)))
         found = found.to(slot.dtype)
-        check_finite(self._names[source], found)
+        if checked:
+            check_finite(self._names[source], found)
         return found
 
     def same(self, name: str, slot: str) -> bool:
@@ -537,6 +541,13 @@ def _rows(slot: Slot) -> tuple[int, ...]:
     return (slot.shape[0],)
 
 
+def _with_whole_rows(slot: Slot) -> Slot:
+    """The same with the inputs of all ranks."""
+    shape = whole_shape(slot.shape, {-1: slot.splits[-1]})
+    others = {dim: split for dim, split in slot.splits.items() if dim != -1}
+    return replace(slot, shape=torch.Size(shape), splits=others)
+
+
 def source_rows(slot: Slot, number: int) -> slice:
     """Rows of the parameter that a source fills; of a stack, counted over all matrices."""
     rows = _rows(slot)
@@ -553,14 +564,13 @@ def missing_tensors(names: Sequence[str]) -> str:
 def check_finite(name: str, tensor: torch.Tensor) -> None:
     """Refuse NaN and infinity, about as fast as memory is read.
 
-    A sum that is finite has finite terms, and is quicker than least and greatest; those tell where
-    a sum of finite numbers overflows.
-
     Raises:
         ConfigError: there is one.
     """
-    if not tensor.numel() or tensor.sum().isfinite():
-        return
-    if torch.stack(tensor.aminmax()).isfinite().all():
-        return
-    raise ConfigError(f"the weights of {name!r} are not finite (NaN or infinity) as {tensor.dtype}")
+    if not all_finite(tensor):
+        raise not_finite(name, tensor.dtype)
+
+
+def not_finite(name: str, dtype: torch.dtype) -> ConfigError:
+    """The refusal of a tensor by its name."""
+    return ConfigError(f"the weights of {name!r} are not finite (NaN or infinity) as {dtype}")

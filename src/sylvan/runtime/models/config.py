@@ -249,7 +249,7 @@ def common_fields(raw: dict[str, Any]) -> dict[str, Any]:
     if isinstance(heads, int) and heads > 0 and isinstance(raw.get("hidden_size"), int):
         fields.setdefault("head_dim", raw["hidden_size"] // heads)
     act = raw.get("hidden_act") or raw.get("hidden_activation") or "silu"
-    if act not in ACTIVATIONS:
+    if not isinstance(act, str) or act not in ACTIVATIONS:
         raise ConfigError(
             f"config.json: unknown activation {act!r}; supported are {', '.join(ACTIVATIONS)}"
         )

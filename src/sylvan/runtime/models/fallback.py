@@ -45,6 +45,7 @@ from sylvan.runtime.models.skeleton import (
     skeleton_of,
 )
 from sylvan.runtime.models.source import find_source
+from sylvan.runtime.models.texts import canonical
 from sylvan.runtime.models.transformed import read_model
 from sylvan.runtime.pool.states import TensorStates
 
@@ -181,6 +182,10 @@ class TransformersModel(nn.Module):
         if (whole - cut).norm() > (_CUT_TOLERANCE if exact else _CUT_TOLERANCE_BF16) * whole.norm():
             name = type(self.inner).__name__
             raise ConfigError(f"{name} cannot go on from a recurrent state within a prompt")
+
+    def source_name(self, name: str) -> str:
+        """What checkpoints call a parameter, but for what many put before it."""
+        return canonical(name.removeprefix("inner."))
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
         """The ids: the model embeds by itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,6 +36,15 @@ class Holder(Protocol):
         """See `WeightCopy.write`."""
         ...
 
+    @property
+    def takes_rows(self) -> bool:
+        """See `WeightCopy.takes_rows`."""
+        ...
+
+    def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
+        """See `WeightCopy.write_rows`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class TensorHolder:
@@ -62,6 +71,15 @@ class TensorHolder:
         if not isinstance(content, torch.Tensor) or content.shape != self.tensor.shape:
             raise Unsupported(f"contents of another shape than {list(self.tensor.shape)}")
         self.tensor.detach().copy_(content)
+
+    @property
+    def takes_rows(self) -> bool:
+        """See `Holder.takes_rows`."""
+        return False
+
+    def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
+        """See `Holder.write_rows`."""
+        raise Unsupported("rows of what is written whole")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +109,15 @@ class QuantisedHolder:
         for own, new in zip(self.weight.tensors, content.tensors, strict=True):
             own.copy_(new)
 
+    @property
+    def takes_rows(self) -> bool:
+        """See `Holder.takes_rows`."""
+        return False
+
+    def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
+        """See `Holder.write_rows`."""
+        raise Unsupported("rows of what is written whole")
+
 
 @dataclass(frozen=True, slots=True)
 class CopyHolder:
@@ -115,6 +142,78 @@ class CopyHolder:
     def write(self, content: Content) -> None:
         """See `Holder.write`."""
         self.copy.write(content)
+
+    @property
+    def takes_rows(self) -> bool:
+        """See `Holder.takes_rows`."""
+        return self.copy.takes_rows
+
+    def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
+        """See `Holder.write_rows`."""
+        return self.copy.write_rows(rows_NK, first)
+
+
+@dataclass(frozen=True, slots=True)
+class RowsHolder:
+    """Some rows of a copy that has those of several parameters, plain numbers all of them."""
+
+    copy: WeightCopy
+    first: int
+    count: int
+
+    @property
+    def form(self) -> Form:
+        """See `Holder.form`."""
+        return self.copy.form
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """See `Holder.tensors`; those of the whole copy."""
+        return CopyHolder(self.copy).tensors
+
+    def read(self) -> Content | None:
+        """See `Holder.read`."""
+        whole = self.copy.read()
+        return None if whole is None else whole[self.first : self.first + self.count]
+
+    def write(self, content: Content) -> None:
+        """See `Holder.write`."""
+        whole = self.copy.read()
+        if not isinstance(content, torch.Tensor) or not isinstance(whole, torch.Tensor):
+            raise Unsupported("rows that are no plain numbers")
+        whole[self.first : self.first + self.count] = content
+        self.copy.write(whole)
+
+    @property
+    def takes_rows(self) -> bool:
+        """See `Holder.takes_rows`."""
+        return self.copy.takes_rows
+
+    def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
+        """See `Holder.write_rows`."""
+        return self.copy.write_rows(rows_NK, self.first + first)
+
+
+def with_tensors(
+    model: nn.Module,
+    slots: Iterable[Slot],
+    packed: Mapping[str, Sequence[Holder]],
+    lost: Collection[str],
+) -> Mapping[str, tuple[Holder, ...]]:
+    """Everything that keeps contents of each parameter of `model`; nothing of those in `lost`.
+
+    Args:
+        model: As it is run now.
+        slots: Its parameters.
+        packed: What kernels keep.
+        lost: Parameters of which there are copies besides.
+    """
+    found: dict[str, tuple[Holder, ...]] = {}
+    for slot in slots:
+        own = _holder(_attribute(model, slot))
+        holders = (*packed.get(slot.name, ()), *([own] if own else []))
+        found[slot.name] = () if slot.name in lost else holders
+    return found
 
 
 class ParameterNames:

@@ -17,14 +17,28 @@ from torch import nn
 
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.matmul.pack import form_of
-from sylvan.kernels.matmul.weights import DENSE, Form, join, quantise_int4, quantise_int8
+from sylvan.kernels.matmul.weights import (
+    DENSE,
+    Form,
+    QuantisedWeight,
+    join,
+    quantise_int4,
+    quantise_int8,
+)
 from sylvan.kernels.native.copies import Content
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, ExecutorError
-from sylvan.runtime.models.checkpoint import Slot, WeightReader, slots, source_rows
+from sylvan.runtime.models.checkpoint import (
+    Slot,
+    WeightReader,
+    not_finite,
+    slots,
+    source_rows,
+)
 from sylvan.runtime.models.holders import Holder
+from sylvan.runtime.models.shards import take_quantised
 from sylvan.runtime.models.stored import WeightFiles
-from sylvan.runtime.models.texts import canonical
+from sylvan.runtime.models.texts import IMAGES, canonical
 
 _TORN = "the weights are those of no model: an update failed midway; update all of them"
 _GONE = "the memory of the weights was given back; update all of them"
@@ -46,6 +60,8 @@ class LiveWeights:
         skeleton: The model without contents, for names and shapes.
         holders: What keeps the contents of each parameter.
         changed: Called after contents have changed, for what was made of them.
+        seeing: What an encoder of images or sounds was read from, which keeps its weights; None:
+            there is none, and tensors of one in an update are for nothing.
 
     Attributes:
         missing: Why no step may run; None: all is there.
@@ -56,8 +72,10 @@ class LiveWeights:
         skeleton: Callable[[], nn.Module],
         holders: Mapping[str, Sequence[Holder]],
         changed: Callable[[], None] = lambda: None,
+        seeing: WeightFiles | None = None,
     ) -> None:
         self._skeleton, self._holders, self._changed = skeleton, holders, changed
+        self._seeing = seeing
         self.missing: str | None = None
         model = skeleton()
         self._rename: Callable[[str], str] = getattr(model, "rename", canonical)
@@ -97,6 +115,17 @@ class LiveWeights:
         self.missing = None
         return tuple(names)
 
+    def fits(self, files: WeightFiles) -> None:
+        """Whether all tensors of a checkpoint have a place here; reads none of them.
+
+        Raises:
+            ConfigError: one has none; names it.
+        """
+        reader = WeightReader(self._skeleton(), files)
+        reader.check()
+        for name in reader.present:
+            self._check_replaceable(reader.slot(name))
+
     def check(self, files: WeightFiles, *, partial: bool) -> None:
         """All that `update` checks, without a change.
 
@@ -115,16 +144,14 @@ class LiveWeights:
         if not present:
             raise ConfigError("the update has no tensors")
         self._check(reader, present)
+        if self._seeing is not None:
+            self._check_seeing(files, self._seeing)
         return reader, present
 
     def _check(self, reader: WeightReader, present: Mapping[str, Sequence[int]]) -> None:
         for name, numbers in present.items():
-            holders = self._holders.get(name, ())
-            if not holders:
-                raise ConfigError(
-                    f"tensor {reader.slot(name).sources[0]!r} is used in a form that cannot be "
-                    "replaced while it is served; restart the server with the new weights"
-                )
+            self._check_replaceable(reader.slot(name))
+            holders = self._holders[name]
             whole = len(numbers) == len(reader.slot(name).sources)
             if not whole and self._read(name) is None:
                 raise ConfigError(
@@ -136,6 +163,28 @@ class LiveWeights:
                 for holder in holders:
                     _check_form(reader.slot(name).sources[number], form_of(content), holder.form)
 
+    def _check_seeing(self, files: WeightFiles, seeing: WeightFiles) -> None:
+        """Tensors of the encoder may be sent as well, but not say something else."""
+        known = {self._rename(name): name for name in seeing.tensors}
+        for name in files.tensors:
+            source = self._rename(name)
+            if not source.startswith(IMAGES):
+                continue
+            new = files.tensor(name)
+            old = seeing.tensor(known[source]) if source in known else None
+            if old is None or old.dtype != new.dtype or not torch.equal(old, new):
+                raise ConfigError(
+                    f"tensor {name!r} is of the encoder of images or sounds, which cannot be "
+                    "replaced while it is served; restart the server with the new weights"
+                )
+
+    def _check_replaceable(self, slot: Slot) -> None:
+        if not self._holders.get(slot.name):
+            raise ConfigError(
+                f"tensor {slot.sources[0]!r} is used in a form that cannot be replaced while it is "
+                "served; restart the server with the new weights"
+            )
+
     def _check_repeated(self, reader: WeightReader, present: Mapping[str, Sequence[int]]) -> None:
         """A tensor that is tied to another may be sent as well, but not say something else."""
         for name, first in reader.repeated.items():
@@ -145,14 +194,15 @@ class LiveWeights:
                 raise ConfigError(f"tensor {name!r} is tied to {first!r} here, but differs from it")
 
     def _replace(self, reader: WeightReader, name: str, numbers: Sequence[int]) -> None:
-        holders = self._holders[name]
-        slot = reader.slot(name)
-        parts = [reader.read_source(name, number) for number in numbers]
-        made: dict[Form, Content] = {}
-        for holder in holders:
+        slot, made = reader.slot(name), dict[Form, Content]()
+        for holder in self._holders[name]:
+            rounded_apart = holder.form.kind != "int8" or -1 not in slot.splits
+            if holder.takes_rows and reader.is_plain(name) and rounded_apart:
+                _write_rows(reader, name, numbers, holder)
+                continue
             if holder.form not in made:
-                shaped = [_in_form(part, holder.form) for part in parts]
-                made[holder.form] = self._joined(slot, numbers, shaped)
+                parts = [_source(reader, name, number, holder.form) for number in numbers]
+                made[holder.form] = self._joined(slot, numbers, parts)
             holder.write(made[holder.form])
 
     def _joined(
@@ -289,6 +339,28 @@ class LiveWeights:
     def forget(self) -> None:
         """Their memory was given back: all of them must be updated before the next step."""
         self.missing = _GONE
+
+
+def _write_rows(reader: WeightReader, name: str, numbers: Sequence[int], holder: Holder) -> None:
+    """Tensors of plain numbers, in one pass over them: they are looked at once more meanwhile."""
+    slot = reader.slot(name)
+    for number in numbers:
+        part = reader.read_source(name, number, checked=False)
+        assert isinstance(part, torch.Tensor), "asked before"
+        rows = part.flatten(0, -2)
+        if not holder.write_rows(rows, source_rows(slot, number).start):
+            raise not_finite(reader.stored_name(slot.sources[number]), part.dtype)
+
+
+def _source(reader: WeightReader, name: str, number: int, form: Form) -> Content:
+    """What a tensor puts into a parameter that is kept in `form`."""
+    splits = reader.slot(name).splits
+    if form.kind != "int8" or -1 not in splits or not reader.is_plain(name):
+        return _in_form(reader.read_source(name, number), form)
+    # the scale of a row is that of the whole one, on every rank
+    whole = _in_form(reader.read_source(name, number, whole_rows=True), form)
+    assert isinstance(whole, QuantisedWeight)
+    return take_quantised(name, whole, {-1: splits[-1]})
 
 
 def _check_form(name: str, found: Form, wanted: Form) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from sylvan.protocol.errors import ConfigError
+from sylvan.protocol.malformed import MALFORMED
 from sylvan.text.patterns.compile import PatternError
 from sylvan.text.patterns.search import PatternSearch, automaton_of
 
@@ -64,7 +65,7 @@ def parse_config(data: bytes, where: str) -> AdapterConfig:
     """
     try:
         config = msgspec.json.decode(data, type=AdapterConfig)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise ConfigError(f"{where!r} is no configuration of an adapter: {error}") from None
     lacking = ""
     if config.peft_type != "LORA":

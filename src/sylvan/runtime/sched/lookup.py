@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sylvan.protocol.requests import EmbedRequest
 from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.prefix import ANY
 from sylvan.runtime.cache.types import (
     CacheKey,
     MediaSpan,
@@ -38,15 +39,15 @@ class Lookup:
         """Longest prefix that may come from the cache: one token is always computed."""
         return self._hooks.cache_limit(req, req.tokens.length + req.pending - 1)
 
-    def cached_tokens(self, req: Req) -> int:
-        """Tokens of `req` that the cache holds now."""
+    def cached_tokens(self, req: Req, *, on_device: bool = False) -> int:
+        """Tokens of `req` that the cache holds now, or that it holds on the device."""
         key = req.key
         if key is None or len(key.tokens) != req.tokens.length:
             key = self.key(req)
         limit = req.tokens.length + req.pending - 1  # `limit`, for all that wait, in each step
         if self._hooks.limits_cache:
             limit = self._hooks.cache_limit(req, limit)
-        return self._tree.peek(key, limit)
+        return self._tree.peek(key, limit, 0 if on_device else ANY)
 
     def likely_hits(self, reqs: Iterable[Req]) -> Iterator[Req]:
         """Those whose first page is cached.

@@ -298,7 +298,9 @@ class Planner:
         if self._is_full():
             return False
         free = self._cache.available_tokens - reserved
-        return need <= free or need - self._lookup.cached_tokens(req) <= free
+        if need <= free:
+            return True
+        return need - self._lookup.cached_tokens(req, on_device=True) <= free
 
     def _waits_for_shared_prefix(self, req: Req, leaders: Sequence[Req]) -> bool:
         """Whether a running prompt is computing a start that `req` shares and does not have yet."""

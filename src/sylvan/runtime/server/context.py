@@ -13,7 +13,9 @@ from sylvan.api.native import Limits
 from sylvan.api.sampling import SamplingDefaults, model_defaults, read_sampling
 from sylvan.config.keys import read_key_file
 from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.runtime.server.body import Bodies
 from sylvan.runtime.server.detached import Detached
+from sylvan.runtime.server.faults import DiskFaults, JumpingClock
 from sylvan.runtime.server.journal import CallJournal, Journal, NoJournal
 from sylvan.runtime.server.keyring import Keyring
 from sylvan.runtime.server.metrics import Accounts
@@ -27,6 +29,7 @@ from sylvan.runtime.server.stores.responses import ResponseStore
 from sylvan.runtime.server.stores.service import Batches
 from sylvan.runtime.server.stores.sessions import SessionStore
 from sylvan.runtime.server.stores.worker import BatchWorker
+from sylvan.runtime.server.under_way import TenantCalls
 from sylvan.runtime.tokenizer.manager import NO_ORIGIN, TokenizerManager
 from sylvan.runtime.tokenizer.types import Origin
 from sylvan.runtime.tokenizer.updates import WeightUpdates
@@ -34,6 +37,7 @@ from sylvan.text.chat_template import ChatTemplate
 from sylvan.text.parsers import Parsers, make_parsers
 from sylvan.utils.clock import Clock, monotonic
 from sylvan.utils.json_files import read_json
+from sylvan.utils.tasks import Shared
 
 
 def wall_clock() -> float:
@@ -60,10 +64,13 @@ class Context:
         recent: The newest requests.
         observing: Traces and logs of requests.
         updates: Replaces weights, in one call or several.
+        probe: The one probe of health that is under way.
         detached: Calls that go on without their client.
         clock: Monotonic; for durations.
         wall: Seconds since 1970; for time stamps.
         started: Time stamp of the start.
+        bodies: Of the calls under way.
+        calls: How many of them each tenant has.
         ids: Names that nobody can guess, of so many bytes, in hexadecimal digits.
         journal: Of the call.
         pairing: The other server of the call.
@@ -85,6 +92,9 @@ class Context:
     recent: RecentRequests
     observing: Observing
     updates: WeightUpdates
+    bodies: Bodies
+    calls: TenantCalls
+    probe: Shared[bool] = field(default_factory=Shared[bool])
     detached: Detached = field(default_factory=Detached)
     clock: Clock = monotonic
     wall: Callable[[], float] = wall_clock
@@ -121,7 +131,12 @@ def make_context(
     entries = read_key_file(settings.api_key_file) if settings.api_key_file else []
     keyring = Keyring(settings.api_keys, entries, clock)
     engine.adapters.limit(keyring.adapters)
-    store = BatchStore(settings.data_dir)
+    faults = settings.faults
+    wall: Callable[[], float] = wall_clock
+    if faults.clock_jump_s:
+        wall = JumpingClock(faults, wall_clock, clock)
+    disk = DiskFaults(faults) if faults.disk_full or faults.disk_delay_s else None
+    store = BatchStore(settings.data_dir, disk)
     size, most = settings.response_store_size, settings.max_response_bytes
     kept = (size, most, settings.retention_s, clock)
     template = ChatTemplate(engine.tokenizer)
@@ -146,10 +161,13 @@ def make_context(
         ),
         responses=ResponseStore(*kept),
         conversations=ResponseStore(*kept),
-        sessions=SessionStore(engine.abort, engine.tokenizer.bos_id, clock),
+        sessions=SessionStore(engine.abort, engine.tokenizer.bos_id, clock, settings.sessions),
         updates=engine.updates,
-        batches=Batches(store, BatchWorker(store, wall_clock)),
+        bodies=Bodies(settings.bodies),
+        calls=TenantCalls(settings.calls_per_tenant),
+        batches=Batches(store, BatchWorker(store, wall)),
         clock=clock,
+        wall=wall,
         started=wall_clock(),
     )
 

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from sylvan.api.errors import Family, anthropic_overflow, error_body
 from sylvan.api.extras import BOOTSTRAP, MAX_NAMED, check_rank, unknown_fields
-from sylvan.api.strict_json import decode_json
+from sylvan.api.strict_json import JsonLimits, decode_json
 from sylvan.api.validation import WireModel, parse
 from sylvan.protocol.errors import (
     CapacityError,
@@ -34,7 +34,6 @@ from sylvan.runtime.server.body import (
     ClientGoneError,
     check_charset,
     check_content_type,
-    read_body,
 )
 from sylvan.runtime.server.context import Context, of_call
 from sylvan.runtime.server.fields import respelt
@@ -45,6 +44,7 @@ from sylvan.runtime.server.observe.origin import Arrival, origin_of
 from sylvan.runtime.server.pairing import read_pairing
 from sylvan.runtime.server.security import Gate, Level, Refusal
 from sylvan.runtime.server.streaming import GONE
+from sylvan.runtime.server.under_way import Counted
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _RANK_HEADER = "x-data-parallel-rank"
 
 Body = TypeVar("Body", bound=WireModel | None)
+Wire = TypeVar("Wire", bound=WireModel)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,21 +157,45 @@ class Endpoint:
 
 def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awaitable[Response]]:
     """The handler as FastAPI calls it."""
+    answer = _answering(endpoint, context, gate)
 
     async def handle(request: Request) -> Response:
         request.scope[RECEIVED] = context.clock()
-        with context.accounts.under_way(endpoint.path, request.method):
-            response = await answer(request)
+        try:
+            with context.accounts.under_way(endpoint.path, request.method):
+                response = await admit(request)
+        finally:
+            context.bodies.free(request)
         context.accounts.called(endpoint.path, request.method, response.status_code)
         response.headers[REQUEST_ID] = _request_id(request)
         return response
 
-    async def answer(request: Request) -> Response:
+    async def admit(request: Request) -> Response:
         changes = "POST" in endpoint.methods and not endpoint.lacks
         simple = changes and request.method in ("GET", "HEAD")
         tenant = gate.check(endpoint.level, request.headers, simple=simple)
         if isinstance(tenant, Refusal):
             return _refuse(endpoint.family, tenant)
+        try:
+            end = context.calls.begin(tenant)
+        except CapacityError as error:
+            context.accounts.refused(error)
+            return error_response(endpoint.family, error)
+        try:
+            return Counted(await answer(request, tenant), end)
+        except BaseException:  # cancelled: nothing is sent
+            end()
+            raise
+
+    return handle
+
+
+def _answering(
+    endpoint: Endpoint, context: Context, gate: Gate
+) -> Callable[[Request, Tenant], Awaitable[Response]]:
+    """The handler for calls that were let in; an error becomes an answer."""
+
+    async def answer(request: Request, tenant: Tenant) -> Response:
         checked, names = False, dict[str, str]()  # bodies are checked under their own names
         try:
             if endpoint.budgeted:
@@ -186,6 +211,7 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
             request.scope[GONE] = True
             return Response(status_code=CLIENT_GONE)
         except SylvanError as error:
+            context.accounts.refused(error)
             response = error_response(endpoint.family, respelt(error, names), checked=checked)
         except Exception:  # raised further it would cost the client its connection
             log.exception("call failed path=%s", endpoint.path)
@@ -194,7 +220,7 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
             _name_ignored(response, call)
         return response
 
-    return handle
+    return answer
 
 
 def _request_id(request: Request) -> str:
@@ -255,14 +281,13 @@ async def _read(
 ) -> Call[Any]:
     body, ignored, formats = None, [], []
     if endpoint.body is not None:
-        raw = await read_body(request, context.settings.max_body_bytes)
+        raw = await context.bodies.read(request)
         if raw or not endpoint.body_optional:
             check_charset(request)
             if endpoint.typed:
                 check_content_type(request)
-            decoded = decode_json(raw)
-            formats = unknown_formats(decoded) if b"format" in raw else []
-            body = parse(endpoint.body, decoded)
+            model, most = endpoint.body, context.bodies.limits.json
+            body, formats = await context.bodies.decoded(raw, lambda raw: _decode(model, raw, most))
         else:
             body = endpoint.body()
         pairing = read_pairing(body, endpoint.path, context.role, context.settings.bootstrap_port)
@@ -285,6 +310,13 @@ async def _read(
         gate=gate,
         names=dict(endpoint.spelling),
     )
+
+
+def _decode(model: type[Wire], raw: bytes, limits: JsonLimits) -> tuple[Wire, list[str]]:
+    """A body, checked, and the formats in its schemas that nobody knows; may run in a thread."""
+    decoded = decode_json(raw, limits)
+    formats = unknown_formats(decoded) if b"format" in raw else []
+    return parse(model, decoded), formats
 
 
 def _arrival(endpoint: Endpoint, request: Request, body: WireModel | None) -> Arrival:

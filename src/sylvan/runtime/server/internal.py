@@ -20,6 +20,7 @@ from sylvan.runtime.server.fields import respelt
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.security import Gate
 from sylvan.utils.tasks import settled
+from sylvan.utils.threads import call_in_thread
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,8 @@ class InternalCaller:
         try:
             if endpoint.budgeted:
                 self._context.keyring.admit(owner)
-            parsed = parse(endpoint.body, {**body, "priority": LOWEST_PRIORITY})
+            asked = {**body, "priority": LOWEST_PRIORITY}
+            parsed = await call_in_thread(parse, endpoint.body, asked)  # it may be large
             names.update(endpoint.spelling)
             call = Call(
                 request=Request(scope, _nobody),

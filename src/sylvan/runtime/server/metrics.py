@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
+from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.protocol.messages import Usage
 from sylvan.runtime.server.connections import Connections
 from sylvan.runtime.server.disagg_metrics import DisaggMetrics
@@ -24,6 +25,7 @@ from sylvan.runtime.server.settings import ServerSettings
 from sylvan.runtime.server.tier_metrics import TierMetrics
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
 from sylvan.runtime.tokenizer.manager import TokenizerManager
+from sylvan.utils.loop_watch import Hold
 
 
 class Accounts:
@@ -89,6 +91,15 @@ class Accounts:
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Measure from now on how late the event loop is."""
         self._calls.watch(loop)
+
+    def refused(self, error: SylvanError) -> None:
+        """Count a refusal, if a setting bounds what was asked for."""
+        if isinstance(error, RequestError | CapacityError) and error.setting is not None:
+            self._calls.refused(error.setting)
+
+    def held(self, hold: Hold) -> None:
+        """Count and log that a function held up the event loop; may be called in any thread."""
+        self._calls.held(hold)
 
     def show_connections(self, connections: Connections) -> None:
         """Show how many connections are open, and how many were ended and why."""

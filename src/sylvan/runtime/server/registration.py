@@ -12,6 +12,7 @@ import httpx
 import msgspec
 
 from sylvan.config.tree import ServerConfig
+from sylvan.protocol.malformed import MALFORMED
 from sylvan.utils.tasks import settled
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ def _decoded(answer: httpx.Response, kind: type[T]) -> T:
     """
     try:
         return msgspec.json.decode(answer.content, type=kind)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise RefusedError(f"it does not answer as a gateway does: {error}") from error
 
 

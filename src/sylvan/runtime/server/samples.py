@@ -14,6 +14,8 @@ from sylvan.runtime.server.context import Context
 from sylvan.runtime.tokenizer.checks import check_bytes
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 
+PROMPTS_PER_TURN = 16
+
 
 @dataclass(slots=True)
 class Sample:
@@ -65,8 +67,11 @@ async def collect(context: Context, inputs: Sequence[GenerateInput]) -> list[lis
     if len(inputs) == 1:
         return [await _collect_one(context, 0, inputs[0])]
     _check_together(context, inputs)
-    tasks = [asyncio.create_task(_collect_one(context, i, inp)) for i, inp in enumerate(inputs)]
+    tasks: list[asyncio.Task[list[Sample]]] = []
     try:
+        for i, inp in enumerate(inputs):
+            tasks.append(asyncio.create_task(_collect_one(context, i, inp)))
+            await _let_others(i)
         return await asyncio.gather(*tasks)
     finally:
         await _end(tasks)
@@ -136,8 +141,11 @@ async def _merged(sources: Sequence[Source]) -> AsyncGenerator[tuple[int, Sample
         return
     queue: asyncio.Queue[_Item] = asyncio.Queue(2 * len(sources))
     running = len(sources)
-    tasks = [asyncio.create_task(_feed(i, source, queue)) for i, source in enumerate(sources)]
+    tasks: list[asyncio.Task[None]] = []
     try:
+        for i, source in enumerate(sources):
+            tasks.append(asyncio.create_task(_feed(i, source, queue)))
+            await _let_others(i)
         while running:
             item = await queue.get()
             if item is None:
@@ -159,6 +167,12 @@ async def _feed(index: int, source: Source, queue: asyncio.Queue[_Item]) -> None
         await queue.put(error)
     finally:
         await queue.put(None)
+
+
+async def _let_others(i: int) -> None:
+    """Between prompts: a call of thousands of them must not hold up the other calls."""
+    if i % PROMPTS_PER_TURN == PROMPTS_PER_TURN - 1:
+        await asyncio.sleep(0)
 
 
 async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from sylvan.api.strict_json import JsonLimits
+from sylvan.config.chaos import NONE, Faults, read_faults
 from sylvan.config.tree import Config, ObserveConfig
 from sylvan.config.values import Secret
-
-DEFAULT_MAX_BODY_BYTES = 32 * 1024 * 1024
+from sylvan.runtime.server.body import BodyLimits
+from sylvan.runtime.server.stores.sessions import SessionLimits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +34,9 @@ class ServerSettings:
         gateway_key: By which gateways are known.
         cors_origins: Web origins whose pages may call the server; "*" for all.
         allowed_hosts: Names by which clients may call the server; "*" for all.
-        max_body_bytes: Largest request body.
+        bodies: Bounds on request bodies.
+        sessions: Bounds on sessions.
+        calls_per_tenant: Calls of one tenant that are under way.
         incremental_streaming_output: Native streams carry deltas rather than the text so far.
         enable_cache_report: Usage always names cached tokens.
         stream_include_usage: Streams end with usage even if the client did not ask.
@@ -52,6 +56,7 @@ class ServerSettings:
         retention_s: Age at which files, ended batches and stored responses are forgotten.
         response_store_size: Stored `/v1/responses` objects kept; 0 turns storing off.
         data_dir: Where files and batches live; None: in memory, until the process ends.
+        faults: What goes wrong because somebody asked for it.
         role: What this server does of a request at first; None: everything.
         switches_role: Whether that may change while it runs.
         bootstrap_port: Of prefill servers, for requests that name none.
@@ -71,7 +76,9 @@ class ServerSettings:
     access_log: bool = False
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     metrics: bool = True
-    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    bodies: BodyLimits = field(default_factory=BodyLimits)
+    sessions: SessionLimits = field(default_factory=SessionLimits)
+    calls_per_tenant: int = 2048
     incremental_streaming_output: bool = False
     enable_cache_report: bool = True
     stream_include_usage: bool = False
@@ -82,7 +89,7 @@ class ServerSettings:
     allow_control_text: bool = False
     tool_parser: str | None = "auto"
     reasoning_parser: str | None = "auto"
-    max_text_chars: int = 4 << 20
+    max_text_chars: int = 1 << 20
     max_batch_samples: int = 4096
     max_parameter_bytes: int = 64 << 20
     max_top_logprobs: int = 128
@@ -91,6 +98,7 @@ class ServerSettings:
     retention_s: float = 30 * 86_400.0
     response_store_size: int = 1024
     data_dir: str | None = None
+    faults: Faults = NONE
     role: Literal["prefill", "decode"] | None = None
     switches_role: bool = False
     bootstrap_port: int = 8998
@@ -114,7 +122,13 @@ class ServerSettings:
             root_path=server.root_path,
             access_log=server.access_log,
             observe=config.observe,
-            max_body_bytes=server.max_body_bytes,
+            bodies=_body_limits(config),
+            sessions=SessionLimits(
+                sessions=config.limits.sessions,
+                tokens=config.limits.session_tokens,
+                rest_s=config.limits.retention_s,
+            ),
+            calls_per_tenant=config.limits.calls_per_tenant,
             max_text_chars=config.limits.text_chars,
             max_batch_samples=config.limits.samples,
             max_parameter_bytes=config.limits.parameter_bytes,
@@ -122,6 +136,7 @@ class ServerSettings:
             max_stored_bytes=config.limits.stored_bytes,
             retention_s=config.limits.retention_s,
             data_dir=server.data_dir,
+            faults=read_faults(config.chaos),
             incremental_streaming_output=text.incremental_stream,
             enable_cache_report=text.cache_report,
             stream_include_usage=text.stream_include_usage,
@@ -152,6 +167,17 @@ class ServerSettings:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+def _body_limits(config: Config) -> BodyLimits:
+    limits = config.limits
+    return BodyLimits(
+        each=config.server.max_body_bytes,
+        together=limits.bodies_bytes,
+        json=JsonLimits(
+            depth=limits.body_depth, values=limits.body_values, names=limits.body_names
+        ),
+    )
 
 
 def _parser(name: str | None) -> str | None:

@@ -98,7 +98,7 @@ class Tickets:
             return None, receive
         if not given.isdigit() or len(given) > 12:
             raise JournalError(f"{RESUME_HEADER} must be a number of bytes")
-        size, most = int(given), self._settings.max_body_bytes
+        size, most = int(given), self._settings.bodies.each
         if size > most:
             raise JournalError(f"the journal has {size} bytes; at most {most} are taken")
         data, more = bytearray(), True

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from sylvan.protocol.errors import ConfigError
+from sylvan.protocol.malformed import MALFORMED
 from sylvan.runtime.storage.api import PageStore
 
 FORMAT = 1
@@ -80,7 +81,7 @@ def decode_manifest(data: bytes) -> Manifest:
     """
     try:
         return msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise ConfigError(f"its manifest cannot be read: {error}") from None
 
 

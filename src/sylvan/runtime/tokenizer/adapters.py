@@ -17,6 +17,7 @@ import msgspec
 from sylvan.protocol.adapters import AdapterInfo, decode_adapters
 from sylvan.protocol.commands import LoadAdapter
 from sylvan.protocol.errors import CapacityError, ConfigError, RequestError
+from sylvan.protocol.malformed import MALFORMED
 from sylvan.protocol.messages import Command, RegisterAdapter, UnloadAdapter
 from sylvan.runtime.tokenizer.adapter_spool import CONFIG, WEIGHTS, AdapterSpool
 from sylvan.runtime.tokenizer.router import ReplicaRouter
@@ -317,7 +318,7 @@ def _read_state(path: str | None) -> _State:
         return _State()
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=_State)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *MALFORMED) as error:
         raise ConfigError(f"lora.state_file={path}: cannot be read: {error}") from None
 
 

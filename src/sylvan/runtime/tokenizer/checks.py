@@ -83,6 +83,7 @@ def check_bytes(samplings: Sequence[SamplingParams], most: int) -> None:
         f"{name}: the sampling parameters of {count} samples take {total} bytes together; this "
         f"server allows {most} (limits.parameter_bytes)",
         param=name,
+        setting="limits.parameter_bytes",
     )
 
 
@@ -127,6 +128,31 @@ def build_request(
         tpot_ms=inp.tpot_ms,
         thinking=inp.thinking,
     )
+
+
+def check_logprob_room(request: GenerateRequest, most: int) -> None:
+    """Check how many log probabilities a request may bring, for all its samples.
+
+    Raises:
+        RequestError: more than `most`; names what there are so many of.
+    """
+    options = request.logprobs
+    if options is None:
+        return
+    prompt_len = len(request.input_ids)
+    of_prompt = 0 if options.start is None else prompt_len - options.start
+    output = request.sampling.max_new_tokens or 0
+    each = 1 + options.top + len(options.token_ids)
+    total = request.sampling.n * (of_prompt + output) * each
+    if total > most:
+        name = "top_logprobs_num" if options.top >= len(options.token_ids) else "token_ids_logprob"
+        raise RequestError(
+            f"{name}: {each} log probabilities at each of up to {of_prompt + output} positions of "
+            f"{request.sampling.n} samples are {total}; this server allows {most} "
+            "(limits.logprobs)",
+            param=name,
+            setting="limits.logprobs",
+        )
 
 
 def check_ids(ids: Sequence[int] | IntArray, vocab_size: int, param: str) -> IntArray:

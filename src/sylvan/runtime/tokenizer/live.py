@@ -50,6 +50,7 @@ class SampleState:
         name: Its internal name in the present epoch; empty before it is submitted.
         output_ids: All ids received so far, whether or not the client has read them.
         losses: How often a process was lost while it served this sample.
+        suspicions: Of these, how often the sample may have been the reason.
         finish: Why it ended, once it has.
         aborting: The finish it was aborted with, until the scheduler confirms it.
         weight_versions: Labels of the weights that made its outputs, in order.
@@ -63,6 +64,7 @@ class SampleState:
     name: str = ""
     output_ids: list[int] = field(default_factory=list)
     losses: int = 0
+    suspicions: int = 0
     usage: Usage = Usage()  # noqa: RUF009 - immutable
     finish: Finish | None = None
     timing: Timing | None = None

@@ -20,6 +20,7 @@ from sylvan.runtime.tokenizer.checks import (
     check_bytes,
     check_ids,
     check_input,
+    check_logprob_room,
     check_sampling,
 )
 from sylvan.runtime.tokenizer.embeds import (
@@ -137,7 +138,7 @@ class TokenizerManager:
             CapacityError: too much is going on, or nothing is served now.
         """
         received_s = self._clock()
-        self._check_admission(inp.rid, inp.tenant, 1)
+        self._check_admission(inp.rid, inp.tenant, 1, inp.priority)
         check_embed(inp, self.facts)
         most = self._texts.most(self.facts)
         self._reserved += 1
@@ -145,7 +146,7 @@ class TokenizerManager:
             prompt = await self._texts.read(inp, most)
         finally:
             self._reserved -= 1
-        self._check_admission(inp.rid, inp.tenant, 1)
+        self._check_admission(inp.rid, inp.tenant, 1, inp.priority)
         request = build_embed(inp, prompt, self.facts, inp.rid or secrets.token_hex(16), most)
         owner = self.isolation.owner(inp.tenant)
         lora = self.adapters.id_of(inp.lora, inp.tenant)
@@ -252,7 +253,7 @@ class TokenizerManager:
 
     async def _admit(self, inp: GenerateInput) -> LiveRequest:
         received_s = self._clock()
-        self._check_admission(inp.rid, inp.tenant, inp.sampling.n)
+        self._check_admission(inp.rid, inp.tenant, inp.sampling.n, inp.priority)
         check_generates(self.facts)
         check_input(inp, self.facts)
         self.adapters.id_of(inp.lora, inp.tenant)
@@ -265,10 +266,11 @@ class TokenizerManager:
             prompt, media = await self._with_media(inp, prompt)
         finally:
             self._reserved -= inp.sampling.n
-        self._check_admission(inp.rid, inp.tenant, inp.sampling.n)
+        self._check_admission(inp.rid, inp.tenant, inp.sampling.n, inp.priority)
         given = (self.limits.seed, inp.default_seed)
         seed = next((seed for seed in given if seed is not None), secrets.randbits(63))
         base = build_request(inp, prompt, self.facts, seed=seed)
+        check_logprob_room(base, self.limits.max_logprobs)
         lora = self.adapters.id_of(inp.lora, inp.tenant)
         base = msgspec.structs.replace(base, rid=rid, lora=lora, media=media)
         return self._submit(inp, base, received_s)
@@ -279,7 +281,7 @@ class TokenizerManager:
             check_bytes([sampling], self.limits.max_parameter_bytes)
             self._checked = sampling
 
-    def _check_admission(self, rid: str | None, tenant: str, count: int) -> None:
+    def _check_admission(self, rid: str | None, tenant: str, count: int, priority: int) -> None:
         state = self.state
         if state not in ("up", "recovering"):
             raise CapacityError(f"no requests are taken: the engine is {state}")
@@ -288,6 +290,10 @@ class TokenizerManager:
         most, live = self.limits.max_live_samples, self.router.live.num_samples + self._reserved
         if live + count > most:
             raise CapacityError(f"{live} samples are being served; at most {most} can be")
+        # what a scheduler would refuse costs it nothing
+        if (full := self.limits.max_unfinished) is not None and self.router.is_full(full, priority):
+            message = f"{full} requests run or wait already; try again later"
+            raise CapacityError(message, setting="scheduler.max_waiting_reqs")
 
     async def _prompt(self, inp: GenerateInput) -> Prompt:
         if inp.input_ids is not None:

@@ -30,7 +30,7 @@ def take_over(samples: Sequence[SampleState], past: Sequence[SampleDelta], vocab
         sample.finish, sample.timing = delta.finish, delta.timing
         sample.finish_delivered = delta.finish is not None
         sample.first_delivered = True
-        sample.losses = 1
+        sample.losses = sample.suspicions = 1
         if delta.prompt_logprobs is not None:
             sample.has_prompt_logprobs = True
     for sample in samples:

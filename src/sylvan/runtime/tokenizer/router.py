@@ -76,6 +76,11 @@ class ReplicaRouter:
             return "draining"
         return next(state for state in ("up", "recovering", "starting") if state in states)
 
+    def is_full(self, most: int, priority: int) -> bool:
+        """Whether every replica that is up has so much to do: see `SchedulerClient.is_full`."""
+        up = [client for client in self.clients if client.state == "up"]
+        return bool(up) and all(client.is_full(most, priority) for client in up)
+
     @property
     def ready(self) -> bool:
         """Whether requests are served now by a replica that has shown life lately."""

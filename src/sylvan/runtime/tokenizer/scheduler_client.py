@@ -114,9 +114,19 @@ class SchedulerClient:
             self._steer(send, Pause(mode="in_place"))
         self._resume()
 
-    def disconnect(self) -> None:
-        """The scheduler was lost; requests wait for `connect`."""
-        self._lose_samples()
+    def is_full(self, most: int, priority: int) -> bool:
+        """Whether `most` samples are unfinished, none of them less urgent than `priority`."""
+        return len(self._samples) >= most and all(
+            sample.request.priority >= priority for _, sample in self._samples.values()
+        )
+
+    def disconnect(self, *, inflicted: bool = False) -> None:
+        """The scheduler was lost; requests wait for `connect`.
+
+        Args:
+            inflicted: On purpose: no request is to blame.
+        """
+        self._lose_samples(inflicted=inflicted)
         self._send = None
         self.load = Load()
         self._set_recovering()
@@ -124,11 +134,11 @@ class SchedulerClient:
             if not future.done():
                 future.set_exception(CapacityError("the scheduler was lost"))
 
-    def detokenizer_lost(self) -> None:
-        """The detokenizer was lost; requests wait for `detokenizer_ready`."""
+    def detokenizer_lost(self, *, inflicted: bool = False) -> None:
+        """The detokenizer was lost; requests wait for `detokenizer_ready`; see `disconnect`."""
         for name in self._samples:
             self._try_send(Abort(rid=name))
-        self._lose_samples()
+        self._lose_samples(inflicted=inflicted)
         self._has_detokenizer = False
         self._set_recovering()
 
@@ -297,11 +307,11 @@ class SchedulerClient:
         for sample in tuple(live.unfinished()):
             if sample.aborting is not None:
                 sample.end(sample.aborting)
-            elif sample.losses >= MAX_LOSSES:
+            elif sample.suspicions >= MAX_LOSSES:
                 logger.error("gave up on a request rid=%s losses=%d", live.rid, sample.losses)
                 message = f"the engine was lost {sample.losses} times while serving this request"
                 sample.end(Finish(type="abort", message=message, status=500))
-            elif sample.losses >= SUSPECT_AFTER:
+            elif sample.suspicions >= SUSPECT_AFTER:
                 self._suspects.append((live, sample))
             else:
                 self._resubmit(live, sample)
@@ -336,10 +346,11 @@ class SchedulerClient:
             self._try_send(message)
         self._replay_next_suspect(sample)
 
-    def _lose_samples(self) -> None:
+    def _lose_samples(self, *, inflicted: bool) -> None:
         """A process was lost that served all registered samples."""
         for _, sample in self._samples.values():
             sample.losses += 1
+            sample.suspicions += not inflicted
         self._samples.clear()
 
     def _try_send(self, message: Abort) -> None:

@@ -206,12 +206,16 @@ class ModelFacts:
 class EdgeLimits:
     """Bounds and defaults of the edge.
 
-    `max_live_samples` bounds what is kept for replay, `max_parameter_bytes` the sampling parameters
-    of all samples of a request; `seed` is for requests that bring none.
+    `max_live_samples` bounds what is kept for replay, `max_unfinished` what the scheduler of a
+    replica runs and lets wait (None: only it knows), `max_parameter_bytes` the sampling parameters
+    of all samples of a request, `max_logprobs` their log probabilities; `seed` is for requests that
+    bring none.
     """
 
     max_live_samples: int = 16384
+    max_unfinished: int | None = None
     max_parameter_bytes: int = 64 << 20
+    max_logprobs: int = 32 << 20
     stream_interval: int = 1
     seed: int | None = None
 

@@ -13,20 +13,7 @@ from sylvan.runtime.models.in_memory import InMemory, Merged
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.registry import family_of, load_config
 from tests.support.random_model import write_random_model
-from tests.support.updates import changed, weights_in
-
-
-class Shifting(InMemory):
-    """A tensor that is whole when it is first read, and full of NaN from then on."""
-
-    def __init__(self, tensors, name: str) -> None:
-        super().__init__(tensors)
-        self._name, self._reads = name, 0
-
-    def tensor(self, name: str) -> torch.Tensor:
-        found = super().tensor(name)
-        self._reads += name == self._name
-        return found * torch.nan if name == self._name and self._reads > 1 else found
+from tests.support.updates import Shifting, changed, weights_in
 
 
 @pytest.fixture(scope="module")

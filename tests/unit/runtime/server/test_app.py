@@ -15,6 +15,7 @@ import pytest
 
 from sylvan.config.values import Secret
 from sylvan.protocol.messages import Finish
+from sylvan.runtime.server.body import BodyLimits
 from sylvan.runtime.server.routes import ENDPOINTS
 from sylvan.runtime.server.security import Level
 from tests.support.http import Client
@@ -71,7 +72,7 @@ async def test_native_routes_take_any_content_type(client):
 
 
 async def test_large_body_is_refused_by_its_announced_length(engine):
-    client = Client(engine, max_body_bytes=1024)
+    client = Client(engine, bodies=BodyLimits(each=1024))
     response = await send(client, "/generate", b'{"text": "' + b"a" * 2000 + b'"}')
 
     assert response.status_code == 413
@@ -79,7 +80,7 @@ async def test_large_body_is_refused_by_its_announced_length(engine):
 
 
 async def test_large_body_is_refused_while_it_streams_in(engine):
-    client = Client(engine, max_body_bytes=1024)
+    client = Client(engine, bodies=BodyLimits(each=1024))
     sent = 0
 
     async def chunks():
@@ -324,7 +325,7 @@ async def test_only_the_replica_that_there_is_can_be_named(client, path, body):
 
 @pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
 async def test_compressed_bodies_are_read_within_the_limit(engine, coding, pack):
-    client = Client(engine, max_body_bytes=1000)
+    client = Client(engine, bodies=BodyLimits(each=1000))
     headers = JSON | {"content-encoding": coding}
     data = json.dumps({"text": "abc"}).encode()
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -656,3 +657,42 @@ async def test_messages_of_the_manager_survive_the_codec(fix: Fixture) -> None:
     assert repr(msgspec.structs.replace(got.request, **strip)) == repr(
         msgspec.structs.replace(sent, **strip)
     )
+
+
+async def test_what_the_scheduler_would_refuse_does_not_reach_it(fix: Fixture) -> None:
+    """Unless it is more urgent than something that the scheduler has."""
+    fix.manager.limits = replace(fix.manager.limits, max_unfinished=2)
+    for _ in range(2):
+        await fix.start()
+
+    with pytest.raises(CapacityError, match="run or wait already") as refused:
+        async with aclosing(fix.manager.generate(GenerateInput(input_ids=(1, 2)))) as deltas:
+            await anext(deltas)
+    assert refused.value.setting == "scheduler.max_waiting_reqs"
+    assert len(fix.submitted()) == 2
+
+    await fix.start(priority=1)
+    assert len(fix.submitted()) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "blamed"),
+    [
+        (LogprobOptions(top=9), "top_logprobs_num"),
+        (LogprobOptions(start=0, token_ids=(1,) * 9), "token_ids_logprob"),
+    ],
+)
+async def test_log_probabilities_of_a_request_are_bounded(
+    fix: Fixture, options: LogprobOptions, blamed: str
+) -> None:
+    """Before any work: 10 at each of 50 positions, and of those of the prompt, of two samples."""
+    fix.manager.limits = replace(fix.manager.limits, max_logprobs=2 * 50 * 10 - 1)
+    sampling = SamplingParams(n=2, max_new_tokens=50)
+    inp = GenerateInput(input_ids=(1, 2), sampling=sampling, logprobs=options)
+
+    with pytest.raises(RequestError, match=r"limits\.logprobs") as refused:
+        async with aclosing(fix.manager.generate(inp)) as deltas:
+            await anext(deltas)
+    assert refused.value.param == blamed
+    assert refused.value.setting == "limits.logprobs"
+    assert fix.sent == []

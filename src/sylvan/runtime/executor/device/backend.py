@@ -78,12 +78,12 @@ class DeviceBackend:
         return self.draw(plan, masks)
 
     def draw_rows(self, rows: IntArray, batch: SamplingBatch, masks: Masks | None) -> SampleOutput:
-        """Not offered: `ExecutorCaps` of a device has no guesses."""
-        raise NotImplementedError("steps of a device verify no guesses")
+        """Not offered: the worker draws in rounds on immediate backends only."""
+        raise NotImplementedError("steps of a device draw all rows at once")
 
     def keep(self, paths: Mapping[int, Sequence[int]], newest: Mapping[int, int]) -> None:
-        """Not offered: `ExecutorCaps` of a device has no guesses."""
-        raise NotImplementedError("steps of a device verify no guesses")
+        """Not offered: `ExecutorCaps` of a device has chains only, which lie where they are."""
+        raise NotImplementedError("steps of a device verify no trees")
 
     def correct(self, plan: StepPlan) -> None:
         """See `StepBackend.correct`."""

@@ -139,6 +139,8 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
         max_batch_tokens=limits.max_tokens,
         max_running_reqs=limits.max_reqs,
         kv_groups=plan.kv_groups(report.num_pages),
+        max_samples=limits.most_samples,
+        draft_chains=True,
     )
     slots = RequestSlots(limits.max_reqs, plan.vocab_size)
     backend = DeviceBackend(replace(parts, runner=runner), slots)
@@ -223,7 +225,7 @@ def _largest_step(parts: DeviceParts, eager: EagerRunner, longest: int) -> None:
         host.arrays[name][:] = 1.0
     with torch.inference_mode():
         inputs.upload(host)
-        samples = min(limits.max_reqs, tokens)
+        samples = min(limits.most_samples, tokens)
         memory.point(inputs, Sizes(tokens, needed, samples), host)
         logits = eager.run(memory.batch)
         views = inputs.device

@@ -50,25 +50,30 @@ class Layout:
         return found
 
 
-def step_layout(tokens: int, requests: int, groups: int = 1) -> Layout:
+def step_layout(tokens: int, requests: int, groups: int = 1, samples: int = 0) -> Layout:
     """Of the inputs of a step of at most so many rows and requests, and so many KV groups.
+
+    `samples` are rows that are sampled, one of each request and guesses; 0: no guesses.
 
     `feed` is the request slot whose newest token a row is to read, or -1.
     """
     per_token = ("input_ids", "positions", "feed")
-    per_request = ("kv_lens", "req_slots", "sample_rows", "slots", "top_k", "count_rows")
+    per_request = ("kv_lens", "req_slots")
+    per_sample = ("sample_rows", "slots", "top_k", "count_rows")
     floats = ("temperature", "top_p", "min_p", "frequency", "presence", "repetition")
     longs = ("seed", "sample", "position")
+    samples = max(samples, requests)
     return Layout(
         [
             *(Field(name, tokens) for name in per_token),
             Field("slot_mappings", tokens, rows=groups),
             *(Field(name, requests) for name in per_request),
+            *(Field(name, samples) for name in per_sample),
             Field("q_starts", requests + 1),
-            *(Field(name, requests, torch.float32) for name in floats),
-            *(Field(name, requests, torch.int64) for name in longs),
-            Field("uniform", requests, torch.float64),
-            Field("greedy", requests, torch.bool),
+            *(Field(name, samples, torch.float32) for name in floats),
+            *(Field(name, samples, torch.int64) for name in longs),
+            Field("uniform", samples, torch.float64),
+            Field("greedy", samples, torch.bool),
         ]
     )
 

@@ -34,7 +34,8 @@ class StepMemory:
         self.table = PageTable(platform, batch.host.page_tables, batch.page_tables)
         reqs, groups = limits.max_reqs, len(batch.page_tables)
         self._narrow = Inputs(step_layout(reqs, reqs, groups), platform, _HOST_COPIES)
-        self._wide = Inputs(step_layout(limits.max_tokens, reqs, groups), platform, _HOST_COPIES)
+        wide = step_layout(limits.max_tokens, reqs, groups, limits.most_samples)
+        self._wide = Inputs(wide, platform, _HOST_COPIES)
         starts = self._narrow.device["q_starts"]  # as every decoding step has them
         starts.copy_(torch.arange(len(starts), dtype=torch.int32))
         self._ids = self._feed = torch.empty(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 
@@ -10,6 +11,7 @@ from sylvan.config.env import threads_are_calm
 from sylvan.kernels.api import Unsupported
 from sylvan.runtime.executor.graphs.linears import use_native_linears
 from sylvan.runtime.executor.graphs.natives import Native, with_attention
+from sylvan.runtime.executor.graphs.origins import Origins
 from sylvan.runtime.executor.graphs.rotary import turn_natively
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.fallback import TransformersModel
@@ -23,6 +25,7 @@ def use_kernels(
     dtype: torch.dtype,
     threads: int,
     pages: tuple[ModelConfig, KVShape] | None,
+    origins: Origins | None = None,
 ) -> Native | None:
     """Replace the matrix products of `model`, and make attention over native pages.
 
@@ -31,18 +34,19 @@ def use_kernels(
         dtype: Of its rows.
         threads: Of the kernels.
         pages: What attends, and the pages that are wanted; None: attention is not to be native.
+        origins: Of the whole model; is told which parameters are packed, and how.
     """
     if not threads_are_calm():
         logger.warning("set OMP_WAIT_POLICY=PASSIVE before Python starts for faster products")
         return None
-    library = use_native_linears(model.inner, dtype, threads, model.chosen)
-    if library is None or pages is None:
-        return Native(library) if library else None
+    linears = use_native_linears(model.inner, dtype, threads, model.chosen, origins)
+    if linears is None or pages is None:
+        return linears
     try:
-        native = with_attention(library, dtype, *pages)
+        native = with_attention(linears.library, dtype, *pages)
     except Unsupported as why:
         logger.warning("PyTorch computes attention: %s", why)
-        return Native(library)
+        return linears
     if not pages[0].states:
         turn_natively(model.inner, model.step, dtype)
-    return native
+    return replace(native, copies=linears.copies)

@@ -21,10 +21,12 @@ from sylvan.kernels.api import ExpertWeights, TracedTensor, Unsupported
 from sylvan.kernels.matmul.weights import DeferredWeight
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import ProgramLimits
-from sylvan.kernels.native.library import Library, LibraryMissing
+from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import NativeTracer
+from sylvan.runtime.executor.graphs.natives import Native as InUse
+from sylvan.runtime.executor.graphs.origins import Origins
 from sylvan.runtime.executor.graphs.recognise import (
     Experts,
     Gated,
@@ -50,8 +52,12 @@ _NO_CHOICES: Mapping[str, int] = MappingProxyType({})
 
 
 def use_native_linears(
-    model: nn.Module, dtype: torch.dtype, threads: int, chosen: Mapping[str, int] = _NO_CHOICES
-) -> Library | None:
+    model: nn.Module,
+    dtype: torch.dtype,
+    threads: int,
+    chosen: Mapping[str, int] = _NO_CHOICES,
+    origins: Origins | None = None,
+) -> InUse | None:
     """Replace each `nn.Linear` whose weight is of `dtype`, if there are kernels for it here.
 
     With them go norms, gated products and experts, and embeddings that share a weight. The weights
@@ -63,9 +69,10 @@ def use_native_linears(
         dtype: Of its rows.
         threads: Of the kernels.
         chosen: Modules, by name, that are told which experts each row visits, and how many.
+        origins: Is told which parameters are packed, and how.
 
     Returns:
-        The library in use; None: nothing has been replaced.
+        The library in use and what it keeps of weights; None: nothing has been replaced.
     """
     try:
         library = load_library()
@@ -77,7 +84,7 @@ def use_native_linears(
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
     visits = {model.get_submodule(name): count for name, count in chosen.items()}
-    tracing = _Tracing(tracer, dtype, visits)
+    tracing = _Tracing(tracer, dtype, visits, origins or Origins(model))
     tracing.tables(list(names))
     for module in names:
         tracing.take(module)
@@ -93,8 +100,9 @@ def use_native_linears(
         made = _made(one, Native(program, one.x, one.out, dtype, rows, single=single))
         for name in names[one.module]:
             model.set_submodule(name, made)
-    use_native_routers(model, library, dtype, chosen)
-    return library
+    for router in use_native_routers(model, library, dtype, chosen):
+        tracing.origins.lose(router)
+    return InUse(library, copies=layout.copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +146,7 @@ class _Tracing:
     tracer: NativeTracer
     dtype: torch.dtype
     visits: Mapping[nn.Module, int]
+    origins: Origins
     found: list[_Found] = field(default_factory=list["_Found"])
     _inputs: dict[int, TracedTensor] = field(default_factory=dict[int, TracedTensor])
     # By the identity of a weight: embeddings that have it, and what is to be packed.
@@ -169,9 +178,12 @@ class _Tracing:
             tied = []
         elif all(map(only_looks_up, tied)):
             self._packed[key] = _held(linear.weight.detach())
+            self.origins.note(self._packed[key], linear.weight)
         else:
             return
         weight, x = self._packed[key], self._input(linear.in_features)
+        if linear.bias is not None:
+            self.origins.note(linear.bias, linear.bias)
         segment = self.tracer.next_segment()
         self._add(linear, linear, x, ops.linear(x, weight, linear.bias), segment)
         _let_go(linear)
@@ -188,15 +200,23 @@ class _Tracing:
         bias = None
         if gate.bias is not None and up.bias is not None:
             bias = torch.cat((gate.bias.detach(), up.bias.detach()))
-        both = ops.linear(x, _held(gate.weight.detach(), up.weight.detach()), bias)
+            self.origins.note(bias, gate.bias, up.bias)
+        if down.bias is not None:
+            self.origins.note(down.bias, down.bias)
+        first = _held(gate.weight.detach(), up.weight.detach())
+        second = _held(down.weight.detach())
+        self.origins.note(first, gate.weight, up.weight)
+        self.origins.note(second, down.weight)
+        both = ops.linear(x, first, bias)
         inner = ops.glu(both, gated.act)
-        out = ops.linear(inner, _held(down.weight.detach()), down.bias)
+        out = ops.linear(inner, second, down.bias)
         self._add(module, gated, x, out, segment)
         for linear in (gate, up, down):
             _let_go(linear)
 
     def _norm(self, module: nn.Module, norm: Norm) -> None:
         x, segment = self._input(len(norm.weight)), self.tracer.next_segment()
+        self.origins.note(norm.weight, norm.weight)
         out, _ = ops.rms_norm(x, norm.weight, norm.eps, weight_offset=norm.offset)
         self._add(module, norm, x, out, segment)
 
@@ -218,6 +238,7 @@ class _Tracing:
         self.tracer.external(ids)
         self.tracer.external(shares)
         choice = _Choice((ids, shares), len(experts.down))
+        self.origins.lose(module)
         for name, parameter in list(module.named_parameters()):
             nothing = torch.empty_like(parameter, device="meta")
             module.register_parameter(name, nn.Parameter(nothing, requires_grad=False))

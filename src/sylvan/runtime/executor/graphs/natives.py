@@ -26,6 +26,11 @@ class Native:
     attention: NativeCalls | None = None
     copies: Sequence[WeightCopy] = ()  # of the model's weights
 
+    def forget(self) -> None:
+        """What was made of weights is to be made anew."""
+        if self.attention:
+            self.attention.forget()
+
     @property
     def name(self) -> str:
         """Of the runner, for people."""

@@ -35,7 +35,7 @@ _BLOCK = 16  # rows
 
 def use_native_routers(
     model: nn.Module, library: Library, dtype: torch.dtype, names: Iterable[str]
-) -> None:
+) -> list[nn.Module]:
     """Replace routers whose rows do not depend on each other once one product of theirs is native.
 
     Args:
@@ -43,7 +43,11 @@ def use_native_routers(
         library: In use.
         dtype: Of the model's rows.
         names: Of modules of experts; routers are beside them.
+
+    Returns:
+        Those that were replaced, which have copies of their weights.
     """
+    replaced: list[nn.Module] = []
     tracings: dict[torch.dtype, _Tracing] = {}
     for name, router, weight in _beside(model, names):
         multiplied = _multiplied(router, weight, dtype)
@@ -63,6 +67,8 @@ def use_native_routers(
             made = NativeRouter(one.router, rows, one.weight.shape)
             if _by_rows(made, _some_rows(one.weight, dtype)):
                 model.set_submodule(one.name, made)
+                replaced.append(one.router)
+    return replaced
 
 
 class NativeRouter(nn.Module):

@@ -9,6 +9,7 @@ import secrets
 import msgspec
 import numpy as np
 
+from sylvan.protocol.malformed import MALFORMED
 from sylvan.runtime.features.disagg.reach import Pieces, ReachError
 
 _BEACON_BYTES = 32
@@ -42,7 +43,7 @@ class Attach:
         """See `Way.meet`: the right process has the beacon, whatever names it has here."""
         try:
             found = msgspec.msgpack.decode(offer, type=_Offer)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except MALFORMED as error:
             raise ReachError(f"a malformed offer: {error}") from None
         peer = AttachedPeer(found.pid)
         seen = np.zeros(_BEACON_BYTES, np.uint8)

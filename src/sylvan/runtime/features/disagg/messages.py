@@ -15,6 +15,7 @@ import msgspec
 import xxhash
 
 from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.malformed import MALFORMED
 from sylvan.runtime.features.disagg.channel import ChannelError
 
 PROTOCOL = 2
@@ -115,7 +116,7 @@ def decode(data: bytes) -> Message:
     """
     try:
         return _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise ChannelError(f"a malformed message: {error}") from None
 
 

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from sylvan.protocol.malformed import MALFORMED
 from sylvan.runtime.core.memory import PageMemory
 
 Pieces = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
@@ -108,5 +109,5 @@ def read_where(data: bytes) -> tuple[Where, ...]:
     """
     try:
         return msgspec.msgpack.decode(data, type=tuple[Where, ...])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise ReachError(f"a malformed offer: {error}") from None

@@ -16,6 +16,7 @@ from sylvan.protocol.commands import ExecutorCommand, LoadAdapter
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.capability import CapabilityWorker, Handler, Report, StepContext
 from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.executor.trees import computed_ends
 from sylvan.runtime.features.lora.store import AdapterStore, HostCopy
 from sylvan.runtime.features.lora.work import LoraWork, Rows
 from sylvan.runtime.models.adapters import AdapterTargets
@@ -51,7 +52,7 @@ class LoraWorker(CapabilityWorker):
         self._made: AdapterStore | None = None
         self._layers: list[LoraLayer] = []
         self._head: LoraLayer | None = None
-        self._assigned: tuple[Rows, ...] = ()
+        self._assigned: tuple[Rows, ...] | None = ()
 
     def adapt(self, model: nn.Module) -> None:
         """See `CapabilityWorker.adapt`.
@@ -100,8 +101,13 @@ class LoraWorker(CapabilityWorker):
             self._assigned = work.rows
 
     def before_forward(self, step: StepContext, work: LoraWork) -> None:
-        """Captured graphs know no adapters."""
+        """Captured graphs know no adapters; paths of trees have rows of their own."""
         step.may_use_graph &= not work.rows
+        plan = step.plan
+        if step.batch.limits.max_paths and not all(draft.is_chain for draft in plan.drafts):
+            place = computed_ends(plan)
+            self._rows.assign([(r.slot, place[r.start], place[r.stop]) for r in work.rows])
+            self._assigned = None
 
     def before_head(self, rows: IntArray | torch.Tensor | None) -> None:
         """Rows of adapters that change the head."""

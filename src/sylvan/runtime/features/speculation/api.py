@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from sylvan.runtime.core.req import Draft, Req
+
+GRADES = 24
+"""Grades that a drafter can tell apart."""
+SHARE_GRADES = 12
+"""So many more are for guesses that were right with a known share of the texts they come from."""
+
+
+def share_grade(share: float) -> int:
+    """The grade of a guess that was right with this share, 0 to 1."""
+    return GRADES + min(SHARE_GRADES - 1, int(share * SHARE_GRADES))
+
+
+def rising(grade: int, count: int) -> Sequence[int]:
+    """Grades of guesses that follow one another: each right one raises the next."""
+    return [min(GRADES - 1, grade + i) for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +31,17 @@ class Proposal:
     `grade` says how much the drafter knows (0: least, at most `GRADES` - 1); guesses of a grade are
     right about equally often. Each guess that turns out to be right raises the grade by one.
     `parents` as in `Draft`, each before its children; empty: they follow one another.
+    `grades`: of each guess; empty: they follow from `grade`.
     """
 
     tokens: tuple[int, ...] = ()
     grade: int = 0
     parents: tuple[int, ...] = ()
+    grades: tuple[int, ...] = ()
+
+    def each_grade(self) -> Sequence[int]:
+        """Grades of the guesses, for a chain."""
+        return self.grades or rising(self.grade, len(self.tokens))
 
     def draft(self, most: int) -> Draft:
         """The first guesses, at most so many."""
@@ -27,9 +49,6 @@ class Proposal:
         parents = self.parents[:count] or tuple(range(-1, count - 1))
         return Draft(self.tokens[:count], parents)
 
-
-GRADES = 24
-"""Grades that a drafter can tell apart."""
 
 NOTHING = Proposal()
 
@@ -93,12 +112,14 @@ def check(proposal: Proposal, most: int, vocab_size: int) -> None:
         ValueError: it has too many guesses, or ids that are none.
     """
     tokens = proposal.tokens
-    if not all(0 <= token < vocab_size for token in tokens):
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         raise ValueError(f"guesses must be ids in 0..{vocab_size - 1}, not {tokens}")
     parents = proposal.parents
     if parents and (
         len(parents) != len(tokens) or not all(-1 <= p < i for i, p in enumerate(parents))
     ):
         raise ValueError(f"{parents} are no parents of {len(tokens)} guesses")
-    if len(tokens) > most or proposal.grade < 0:
+    if proposal.grades and len(proposal.grades) != len(tokens):
+        raise ValueError(f"{len(proposal.grades)} grades for {len(tokens)} guesses")
+    if len(tokens) > most or min(proposal.grade, *proposal.grades, 0) < 0:
         raise ValueError(f"{len(tokens)} guesses of grade {proposal.grade}, at most {most} fit")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
 from sylvan.runtime.features.speculation.by_head import HeadSpeculation
+from sylvan.runtime.features.speculation.contexts import ContextTree
 from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.runtime.features.speculation.corpus import GivenCorpora, TenantCorpora
 from sylvan.runtime.features.speculation.head_work import CHAIN, TreeShape
@@ -28,6 +29,7 @@ def build_speculation(
     vocab_size: int,
     model: DraftModel | None,
     given: GivenCorpora | None = None,
+    contexts: ContextTree | None = None,
 ) -> AnySpeculation:
     """The control half of a resolved and checked section.
 
@@ -36,6 +38,7 @@ def build_speculation(
         vocab_size: Of the model that is served.
         model: That writes ahead, for algorithms that have one.
         given: Texts in which `ngram` looks for all requests.
+        contexts: By which `ngram` guesses what the model mostly says.
     """
     most = config.num_steps
     assert isinstance(most, int), "a resolved section has no auto"
@@ -46,7 +49,7 @@ def build_speculation(
         return ModelSpeculation(model, most, vocab_size, adaptive=config.adaptive)
     shared = TenantCorpora(config.shared_tokens) if config.shared_tokens else None
     return Speculation(
-        NgramDrafter(config.min_match, config.max_match, shared, given),
+        NgramDrafter(config.min_match, config.max_match, shared, given, contexts),
         most,
         vocab_size,
         adaptive=config.adaptive,

@@ -58,6 +58,11 @@ class HeadSpeculation(Capability):
         self._brought: dict[Req, Proposal] = {}  # by the newest step
         self._proposals: dict[Req, tuple[Proposal, int]] = {}  # and the tokens known then
 
+    @property
+    def won_s(self) -> float:
+        """Seconds that guesses saved, about; see `StepTimer`."""
+        return self._depth.timer.won_s
+
     # ---- guesses
 
     def may_draft(self) -> bool:

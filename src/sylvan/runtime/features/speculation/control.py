@@ -16,8 +16,10 @@ from sylvan.runtime.features.speculation.api import (
     SpeculationCounts,
     check,
     depth_of,
+    rising,
 )
 from sylvan.runtime.features.speculation.cost import StepCosts
+from sylvan.runtime.features.speculation.looks import STEPS_SHARE, Looks
 from sylvan.runtime.features.speculation.policy import DraftPolicy, FixedLength, Throughput
 from sylvan.runtime.features.speculation.timing import StepTimer
 from sylvan.runtime.sched.capability import Capability
@@ -27,11 +29,13 @@ logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE = 32
 """Steps without a look at a request whose guesses are not worth it; a power of two."""
-LOOKS_SHARE = 0.01
-"""Of the time of steps, for looks in vain."""
 FIRST_LOOKS = 6
 """Steps of a request in which nothing to guess from is no reason to pause: a copy, if there is one,
 mostly begins with the answer, and short answers would end before the next look."""
+
+
+REACH = 6
+"""So much further than was worth it the last time is guessed: guesses take time, too."""
 
 
 @dataclass(slots=True)
@@ -43,6 +47,8 @@ class _Followed:
         looks: So many found nothing that could be guessed.
         pause: Steps from one look to the next.
         look_at: Number of the step of the next look.
+        pays: Its last guesses were worth verifying.
+        reach: Tokens ahead that are guessed at the next look.
     """
 
     acceptance: Acceptance
@@ -51,6 +57,8 @@ class _Followed:
     looks: int = 0
     pause: int = 1
     look_at: int = 0
+    pays: bool = False
+    reach: int = REACH
 
 
 class Speculation(Capability):
@@ -89,7 +97,13 @@ class Speculation(Capability):
         self._step = 0
         self._wake = 0  # number of the step in which some request is to be looked at
         self._timer = StepTimer(self._costs, clock)
-        self._look_s = 0.0  # what a look takes
+        self._looks = Looks(self._costs, self._timer)
+        self._paying = 0  # requests whose last guesses were worth verifying
+
+    @property
+    def won_s(self) -> float:
+        """Seconds that guesses saved, about; see `StepTimer`."""
+        return self._timer.won_s
 
     # ---- guesses
 
@@ -97,6 +111,8 @@ class Speculation(Capability):
         """See `Capability.may_draft`."""
         self._step += 1
         if self._step < self._wake:
+            return False
+        if self._adaptive and not self._paying and not self._looks.worth_it:
             return False
         self._wake = self._step + LONGEST_PAUSE  # `draft` brings it forward
         return True
@@ -107,40 +123,52 @@ class Speculation(Capability):
         if followed is None:
             followed = self._followed[req] = _Followed(Acceptance(self._of_all))
         count = 0
-        if self._step >= followed.look_at:
+        if self._step >= followed.look_at and (followed.pays or self._may_look):
             begun_s = self._clock() if self._adaptive else 0.0
-            count = self._look(req, followed, min(most, self._most))
+            reach = followed.reach if self._adaptive else self._most
+            count = self._look(req, followed, min(most, self._most, reach))
             if self._adaptive:
-                self._look_s += (self._clock() - begun_s - self._look_s) / 8
-                followed.pause = 1 if count else self._pause(followed)
+                followed.reach = count + REACH
+                self._looked(followed, self._clock() - begun_s, pays=count > 0)
             followed.look_at = self._aligned(followed.pause)
         self._wake = min(self._wake, followed.look_at)
         if not count:
             return None
         self.counts.drafts += 1
-        draft, grade = followed.proposal.draft(count), followed.proposal.grade
-        parents = draft.parents if followed.proposal.parents else ()
-        followed.proposal = Proposal(draft.tokens, grade, parents)
-        return draft
+        return followed.proposal.draft(count)
+
+    @property
+    def _may_look(self) -> bool:
+        """Whether a look may be in vain."""
+        return not self._adaptive or self._looks.allowed
+
+    def _looked(self, followed: _Followed, seconds: float, *, pays: bool) -> None:
+        """What a look took, and what came of it."""
+        self._looks.looked(seconds, in_vain=not pays)
+        followed.pause = 1 if pays else self._pause(followed)
+        self._paying += pays - followed.pays
+        followed.pays = pays
 
     def _look(self, req: Req, followed: _Followed, most: int) -> int:
         """Compare the last proposal with what came, make a new one; guesses worth verifying."""
         length, last = req.tokens.length, followed.proposal
         if last.tokens and length > followed.length:
             came = req.tokens.view(followed.length, length)[: len(last.tokens)].tolist()
+            if followed.pays:
+                self._looks.won(len(came) - 1)
             if last.parents:
                 settle_tree(followed.acceptance, last.tokens, last.parents, came)
             else:
-                settle(followed.acceptance, last.grade, last.tokens, came)
+                settle(followed.acceptance, last.each_grade(), last.tokens, came)
         followed.proposal, followed.length = self._propose(req, most), length
         count = len(followed.proposal.tokens)
         if not count:
             return 0
-        grade, found = followed.proposal.grade, followed.proposal
+        found = followed.proposal
         if found.parents:  # all of a tree, or none
-            worth = self._policy.count(req.rid, 0, followed.acceptance, depth_of(found))
-            return count if worth else 0
-        return self._policy.count(req.rid, grade, followed.acceptance, count)
+            grades = rising(0, depth_of(found))
+            return count if self._policy.count(req.rid, grades, followed.acceptance) else 0
+        return self._policy.count(req.rid, found.each_grade(), followed.acceptance)
 
     def _pause(self, followed: _Followed) -> int:
         """Steps to the next look after one in vain."""
@@ -154,7 +182,7 @@ class Speculation(Capability):
         if not self._costs.known:
             return 1
         step_s = self._costs.seconds(self._timer.num_reqs)
-        wanted = self._look_s * self._timer.num_reqs / (LOOKS_SHARE * step_s)
+        wanted = self._looks.look_s * self._timer.num_reqs / (STEPS_SHARE * step_s)
         pause = 1
         while pause < min(wanted, LONGEST_PAUSE):
             pause *= 2
@@ -195,8 +223,11 @@ class Speculation(Capability):
     def on_result(self, batch: Batch, report: Any) -> None:
         """See `Capability.on_result`."""
         self._timer.end()
+        self._looks.step()
 
     def on_finish(self, req: Req) -> None:
         """See `Capability.on_finish`."""
-        if self._followed.pop(req, None) is not None:
+        followed = self._followed.pop(req, None)
+        if followed is not None:
+            self._paying -= followed.pays
             self._drafter.forget(req)

@@ -60,6 +60,7 @@ class StepCosts:
         self._rows: list[int] = []  # ascending
         self._curve: list[float] = []  # seconds at `_rows`, never falling
         self._drawn = True
+        self._expected: dict[int, float] = {}  # what `seconds` said since the curve was drawn
         self._drawn_at = 0  # step
         self._steps = 0
 
@@ -86,6 +87,12 @@ class StepCosts:
         """Expected of a step of so many rows, in between by a straight line."""
         if not self._drawn:
             self._draw()
+        found = self._expected.get(rows)
+        if found is None:
+            found = self._expected[rows] = self._on_curve(rows)
+        return found
+
+    def _on_curve(self, rows: int) -> float:
         at = bisect_left(self._rows, rows)
         if at < len(self._rows) and self._rows[at] == rows:
             return self._curve[at]
@@ -99,6 +106,7 @@ class StepCosts:
 
     def _draw(self) -> None:
         self._drawn, self._drawn_at = True, self._steps
+        self._expected.clear()
         oldest = self._steps - REMEMBERED
         self._measured = {r: m for r, m in self._measured.items() if m.step > oldest}
         self._rows = sorted(self._measured)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.features.speculation.acceptance import Acceptance, settle, settle_tree
+from sylvan.runtime.features.speculation.api import rising
 from sylvan.runtime.features.speculation.cost import RECENT, StepCosts
 from sylvan.runtime.features.speculation.policy import LEAST_GAIN
 from sylvan.runtime.features.speculation.timing import StepTimer
@@ -63,7 +64,7 @@ class CommonDepth:
             if parents:
                 settle_tree(self._followed[req], tokens, parents, came)
             else:
-                settle(self._followed[req], 0, tokens, came)
+                settle(self._followed[req], rising(0, len(tokens)), tokens, came)
 
     def drafted(self, depth: int, rows: int) -> None:
         """Guesses so deep for one request took so many rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from sylvan.runtime.features.speculation.acceptance import Acceptance
@@ -18,8 +19,8 @@ LEAST_CHANCE = 0.02
 class DraftPolicy(Protocol):
     """Decides before each step, request by request."""
 
-    def count(self, rid: str, grade: int, acceptance: Acceptance, most: int) -> int:
-        """How many of at most `most` guesses are to be verified."""
+    def count(self, rid: str, grades: Sequence[int], acceptance: Acceptance) -> int:
+        """How many guesses of these grades, one after another, are to be verified."""
         ...
 
     def launched(self, rows: dict[str, int]) -> None:
@@ -30,10 +31,10 @@ class DraftPolicy(Protocol):
 class FixedLength:
     """Implements `DraftPolicy`: always all."""
 
-    def count(self, rid: str, grade: int, acceptance: Acceptance, most: int) -> int:
+    def count(self, rid: str, grades: Sequence[int], acceptance: Acceptance) -> int:
         """See `DraftPolicy.count`."""
-        del rid, grade, acceptance
-        return most
+        del rid, acceptance
+        return len(grades)
 
     def launched(self, rows: dict[str, int]) -> None:
         """See `DraftPolicy.launched`."""
@@ -51,7 +52,7 @@ class Throughput:
         self._plans: dict[str, tuple[int, float]] = {}  # rows and expected tokens of each request
         self._rows, self._tokens = 0, 0.0  # of all of them
 
-    def count(self, rid: str, grade: int, acceptance: Acceptance, most: int) -> int:
+    def count(self, rid: str, grades: Sequence[int], acceptance: Acceptance) -> int:
         """See `DraftPolicy.count`."""
         rows, tokens = self._plans.get(rid, (0, 0.0))
         rows, tokens = self._rows - rows, self._tokens - tokens
@@ -60,8 +61,8 @@ class Throughput:
             seconds = self._costs.seconds
             wanted_rate = (tokens + 1.0) / seconds(rows + 1) * (1 + LEAST_GAIN)
             chance = mine = 1.0
-            for count in range(1, most + 1):
-                chance *= acceptance.chance(grade + count - 1)
+            for count, grade in enumerate(grades, 1):
+                chance *= acceptance.chance(grade)
                 mine += chance
                 rate = (tokens + mine) / seconds(rows + 1 + count)
                 if rate > wanted_rate:

@@ -17,20 +17,26 @@ class StepTimer:
 
     Attributes:
         num_reqs: Of the last step that was timed.
+        won_s: What right guesses saved, less what guessing and verifying took: about, since what
+            plain steps would have taken is an estimate.
     """
 
     def __init__(self, costs: StepCosts, clock: Clock) -> None:
-        self.num_reqs = 1
+        self.num_reqs, self.won_s = 1, 0.0
         self._costs, self._clock = costs, clock
         self._begun: tuple[int, float, bool] | None = None  # rows, when, whether after another
         self._reqs: list[Req] = []  # of the last step that was timed
         self._ended_s: float | None = None
+        self._verified: list[tuple[Req, int]] = []  # and the right guesses of each by then
 
     def begin(self, batch: Batch) -> bool:
         """`batch` is launched; whether its step is timed."""
         before, self._begun = self._reqs, None
         self._reqs = []
         slices = batch.slices
+        self._count_right()
+        if not batch.decodes:
+            self._verified = [(p.req, _right(p.req)) for p in slices if p.draft]
         if not slices:
             return False
         rows = len(slices)
@@ -48,14 +54,31 @@ class StepTimer:
 
     def besides(self, seconds: float) -> None:
         """So much of the time since the last step went into something that is counted by itself."""
+        self.won_s -= seconds
         if self._ended_s is not None:
             self._ended_s += seconds
 
     def end(self, besides_s: float = 0.0) -> None:
         """The step is done; so many of its seconds went into something else than its rows."""
         self._ended_s = None
+        self.won_s -= besides_s
         if self._begun is not None:
             rows, begun_s, follows = self._begun
             self._begun, self._ended_s = None, self._clock()
+            took_s = self._ended_s - begun_s - besides_s
+            if rows > self.num_reqs and self._costs.known:
+                self.won_s -= took_s - self._costs.seconds(self.num_reqs)
             if follows or not self._costs.measured(rows):
-                self._costs.saw(rows, self._ended_s - begun_s - besides_s)
+                self._costs.saw(rows, took_s)
+
+    def _count_right(self) -> None:
+        """Each right guess of the last step was a token that needed no step of its own."""
+        if self._verified and self._costs.known:
+            right = sum(_right(req) - before for req, before in self._verified)
+            self.won_s += right * self._costs.seconds(self.num_reqs) / self.num_reqs
+        self._verified = []
+
+
+def _right(req: Req) -> int:
+    """Guesses for it that were right so far."""
+    return req.drafts.accepted if req.drafts else 0

@@ -37,7 +37,6 @@ from sylvan.utils.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
 
-MAX_RESTARTS = 3  # of the fetch of one request, because the device lost what it had
 HURRY_S = 1.0  # after which a fetch or a load is looked at less often
 _MOST_IN_FLIGHT = 8
 
@@ -187,10 +186,16 @@ class KVTiers(Capability):
         """See `Capability.gate`."""
         found = self._prefetches.get(req.rid) or self._begin(req)
         waits = not found.done or found.leader in self._prefetches
-        if waits and self._clock() < min(found.until_s, found.late_s):
+        in_time = self._clock() < min(found.until_s, found.late_s)
+        if waits and in_time:
             return Verdict.WAIT
         if self._has_lost(req, found):
             found = self._begin(req, found.restarts + 1)
+            return Verdict.READY if found.done else Verdict.WAIT
+        if found.leader and in_time:  # its prefix is here: what follows in this prompt is not
+            until_s = found.until_s
+            found = self._begin(req, found.restarts)
+            found.until_s = min(found.until_s, until_s)
             return Verdict.READY if found.done else Verdict.WAIT
         self._learn(req, found)
         return Verdict.READY
@@ -276,7 +281,9 @@ class KVTiers(Capability):
         if key is None or not self._may_fetch(req) or not may_be_stored(key.namespace):
             return found
         stop = (len(key.tokens) - 1) // size
-        found.known = known = self._nearby(key, stop * size) // size
+        if not restarts:  # else nothing is left to the device, which has lost it before
+            found.known = self._nearby(key, stop * size) // size
+        known = found.known
         num_tokens = (stop - known) * size
         if num_tokens < max(1, self.prefetch.min_tokens):
             return found
@@ -307,7 +314,7 @@ class KVTiers(Capability):
         assert req.key is not None
         found.first = first = 0 if layout.windows or layout.state is not None else known
         found.names = names = tuple(self._tier.names(req.key, first, stop))
-        if (leader := self._leaders.get(names[0])) is not None:
+        if not found.restarts and (leader := self._leaders.get(names[0])) is not None:
             found.leader = leader
             return
         found.job = next(self._numbers)
@@ -319,7 +326,7 @@ class KVTiers(Capability):
 
     def _has_lost(self, req: Req, found: Prefetch) -> bool:
         """Whether the device and the host do not have any more what they had at the begin."""
-        if not found.known or found.restarts >= MAX_RESTARTS or not self._may_fetch(req):
+        if not found.known or not self._may_fetch(req):
             return False
         tokens = found.known * self._tier.layout.page_size
         return req.key is not None and self._nearby(req.key, tokens) < tokens
@@ -360,7 +367,8 @@ class KVTiers(Capability):
         found = self._prefetches.pop(rid, None)
         if found is None or not found.job:
             return
-        self._leaders.pop(found.names[0], None)
+        if self._leaders.get(found.names[0]) == rid:
+            del self._leaders[found.names[0]]
         self._outbox.releases.append(found.job)
         until = min(found.until_s, found.late_s)
         if not found.done and self._clock() >= until > found.began_s:

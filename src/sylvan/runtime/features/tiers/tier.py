@@ -72,6 +72,7 @@ class StorageTier:
         max_known: Pages and states that the tree may know to be in the store.
         max_pending_bytes: On their way there; more is not taken. One node always is.
         exports, commits: To be sent.
+        known: Names of the pages and states that the tree knows to be there, by number.
     """
 
     layout: Layout
@@ -83,8 +84,8 @@ class StorageTier:
     exports: list[Export] = field(default_factory=list[Export])
     commits: list[Commit] = field(default_factory=list[Commit])
     pending_bytes: int = 0
+    known: dict[int, str] = field(default_factory=dict[int, str])
     _naming: PageNames | None = None
-    _names: dict[int, str] = field(default_factory=dict[int, str])
     _free: list[int] = field(default_factory=list[int])
     _stored: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
     _jobs: dict[int, _Job] = field(default_factory=dict[int, _Job])
@@ -96,7 +97,7 @@ class StorageTier:
     @property
     def free_pages(self) -> int:
         """See `Tier.free_pages`."""
-        return self.max_known - len(self._names) if self._naming is not None else 0
+        return self.max_known - len(self.known) if self._naming is not None else 0
 
     def wants(self, node: Node) -> bool:
         """See `Tier.wants`."""
@@ -120,7 +121,7 @@ class StorageTier:
         if not wanted:
             self._ended.append((number, True))
             return locator
-        at = {name: n for n in _numbers(locator) if (name := self._names[n]) not in self._stored}
+        at = {name: n for n in _numbers(locator) if (name := self.known[n]) not in self._stored}
         self._jobs[number] = _Job(at, size, may_be_saved=source is Place.DEVICE)
         self.pending_bytes += size
         self.exports.append(Export(number, tuple(wanted), source is Place.HOST))
@@ -140,7 +141,7 @@ class StorageTier:
     def drop(self, locator: Locator) -> None:
         """See `Tier.drop`."""
         for number in _numbers(locator):
-            del self._names[number]
+            del self.known[number]
             self._free.append(number)
 
     # ---- the worker half's side
@@ -154,11 +155,6 @@ class StorageTier:
     def writing(self) -> frozenset[int]:
         """Jobs whose pages are not in the store yet."""
         return frozenset((*self._jobs, *self._committed))
-
-    @property
-    def num_known(self) -> int:
-        """Pages and states that the tree knows to be in the store."""
-        return len(self._names)
 
     def open(self, naming: PageNames) -> None:
         """From now on there is a store, in which pages have such names."""
@@ -176,7 +172,7 @@ class StorageTier:
 
     def name(self, number: int) -> str:
         """The name of a page that the tree knows."""
-        return self._names[number]
+        return self.known[number]
 
     def names(self, key: CacheKey, first: int, stop: int) -> Sequence[str]:
         """Names of pages [first, stop) of a prefix in the first group; there must be a store."""
@@ -225,7 +221,7 @@ class StorageTier:
     def _commit(self, number: int, job: _Job) -> None:
         """Let be written what the tree has kept of a job, or all of it."""
         del self._jobs[number]
-        kept = (name for name, n in job.numbers.items() if self._names.get(n) == name)
+        kept = (name for name, n in job.numbers.items() if self.known.get(n) == name)
         names = [*(job.numbers if job.is_saved else kept)]
         for name in names:
             self._note_stored(name)
@@ -253,7 +249,7 @@ class StorageTier:
         if (lower := above.parts.lower.get(self.place)) is not None:
             known.append(lower)
         numbers = [int(locator.pages[-1]) for locator in known if len(locator.pages)]
-        return next((self._names[n] for n in numbers if n in self._names), "")
+        return next((self.known[n] for n in numbers if n in self.known), "")
 
     def _wanted(self, there: Locator, names: Sequence[str]) -> list[Page]:
         """Pages and states of a node that the store does not have."""
@@ -290,8 +286,8 @@ class StorageTier:
         return there.state != ABSENT and len(names) == len(there.pages)
 
     def _number(self, name: str) -> int:
-        number = self._free.pop() if self._free else len(self._names)
-        self._names[number] = name
+        number = self._free.pop() if self._free else len(self.known)
+        self.known[number] = name
         return number
 
     def _note_stored(self, name: str) -> None:

@@ -12,7 +12,6 @@ from sylvan.api.openai.batches import BatchBody, ListQuery
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.batches.lines import read_lines
 from sylvan.runtime.server.batches.multipart import parse_form
-from sylvan.runtime.server.body import read_body
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
 from sylvan.runtime.server.stores.batches import UNFINISHED, BatchStore, StoredFile
 from sylvan.runtime.server.stores.worker import request_counts
@@ -25,8 +24,9 @@ _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancel
 async def upload(call: Call[None]) -> Response:
     """Store a file."""
     request, context = call.request, call.context
-    body = await read_body(request, context.settings.max_body_bytes)
-    form = parse_form(request.headers.get("content-type", ""), body)
+    body = await context.bodies.read(request)
+    kind = request.headers.get("content-type", "")
+    form = await context.bodies.decoded(body, lambda body: parse_form(kind, body))
     part, purpose = form.get("file"), form.get("purpose")
     if part is None or part.filename is None:
         raise RequestError("file must be given.", param="file")
@@ -159,7 +159,7 @@ async def _check_room(call: Call[Any], store: BatchStore, num_bytes: int, field:
             f"{field}: {num_bytes} bytes more than the {used} of your files and batches are more "
             f"than limits.stored_bytes={most}; delete some first."
         )
-        raise RequestError(message, param=field, status=413)
+        raise RequestError(message, param=field, status=413, setting="limits.stored_bytes")
 
 
 async def _file(call: Call[Any]) -> StoredFile:

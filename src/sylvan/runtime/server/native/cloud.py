@@ -42,7 +42,7 @@ async def vertex_generate(call: Call[VertexBody]) -> Response:
     total, most = sum(job.num_samples for job in jobs), call.context.limits.max_samples
     if total > most:
         message = f"instances: {total} samples are more than {most} (limits.samples)."
-        raise RequestError(message, param="instances")
+        raise RequestError(message, param="instances", setting="limits.samples")
     return json_response({"predictions": await unless_gone(call.request, _all(jobs))})
 
 
@@ -71,7 +71,7 @@ def _bodies(call: Call[VertexBody]) -> list[GenerateBody]:
             f"parameters: {size} bytes for each of {len(instances)} instances are more than "
             f"{most} (limits.parameter_bytes)."
         )
-        raise RequestError(message, param="parameters")
+        raise RequestError(message, param="parameters", setting="limits.parameter_bytes")
     shared = _part(parameters, "parameters")
     bodies: list[GenerateBody] = []
     for i, instance in enumerate(instances):

@@ -41,12 +41,18 @@ async def health(call: Call[None]) -> Response:
 
 async def health_generate(call: Call[None]) -> Response:
     """200 once one token has been generated, or one vector made."""
-    if not call.context.engine.ready():
+    context = call.context
+    if not context.engine.ready():
         return _answer(False)
+    # whoever asks while a probe is under way shares it: nobody needs a key to ask
+    return _answer(await context.probe.run(lambda: _timely_probe(context)))
+
+
+async def _timely_probe(context: Context) -> bool:
     try:
-        return _answer(await asyncio.wait_for(_probe(call.context), PROBE_TIMEOUT_S))
+        return await asyncio.wait_for(_probe(context), PROBE_TIMEOUT_S)
     except TimeoutError:
-        return _answer(False)
+        return False
 
 
 async def _probe(context: Context) -> bool:

@@ -59,7 +59,7 @@ def check_chars(call: Call[Any], num_chars: int, field: str) -> None:
     most = call.context.settings.max_text_chars
     if num_chars > most:
         message = f"{field}: {num_chars} characters are more than limits.text_chars={most}."
-        raise RequestError(message, param=field, status=413)
+        raise RequestError(message, param=field, status=413, setting="limits.text_chars")
 
 
 async def _conversation(call: Call[TokenizeBody]) -> list[int]:

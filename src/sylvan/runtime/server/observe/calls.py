@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -13,6 +14,9 @@ from sylvan.runtime.server.connections import Connections
 from sylvan.runtime.server.observe.buckets import LAG_S
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.utils.clock import process_cpu
+from sylvan.utils.loop_watch import Hold
+
+log = logging.getLogger(__name__)
 
 LAG_PERIOD_S = 0.25
 
@@ -43,6 +47,24 @@ class CallMetrics:
             buckets=LAG_S,
             registry=registry,
         )
+        self._holds = Counter(
+            "sylvan:event_loop_holds",
+            "Times that a function held up the event loop (observe.loop_hold_s)",
+            ["function"],
+            registry=registry,
+        )
+        self._held = Counter(
+            "sylvan:event_loop_held_seconds",
+            "Time for which a function held up the event loop, in such cases",
+            ["function"],
+            registry=registry,
+        )
+        self._refusals = Counter(
+            "sylvan:refusals",
+            "Calls that were refused because a setting bounds what they ask for",
+            ["setting"],
+            registry=registry,
+        )
         self._of_calls: dict[tuple[str, str, int], tuple[Counter, Counter]] = {}
         self._of_active: dict[tuple[str, str], Gauge] = {}
         self._due_s = 0.0
@@ -63,6 +85,16 @@ class CallMetrics:
         if gauge is None:
             gauge = self._of_active[endpoint, method] = self._active.labels(endpoint, method)
         return gauge
+
+    def refused(self, setting: str) -> None:
+        """Count a call that was refused because of the bound that a setting is."""
+        self._refusals.labels(setting).inc()
+
+    def held(self, hold: Hold) -> None:
+        """Count and log that a function held up the event loop; may be called in any thread."""
+        self._holds.labels(hold.function).inc()
+        self._held.labels(hold.function).inc(hold.seconds)
+        log.warning("%s", hold)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Measure from now on how late the event loop is."""

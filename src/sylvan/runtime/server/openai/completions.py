@@ -65,8 +65,9 @@ class _Job:
         self._samples = self._sampling.n
         total = len(self._prompts) * self._samples
         if total > context.limits.max_samples:
-            message = f"prompt: {total} samples are more than {context.limits.max_samples}."
-            raise RequestError(message, param="prompt")
+            most = context.limits.max_samples
+            message = f"prompt: {total} samples are more than limits.samples={most}."
+            raise RequestError(message, param="prompt", setting="limits.samples")
         self._id = body.rid or context.ids(16)
         self._created = int(context.wall())
         self._model = model_name(context, body)

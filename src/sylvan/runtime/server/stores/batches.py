@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sylvan.runtime.server.faults import DiskFaults
 from sylvan.runtime.server.stores.database import Database
 
 UNFINISHED = ("in_progress", "finalizing", "cancelling")
@@ -112,6 +113,7 @@ class BatchStore:
 
     Args:
         folder: Where the database lies; None keeps it in memory, until the process ends.
+        faults: What goes wrong with the disk.
 
     Attributes:
         files: The files.
@@ -120,8 +122,8 @@ class BatchStore:
         ConfigError: The folder cannot be used.
     """
 
-    def __init__(self, folder: str | None) -> None:
-        self._database = Database(folder, "batches.sqlite", _SCHEMA)
+    def __init__(self, folder: str | None, faults: DiskFaults | None = None) -> None:
+        self._database = Database(folder, "batches.sqlite", _SCHEMA, faults)
         self.files = FileStore(self._database)
 
     def close(self) -> None:

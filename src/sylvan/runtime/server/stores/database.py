@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sylvan.protocol.errors import CapacityError, ConfigError
+from sylvan.runtime.server.faults import DiskFaults
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +31,16 @@ class Database:
         name: Of its file.
         schema: Statements that make its tables, unless they are there.
 
+        faults: What goes wrong with the disk.
+
     Raises:
         ConfigError: The folder cannot be used, or another server uses it.
     """
 
-    def __init__(self, folder: str | None, name: str, schema: str) -> None:
+    def __init__(
+        self, folder: str | None, name: str, schema: str, faults: DiskFaults | None = None
+    ) -> None:
+        self._faults = faults
         self._lock = threading.Lock()
         self._reserve = None if folder is None else Path(folder) / f"{name}.reserve"
         path = ":memory:" if folder is None else str(Path(folder) / name)
@@ -86,6 +92,8 @@ class Database:
 
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock, self._db:
+            if self._faults is not None:
+                self._faults.inflict(self._db)
             return work(self._db)
 
     def _release(self) -> bool:

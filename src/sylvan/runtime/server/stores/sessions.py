@@ -6,6 +6,7 @@ other prompt, so a session that is forgotten, or never closed, holds no memory o
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,11 +24,19 @@ RID = "session_params.rid"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionLimits:
-    """What one tenant may keep; of the sessions beyond, those that rested longest are closed."""
+    """What one tenant may keep; of the sessions beyond, those that rested longest are closed.
+
+    Attributes:
+        sessions: That are open.
+        turns: Of one session.
+        tokens: Of all turns of all sessions.
+        rest_s: A session that has rested for so long is closed.
+    """
 
     sessions: int = 1024
     turns: int = 4096
     tokens: int = 1 << 24
+    rest_s: float = math.inf
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +80,7 @@ class Session:
     Attributes:
         tenant: Whose it is.
         capacity_of_str_len: As the client gave it; nothing depends on it.
-        timeout_s: It is closed when it has rested for so long; None: never.
+        timeout_s: It is closed when it has rested for so long.
         streaming: Turns follow each other; only the last one is kept.
         turns: By name; the roots are those without a parent.
         used_s: When something last happened.
@@ -81,7 +90,7 @@ class Session:
 
     tenant: str
     capacity_of_str_len: int
-    timeout_s: float | None
+    timeout_s: float
     used_s: float
     streaming: bool = False
     turns: dict[str, Turn] = field(default_factory=dict[str, Turn])
@@ -162,10 +171,13 @@ class SessionStore:
             message = f"session_id: there is a session {name!r} already."
             raise RequestError(message, param="session_id")
         if len(sessions) >= self._limits.sessions:
-            self._close_oldest(sessions, None, f"{len(sessions)} sessions are open and in use.")
+            message = f"{len(sessions)} sessions are open and in use (limits.sessions)."
+            self._close_oldest(sessions, None, message, "limits.sessions")
         streaming = bool(wanted.streaming)
         capacity = wanted.capacity_of_str_len
-        made = Session(tenant, capacity, wanted.timeout, self._clock(), streaming)
+        rest_s = self._limits.rest_s if wanted.timeout is None else wanted.timeout
+        rest_s = min(rest_s, self._limits.rest_s)
+        made = Session(tenant, capacity, rest_s, self._clock(), streaming)
         sessions[name] = made
         return name
 
@@ -255,9 +267,7 @@ class SessionStore:
         late = [
             name
             for name, session in sessions.items()
-            if session.timeout_s is not None
-            and now - session.used_s >= session.timeout_s
-            and not session.num_running
+            if now - session.used_s >= session.timeout_s and not session.num_running
         ]
         for name in late:
             self._clear(sessions.pop(name))
@@ -312,20 +322,28 @@ class SessionStore:
         """Close what rested longest until `more` tokens fit."""
         most = self._limits.tokens
         if keep.num_tokens + more > most:
-            message = f"session_params.id: the session would hold more than {most} tokens."
-            raise RequestError(message, param="session_params.id")
+            raise RequestError(
+                f"session_params.id: the session would hold more than {most} tokens "
+                "(limits.session_tokens).",
+                param="session_params.id",
+                setting="limits.session_tokens",
+            )
         held = more + sum(session.num_tokens for session in sessions.values())
         while held > most:
-            message = f"Sessions hold {held} tokens; {most} would fit."
-            held -= self._close_oldest(sessions, keep, message)
+            message = f"Sessions hold {held} tokens; {most} would fit (limits.session_tokens)."
+            held -= self._close_oldest(sessions, keep, message, "limits.session_tokens")
 
     def _close_oldest(
-        self, sessions: dict[str, Session], keep: Session | None, otherwise: str
+        self, sessions: dict[str, Session], keep: Session | None, otherwise: str, setting: str
     ) -> int:
-        """Close the session that rested longest; returns how many tokens it held."""
+        """Close the session that rested longest; returns how many tokens it held.
+
+        Raises:
+            CapacityError: All are busy; says `otherwise`.
+        """
         idle = [n for n, s in sessions.items() if s is not keep and not s.num_running]
         if not idle:
-            raise CapacityError(otherwise)
+            raise CapacityError(otherwise, setting=setting)
         name = min(idle, key=lambda n: sessions[n].used_s)
         oldest = sessions.pop(name)
         num_tokens = oldest.num_tokens

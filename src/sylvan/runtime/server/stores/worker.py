@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
+from sylvan.api.strict_json import decode_json
 from sylvan.protocol.errors import CapacityError
 from sylvan.runtime.server.stores.batches import BatchStore, Item, ItemAnswer, StoredFile
 from sylvan.utils.tasks import settled
@@ -219,9 +220,10 @@ class BatchWorker:
 
     async def _answer(self, tenant: str, endpoint: str, item: Item) -> tuple[int, Any]:
         assert self._execute is not None, "begun before it runs"
+        body = await call_in_thread(decode_json, item.body.encode())  # it may be large
         while True:
             async with self._slots:  # first come, first served: lanes of tenants take turns
-                status, answer = await self._execute(tenant, endpoint, json.loads(item.body))
+                status, answer = await self._execute(tenant, endpoint, body)
             if status not in RETRY_STATUSES:
                 return status, answer
             await asyncio.sleep(self._retry_s)

@@ -57,7 +57,7 @@ def test_what_is_expected_of_a_chain_ends_where_a_guess_is_wrong():
 
 def test_guesses_behind_a_wrong_one_say_nothing():
     found = Acceptance()
-    settle(found, 2, guesses=(5, 6, 7, 8), came=(5, 9, 7, 8))
+    settle(found, range(2, 6), guesses=(5, 6, 7, 8), came=(5, 9, 7, 8))
 
     assert found._right[:5] == [0, 0, 1, 0, 0]
     assert found._tried[:5] == [0, 0, 1, 1, 0]
@@ -90,7 +90,7 @@ def test_the_first_step_with_guesses_may_be_held_up():
     costs.saw(5, 3.0)
 
     assert costs.seconds(5) < 2
-    assert Throughput(costs).count("a", 3, acceptance_of(0.9), 4) == 4
+    assert Throughput(costs).count("a", range(3, 7), acceptance_of(0.9)) == 4
 
 
 def test_a_few_rows_that_were_held_up_once_do_not_make_more_rows_dear():
@@ -115,13 +115,13 @@ def test_free_rows_are_used_and_dear_ones_are_not():
     free, dear = costs_of(lambda _: 1.0), costs_of(lambda rows: 1.0 * rows)
     good = acceptance_of(0.8)
 
-    assert Throughput(free).count("a", 3, good, 8) == 8
-    assert Throughput(dear).count("a", 3, good, 8) == 0
-    assert Throughput(free).count("a", 3, acceptance_of(0.0), 8) == 0
+    assert Throughput(free).count("a", range(3, 11), good) == 8
+    assert Throughput(dear).count("a", range(3, 11), good) == 0
+    assert Throughput(free).count("a", range(3, 11), acceptance_of(0.0)) == 0
 
 
 def test_nothing_is_verified_before_a_step_was_measured():
-    assert Throughput(StepCosts()).count("a", 3, acceptance_of(1.0), 8) == 0
+    assert Throughput(StepCosts()).count("a", range(3, 11), acceptance_of(1.0)) == 0
 
 
 def test_the_length_is_that_of_most_tokens_a_second():
@@ -132,7 +132,7 @@ def test_the_length_is_that_of_most_tokens_a_second():
         tokens / costs.seconds(1 + count) for count, tokens in enumerate(acceptance.expected(1, 12))
     ]
 
-    assert Throughput(costs).count("a", 1, acceptance, 12) == rates.index(max(rates))
+    assert Throughput(costs).count("a", range(1, 13), acceptance) == rates.index(max(rates))
     assert 0 < rates.index(max(rates)) < 12
 
 
@@ -141,18 +141,18 @@ def test_requests_share_what_the_batch_can_take():
     costs = costs_of(lambda rows: float(max(1, rows - 7)))
     policy, good = Throughput(costs), acceptance_of(0.9)
     policy.launched({str(i): 1 for i in range(4)})
-    counts = [policy.count(str(i), 3, good, 6) for i in range(4)]
+    counts = [policy.count(str(i), range(3, 9), good) for i in range(4)]
 
     assert 4 + sum(counts) == 8
     policy.launched({str(i): 1 + count for i, count in enumerate(counts)})
-    assert sum(policy.count(str(i), 3, good, 6) for i in range(4)) == 4
+    assert sum(policy.count(str(i), range(3, 9), good) for i in range(4)) == 4
 
 
 def test_requests_that_are_gone_do_not_count():
     costs = costs_of(lambda rows: float(max(1, rows - 7)))
     policy, good = Throughput(costs), acceptance_of(0.9)
     policy.launched({str(i): 1 for i in range(8)})
-    assert policy.count("0", 3, good, 6) == 0
+    assert policy.count("0", range(3, 9), good) == 0
     policy.launched({"0": 1})
 
-    assert policy.count("0", 3, good, 6) == 6
+    assert policy.count("0", range(3, 9), good) == 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sylvan.protocol.messages import DraftCounts
 from sylvan.runtime.core.req import Batch, Draft, Req, Slice
 from sylvan.runtime.features.speculation.cost import StepCosts
 from sylvan.runtime.features.speculation.timing import StepTimer
@@ -37,6 +38,20 @@ def test_planning_counts_and_what_is_counted_elsewhere_does_not():
 
     assert steps.costs.seconds(1) == pytest.approx(1.25)
     assert steps.costs.seconds(5) == pytest.approx(1.9)
+
+
+def test_what_guesses_saved_is_told():
+    steps, req = Steps(), Req(request("a", [1, 2]))
+    for _ in range(9):
+        steps.step(req)
+    assert steps.timer.won_s == 0
+    steps.step(req, guesses=4)
+    assert steps.timer.won_s == pytest.approx(-0.4)
+    req.drafts = DraftCounts().verified(4, 3)
+    steps.step(req)
+    assert steps.timer.won_s == pytest.approx(-0.4 + 3 * 1.0)
+    steps.step(req, guessing=0.5)
+    assert steps.timer.won_s == pytest.approx(2.1)
 
 
 def test_time_without_requests_does_not_count():

@@ -377,6 +377,34 @@ def test_requests_for_the_same_prefix_read_it_once():
     assert below.control.counts.fetched_tokens == 36
 
 
+def test_who_waited_for_a_shared_start_reads_the_rest_of_its_own():
+    world, below = start(name := next(names), pages=60)
+    tails = [[*PROMPT[:20], *((7 * i + n) % 50 for i in range(20))] for n in range(4)]
+    for n, ids in enumerate(tails):
+        serve(world, below, f"a{n}", ids)
+
+    world, below = start(name, pages=60)
+    for n, ids in enumerate(tails):
+        world.scheduler.add(request(f"b{n}", ids, new=3))
+    below.run(world)
+    found = [world.outputs[f"b{n}"][-1].usage.cached_tokens for n in range(4)]
+    assert found == [36] * 4
+    assert below.control.counts.fetched_tokens == 36 + 3 * 16, "the shared start is read once"
+
+
+def test_requests_that_displace_each_other_find_all_of_their_prompts():
+    world, below = start(pages=15)
+    chats = [[(3 * i + n) % 50 for i in range(40)] for n in range(5)]
+    for turn in range(3):
+        for n, chat in enumerate(chats):
+            world.scheduler.add(request(f"{turn}-{n}", chat, new=3))
+        below.run(world)
+    found = [
+        world.outputs[f"{turn}-{n}"][-1].usage.cached_tokens for turn in (1, 2) for n in range(5)
+    ]
+    assert min(found) >= 36
+
+
 def test_a_request_that_is_gone_reads_no_more():
     name = next(names)
     serve(*start(name))
@@ -528,7 +556,7 @@ def test_a_store_is_attached_described_cleared_and_detached_while_serving():
     pages = len([*below.store.pages()])
     assert below.command(world, DetachStore()).ok
     assert not below.tier.is_open
-    assert below.tier.num_known == 0
+    assert not below.tier.known
     serve(world, below, "d", [8, *PROMPT])
     assert len([*below.store.pages()]) == pages
 

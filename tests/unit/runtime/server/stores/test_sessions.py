@@ -228,3 +228,11 @@ def test_turns_are_bounded():
     with pytest.raises(RequestError, match="2 turns"):
         world.begin("c", [1])
     world.begin("c", [1], go={"replace": True})
+
+
+def test_session_that_nobody_uses_is_closed_even_if_it_has_no_timeout():
+    world = World(rest_s=100.0)
+    name = world.store.open("red", OpenSessionBody(capacity_of_str_len=9))
+    world.clock.advance(101)
+
+    assert not world.store.close("red", name)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from sylvan.protocol.malformed import MALFORMED
 from sylvan.runtime.features.grammar.compiler.messages import Proof
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
@@ -31,7 +32,7 @@ class GrammarStore:
         try:
             proof = msgspec.msgpack.decode(path.read_bytes(), type=Proof)
             os.utime(path)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *MALFORMED):
             return None
         return proof
 

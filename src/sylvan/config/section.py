@@ -1,0 +1,9 @@
+"""What all sections of configuration trees have in common."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections: immutable, keyword-only, rejects misspelt fields."""

@@ -1,0 +1,82 @@
+"""Channels whose messages are late, to see whether everything else bears it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import Generic
+
+from sylvan.transport.api import (
+    AsyncReceiver,
+    ChannelFullError,
+    Message,
+    MessageError,
+    Sender,
+)
+
+Delay = Callable[[], float]
+"""Seconds by which the next message is late."""
+
+
+class LateSender(Generic[Message]):
+    """A sender whose messages leave late, and in order; one that nobody takes then is lost."""
+
+    def __init__(self, sender: Sender[Message], delay: Delay) -> None:
+        self._sender = sender
+        self._delay = delay
+        self._due_s = 0.0
+        self._waiting: deque[Message] = deque()
+        self._closed = False
+
+    def send(self, message: Message) -> None:
+        """See `Sender.send`."""
+        loop = asyncio.get_running_loop()
+        self._due_s = max(self._due_s, loop.time() + self._delay())
+        self._waiting.append(message)
+        loop.call_at(self._due_s, self._leave)  # those of the same time come in any order
+
+    def close(self) -> None:
+        """See `Sender.close`."""
+        self._closed = True
+        self._sender.close()
+
+    def _leave(self) -> None:
+        if not self._closed:
+            with contextlib.suppress(ChannelFullError, MessageError):
+                self._sender.send(self._waiting.popleft())
+
+
+class LateReceiver(Generic[Message]):
+    """A receiver that gives messages out late, and in order."""
+
+    def __init__(self, receiver: AsyncReceiver[Message], delay: Delay) -> None:
+        self._receiver = receiver
+        self._delay = delay
+        self._come: asyncio.Queue[tuple[float, Message]] = asyncio.Queue()
+        self._pump = asyncio.get_running_loop().create_task(self._take())
+
+    async def receive(self) -> Message:
+        """See `AsyncReceiver.receive`."""
+        get = asyncio.ensure_future(self._come.get())
+        try:
+            await asyncio.wait({get, self._pump}, return_when=asyncio.FIRST_COMPLETED)
+            if not get.done():
+                await self._pump  # raises what the other receiver raised
+            due_s, message = await get
+        finally:
+            get.cancel()
+        await asyncio.sleep(max(0.0, due_s - asyncio.get_running_loop().time()))
+        return message
+
+    def close(self) -> None:
+        """See `AsyncReceiver.close`."""
+        self._pump.cancel()
+        self._receiver.close()
+
+    async def _take(self) -> None:
+        while True:
+            message = await self._receiver.receive()
+            due_s = asyncio.get_running_loop().time() + self._delay()
+            self._come.put_nowait((due_s, message))

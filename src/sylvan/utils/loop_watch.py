@@ -1,0 +1,129 @@
+"""Names the function that holds up an event loop, from a thread beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from sys import _current_frames
+from types import CodeType, FrameType
+
+from sylvan.utils.clock import Clock, monotonic, process_cpu
+
+DEFAULT_LIMIT_S = 0.25
+MAX_DEPTH = 200
+"""Frames of a stack that are looked at."""
+_BEATS_PER_LIMIT = 2
+_OURS = "sylvan."
+_RUNNERS = ("asyncio.", "uvloop.", "selectors", "sylvan.cli.", "sylvan.utils.loop_watch")
+"""Where a loop is that waits for something to happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """One time in which a loop could do nothing else.
+
+    Attributes:
+        seconds: How long it lasted.
+        function: The innermost function of this package that was seen most often.
+        inner: What this called at the time, if that was something else.
+    """
+
+    seconds: float
+    function: str
+    inner: str = ""
+
+    def __str__(self) -> str:
+        inside = f", in {self.inner}" if self.inner else ""
+        return f"the event loop was held for {self.seconds:.2f} s by {self.function}{inside}"
+
+
+class LoopWatch:
+    """Watches one event loop.
+
+    The loop notes the time at short intervals. Where it is late, a thread looks at the stack of the
+    loop's thread until the loop goes on, which costs nothing while it is on time. Code in C that
+    keeps the interpreter's lock is named by the Python function that called it.
+
+    Args:
+        limit_s: How late the loop must be.
+        on_hold: Called in the watching thread, after each hold.
+        clock: For durations.
+        cpu: Processor time of this process, by which a suspension is told from work.
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        on_hold: Callable[[Hold], None],
+        clock: Clock = monotonic,
+        cpu: Clock = process_cpu,
+    ) -> None:
+        self._limit_s = limit_s
+        self._period_s = limit_s / _BEATS_PER_LIMIT
+        self._on_hold = on_hold
+        self._clock = clock
+        self._cpu = cpu
+        self._beat_s = 0.0
+        self._ended = threading.Event()
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Watch from now on; to be called once, in the thread of the loop."""
+        watched = threading.get_ident()
+        self._beat(loop)
+        threading.Thread(
+            target=self._watch, args=(watched,), name="loop-watch", daemon=True
+        ).start()
+
+    def end(self) -> None:
+        """Watch no longer."""
+        self._ended.set()
+
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._beat_s = self._clock()
+        if not self._ended.is_set():
+            loop.call_later(self._period_s, self._beat, loop)
+
+    def _watch(self, thread: int) -> None:
+        seen: Counter[tuple[str, str]] = Counter()
+        held_since_s = 0.0
+        looked_s, spent_s = self._clock(), self._cpu()
+        while not self._ended.wait(self._period_s):
+            beat_s = self._beat_s
+            passed_s, used_s = self._clock() - looked_s, self._cpu() - spent_s
+            looked_s, spent_s = looked_s + passed_s, spent_s + used_s
+            if passed_s > self._limit_s + self._period_s and used_s < passed_s / 2:
+                seen.clear()  # this thread did not run, either, and nothing of ours did
+                continue
+            if seen and beat_s != held_since_s:
+                (function, inner), _ = seen.most_common(1)[0]
+                seen.clear()
+                self._on_hold(Hold(beat_s - held_since_s, function, inner))
+            if self._clock() - beat_s > self._limit_s + self._period_s:
+                place = _place(_current_frames().get(thread))
+                if place is not None:  # else nothing of ours runs: all of us was suspended
+                    held_since_s = beat_s
+                    seen[place] += 1
+
+
+def _place(frame: FrameType | None) -> tuple[str, str] | None:
+    """The innermost function, as ours and as whatever ours called; None where a loop waits."""
+    inner: str | None = None
+    for _ in range(MAX_DEPTH):
+        if frame is None:
+            break
+        module = str(frame.f_globals.get("__name__", "?"))
+        if inner is None and module.startswith(_RUNNERS):
+            return None
+        name = _name(module, frame.f_code)
+        inner = inner or name
+        if module.startswith(_OURS):
+            return name, "" if inner == name else inner
+        frame = frame.f_back
+    return None if inner is None else (inner, "")
+
+
+def _name(module: str, code: CodeType) -> str:
+    return f"{module}.{code.co_qualname}"

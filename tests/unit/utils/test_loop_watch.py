@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from sylvan.utils.loop_watch import Hold, LoopWatch
+
+LIMIT_S = 0.05
+PATIENCE_S = 60
+
+
+class Holds:
+    def __init__(self) -> None:
+        self.all: list[Hold] = []
+        self.some = threading.Event()
+
+    def add(self, hold: Hold) -> None:
+        self.all.append(hold)
+        self.some.set()
+
+
+def held_without_the_lock():
+    time.sleep(0.5)
+
+
+def held_with_the_lock():
+    text = b"[" + b"[]," * 200_000 + b"0]"
+    for _ in range(20):
+        json.loads(text)
+
+
+def watched(work):
+    holds = Holds()
+
+    async def run():
+        watch = LoopWatch(LIMIT_S, holds.add)
+        watch.begin(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        work()
+        for _ in range(int(PATIENCE_S / LIMIT_S)):
+            await asyncio.sleep(LIMIT_S)
+            if holds.some.is_set():
+                break
+        watch.end()
+
+    asyncio.run(run())
+    return holds.all
+
+
+def test_the_function_that_held_the_loop_is_named():
+    hold = watched(held_without_the_lock)[0]
+
+    assert hold.function.endswith("test_loop_watch.held_without_the_lock")
+    assert hold.seconds >= 0.4
+    assert "held_without_the_lock" in str(hold)
+
+
+def test_code_in_c_is_named_by_its_caller():
+    collects = gc.isenabled()
+    gc.disable()  # callbacks of others would run in there
+    try:
+        names = " ".join(map(str, watched(held_with_the_lock)))
+    finally:
+        if collects:
+            gc.enable()
+
+    assert "held_with_the_lock" in names or "json" in names
+
+
+def test_a_suspension_is_no_hold():
+    """Of all processes together: this thread did not run, either."""
+    code = (
+        "import asyncio, sys\n"
+        "from sylvan.utils.loop_watch import LoopWatch\n"
+        "async def run():\n"
+        "    watch = LoopWatch(0.05, lambda hold: print(hold, flush=True))\n"
+        "    watch.begin(asyncio.get_running_loop())\n"
+        "    print('ready', flush=True)\n"
+        "    while await asyncio.to_thread(sys.stdin.readline):\n"
+        "        await asyncio.sleep(0.3)\n"
+        "        print('ready', flush=True)\n"
+        "asyncio.run(run())\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(3):
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.6)
+        process.send_signal(signal.SIGCONT)
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "ready\n"
+    process.stdin.close()
+    assert process.wait(PATIENCE_S) == 0
+    assert process.stdout.read() == ""
+    process.stdout.close()
+
+
+def test_a_loop_that_waits_holds_nobody_up():
+    async def rest():
+        watch = LoopWatch(LIMIT_S, holds.add)
+        watch.begin(asyncio.get_running_loop())
+        watch._beat = lambda loop: None  # as if it were suspended: no beat comes any more
+        await asyncio.sleep(10 * LIMIT_S)
+        watch.end()
+
+    holds = Holds()
+    asyncio.run(rest())
+
+    assert holds.all == []
