@@ -4,9 +4,11 @@ Two servers of the same model, one at a time under load, in turn: pairs of runs 
 which each gives a ratio. "On" is a collector of traces that takes everything, requests logged to
 files with prompts and outputs, an access log, custom labels, and a scrape each second. "Off" is a
 server without any of that; with `--baseline DIR` it runs the sources of another directory, such as
-a checkout of an earlier version, and also what is always on is measured. About two minutes.
+a checkout of an earlier version, and also what is always on is measured. How far two runs of the
+same server differ is told beside it, and what processor time the API process, where nearly all of
+this happens, took for it: other programs on the machine change that little. About two minutes.
 
-    python benchmarks/server/bench_observe.py [--model sapling] [--pairs 12] [--baseline DIR]
+    python benchmarks/server/bench_observe.py [--model sapling] [--pairs 24] [--baseline DIR]
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import re
 import statistics
 import subprocess
@@ -25,17 +28,32 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from tests.support.collector import collector
 
-BATCH, TOKENS = 32, 96
+BATCH, TOKENS = 32, 192
 LABELS = json.dumps({"team": "bench"})
 
 
+@dataclass(frozen=True)
+class Served:
+    """A server: its address, and the number of its API process."""
+
+    address: str
+    pid: int
+
+    def cpu_s(self) -> float:
+        """Processor time of the API process so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def server(model: str, *flags: str, sources: str | None = None) -> Iterator[str]:
-    """`sylvan serve`; gives its address."""
+def server(model: str, *flags: str, sources: str | None = None) -> Iterator[Served]:
+    """`sylvan serve`."""
     code = "import sys; from sylvan.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "serve", model, "--until-eof", "--server.port", "0"]
     environ = dict(os.environ)
@@ -54,7 +72,7 @@ def server(model: str, *flags: str, sources: str | None = None) -> Iterator[str]
     try:
         for line in process.stdout:
             if found := re.search(r"serves \S+ at http://([^/\s]+)", line):
-                yield found[1]
+                yield Served(found[1], process.pid)
                 break
         else:
             sys.exit("a server did not start")
@@ -94,10 +112,21 @@ def scrape(address: str, ended: threading.Event) -> None:
         urllib.request.urlopen(f"http://{address}/metrics").read()
 
 
+def bounds(ratios: list[float]) -> list[float]:
+    """Of the median, with 95 % confidence, by resampling."""
+    rng = random.Random(1)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(4000))
+    return [round(medians[100], 4), round(medians[-100], 4)]
+
+
+def quartiles(ratios: list[float]) -> list[float]:
+    return [round(q, 4) for q in statistics.quantiles(ratios, n=4)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="sapling")
-    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--pairs", type=int, default=24)
     parser.add_argument("--baseline", help="sources of the server that is off")
     args = parser.parse_args()
     ended = threading.Event()
@@ -112,20 +141,22 @@ def main() -> None:
             server(args.model, *on) as observed,
             server(args.model, sources=args.baseline) as plain,
         ):
-            for address in (observed, plain):
-                asyncio.run(batch(address))
-            ratios, rates = [], {observed: [], plain: []}
+            for each in (observed, plain):
+                asyncio.run(batch(each.address))
+            ratios, rates, cpu_s = [], {observed: [], plain: []}, {observed: 0.0, plain: 0.0}
             for pair in range(args.pairs):
                 order = (observed, plain) if pair % 2 else (plain, observed)
-                for address in order:
-                    if address == observed:
+                for each in order:
+                    before_s = each.cpu_s()
+                    if each is observed:
                         ended.clear()
-                        scraper = threading.Thread(target=scrape, args=(observed, ended))
+                        scraper = threading.Thread(target=scrape, args=(each.address, ended))
                         scraper.start()
-                    rates[address].append(asyncio.run(batch(address)))
-                    if address == observed:
+                    rates[each].append(asyncio.run(batch(each.address)))
+                    if each is observed:
                         ended.set()
                         scraper.join()
+                    cpu_s[each] += each.cpu_s() - before_s
                 ratios.append(rates[observed][-1] / rates[plain][-1])
         logged = len((Path(folder) / "requests.log").read_text().splitlines())
         spans = len(collected.spans)
@@ -137,8 +168,13 @@ def main() -> None:
         "on_tokens_s": round(statistics.median(rates[observed])),
         "off_tokens_s": round(statistics.median(rates[plain])),
         "ratio_median": round(statistics.median(ratios), 4),
-        "ratio_quartiles": [round(q, 4) for q in statistics.quantiles(ratios, n=4)],
-        "ratio_range": [round(min(ratios), 4), round(max(ratios), 4)],
+        "ratio_95": bounds(ratios),
+        "ratio_quartiles": quartiles(ratios),
+        "api_cpu_us_per_token": {
+            name: round(1e6 * cpu_s[each] / (args.pairs * BATCH * TOKENS), 2)
+            for name, each in (("on", observed), ("off", plain))
+        },
+        "same_server_quartiles": quartiles([b / a for a, b in pairwise(rates[plain])]),
         "spans": spans,
         "log_lines": logged,
         "baseline": args.baseline is not None,

@@ -56,7 +56,7 @@ def command(*words) -> list[str]:
 
 @contextmanager
 def gateway(model: Path, env: dict[str, str], count: int):
-    """Several servers behind one address."""
+    """Several servers behind one address; gives it, and that of one of them."""
     with ExitStack() as stack:
         urls = [stack.enter_context(server(model, env)) for _ in range(count)]
         words = command("route", "--worker-urls", *urls, "--port", 0)
@@ -64,7 +64,7 @@ def gateway(model: Path, env: dict[str, str], count: int):
         try:
             for line in process.stdout:
                 if found := re.search(r"Sylvan routes to .* at (http://\S+)", line):
-                    yield found[1]
+                    yield found[1], urls[0]
                     return
             raise SystemExit("the gateway did not start")
         finally:
@@ -162,9 +162,22 @@ def compare(args: argparse.Namespace, folder: Path, env: dict[str, str]) -> None
     if args.paced:  # servers that share the cores of this machine would slow each other down
         results = folder / "gateway.jsonl"
         load = (*SHARED, "--rate", 2.8 * args.rate, "--seed", 11)
-        with gateway(model, env, 2) as url:
+        with gateway(model, env, 2) as (url, one):
+            added_ms = gateway_ms(url, one, args.rate, folder / "way.jsonl")
             run = measure(url, load, results)
-        show("two servers", [run], simulated(profile, results, file, args.seeds, "--replicas", 2))
+        flags = ("--replicas", 2, "--gateway-ms", added_ms)
+        show("two servers", [run], simulated(profile, results, file, args.seeds, *flags))
+        print(json.dumps({"gateway_ms": round(added_ms, 2)}))
+
+
+def gateway_ms(url: str, server_url: str, rate: float, results: Path) -> float:
+    """What the gateway adds to the first token: medians through it and past it, in turn."""
+    load = ("--requests", 16, *RANDOM, "--rate", rate)
+    through, past = [], []
+    for seed in range(3):
+        for way, found in ((url, through), (server_url, past)):
+            found.append(measure(way, (*load, "--seed", seed), results)["median_ttft_ms"])
+    return max(0.0, statistics.median(through) - statistics.median(past))
 
 
 def show(name: str, runs: list[dict], found: dict) -> None:

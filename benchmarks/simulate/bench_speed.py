@@ -22,7 +22,7 @@ from sylvan.runtime.cache.groups import KVGroup
 from sylvan.sim.cost import HostCost, StepCost
 from sylvan.sim.datasets import arranged, drawn
 from sylvan.sim.features import KNOTS
-from sylvan.sim.fleet import Fleet
+from sylvan.sim.fleet import YOUNG_OBJECTS, Fleet
 from sylvan.sim.profile import Engine, Profile
 from sylvan.utils.garbage import settle
 
@@ -57,7 +57,7 @@ def workload(replicas: int, requests: int):
 
 def run(replicas: int, requests: int, policy: str, *, skips: bool) -> list[float]:
     work = workload(replicas, requests)
-    settle()
+    settle(YOUNG_OBJECTS)
     made_s = time.process_time()
     fleet = Fleet(profile(), RoutingConfig(policy=policy), replicas, seed=1, skips=skips)
     began_s, cpu_s = time.perf_counter(), time.process_time()

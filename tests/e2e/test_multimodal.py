@@ -7,6 +7,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import httpx
@@ -277,3 +279,58 @@ def test_the_engine_and_the_frontend_see_what_the_server_sees(server, folder, tm
     backend.chat_template = get_chat_template("qwen2-vl")
     state = look.run(backend=backend)
     assert state["answer"] == expected
+
+
+def test_a_load_test_with_pictures(server, tmp_path):
+    file = tmp_path / "runs.jsonl"
+    words = (
+        *("bench", "serve", "--url", str(server.base_url), "--api", "chat"),
+        *("--dataset-name", "image", "--image-resolution", "40x60", "--image-count", "2"),
+        *("--requests", "4", "--input-tokens", "8", "--output-tokens", "3"),
+        *(
+            "--random-range-ratio",
+            "1",
+            "--warmup-requests",
+            "0",
+            "--output",
+            str(file),
+            "--output-details",
+        ),
+    )
+    command = [sys.executable, "-c", "import sys; from sylvan.cli import main; sys.exit(main())"]
+
+    done = subprocess.run(
+        [*command, *words], check=False, capture_output=True, text=True, timeout=180
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())
+    assert (found["completed"], found["failed"], found["dataset_name"]) == (4, 0, "image")
+    content = [part(png(1)), part(png(2)), said("x" * 8)]
+    counted = chat(server, content).json()["usage"]["prompt_tokens"]
+    assert set(found["input_lens"]) == {counted}  # each picture is counted in tokens
+    assert found["total_cached_tokens"] < counted  # and is another one
+
+
+def test_metrics_tell_what_is_encoded(server):
+    def told(name):
+        lines = server.get("/metrics").text.splitlines()
+        found = [float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + "{")]
+        assert found, name
+        return sum(found)
+
+    def asked():
+        return told("sglang:encoder_cache_total_files_total")
+
+    before = asked(), told("sglang:encoder_cache_hit_files_total")
+    image = png(77)
+    for text in ("one", "two"):  # after the image, so that the prefix cache does not have it
+        chat(server, [said(text), part(image)])
+
+    deadline = time.monotonic() + 60
+    while asked() < before[0] + 2 and time.monotonic() < deadline:
+        time.sleep(0.1)  # heartbeats tell
+    assert asked() == before[0] + 2
+    assert told("sglang:encoder_cache_hit_files_total") == before[1] + 1
+    assert told("sglang:encoder_cache_entries") >= 1
+    assert told("sglang:encoder_cache_size_mb") > 0

@@ -455,6 +455,39 @@ def test_a_profile_that_cannot_be_written_leaves_the_server_serving(observed: Ob
     observed.generate("after")
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 KiB; the test is skipped where none can be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    try:
+        subprocess.run(words, check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        pytest.skip("needs to be allowed to mount")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True, timeout=60)
+
+
+def test_a_profile_to_a_full_disk_leaves_the_server_serving(
+    observed: Observed, small_disk: Path
+) -> None:
+    body = {"output_dir": str(small_disk), "activities": ["CPU"]}
+    assert observed.http.post("/start_profile", json=body).status_code == 200
+    observed.generate("full-disk")
+    (small_disk / "others").write_bytes(bytes(64 << 10))
+
+    refused = observed.http.post("/stop_profile")
+
+    assert refused.status_code == 400, refused.text
+    assert "the profile could not be written whole" in refused.text
+    observed.generate("after-it")
+    assert [path.name for path in small_disk.iterdir()] == ["others"]  # half of it is of no use
+    again = {"output_dir": str(observed.folder / "roomy"), "activities": ["CPU"]}
+    assert observed.http.post("/start_profile", json=again).status_code == 200
+    assert observed.http.post("/stop_profile").status_code == 200
+
+
 # ---- what goes wrong
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 import socket
@@ -15,9 +17,11 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from PIL import Image
 
 from tests.e2e.conftest import Server, running
 from tests.support.browser import WAIT_MS, browser
+from tests.support.multimodal import write_served
 
 pytestmark = pytest.mark.slow
 
@@ -291,34 +295,69 @@ def test_two_settings_answer_side_by_side(tab):
     assert sorted(body.get("max_tokens", 0) for body in tab.sent) == [0, 2]
 
 
-@pytest.mark.parametrize("sees", [False, True])
-def test_pictures_are_offered_only_if_the_model_sees(chrome, plain, sees):
-    with opened(chrome, plain.url) as tab:
-        if sees:  # no built-in model does
+def test_a_model_without_eyes_is_offered_no_pictures(tab):
+    with tab.page.expect_response("**/model_info"):
+        page = tab.open()
+    page.wait_for_timeout(300)
 
-            def with_eyes(route: Any) -> None:
-                answer = route.fetch()
-                facts = {**answer.json(), "has_image_understanding": True}
-                route.fulfill(response=answer, json=facts)
+    assert page.get_by_role("button", name="Add pictures").count() == 0
 
-            tab.page.route("**/model_info", with_eyes)
-        with tab.page.expect_response("**/model_info"):
-            page = tab.open()
-        button = page.get_by_role("button", name="Add pictures")
-        if not sees:
-            page.wait_for_timeout(300)
-            assert button.count() == 0
-            return
-        button.wait_for()
-        picture = {"name": "a.svg", "mimeType": "image/svg+xml", "buffer": b"<svg/>"}
-        page.locator("input[type=file]").set_input_files(picture)
-        page.get_by_alt_text("Picture 1").wait_for()
-        page.get_by_label("Message", exact=True).fill("What is this?")
-        page.get_by_label("Message", exact=True).press("Enter")
-        page.locator(".turn .notice.bad").wait_for()  # the real model says that it takes text only
-        [image, text] = tab.sent[-1]["messages"][0]["content"]
-        assert image["image_url"]["url"].startswith("data:image/svg+xml;base64,")
-        assert text == {"type": "text", "text": "What is this?"}
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory) -> Iterator[Server]:
+    """A tiny model that sees."""
+    folder = write_served("qwen2-vl", tmp_path_factory.mktemp("sees"))
+    with running(str(folder), "--dtype", "float32") as made:
+        yield made
+
+
+def picture(color: str) -> dict[str, Any]:
+    """A file to choose."""
+    file = io.BytesIO()
+    Image.new("RGB", (60, 40), color).save(file, "PNG")
+    return {"name": f"{color}.png", "mimeType": "image/png", "buffer": file.getvalue()}
+
+
+def data_url(file: dict[str, Any]) -> str:
+    return f"data:{file['mimeType']};base64,{base64.b64encode(file['buffer']).decode()}"
+
+
+def without_pictures(body: dict[str, Any]) -> dict[str, Any]:
+    messages = [{"role": "user", "content": body["messages"][0]["content"][-1:]}]
+    return {"messages": messages, "max_tokens": 1}
+
+
+def test_a_model_sees_the_pictures_of_the_page(chrome, seeing):
+    with opened(chrome, seeing.url) as tab:
+        page = tab.open()
+        settings = tab.settings()
+        settings.get_by_label("Temperature").fill("0")
+        settings.get_by_label("Longest answer").fill("12")
+        page.get_by_role("button", name="Add pictures").wait_for()
+        files = page.locator("input[type=file]")
+        files.set_input_files({"name": "a.svg", "mimeType": "image/svg+xml", "buffer": b"<svg/>"})
+        page.get_by_role("alert").get_by_text("a.svg is no PNG").wait_for()
+        files.set_input_files([picture("red"), picture("green"), picture("blue")])
+        page.get_by_alt_text("Picture 3").wait_for()
+        page.get_by_role("button", name="Remove picture 2").click()
+        faults = violations(page, "pictures") if AXE.exists() else []
+
+        tab.say("What is this?")
+
+        content = tab.sent[-1]["messages"][0]["content"]
+        urls = [data_url(picture(color)) for color in ("red", "blue")]
+        assert [part["image_url"]["url"] for part in content[:2]] == urls
+        assert content[2] == {"type": "text", "text": "What is this?"}
+        shown = page.locator(".turn.user img")
+        assert shown.evaluate_all("all => all.map(each => each.naturalWidth)") == [60, 60]
+        assert faults + (violations(page, "seen") if AXE.exists() else []) == []
+        past = requests(seeing.url)["requests"][0]
+        blind = httpx.post(f"{seeing.url}/v1/chat/completions", json=without_pictures(tab.sent[0]))
+        assert past["prompt_tokens"] > blind.json()["usage"]["prompt_tokens"] + 2
+        assert past["finish"] == "length"
+        page.get_by_role("button", name="Try again").click()
+        page.get_by_label("Version 2 of 2").wait_for()
+        assert tab.sent[1]["messages"] == tab.sent[0]["messages"]
 
 
 def test_what_models_write_never_becomes_markup(chrome, plain):

@@ -5,42 +5,22 @@ Names of keys are those of SGLang's `bench_serving`, so that tools for its files
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from sylvan.bench.load import Measured
 from sylvan.bench.outcome import Outcome
-from sylvan.protocol.errors import ConfigError
+from sylvan.config.objectives import Bounds, Latency
 
 TIMES = ("e2e_latency", "ttft", "tpot", "itl")
 PERCENTILES = (90, 95, 99)
-_BOUNDS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "latency_s"}
-
-Goodput = Mapping[str, float]
-"""Bounds in seconds by the attribute of an outcome."""
-
-
-def goodput_bounds(given: Mapping[str, str]) -> Goodput:
-    """Read `result.goodput`.
-
-    Raises:
-        ConfigError: A name or number is wrong.
-    """
-    found: dict[str, float] = {}
-    for name, text in given.items():
-        try:
-            bound_s = float(text) / 1000
-        except ValueError:
-            bound_s = -1.0
-        if name not in _BOUNDS or not 0 < bound_s < float("inf"):
-            known = ", ".join(_BOUNDS)
-            raise ConfigError(
-                f"result.goodput: expected milliseconds for {known}, got {name}={text}"
-            )
-        found[_BOUNDS[name]] = bound_s
-    return found
+_BOUNDED: Mapping[Latency, Callable[[Outcome], float]] = {
+    "ttft": lambda each: each.ttft_s,
+    "tpot": lambda each: each.tpot_s,
+    "e2e": lambda each: each.latency_s,
+}
 
 
 def times_ms(outcomes: Sequence[Outcome]) -> Mapping[str, np.ndarray[Any, np.dtype[np.float64]]]:
@@ -58,7 +38,7 @@ def times_ms(outcomes: Sequence[Outcome]) -> Mapping[str, np.ndarray[Any, np.dty
     return {name: 1000 * np.asarray(found, np.float64) for name, found in values.items()}
 
 
-def summary(measured: Measured, goodput: Goodput) -> dict[str, Any]:
+def summary(measured: Measured, goodput: Bounds) -> dict[str, Any]:
     """All figures of a run; times are 0 where nothing was measured."""
     outcomes, duration_s = measured.outcomes, max(measured.duration_s, 1e-9)
     done = [each for each in outcomes if not each.error]
@@ -79,13 +59,14 @@ def summary(measured: Measured, goodput: Goodput) -> dict[str, Any]:
         "concurrency": sum(each.latency_s for each in done) / duration_s,
         "max_concurrent_requests": measured.most_concurrent,
         "max_output_tokens_per_s": _peak(done),
+        "steady_output_throughput": _steady(done),
         "accept_length": float(np.mean(lengths)) if lengths else None,
         "send_delay_p99_ms": _send_delay(outcomes),
     }
     for name, values in times_ms(outcomes).items():
         found |= _distribution(name, values)
     if goodput:
-        good = [each for each in done if all(getattr(each, k) <= v for k, v in goodput.items())]
+        good = [each for each in done if all(_BOUNDED[k](each) <= v for k, v in goodput.items())]
         found["goodput"] = len(good) / duration_s
         found["goodput_share"] = len(good) / max(1, len(outcomes))
     return found
@@ -111,6 +92,23 @@ def _peak(done: Sequence[Outcome]) -> float:
     if not moments:
         return 0.0
     return float(np.bincount(np.asarray(moments, np.int64)).max())
+
+
+def _steady(done: Sequence[Outcome]) -> float | None:
+    """Output tokens a second while the load neither grew nor ran out.
+
+    From the end of the first answer until the last request was sent. None: there is no such time.
+    """
+    began_s = min((each.sent_s + each.latency_s for each in done), default=0.0)
+    ended_s = max((each.sent_s for each in done), default=0.0)
+    if ended_s <= began_s:
+        return None
+    tokens = 0.0
+    for each in done:
+        moments = token_moments(each)
+        inside = sum(began_s <= moment < ended_s for moment in moments)
+        tokens += each.output_tokens * inside / len(moments)  # a piece may hold several
+    return tokens / (ended_s - began_s)
 
 
 def token_moments(outcome: Outcome) -> list[float]:

@@ -17,15 +17,17 @@ from sylvan.bench.client import (
     first_model,
     tokenizer_folder,
 )
+from sylvan.bench.datasets import images
 from sylvan.bench.load import Load, Measured, Progress
-from sylvan.bench.metrics import goodput_bounds, summary
+from sylvan.bench.metrics import summary
 from sylvan.bench.results import Result, check_writable, details, origin
 from sylvan.bench.target import Server, Target
 from sylvan.bench.workload import Conversation
 from sylvan.config.bench import BenchConfig, LoadConfig, LoadTest, TargetConfig
-from sylvan.config.fields import replaced
 from sylvan.config.load import dump
+from sylvan.config.objectives import bounds
 from sylvan.config.schema import BENCH, Schema
+from sylvan.config.sweep import loads
 from sylvan.protocol.errors import ConfigError
 from sylvan.text.tokenizer import Tokenizer
 
@@ -50,26 +52,6 @@ class Prepared:
     work: Sequence[Conversation]
 
 
-def loads(config: LoadConfig) -> list[LoadConfig]:
-    """The load of each run: one, or those of `load.sweep`.
-
-    Raises:
-        ConfigError: An entry of the sweep is neither a concurrency nor a rate.
-    """
-    found: list[LoadConfig] = []
-    for word in config.sweep:
-        number, slash, unit = word.strip().partition("/")
-        try:
-            value = float(number) if slash else int(number)
-        except ValueError:
-            value = 0
-        if value <= 0 or (slash and unit != "s"):
-            raise ConfigError(f"load.sweep: expected 8 (concurrency) or 2.5/s (rate), got {word!r}")
-        name = "rate" if slash else "concurrency"
-        found.append(replaced(config, {name: float(value) if slash else int(value)}))
-    return found or [config]
-
-
 def check(config: BenchConfig) -> None:
     """Refuse before anything is sent what cannot work.
 
@@ -88,7 +70,9 @@ def check_load(config: LoadTest) -> None:
         ConfigError: Names the setting.
     """
     loads(config.load)
-    goodput_bounds(config.result.goodput)
+    bounds("result.goodput", config.result.goodput)
+    if config.data.dataset == "image":
+        _check_images(config)
     extra_fields(config.answer.extra_body)
     if config.load.timestamps and config.data.dataset != "trace":
         raise ConfigError("load.timestamps: only data.dataset trace has times")
@@ -97,6 +81,15 @@ def check_load(config: LoadTest) -> None:
             check_writable(name, setting)
     if config.result.details and config.result.file is None:
         raise ConfigError("result.details needs result.file")
+
+
+def _check_images(config: LoadTest) -> None:
+    images.size_of(config.data.image_size)
+    if not isinstance(config, BenchConfig) or config.target.api != "chat":
+        raise ConfigError(
+            "data.dataset image needs sylvan bench serve with target.api chat: the template of the "
+            "server says where pictures stand in a prompt"
+        )
 
 
 async def measure(
@@ -180,7 +173,7 @@ async def _run(
         "model": prepared.model,
         "request_rate": load.rate,
         "max_concurrency": load.concurrency,
-        **summary(measured, goodput_bounds(config.result.goodput)),
+        **summary(measured, bounds("result.goodput", config.result.goodput)),
         "origin": origin(),
         "server_info": prepared.about,
         "config": dump(config, defaults=False, schema=schema),

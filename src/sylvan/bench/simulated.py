@@ -24,6 +24,10 @@ def asked(data: DataConfig, tokenizer: str | None) -> Draft:
     Raises:
         ConfigError: The file or tokenizer is wrong, or the data set needs a tokenizer.
     """
+    if data.dataset == "image":
+        raise ConfigError(
+            "data.dataset image cannot be simulated: only the server knows its tokens"
+        )
     if tokenizer is None:
         return drawn(data)
     found = datasets.load(data, Tokenizer.load(tokenizer))

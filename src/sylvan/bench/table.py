@@ -49,6 +49,8 @@ def _counts(result: Result) -> Iterable[str]:
     yield _row("Request throughput (1/s)", f"{result['request_throughput']:.2f}")
     yield _row("Input token throughput (1/s)", f"{result['input_throughput']:.2f}")
     yield _row("Output token throughput (1/s)", f"{result['output_throughput']:.2f}")
+    if result["steady_output_throughput"] is not None:
+        yield _row("In the steady state (1/s)", f"{result['steady_output_throughput']:.2f}")
     yield _row("Peak output tokens in a second", f"{result['max_output_tokens_per_s']:.0f}")
     yield _row("Total token throughput (1/s)", f"{result['total_throughput']:.2f}")
     yield _row("Mean concurrency", f"{result['concurrency']:.2f}")

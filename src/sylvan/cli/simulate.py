@@ -17,19 +17,19 @@ from sylvan.config.env import config_file
 from sylvan.config.fields import replaced
 from sylvan.config.flags import Option, Parsed
 from sylvan.config.load import dump
+from sylvan.config.objectives import Bounds, bounds
 from sylvan.config.schema import SIMULATE
 from sylvan.config.simulate import SimulateConfig
 from sylvan.config.sources import gather_as
 from sylvan.protocol.errors import ConfigError
 from sylvan.sim import measured as results_of
 from sylvan.sim import table
-from sylvan.sim.figures import bounds
+from sylvan.sim.fleet import YOUNG_OBJECTS
 from sylvan.sim.measured import Measured
 from sylvan.sim.page import about, page
 from sylvan.sim.parallel import run_all
 from sylvan.sim.profile import Profile, read
 from sylvan.sim.scenarios import Result, Study, answers, scenarios
-from sylvan.sim.workload import Bounds
 from sylvan.utils.garbage import settle
 
 SPEC = Spec(
@@ -59,8 +59,16 @@ def run(args: Parsed) -> int:
     planned = scenarios(config.sim, config.load, profile)
     turns = asked(config.data, config.sim.tokenizer)
     sim = config.sim
-    study = Study(profile, turns, slo, config.data.seed, sim.seed, sim.scatter)
-    settle()  # the workload lives until the end
+    study = Study(
+        profile,
+        turns,
+        slo,
+        arrivals=config.data.seed,
+        seed=sim.seed,
+        scatter=sim.scatter,
+        gateway_s=sim.gateway_ms / 1e3,
+    )
+    settle(YOUNG_OBJECTS)  # the workload lives until the end
     # a bar has a thread, and processes are forked
     shown = counting_requests() if config.sim.jobs == 1 else nullcontext(_silent)
     with shown as progress:
@@ -90,7 +98,7 @@ def _checked(config: SimulateConfig) -> Bounds:
     for name, setting in ((config.result.file, "result.file"), (config.result.html, "result.html")):
         if name is not None:
             check_writable(name, setting)
-    return bounds(config.sim.slo)
+    return bounds("sim.slo", config.sim.slo)
 
 
 def _measured(config: SimulateConfig, name: str) -> tuple[SimulateConfig, Measured]:

@@ -45,8 +45,8 @@ class TargetConfig(Section, frozen=True):
 class DataConfig(Section, frozen=True):
     """What is asked."""
 
-    dataset: Literal["random", "shared-prefix", "sharegpt", "custom", "trace"] = "random"
-    """Where prompts come from."""
+    dataset: Literal["random", "shared-prefix", "image", "sharegpt", "custom", "trace"] = "random"
+    """Where prompts come from; `image` is for `target.api` `chat` and models that see."""
     path: str | None = None
     """File of the data set; `sharegpt`, `custom` and `trace` need one."""
     requests: Count = 1000
@@ -56,12 +56,13 @@ class DataConfig(Section, frozen=True):
     seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] = 42
     """Seed of everything that is drawn."""
     input_tokens: Tokens = 1024
-    """`random`: most tokens of a prompt."""
+    """`random`, `image`: most tokens of a prompt, pictures aside."""
     output_tokens: Tokens | None = None
-    """Tokens to generate; `random`: the most, 1024 by default. Default for others: as in the data
-    set, or 256."""
+    """Tokens to generate; `random`, `image`: the most, 1024 by default. Default for others: as in
+    the data set, or 256."""
     range_ratio: Ratio = 0.0
-    """`random`, `shared-prefix`: lengths are drawn between this share of the most and the most."""
+    """`random`, `shared-prefix`, `image`: lengths are drawn between this share of the most and the
+    most."""
     context_tokens: Tokens | None = None
     """`sharegpt`, `custom`, `trace`: entries whose prompt and answer are longer are left out."""
     groups: Count = 64
@@ -74,6 +75,14 @@ class DataConfig(Section, frozen=True):
     """`shared-prefix`: length of a question."""
     turns: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     """`random`, `shared-prefix`: questions of a conversation; each turn repeats what was said."""
+    images: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    """`image`: pictures of a request; each is another one."""
+    image_size: str = "1080p"
+    """`image`: `4k`, `1080p`, `720p`, `360p`, or `HEIGHTxWIDTH` in pixels."""
+    image_format: Literal["jpeg", "png"] = "jpeg"
+    """`image`: how pictures are compressed."""
+    image_content: Literal["random", "blank"] = "random"
+    """`image`: noise, which is as large as pictures get, or one colour."""
     ordered: bool = False
     """`shared-prefix`: one group after the other; default: mixed."""
     suffix: str = ""

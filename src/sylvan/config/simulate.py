@@ -48,6 +48,8 @@ class SimConfig(Section, frozen=True):
     profile."""
     policies: tuple[Name, ...] = ("cache_aware",)
     """Routing policies of the gateway to try: `cache_aware,round_robin`."""
+    gateway_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 0.0
+    """Milliseconds that a gateway adds to the way of a request and its answer."""
     schedules: tuple[Name, ...] = ()
     """Policies of the scheduler's queue to try: `lpm,fcfs`; default: that of the profile."""
     slo: dict[str, str] = msgspec.field(default_factory=dict[str, str])

@@ -13,6 +13,7 @@ _RENAMED = {
     "replicas": "sim.replicas",
     "cache_tokens": "sim.cache_tokens",
     "policy": "sim.policies",
+    "gateway_ms": "sim.gateway_ms",
     "schedule_policy": "sim.schedules",
     "slo": "sim.slo",
     "share": "sim.share",

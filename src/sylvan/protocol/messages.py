@@ -372,6 +372,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     grammars_refused: int = 0  # of these, that could not be compiled
     grammar_timeouts: int = 0  # of these, in time
     grammar_seconds: float = 0.0  # that compiling took
+    image_items: int = 0  # images of requests
+    image_hits: int = 0  # of these, whose vectors were there already
+    audio_items: int = 0  # sounds of requests
+    audio_hits: int = 0  # of these, whose vectors were there already
+    encoder_entries: int = 0  # items whose vectors are kept
+    encoder_bytes: int = 0  # of these vectors
     paused: bool = False  # nothing is computed before a Resume
     tiers: TierLoad | None = None  # None: there are none
     disagg: DisaggLoad | None = None  # None: the server has no role

@@ -85,9 +85,10 @@ class Scatter:
         """One ratio."""
         if not len(self._quantiles):
             return 1.0
-        found = float(self.ahead(1)[0])
+        if self._at >= len(self._drawn):
+            self.ahead(1)
         self._at += 1
-        return found
+        return self._drawn.item(self._at - 1)
 
     def ahead(self, count: int) -> NDArray[np.float64]:
         """What the next so many draws will give; at most `DRAWS`."""

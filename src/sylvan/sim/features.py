@@ -18,6 +18,8 @@ from sylvan.runtime.core.step import StepPlan
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Rows at which the slope of the time over rows may change."""
 SEGMENTS = len(KNOTS)
+FEW = 16
+"""Slices of a step that are looked at one by one."""
 NAMES = (
     "constant",
     *(f"row above {knot}" for knot in KNOTS),
@@ -66,6 +68,8 @@ def shape(numbers: NDArray[np.int32], rows: int, slices: int, samples: int, star
     stops = numbers[2 * slices : 3 * slices]
     if rows == slices:
         return Shape(rows, slices, samples, int(stops.sum()), 0.0, starts)
+    if slices <= FEW:
+        return _shape_of_few(numbers[slices : 3 * slices].tolist(), rows, samples, starts)
     first = numbers[slices : 2 * slices].astype(np.int64)
     lens = stops - first
     single = lens == 1
@@ -73,6 +77,17 @@ def shape(numbers: NDArray[np.int32], rows: int, slices: int, samples: int, star
     pairs = lens * (first + stops + 1) / 2
     context = int(stops[single].sum())
     return Shape(rows, slices, samples, context, float(pairs[~single].sum()), starts)
+
+
+def _shape_of_few(ends: list[int], rows: int, samples: int, starts: int) -> Shape:
+    """The same, from where slices start and then stop: arrays start slowly."""
+    slices, context, pairs = len(ends) // 2, 0, 0.0
+    for first, stop in zip(ends[:slices], ends[slices:], strict=True):
+        if stop - first == 1:
+            context += stop
+        else:
+            pairs += (stop - first) * (first + stop + 1) / 2
+    return Shape(rows, slices, samples, context, pairs, starts)
 
 
 def step_features(found: Shape) -> list[float]:

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sylvan.protocol.errors import ConfigError
+from sylvan.config.objectives import Bounds
 from sylvan.sim.fleet import Fleet
 from sylvan.sim.outcomes import Column, Outcomes
-from sylvan.sim.workload import Bounds
 
 PERCENTILES = (90, 95, 99)
 MAX_POINTS = 200
-SLO_NAMES = ("ttft", "tpot", "e2e")
-
-
-def bounds(given: Mapping[str, str]) -> Bounds:
-    """Read `sim.slo`.
-
-    Raises:
-        ConfigError: A name or number is wrong.
-    """
-    found: dict[str, float] = {}
-    for name, text in given.items():
-        try:
-            bound_s = float(text) / 1000
-        except ValueError:
-            bound_s = -1.0
-        if name not in SLO_NAMES or not 0 < bound_s < float("inf"):
-            known = ", ".join(SLO_NAMES)
-            raise ConfigError(f"sim.slo: expected milliseconds for {known}, got {name}={text}")
-        found[name] = bound_s
-    return found
 
 
 def figures(fleet: Fleet, slo: Bounds) -> dict[str, Any]:

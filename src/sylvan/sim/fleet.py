@@ -27,6 +27,8 @@ from sylvan.sim.workload import Conversation, Ids, Prompts, Turn, Workload
 Progress = Callable[[int, int], None]
 """Called with the number of requests that ended, and of all."""
 
+YOUNG_OBJECTS = 200_000
+"""For `garbage.settle`: most requests are over before so many objects are new."""
 TOLD_EVERY = 256  # requests between two calls of `Progress`
 _BEGIN, _ARRIVE, _RUN, _TELL = range(4)  # of events at the same time, in this order
 

@@ -9,17 +9,18 @@ from typing import Any
 
 import msgspec
 
-from sylvan.config.fields import replaced
+from sylvan.config.objectives import Bounds
 from sylvan.config.route import RoutingConfig
 from sylvan.config.simulate import ArrivalConfig, SimConfig
+from sylvan.config.sweep import loads
 from sylvan.gateway import policies as routing_policies
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.sched.policies import schedule_policy
+from sylvan.sim.cost import RequestCost
 from sylvan.sim.datasets import Draft, arranged
 from sylvan.sim.figures import figures, shares, times_ms
 from sylvan.sim.fleet import Fleet, Progress
 from sylvan.sim.profile import Profile
-from sylvan.sim.workload import Bounds
 from sylvan.utils.plugins import load as load_plugin
 
 MAX_SCENARIOS = 1000
@@ -79,6 +80,7 @@ class Study:
         arrivals: Seed of the moments at which requests come.
         seed: Of all else that is drawn.
         scatter: See `Fleet`.
+        gateway_s: What a gateway adds to the way of a request.
     """
 
     profile: Profile
@@ -87,6 +89,7 @@ class Study:
     arrivals: int
     seed: int
     scatter: bool
+    gateway_s: float = 0.0
 
     def run(self, scenario: Scenario, progress: Progress = lambda done, total: None) -> Result:
         """Simulate one.
@@ -96,7 +99,8 @@ class Study:
         """
         engine = self.profile.engine.with_cache(scenario.cache_tokens)
         engine = msgspec.structs.replace(engine, policy=scenario.schedule)
-        profile = msgspec.structs.replace(self.profile, engine=engine)
+        request = RequestCost(constant=self.profile.request.constant + self.gateway_s)
+        profile = msgspec.structs.replace(self.profile, engine=engine, request=request)
         workload = replace(arranged(self.turns, scenario.load, self.arrivals), slo=self.slo)
         fleet = Fleet(
             profile,
@@ -158,25 +162,6 @@ def _known(setting: str, find: Callable[[], object]) -> None:
         find()
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from error
-
-
-def loads(config: ArrivalConfig) -> list[ArrivalConfig]:
-    """One, or those of `load.sweep`.
-
-    Raises:
-        ConfigError: An entry is neither a concurrency nor a rate.
-    """
-    found: list[ArrivalConfig] = []
-    for word in config.sweep:
-        number, slash, unit = word.strip().partition("/")
-        try:
-            value = float(number) if slash else int(number)
-        except ValueError:
-            value = 0
-        if not 0 < value < float("inf") or (slash and unit != "s"):
-            raise ConfigError(f"load.sweep: expected 8 (concurrency) or 2.5/s (rate), got {word!r}")
-        found.append(replaced(config, {"rate" if slash else "concurrency": value}))
-    return found or [config]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ COLUMNS = (
     ("busy", "busy", ".0%"),
     ("failed", "failed", "d"),
 )
+DISTURBED = 0.2
+"""Mean error of a step's time beyond which the recorded machine did other things as well."""
 _LEFT = frozenset({"load", "policy", "schedule"})
 
 
@@ -79,7 +81,17 @@ def warnings(results: Sequence[Result], profile: Profile) -> list[str]:
             f"steps of up to {larger} rows were simulated, the profile has seen {most} at most: "
             "record a heavier load to be surer"
         )
-    return found
+    return [*found, *_disturbed(profile)]
+
+
+def _disturbed(profile: Profile) -> list[str]:
+    error = profile.origin.step_error
+    if error <= DISTURBED:
+        return []
+    return [
+        f"recorded steps took {error:.0%} more or less than steps like them: the machine did other "
+        "things meanwhile; record again on one that does nothing else"
+    ]
 
 
 def described(profile: Profile) -> str:
@@ -95,5 +107,6 @@ def described(profile: Profile) -> str:
             f"{1e3 * host.slice:.4f} ms for each request in it",
             f"outside the scheduler {1e3 * request.constant:.2f} ms a request"
             + ("" if origin.results else " (not known: no --results)"),
+            *_disturbed(profile),
         ]
     )

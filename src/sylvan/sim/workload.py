@@ -7,11 +7,13 @@ exactly are one block of ids.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sylvan.config.objectives import Bounds, Latency
 
 Ids = NDArray[np.int32]
 
@@ -35,9 +37,6 @@ class Block:
 
 
 Part = Block | Ids
-
-Bounds = Mapping[str, float]
-"""Seconds, by the name of the time: ttft, tpot, e2e."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class Workload:
     conversations: Sequence[Conversation]
     concurrency: int | None = None
     warmup: Sequence[Turn] = ()
-    slo: Bounds = field(default_factory=dict[str, float])
+    slo: Bounds = field(default_factory=dict[Latency, float])
 
     @property
     def num_requests(self) -> int:

@@ -14,13 +14,17 @@ OLD_PASSES = 750
 """So many of those until all is walked: millions of objects later, so only if something leaks."""
 
 
-def settle() -> None:
+def settle(young_objects: int = YOUNG_OBJECTS) -> None:
     """Look for cycles now, and spare what lives from all later looks.
 
     For a process that is at rest. A walk over the nodes of a full prefix tree takes 0.1 s and finds
     nothing, as the scheduler makes no cycles; by Python's defaults it comes whenever the tree has
     grown by a quarter. What is spared is freed as ever when nothing refers to it any more.
+
+    Args:
+        young_objects: When new objects are looked at. A program that may pause does it the more
+            rarely the larger this is, and more of them are gone by then.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, YOUNG_PASSES, OLD_PASSES)
+    gc.set_threshold(young_objects, YOUNG_PASSES, OLD_PASSES)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import base64
+import io
 import json
 
 import pytest
 
 from sylvan.bench import datasets
+from sylvan.bench.datasets import images
 from sylvan.config.bench import DataConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.text.tokenizer import Tokenizer
@@ -136,6 +139,56 @@ def test_prompts_of_a_trace_share_the_blocks_that_it_names(tokenizer, lines):
     assert [len(ids) for ids in (a, b, c)] == [1100, 1024, 600]
     assert a[:1024] == b
     assert c[:512] != b[:512]
+
+
+@pytest.mark.parametrize("form", ["jpeg", "png"])
+def test_pictures_are_of_the_size_that_is_asked_for_and_each_is_another_one(tokenizer, form):
+    image = pytest.importorskip("PIL.Image")
+    config = DataConfig(
+        dataset="image", requests=3, images=2, image_size="9x14", image_format=form,
+        input_tokens=12, output_tokens=5, range_ratio=1.0, suffix="!",
+    )  # fmt: skip
+
+    found = turns(datasets.load(config, tokenizer))
+
+    urls = []
+    for turn in found:
+        [message] = turn.messages
+        *pictures, text = message["content"]
+        assert text == {"type": "text", "text": turn.text}
+        assert (turn.prompt_tokens, turn.output_tokens, len(pictures)) == (13, 5, 2)
+        urls += [part["image_url"]["url"] for part in pictures]
+    assert len({*urls}) == 6
+    for url in urls:
+        head, _, data = url.partition(",")
+        assert head == f"data:image/{form};base64"
+        picture = image.open(io.BytesIO(base64.b64decode(data)))
+        assert (picture.size, picture.format) == ((14, 9), form.upper())
+    assert turns(datasets.load(config, tokenizer)) == found
+
+
+def test_blank_pictures_are_of_one_color(tokenizer):
+    image = pytest.importorskip("PIL.Image")
+    config = DataConfig(
+        dataset="image", requests=2, image_size="360p", image_content="blank", image_format="png"
+    )
+
+    for turn in turns(datasets.load(config, tokenizer)):
+        data = turn.messages[0]["content"][0]["image_url"]["url"].partition(",")[2]
+        picture = image.open(io.BytesIO(base64.b64decode(data)))
+        assert picture.size == (640, 360)
+        assert len(picture.getcolors()) == 1
+
+
+def test_pictures_that_fill_the_memory_are_refused(tokenizer, monkeypatch):
+    pytest.importorskip("PIL.Image")
+    monkeypatch.setattr(images, "MAX_BYTES", 1 << 20)
+    config = DataConfig(dataset="image", requests=100, image_size="64x64", image_format="png")
+
+    with pytest.raises(
+        ConfigError, match=r"^data\.requests: pictures of the first \d\d are larger"
+    ):
+        datasets.load(config, tokenizer)
 
 
 @pytest.mark.parametrize(

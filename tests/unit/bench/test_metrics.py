@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from sylvan.bench.load import Measured
-from sylvan.bench.metrics import goodput_bounds, summary, token_moments
+from sylvan.bench.metrics import summary, token_moments
 from sylvan.bench.outcome import Outcome, Reception
-from sylvan.protocol.errors import ConfigError
 
 
 def outcome(**fields):
@@ -37,7 +36,7 @@ def test_figures_of_a_run():
         outcome(error="500: no", latency_s=0.0),
     ]
 
-    found = summary(Measured(outcomes, 4.0, 2), goodput_bounds({"ttft": "600", "e2e": "9000"}))
+    found = summary(Measured(outcomes, 4.0, 2), {"ttft": 0.6, "e2e": 9.0})
 
     assert (found["completed"], found["failed"]) == (2, 1)
     assert (found["total_input_tokens"], found["total_output_tokens"]) == (20, 6)
@@ -68,7 +67,14 @@ def test_moments_of_tokens():
     assert token_moments(outcome(sent_s=1.0)) == [2.0, 2.25, 3.0]
 
 
-@pytest.mark.parametrize("given", [{"x": "5"}, {"ttft": "soon"}, {"tpot": "-1"}, {"e2e": "inf"}])
-def test_bounds_that_mean_nothing_are_refused(given):
-    with pytest.raises(ConfigError, match="expected milliseconds for ttft, tpot, e2e"):
-        goodput_bounds(given)
+def test_the_steady_state_lies_between_the_first_end_and_the_last_request():
+    # answers of 3 tokens, at 1.0, 1.25 and 2.0 s after they were asked for
+    outcomes = [outcome(sent_s=at) for at in (0.0, 0.5, 1.0, 4.0)]
+    found = summary(Measured(outcomes, 9.0, 3), {})
+
+    ended_s = min(each.sent_s + each.latency_s for each in outcomes)
+    inside = [m for each in outcomes for m in token_moments(each) if ended_s <= m < 4.0]
+    assert found["steady_output_throughput"] == pytest.approx(len(inside) / (4.0 - ended_s))
+    assert 0 < len(inside) < 9
+    assert summary(Measured(outcomes[:1], 9.0, 1), {})["steady_output_throughput"] is None
+    assert summary(Measured([], 9.0, 1), {})["steady_output_throughput"] is None

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 import sylvan
-from sylvan.bench.run import check, loads
+from sylvan.bench.run import check
 from sylvan.config.flags import parse_flags
 from sylvan.config.schema import BENCH
 from sylvan.config.sources import gather_as
+from sylvan.config.sweep import loads
 from sylvan.protocol.errors import ConfigError
 
 PACKAGE = Path(sylvan.__file__).parent
@@ -26,7 +27,8 @@ def test_every_field_is_documented(path):
 
 
 def test_every_field_is_read():
-    files = [*(PACKAGE / "bench").rglob("*.py"), PACKAGE / "cli/bench_serve.py"]
+    others = [PACKAGE / "cli/bench_serve.py", PACKAGE / "config/sweep.py"]
+    files = [*(PACKAGE / "bench").rglob("*.py"), *others]
     text = "\n".join(path.read_text() for path in files)
     leaves = {path.rpartition(".")[2] for path in BENCH.fields}
     assert {leaf for leaf in leaves if not re.search(rf"\.{leaf}\b", text)} == set()
@@ -84,6 +86,12 @@ def test_a_sweep_is_a_run_for_each_load():
         ("--output-details", "result.details needs result.file"),
         ("--output /no/such/folder/x", "result.file: /no/such/folder/x cannot be written"),
         ("--html /no/such/folder/x", "result.html: /no/such/folder/x cannot be written"),
+        (
+            "--dataset-name image",
+            "data.dataset image needs sylvan bench serve with target.api chat",
+        ),
+        ("--dataset-name image --api chat --image-resolution 9x", "data.image_size: expected 4k"),
+        ("--dataset-name image --api chat --image-resolution 1x8193", "of at most 8192"),
         ("--dataset-name x", "expected one of random"),
         ("--requests 0", "--requests: expected int >= 1"),
     ],

@@ -4,6 +4,7 @@ import { Icon, IconButton } from "../parts/controls";
 
 const MAX_IMAGES = 8;
 const MAX_IMAGE_BYTES = 10_000_000;
+const IMAGE_TYPES = ["png", "jpeg", "gif", "webp", "bmp"].map((name) => `image/${name}`); // that servers read
 
 interface Props {
   busy: boolean;
@@ -38,6 +39,8 @@ export function Composer({ busy, sees, onSend, onStop }: Props) {
     const pictures = [...files].filter((file) => file.type.startsWith("image/"));
     if (!sees || !pictures.length) return;
     if (images.length + pictures.length > MAX_IMAGES) return setFault(`At most ${MAX_IMAGES} pictures in a message.`);
+    const other = pictures.find((file) => !IMAGE_TYPES.includes(file.type));
+    if (other) return setFault(`${other.name} is no PNG, JPEG, GIF, WebP or BMP.`);
     const large = pictures.find((file) => file.size > MAX_IMAGE_BYTES);
     if (large) return setFault(`${large.name} is larger than ${MAX_IMAGE_BYTES / 1e6} MB.`);
     const read = await Promise.all(pictures.map(dataUrl));
@@ -77,7 +80,17 @@ export function Composer({ busy, sees, onSend, onStop }: Props) {
       <div class="composer-row">
         {sees && (
           <>
-            <input ref={chooser} type="file" accept="image/*" multiple hidden onChange={(event) => void add(event.currentTarget.files ?? [])} />
+            <input
+              ref={chooser}
+              type="file"
+              accept={IMAGE_TYPES.join()}
+              multiple
+              hidden
+              onChange={(event) => {
+                void add([...(event.currentTarget.files ?? [])]);
+                event.currentTarget.value = ""; // so that the same file can be chosen again
+              }}
+            />
             <IconButton icon="image" label="Add pictures" onClick={() => chooser.current?.click()} />
           </>
         )}

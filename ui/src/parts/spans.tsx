@@ -1,5 +1,6 @@
 // Spans of a trace, whatever form they come in, and how they are drawn.
 import { seconds } from "../format";
+import { STAGES } from "./stages";
 
 export interface Span {
   name: string;
@@ -74,13 +75,13 @@ export function Waterfall({ spans, label }: { spans: Span[]; label: string }) {
   const share = (value: number) => (100 * value) / (to - from);
   return (
     <ol class="waterfall" aria-label={label}>
-      {spans.map(({ name, startS, endS, depth, detail, track }, i) => (
+      {spans.map(({ name, startS, endS, depth, detail, track }) => (
         <li title={detail}>
-          <span class="span-name" style={{ paddingLeft: `${Math.min(depth, 8) * 12}px` }}>
-            {name} {track && <small>{track}</small>}
+          <span class="span-name" style={{ paddingLeft: `${Math.min(depth, 8) * 12}px` }} title={name}>
+            {STAGES[name]?.[0] ?? name} {track && <small>{track}</small>}
           </span>
           <span class="span-lane">
-            <span class={`span-bar c${(i % 5) + 1}`} style={{ left: `${share(startS - from)}%`, width: `max(2px, ${share(endS - startS)}%)` }} />
+            <span class={`span-bar ${STAGES[name] ? `c${STAGES[name][2]}` : "whole"}`} style={{ left: `${share(startS - from)}%`, width: `max(2px, ${share(endS - startS)}%)` }} />
           </span>
           <span class="span-time">{seconds(endS - startS)}</span>
         </li>

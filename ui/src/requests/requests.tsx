@@ -4,6 +4,7 @@ import { ApiError, json, key } from "../api";
 import { clock, count, percent, seconds } from "../format";
 import { Card, Empty, Icon, IconButton, Notice, Page } from "../parts/controls";
 import { type Span, spansIn, Waterfall } from "../parts/spans";
+import { STAGES } from "../parts/stages";
 import { usePoll, useStore } from "../store";
 import { own, type OwnRequest } from "./own";
 
@@ -36,13 +37,6 @@ interface Recent {
   requests: Past[];
 }
 
-const STAGES: Record<string, [string, number]> = {
-  dispatch: ["Read and sent to the scheduler", 5],
-  queue: ["Waits for its turn", 3],
-  prefill: ["Prompt, up to the first token", 2],
-  decode: ["The other tokens", 1],
-  deliver: ["Text made and sent", 4],
-};
 const FINISH: Record<string, string> = { stop: "stopped", length: "length", tool_calls: "called a tool", abort_client: "client left", abort_server: "ended by the server", stopped: "stopped here", failed: "failed" };
 
 export function Requests({ rest }: { rest: string }) {
@@ -98,11 +92,11 @@ function merged(told: Past[], mine: OwnRequest[]): Past[] {
 function asPast(request: OwnRequest): Past {
   const { queueS, firstTokenS, totalS } = request;
   const stages: Record<string, number> = {};
-  if (queueS !== undefined) stages.queue = queueS;
+  if (queueS !== undefined) stages.prefill_waiting = queueS;
   if (firstTokenS !== undefined) {
-    stages.prefill = Math.max(0, firstTokenS - (queueS ?? 0));
-    stages.decode = Math.max(0, totalS - firstTokenS);
-  } else stages.deliver = totalS;
+    stages.prefill_forward = Math.max(0, firstTokenS - (queueS ?? 0));
+    stages.decode_forward = Math.max(0, totalS - firstTokenS);
+  } else stages.network = totalS;
   return {
     rid: request.rid,
     arrived: request.at,
@@ -176,7 +170,7 @@ function Table({ rows, chosen, onChoose, tenants }: { rows: Past[]; chosen: stri
 function Key() {
   return (
     <span class="legend" aria-hidden="true">
-      {Object.entries(STAGES).map(([name, [, color]]) => (
+      {Object.values(STAGES).map(([name, , color]) => (
         <span class={`c${color}`}>
           <i /> {name}
         </span>
@@ -190,7 +184,7 @@ function StageBar({ stages }: { stages: Record<string, number> }) {
   return (
     <div class="meter thin" aria-hidden="true">
       {Object.entries(stages).map(([name, value]) => (
-        <span class={`c${STAGES[name]?.[1] ?? 5}`} style={{ width: `${(100 * value) / all}%` }} />
+        <span class={`c${STAGES[name]?.[2] ?? 5}`} style={{ width: `${(100 * value) / all}%` }} />
       ))}
     </div>
   );
@@ -265,11 +259,11 @@ function Inspector({ rid, past, onClose }: { rid: string; past?: Past; onClose: 
               at += value;
               return (
                 <li>
-                  <span class="span-name" title={STAGES[name]?.[0]}>
-                    {name} <small>{STAGES[name]?.[0]}</small>
+                  <span class="span-name" title={STAGES[name]?.[1]}>
+                    {STAGES[name]?.[0] ?? name} <small>{STAGES[name]?.[1]}</small>
                   </span>
                   <span class="span-lane">
-                    <span class={`span-bar c${STAGES[name]?.[1] ?? 5}`} style={{ left: `${(100 * left) / all}%`, width: `max(2px, ${(100 * value) / all}%)` }} />
+                    <span class={`span-bar c${STAGES[name]?.[2] ?? 5}`} style={{ left: `${(100 * left) / all}%`, width: `max(2px, ${(100 * value) / all}%)` }} />
                   </span>
                   <span class="span-time">{seconds(value)}</span>
                 </li>

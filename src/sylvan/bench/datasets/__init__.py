@@ -5,7 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from sylvan.bench.datasets import custom, random_prompts, shared_prefix, sharegpt, trace
+from sylvan.bench.datasets import (
+    custom,
+    images,
+    random_prompts,
+    shared_prefix,
+    sharegpt,
+    trace,
+)
 from sylvan.bench.datasets.prompts import Prompts
 from sylvan.bench.workload import Conversation
 from sylvan.config.bench import DataConfig
@@ -16,6 +23,7 @@ _FROM_FILE = ("sharegpt", "custom", "trace")
 _LOADERS: Mapping[str, Callable[[DataConfig, Prompts], Sequence[Conversation]]] = {
     "random": random_prompts.load,
     "shared-prefix": shared_prefix.load,
+    "image": images.load,
     "sharegpt": sharegpt.load,
     "custom": custom.load,
     "trace": trace.load,

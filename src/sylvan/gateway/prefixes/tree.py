@@ -121,14 +121,19 @@ class PrefixTree:
             position += len(child.edge)
             node = child
 
-    def matched(self, found: Found) -> Mapping[str, int]:
-        """Bytes of the key that each worker holds; those that hold none are left out."""
+    def matched(self, found: Found, beyond: int = 0) -> Mapping[str, int]:
+        """Bytes of the key that each worker holds, without workers that hold no more than `beyond`.
+
+        With a bound, many workers need not be listed for what all keys begin with.
+        """
         lengths: dict[str, int] = {}
-        if found.partial is not None:
+        if found.partial is not None and found.length + found.partial_bytes > beyond:
             lengths = dict.fromkeys(found.partial.tags, found.length + found.partial_bytes)
         for node in reversed(found.path):
+            depth = node.depth
+            if depth <= beyond:
+                break
             if len(lengths) < len(node.tags):
-                depth = node.depth
                 for worker in node.tags:
                     if worker not in lengths:
                         lengths[worker] = depth

@@ -32,10 +32,10 @@ class LoadMonitor:
         before = worker.num_running + worker.peer_running
         reported = await self._ask(worker, self._interval_s)
         if reported is None:
-            worker.foreign_load = 0
+            worker.see_foreign(0)
             return
         ours = max(
             before, worker.num_running + worker.peer_running
         )  # while it was asked some came and some went
-        worker.foreign_load = max(0, reported.num_reqs - ours)
+        worker.see_foreign(max(0, reported.num_reqs - ours))
         worker.found.capacity_tokens = reported.capacity_tokens or worker.found.capacity_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator
 
 POINTS = 128
@@ -16,6 +16,7 @@ class HashRing:
     def __init__(self) -> None:
         self._points: list[tuple[int, str]] = []
         self._members: set[str] = set()
+        self._in_order = True
 
     def __len__(self) -> int:
         return len(self._members)
@@ -25,8 +26,8 @@ class HashRing:
         if member in self._members:
             return
         self._members.add(member)
-        for point in _points(member):
-            insort(self._points, (point, member))
+        self._points += [(point, member) for point in _points(member)]
+        self._in_order = False  # many members come one after the other
 
     def remove(self, member: str) -> None:
         """Take a member off the ring."""
@@ -36,6 +37,9 @@ class HashRing:
 
     def walk(self, key: bytes) -> Iterator[str]:
         """Members in the order in which they take over the key; each comes once."""
+        if not self._in_order:
+            self._points.sort()
+            self._in_order = True
         seen: set[str] = set()
         points = self._points
         start = bisect_left(points, (hash64(key), ""))

@@ -87,6 +87,7 @@ class Worker:
         peer_running: Requests that other processes of this gateway gave it.
         peer_tokens: As `queued_tokens`, of those.
         on_load: Told when `num_running` or `queued_tokens` changed.
+        on_counts: Told when any count of its load changed, those of others included.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Worker:
         self.peer_running = 0
         self.peer_tokens = 0
         self.on_load: list[Callable[[Worker], None]] = []
+        self.on_counts: list[Callable[[Worker], None]] = []
         self._peers: dict[int, tuple[int, int]] = {}
         self.cost = spec.cost
         self.clock = clock
@@ -185,11 +187,12 @@ class Worker:
             self._peers[process] = (running, tokens)
         self.peer_running += running - old_running
         self.peer_tokens += tokens - old_tokens
+        _counted(self)
 
-    def loaded(self) -> None:
-        """Tell whoever wants to know that its load has changed."""
-        for listener in self.on_load:
-            listener(self)
+    def see_foreign(self, requests: int) -> None:
+        """Take in how many requests it has from others than this gateway."""
+        self.foreign_load = requests
+        _counted(self)
 
     def drain(self) -> None:
         """Give it nothing more."""
@@ -226,14 +229,14 @@ class Dispatch:
         worker.num_running += 1
         worker.queued_tokens += new_tokens
         worker.breaker.sent()
-        worker.loaded()
+        _loaded(worker)
 
     def answered(self) -> None:
         """The worker has begun to answer: the prompt is computed."""
         if self._tokens:
             self.worker.queued_tokens -= self._tokens
             self._tokens = 0
-            self.worker.loaded()
+            _loaded(self.worker)
 
     def succeeded(self) -> None:
         """The worker did what a working one does, which may be to refuse a bad request."""
@@ -254,7 +257,19 @@ class Dispatch:
         self._open = False
         self.answered()
         self.worker.num_running -= 1
-        self.worker.loaded()
+        _loaded(self.worker)
         if not self._verdict:
             self._verdict = True
             self.worker.breaker.abandoned()
+
+
+def _loaded(worker: Worker) -> None:
+    """Tell whoever wants to know that the load that this gateway makes has changed."""
+    for listener in worker.on_load:
+        listener(worker)
+    _counted(worker)
+
+
+def _counted(worker: Worker) -> None:
+    for listener in worker.on_counts:
+        listener(worker)

@@ -36,6 +36,7 @@ class Composition:
         weight_version: Label of the weights.
         lora: Adapters; None: there are none to be served.
         corpora: Texts that are guessed from; None: nothing is.
+        media_counts: Fields of `Load` that tell of images and sounds.
         disagg_load: What is told of KV that is handed over; None without a role.
         stores: Of KV below the device's memory; None: there can be none.
     """
@@ -47,6 +48,7 @@ class Composition:
     executor: Executor
     close: Callable[[], None]
     grammar_counts: Callable[[], Mapping[str, int | float]] = dict
+    media_counts: Callable[[], Mapping[str, int]] = dict
     disagg_load: Callable[[], DisaggLoad | None] = lambda: None
     drafts_won: Callable[[], float] = float
     weight_version: str = DEFAULT_VERSION

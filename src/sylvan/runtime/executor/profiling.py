@@ -154,8 +154,12 @@ class Profiling:
             return None
         recorded.stop()
         path = folder / f"{name}-torch.trace.json"
-        recorded.export_chrome_trace(str(path))
-        msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])  # whole, on any disk
+        try:
+            recorded.export_chrome_trace(str(path))  # which may not say that the disk was full
+            msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+        except (OSError, RuntimeError, msgspec.DecodeError) as error:
+            path.unlink(missing_ok=True)  # half of it is of no use
+            raise OSError(f"{path}: {error}; is the disk full?") from error
         return path
 
     def _write_ops(self, folder: Path, name: str) -> Path | None:
@@ -165,7 +169,11 @@ class Profiling:
         path = folder / f"{name}-ops.json"
         body = {"steps": measured.steps, "bytes_per_s": measured.bytes_per_s}
         content = {**body, "ops": op_times(measured)}
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(content)))
+        try:
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(content)))
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
         return path
 
     def _write_python(self, folder: Path, name: str) -> Path | None:

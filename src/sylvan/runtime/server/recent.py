@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
-from sylvan.protocol.messages import Finish, Timing, Usage
+from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
 from sylvan.runtime.tokenizer.router import ReplicaRouter
+from sylvan.runtime.tokenizer.timeline import StageName, began_s, stages
 from sylvan.utils.clock import Clock
 
 KEPT = 256
@@ -31,7 +32,7 @@ class PastRequest(msgspec.Struct, frozen=True, kw_only=True):
         usage: Counts of its samples: the prompt once, the outputs together.
         finish: Why its last sample ended.
         adapter: LoRA adapter, if any.
-        stages: Seconds from arrival to the end, in order, of its last sample; they add up.
+        stages: Seconds of its last sample in each stage, in order; they add up (`timeline`).
     """
 
     rid: str
@@ -42,7 +43,7 @@ class PastRequest(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     finish: str
     adapter: str | None
-    stages: dict[str, float]
+    stages: dict[StageName, float]
 
 
 class RecentRequests:
@@ -102,33 +103,14 @@ class RecentRequests:
                 rid=live.rid[:MAX_RID_CHARS],
                 tenant=live.tenant,
                 kind=_kind(live),
-                arrived=self._wall() - (now - live.arrived_s),
+                arrived=self._wall() - (now - began_s(live)),
                 samples=len(live.samples),
                 usage=_usage(live.samples),
                 finish=_finish_name(last.finish),
                 adapter=live.request.lora,
-                stages=stages(live.arrived_s, last.timing, now),
+                stages={stage.name: stage.seconds for stage in stages(live, last)},
             )
         )
-
-
-def stages(arrived_s: float, timing: Timing | None, ended_s: float) -> dict[str, float]:
-    """Where the time of a request went, in seconds, in order; the stages add up to all of it.
-
-    What a request never reached is left out. All times are on the machine's monotonic clock.
-    """
-    points = [("dispatch", 0.0), ("queue", 0.0), ("prefill", 0.0), ("decode", 0.0)]
-    if timing is not None:
-        reached = timing.received, timing.started, timing.first_token, timing.finished
-        points = [(name, at) for (name, _), at in zip(points, reached, strict=True)]
-    found: dict[str, float] = {}
-    before = arrived_s
-    for name, at in points:
-        if at:
-            found[name] = max(0.0, at - before)
-            before = max(before, at)
-    found["deliver"] = max(0.0, ended_s - before)
-    return found
 
 
 def _kind(live: LiveRequest) -> str:

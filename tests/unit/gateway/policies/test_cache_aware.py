@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from array import array
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from sylvan.config.route import RoutingConfig
 from sylvan.gateway import policies
 from sylvan.gateway.policies.api import Outcome, PolicyParts, RoutingRequest
-from sylvan.gateway.policies.cache_aware import RUNNING_TOKENS
+from sylvan.gateway.policies.cache_aware import MANY, RUNNING_TOKENS
 from sylvan.gateway.prefixes.blocks import BlockIndex
 from sylvan.gateway.prefixes.events import BlockStored
 from sylvan.gateway.workers.registry import Registry
@@ -201,3 +202,47 @@ def test_namespaces_and_unknown_ids_are_estimated(registry):
     assert (again.worker, again.branch) == (first.worker, "hit")
     odd = RoutingRequest(prompt=b"x" * 64, namespace="/", token_ids=[1, 2**70])
     assert policy.select(registry.workers, odd).promise is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_many_workers_looked_at_at_once_are_chosen_as_one_by_one(seed):
+    """Lists of the same workers that are new each time are looked at one by one."""
+    rng = random.Random(seed)
+    workers = [
+        make_worker(n, VirtualClock(), cost=rng.choice([1.0, 1.0, 1.5])) for n in range(MANY)
+    ]
+    at_once, singly = make_policy("cache_aware"), make_policy("cache_aware")
+    dispatches = []
+
+    for number in range(300):
+        text = SYSTEM[: rng.choice([0, 20, 400, 1600])] + f"{rng.randrange(8)} and so on " * 9
+        found = at_once.select(workers, ask(text, "ab"[number % 2]))
+        expected = singly.select([*workers], ask(text, "ab"[number % 2]))
+
+        assert (found.worker, found.new_tokens, found.branch) == (
+            expected.worker,
+            expected.new_tokens,
+            expected.branch,
+        )
+        dispatches.append(found.worker.begin(found.new_tokens))
+        for _ in range(rng.randrange(3)):
+            dispatch = rng.choice(dispatches)
+            rng.choice([dispatch.answered, dispatch.close])()
+        other = rng.choice(workers)
+        if number % 2:
+            other.see_peer(7, 2, 300)
+        else:
+            other.see_foreign(rng.randrange(9))
+    assert len(workers[0].on_counts) == 1
+
+
+def test_workers_of_an_old_list_are_followed_no_more():
+    first = [make_worker(n, VirtualClock()) for n in range(MANY)]
+    policy = make_policy("cache_aware")
+    for _ in range(2):
+        policy.select(first, ask("x"))
+    fewer = [*first[1:], make_worker(MANY, VirtualClock())]
+    for _ in range(2):
+        policy.select(fewer, ask("x"))
+
+    assert [len(worker.on_counts) for worker in (first[0], *fewer)] == [0] + [1] * MANY

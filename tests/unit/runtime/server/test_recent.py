@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sylvan.protocol.messages import Timing
-from sylvan.runtime.server.recent import KEPT, stages
+from sylvan.runtime.server.recent import KEPT
 from tests.support.http import two_tenants
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
@@ -64,29 +63,16 @@ async def test_a_tenant_sees_its_own_requests_only(engine, tmp_path):
     assert (await client.get("/requests")).status_code == 401
 
 
-@pytest.mark.parametrize(
-    ("timing", "expected"),
-    [
-        (None, {"deliver": 10.0}),
-        (Timing(received=1.0), {"dispatch": 1.0, "deliver": 9.0}),
-        (
-            Timing(received=1.0, started=3.0, first_token=6.0, finished=9.5),
-            {"dispatch": 1.0, "queue": 2.0, "prefill": 3.0, "decode": 3.5, "deliver": 0.5},
-        ),
-        # ended while it waited: the rest of its time was waiting
-        (Timing(received=1.0, finished=4.0), {"dispatch": 1.0, "decode": 3.0, "deliver": 6.0}),
-    ],
-)
-def test_stages_add_up_to_all_of_the_time(timing, expected):
-    moved = timing and Timing(**{n: v and v + 100.0 for n, v in _items(timing)})
-    found = stages(100.0, moved, 110.0)
+async def test_its_stages_are_those_of_its_trace(client):
+    await client.post("/generate", {"text": "abc", "rid": "mine"})
+    [found] = await requests(client)
+    trace = (await client.get("/trace/mine")).json()
 
-    assert found == pytest.approx(expected)
-    assert sum(found.values()) == pytest.approx(10.0)
-
-
-def _items(timing):
-    return [(name, getattr(timing, name)) for name in timing.__struct_fields__]
+    whole, *stages = trace["spans"]
+    assert {span["name"]: span["duration_ms"] for span in stages} == pytest.approx(
+        {name: 1e3 * seconds for name, seconds in found["stages"].items()}, abs=1e-3
+    )
+    assert sum(found["stages"].values()) * 1e3 == pytest.approx(whole["duration_ms"], abs=1e-2)
 
 
 async def test_a_stream_ends_with_its_meta_info_if_that_is_asked_for(client):

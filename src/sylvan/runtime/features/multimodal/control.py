@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,11 +19,17 @@ from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 
 @dataclass(frozen=True, slots=True)
 class MediaCounts:
-    """For metrics and `/server_info`."""
+    """What was encoded so far.
+
+    Attributes:
+        encoded: Items that the encoder ran for.
+        kept_bytes: Of vectors that are there.
+        load: Fields of `Load`.
+    """
 
     encoded: int
-    reused: int
     kept_bytes: int
+    load: Mapping[str, int]
 
 
 class Multimodal(Capability):
@@ -51,7 +57,16 @@ class Multimodal(Capability):
     def counts(self) -> MediaCounts:
         """What was encoded so far."""
         found = self._encodings
-        return MediaCounts(found.encoded, found.reused, found.num_bytes)
+        asked, reused = found.asked, found.reused
+        load = {
+            "image_items": asked["image"],
+            "image_hits": reused["image"],
+            "audio_items": asked["audio"],
+            "audio_hits": reused["audio"],
+            "encoder_entries": found.num_ready,
+            "encoder_bytes": found.num_bytes,
+        }
+        return MediaCounts(found.encoded, found.num_bytes, load)
 
     def attach(self, port: SchedulerPort) -> None:
         """See `Capability.attach`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -45,7 +45,9 @@ class Encodings:
 
     Attributes:
         encoded: Items that were encoded so far.
-        reused: Requests for an item that was encoded already.
+        num_ready: Items whose vectors are there.
+        asked: Items of requests, by kind.
+        reused: Of these, those that were encoded already.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -57,7 +59,9 @@ class Encodings:
         self._dropped: list[bytes] = []
         self._running = 0
         self.encoded = 0
-        self.reused = 0
+        self.num_ready = 0
+        self.asked: Counter[MediaKind] = Counter()
+        self.reused: Counter[MediaKind] = Counter()
 
     @property
     def num_bytes(self) -> int:
@@ -76,8 +80,9 @@ class Encodings:
             known = self._items[key] = Encoding(item.kind, count, item.features)
         elif not known.features:
             known.features = item.features
+        self.asked[item.kind] += 1
         if known.progress is Progress.READY:
-            self.reused += 1
+            self.reused[item.kind] += 1
         known.users.add(rid)
         self._idle.pop(key, None)
 
@@ -132,6 +137,7 @@ class Encodings:
         known = self._items[key]
         self._running -= 1
         self.encoded += 1
+        self.num_ready += 1
         known.progress, known.num_bytes = Progress.READY, num_bytes
         self._num_bytes += num_bytes
         if not known.users:
@@ -150,4 +156,5 @@ class Encodings:
         while self._num_bytes > self._most_bytes and self._idle:
             key, _ = self._idle.popitem(last=False)
             self._num_bytes -= self._items.pop(key).num_bytes
+            self.num_ready -= 1
             self._dropped.append(key)

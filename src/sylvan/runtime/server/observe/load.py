@@ -107,6 +107,8 @@ _GAUGES: Mapping[str, tuple[str, Value]] = {
     "lora_pool_utilization": ("Share of slots with an adapter", lambda n, _: n.lora_utilization),
     "lora_adapters": ("Adapters that may be asked for", lambda n, _: n.lora_adapters),
     "lora_host_copies": ("Adapters in host memory", lambda n, _: n.lora_copies),
+    "encoder_cache_entries": ("Images and sounds that are encoded", lambda n, _: n.encoder_entries),
+    "encoder_cache_size_mb": ("MB of their vectors", lambda n, _: n.encoder_bytes / 1e6),
     "grammar_tries": ("Outputs that went back to their schema", lambda n, _: n.grammar_tries),
     "grammar_taken_back_tokens": ("Tokens taken back then", lambda n, _: n.grammar_taken_back),
     "targets_set": ("Requests with a latency target", lambda n, _: n.targets_set),
@@ -162,6 +164,16 @@ _LABELLED: Mapping[str, tuple[str, str, Mapping[str, Value]]] = {
             "prefill_cache": lambda n, _: n.cached_prompt_tokens,
             "decode": lambda n, _: n.generated_tokens,
         },
+    ),
+    "encoder_cache_total_files": (
+        "Images and sounds of requests",
+        "modality",
+        {"image": lambda n, _: n.image_items, "audio": lambda n, _: n.audio_items},
+    ),
+    "encoder_cache_hit_files": (
+        "Of these, those that were encoded already",
+        "modality",
+        {"image": lambda n, _: n.image_hits, "audio": lambda n, _: n.audio_hits},
     ),
     "forward_execution_seconds": (
         "Time in which a step was under way",

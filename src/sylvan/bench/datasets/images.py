@@ -1,0 +1,97 @@
+"""Random texts with pictures, after SGLang's data set `image`; for models that see."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sylvan.bench.datasets.prompts import Prompts
+from sylvan.bench.workload import Conversation, Turn
+from sylvan.config.bench import DataConfig
+from sylvan.protocol.errors import ConfigError
+
+OUTPUT_TOKENS = 1024
+MAX_SIDE = 8192
+MAX_BYTES = 4 << 30
+"""Of all pictures together: they are made before the first request is sent."""
+_SIZES: Mapping[str, tuple[int, int]] = {
+    "4k": (2160, 3840),
+    "1080p": (1080, 1920),
+    "720p": (720, 1280),
+    "360p": (360, 640),
+}
+
+
+def load(config: DataConfig, prompts: Prompts) -> Sequence[Conversation]:
+    """See `sylvan.bench.datasets.load`. Each picture is another one, so that none is cached.
+
+    Raises:
+        ConfigError: `data.image_size` is none, there are too many pictures, or Pillow is missing.
+    """
+    size = size_of(config.image_size)
+    rng = np.random.default_rng(config.seed)
+    made: list[Conversation] = []
+    left = MAX_BYTES
+    for _ in range(config.requests):
+        pictures = [_picture(config, size, rng) for _ in range(config.images)]
+        left -= sum(map(len, pictures))
+        if left < 0:
+            raise ConfigError(
+                f"data.requests: pictures of the first {len(made) + 1} are larger than the limit "
+                f"of {MAX_BYTES >> 30} GiB for all; ask fewer, or data.image_size smaller"
+            )
+        made.append(Conversation([_turn(config, prompts, pictures)]))
+    return made
+
+
+def size_of(text: str) -> tuple[int, int]:
+    """Height and width of `data.image_size`.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    known = _SIZES.get(text.lower())
+    if known is not None:
+        return known
+    height, cross, width = text.lower().partition("x")
+    sides = (height, width)
+    if cross and all(side.isdecimal() and 1 <= int(side) <= MAX_SIDE for side in sides):
+        return int(height), int(width)
+    names = ", ".join(_SIZES)
+    raise ConfigError(
+        f"data.image_size: expected {names} or HEIGHTxWIDTH of at most {MAX_SIDE}, got {text!r}"
+    )
+
+
+def _turn(config: DataConfig, prompts: Prompts, pictures: Sequence[str]) -> Turn:
+    output = prompts.length(config.output_tokens or OUTPUT_TOKENS, config.range_ratio)
+    text, ids = prompts.draw(prompts.length(config.input_tokens, config.range_ratio))
+    text, ids = prompts.with_suffix(text, ids)
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": picture}} for picture in pictures
+    ]
+    content = [*parts, {"type": "text", "text": text}]
+    return Turn(text, len(ids), output, messages=[{"role": "user", "content": content}])
+
+
+def _picture(config: DataConfig, size: tuple[int, int], rng: np.random.Generator) -> str:
+    """A data URL."""
+    try:
+        from PIL import Image  # of an extra
+    except ImportError as error:
+        raise ConfigError(
+            "data.dataset image makes pictures with Pillow: pip install 'sylvan[multimodal]'"
+        ) from error
+    if config.image_content == "blank":
+        color = rng.integers(0, 256, 3, np.uint8)
+        pixels = np.broadcast_to(color, (*size, 3))
+    else:
+        pixels = rng.integers(0, 256, (*size, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(file, config.image_format)
+    data = base64.b64encode(file.getvalue()).decode()
+    return f"data:image/{config.image_format};base64,{data}"
