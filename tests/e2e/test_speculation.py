@@ -38,7 +38,7 @@ WAYS = [
 @pytest.fixture(scope="module")
 def plain():
     with (
-        running("sapling", "--speculative-algorithm", "off") as server,
+        running("sapling") as server,
         httpx.Client(base_url=server.url, timeout=120) as client,
     ):
         yield client
