@@ -481,8 +481,8 @@ def test_a_full_store_costs_hits_only():
     serve(world, below, "b", cache_salt="x/")
 
 
-def test_pages_given_to_others_while_they_are_copied_are_copied_before_the_step():
-    world, below = start(pages=12)
+def begin_export(world, below):
+    """Serve a request up to where its pages are being copied for the store."""
     world.scheduler.add(request("a", PROMPT, new=3))
     while "a" not in world.finish:
         world.scheduler.step()
@@ -490,6 +490,11 @@ def test_pages_given_to_others_while_they_are_copied_are_copied_before_the_step(
     for _ in range(3):
         world.scheduler.step()
     assert below.copies.calls, "an export has begun"
+
+
+def test_pages_given_to_others_while_they_are_copied_are_copied_before_the_step():
+    world, below = start(pages=12)
+    begin_export(world, below)
     world.scheduler.add(request("b", [49 - t for t in PROMPT], new=3))
     while "b" not in world.finish:
         world.scheduler.step()
@@ -502,13 +507,7 @@ def test_pages_given_to_others_while_they_are_copied_are_copied_before_the_step(
 
 def test_what_is_cleared_while_it_is_copied_is_not_written():
     world, below = start()
-    world.scheduler.add(request("a", PROMPT, new=3))
-    while "a" not in world.finish:
-        world.scheduler.step()
-        below.calls.run()
-    for _ in range(3):
-        world.scheduler.step()
-    assert below.copies.calls, "an export has begun"
+    begin_export(world, below)
     assert world.scheduler.flush_cache()
     below.run(world)
     assert not [*below.store.pages()]
