@@ -12,18 +12,32 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.features.multimodal.encodings import Encodings
-from sylvan.runtime.features.multimodal.plan import MediaPrompt, num_rows, row_positions
+from sylvan.runtime.features.multimodal.plan import (
+    MediaPrompt,
+    num_rows,
+    row_ends,
+    row_positions,
+)
 from sylvan.runtime.features.multimodal.work import MediaReport, MediaWork, VectorRows
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class MediaCounts:
-    """For metrics and `/server_info`."""
+    """What was encoded, how often that was spared, and the bytes of vectors that are kept."""
 
     encoded: int
     reused: int
     kept_bytes: int
+
+    @property
+    def load(self) -> dict[str, int]:
+        """Fields of `Load`."""
+        return {
+            "encoded_items": self.encoded,
+            "reused_items": self.reused,
+            "vector_bytes": self.kept_bytes,
+        }
 
 
 class Multimodal(Capability):
@@ -35,14 +49,20 @@ class Multimodal(Capability):
     Args:
         most_bytes: Vectors that are kept of items without a request.
         axes: Whether rotary positions have three axes.
+        whole: Whether tokens of an item, or of a prompt, see each other, also later ones: then no
+            slice cuts them, and of a prompt none come from the prefix cache.
+        cross: Whether layers attend to the vectors, in every step of a request, instead of rows
+            that are vectors.
     """
 
     name: ClassVar = "multimodal"
     work_type: ClassVar = MediaWork
     report_type: ClassVar = MediaReport
 
-    def __init__(self, most_bytes: int, *, axes: bool) -> None:
-        self._axes = axes
+    def __init__(
+        self, most_bytes: int, *, axes: bool = False, whole: str = "", cross: bool = False
+    ) -> None:
+        self._axes, self._whole, self._cross = axes, whole, cross
         self._port: SchedulerPort | None = None
         self._encodings = Encodings(most_bytes)
         self._prompts: dict[str, MediaPrompt] = {}
@@ -60,14 +80,18 @@ class Multimodal(Capability):
     def on_arrival(self, req: Req) -> None:
         """Take the features out of a request: they are large, and needed once."""
         request = req.request
-        if not isinstance(request, GenerateRequest) or not request.media:
+        if not isinstance(request, GenerateRequest):
+            return
+        if not request.media and self._whole != "prompt":
             return
         salt = request.cache_salt.encode()
         keys = [salt + b"/" + item.digest for item in request.media]
-        prompt = MediaPrompt(request.input_ids, request.media, keys, axes=self._axes)
+        prompt = MediaPrompt(
+            request.input_ids, request.media, keys, axes=self._axes, whole=self._whole
+        )
         self._prompts[req.rid] = prompt
         for key, item, count in zip(keys, request.media, prompt.counts(), strict=True):
-            self._encodings.add(req.rid, key, item, count)
+            self._encodings.add(req.rid, key, item, 0 if self._cross else count)
         light = tuple(msgspec.structs.replace(item, features={}) for item in request.media)
         req.request = msgspec.structs.replace(request, media=light)
 
@@ -77,13 +101,24 @@ class Multimodal(Capability):
         if prompt is None:
             return Verdict.READY
         assert self._port is not None
-        cached = self._port.cached_tokens(req)
+        if self._cross and len(prompt.keys) > 1:
+            raise RequestError("this model hears one sound for each prompt.", param="media")
+        cached = 0 if self._cross else self._port.cached_tokens(req)
         ready = True
         for key in prompt.needed(cached):
             if why := self._encodings.error(key):
                 raise RequestError(why, param="media")
             ready &= self._encodings.want(key)
         return Verdict.READY if ready else Verdict.WAIT
+
+    def cache_limit(self, req: Req) -> int | None:
+        """See `Capability.cache_limit`."""
+        return 0 if self._whole == "prompt" and req.rid in self._prompts else None
+
+    def cut(self, req: Req, size: int, most: int) -> int:
+        """See `Capability.cut`."""
+        prompt = self._prompts.get(req.rid) if self._whole else None
+        return size if prompt is None else prompt.cut(req.computed, size, most)
 
     def wants_step(self) -> bool:
         """Items are to be encoded, or being so."""
@@ -93,14 +128,26 @@ class Multimodal(Capability):
         """What is to be encoded, and the vectors that this step reads."""
         dropped, jobs = self._encodings.next_jobs()
         rows: list[VectorRows] = []
-        positions = None
+        positions = ends = None
+        cross: tuple[bytes, ...] = ()
         if self._prompts and batch.slices:
             prompts = [self._prompts.get(piece.req.rid) for piece in batch.slices]
-            rows = self._rows(batch, prompts)
+            if self._cross:
+                cross = tuple(p.keys[0] if p else b"" for p in prompts)
+            else:
+                rows = self._rows(batch, prompts)
             positions = row_positions(batch, prompts) if self._axes else None
-        if not (dropped or jobs or rows or positions or self._encodings.has_work):
+            ends = row_ends(batch, prompts) if self._whole else None
+        if not (dropped or jobs or rows or positions or any(cross) or self._encodings.has_work):
             return None
-        return MediaWork(drop=dropped, encode=jobs, rows=tuple(rows), positions=positions)
+        return MediaWork(
+            drop=dropped,
+            encode=jobs,
+            rows=tuple(rows),
+            positions=positions,
+            ends=ends,
+            cross=cross,
+        )
 
     def on_result(self, batch: Batch, report: MediaReport | None) -> None:
         """Items were encoded."""
