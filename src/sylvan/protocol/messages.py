@@ -83,6 +83,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     host_tokens: int = 0  # of these, those that the tier in host memory brought
     retractions: int = 0
     drafts: DraftCounts | None = None  # None: no guess of it was verified
+    media_tokens: dict[str, int] | None = None  # of the prompt, by kind of item; None: no items
     taken_back: int = 0  # tokens that were sampled, broke the schema, and are no part of the output
 
 
@@ -352,6 +353,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     lora_slots_total: int = 0  # 0: no adapters are served
     lora_adapters: int = 0  # that may be asked for
     lora_copies: int = 0  # of these, in host memory
+    encoded_items: int = 0  # images, videos and sounds that were encoded
+    reused_items: int = 0  # requests for one that was encoded already
+    vector_bytes: int = 0  # of outputs of the encoder that are kept
     decode_sum_seq_lens: int = 0  # of the requests that run
     retracted_input_tokens: int = 0  # prompts of requests that lost their memory, each time
     retracted_output_tokens: int = 0  # and their outputs by then

@@ -162,13 +162,14 @@ def build_scheduler(
     if speculation is not None:
         capabilities = (*capabilities, speculation)
     whole = load_config(model_dir(config.model), trusted=config.trust_remote_code)
+    media = media_control(config.media, whole)
     scheduler, inspect = compose_scheduler(
         config,
         executor,
         emit,
         lambda cache: (
             *capabilities,
-            *media_control(config.media, whole),
+            *media,
             *disagg.controls(cache, tiers),
         ),
         publisher,
@@ -210,6 +211,7 @@ def build_scheduler(
         executor=executor,
         close=close,
         grammar_counts=grammar.counts,
+        media_counts=lambda: media[0].counts.load if media else {},
         disagg_load=disagg.load,
         weight_version=config.weight_version,
         lora=lora,

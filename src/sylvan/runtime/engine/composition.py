@@ -32,6 +32,7 @@ class Composition:
         executor: Takes commands between steps.
         close: Ends the executor and frees memory.
         grammar_counts: Fields of `Load` that tell of grammars.
+        media_counts: Fields of `Load` that tell of images, videos and sounds.
         weight_version: Label of the weights.
         lora: Adapters; None: there are none to be served.
         corpora: Texts that are guessed from; None: nothing is.
@@ -46,6 +47,7 @@ class Composition:
     executor: Executor
     close: Callable[[], None]
     grammar_counts: Callable[[], Mapping[str, int | float]] = dict
+    media_counts: Callable[[], Mapping[str, int]] = dict
     disagg_load: Callable[[], DisaggLoad | None] = lambda: None
     weight_version: str = DEFAULT_VERSION
     lora: LoraServing | None = None

@@ -173,6 +173,7 @@ class SchedulerLoop:
         load = msgspec.structs.replace(
             load,
             **self._built.grammar_counts(),
+            **self._built.media_counts(),
             **(self._built.lora.counts if self._built.lora else {}),
             cpu_seconds=process_cpu(),
             paused=self._paused or bool(self._commands.blocked),

@@ -103,6 +103,10 @@ _GAUGES: Mapping[str, tuple[str, Value]] = {
     "lora_pool_utilization": ("Share of slots with an adapter", lambda n, _: n.lora_utilization),
     "lora_adapters": ("Adapters that may be asked for", lambda n, _: n.lora_adapters),
     "lora_host_copies": ("Adapters in host memory", lambda n, _: n.lora_copies),
+    "encoder_vector_bytes": (
+        "Bytes of kept vectors of items",
+        lambda n, _: n.vector_bytes,
+    ),
     "grammar_tries": ("Outputs that went back to their schema", lambda n, _: n.grammar_tries),
     "grammar_taken_back_tokens": ("Tokens taken back then", lambda n, _: n.grammar_taken_back),
     "targets_set": ("Requests with a latency target", lambda n, _: n.targets_set),
@@ -140,6 +144,8 @@ _COUNTERS: Mapping[str, tuple[str, Value]] = {
     "num_grammar_aborted": ("Of these, refused", lambda n, _: n.grammars_refused),
     "num_grammar_timeout": ("Of these, not ready in time", lambda n, _: n.grammar_timeouts),
     "grammar_compilation_seconds": ("Time that compiling took", lambda n, _: n.grammar_seconds),
+    "encoder_items": ("Images, videos and sounds encoded", lambda n, _: n.encoded_items),
+    "encoder_reused_items": ("Requests for one that was known", lambda n, _: n.reused_items),
     "scheduler_idle_seconds": ("Time without work", lambda n, _: n.idle_seconds),
     "scheduler_bubble_seconds": (
         "Time with work and without a step under way: what the scheduler costs",
