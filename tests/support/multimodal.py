@@ -61,7 +61,6 @@ class Family:
         kind: Of its items.
         token: That stands for an item.
         parts: Whether text divides the times of a video.
-        prefix: Whether all of a prompt with an item is told so.
         types: How its code is told which tokens are items; empty: it is not.
     """
 
@@ -71,7 +70,6 @@ class Family:
     types: str = ""
     token: int = IMAGE
     parts: bool = False
-    prefix: bool = False
 
 
 def _pixels(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -473,19 +471,6 @@ _SEEN: dict[str, Family] = {
             video_token_index=VIDEO,
         ),
         lambda rng: {"pixel_values_images": _pixels(rng, 1, 3, 28, 28)},
-    ),
-    "paligemma": Family(
-        _made(
-            "PaliGemma",
-            text_config=lambda: _text("Gemma", head_dim=16),
-            vision_config=lambda: _vision("Siglip", projection_dim=64),
-            image_token_index=IMAGE,
-            projection_dim=64,
-            hidden_size=64,
-        ),
-        _image(1, 3, 28, 28),
-        types="token_type_ids",
-        prefix=True,
     ),
     "glm4v": Family(
         _made(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -24,8 +24,6 @@ _TEXTS: Mapping[str, str] = MappingProxyType(
         "aria_text": "AriaTextForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
         "exaone4": "Exaone4ForCausalLM",
-        "gemma": "GemmaForCausalLM",
-        "gemma2": "Gemma2ForCausalLM",
         "gemma3_text": "Gemma3ForCausalLM",
         "glm4v_text": "Glm4ForCausalLM",
         "granite": "GraniteForCausalLM",
@@ -56,10 +54,8 @@ _SAID: Mapping[str, Raw] = MappingProxyType(
 )
 """What config.json of a half need not say."""
 
-_WHOLE: Mapping[str, Literal["item", "prompt"]] = MappingProxyType(
-    {"Gemma3ForConditionalGeneration": "item", "PaliGemmaForConditionalGeneration": "prompt"}
-)
-"""Models in which tokens of an image, or of a prompt with one, see each other, also later ones."""
+_WHOLE = frozenset({"Gemma3ForConditionalGeneration"})
+"""Models in which the tokens of an image see each other, also later ones."""
 
 _PLACEHOLDERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -95,9 +91,9 @@ def parse(raw: Raw) -> ModelConfig:
         architecture=whole,
         token_ids=tokens,
         edited_layers=tuple(range(len(deep))),
-        whole=_WHOLE.get(whole, ""),
+        whole=whole in _WHOLE,
     )
-    if media.whole == "item":
+    if media.whole:
         _check_windows(raw, config)
     return msgspec.structs.replace(config, media=media, rope_axes=rope_axes(text, config), raw=text)
 

@@ -133,7 +133,7 @@ _MULTIMODAL = (
     *("Aria", "AyaVision", "Cohere2Vision", "DeepseekVL", "DeepseekVLHybrid", "Exaone4_5_"),
     *("Gemma3", "GlmAsr", "Glm4v", "GotOcr2", "GraniteSpeech", "Idefics2", "Idefics3"),
     *("InternVL", "Janus", "Lfm2Vl", "LightOnOcr", "Llava", "LlavaNext", "LlavaNextVideo"),
-    *("LlavaOnevision", "Mistral3", "Ovis2", "PaliGemma", "Qwen2Audio", "Qwen2VL"),
+    *("LlavaOnevision", "Mistral3", "Ovis2", "Qwen2Audio", "Qwen2VL"),
     *("Qwen2_5Omni", "Qwen2_5OmniThinker", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "SmolVLM"),
     *("VideoLlama3", "VideoLlava", "VipLlava", "Voxtral"),
 )

@@ -207,7 +207,7 @@ class Planner:
         size = self._hooks.cut(req, size, most)
         if not size and not self._slices:
             self.refused[req.rid] = RequestError(
-                f"{most} tokens of a step are too few for an image or prompt that cannot be cut "
+                f"{most} tokens of a step are too few for an image, which cannot be cut "
                 "(scheduler.max_batch_tokens).",
                 param="media",
             )

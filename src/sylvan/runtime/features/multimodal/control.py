@@ -49,8 +49,7 @@ class Multimodal(Capability):
     Args:
         most_bytes: Vectors that are kept of items without a request.
         axes: Whether rotary positions have three axes.
-        whole: Whether tokens of an item, or of a prompt, see each other, also later ones: then no
-            slice cuts them, and of a prompt none come from the prefix cache.
+        whole: Whether tokens of an item see each other, also later ones: then no slice cuts it.
         cross: Whether layers attend to the vectors, in every step of a request, instead of rows
             that are vectors.
     """
@@ -60,7 +59,7 @@ class Multimodal(Capability):
     report_type: ClassVar = MediaReport
 
     def __init__(
-        self, most_bytes: int, *, axes: bool = False, whole: str = "", cross: bool = False
+        self, most_bytes: int, *, axes: bool = False, whole: bool = False, cross: bool = False
     ) -> None:
         self._axes, self._whole, self._cross = axes, whole, cross
         self._port: SchedulerPort | None = None
@@ -80,9 +79,7 @@ class Multimodal(Capability):
     def on_arrival(self, req: Req) -> None:
         """Take the features out of a request: they are large, and needed once."""
         request = req.request
-        if not isinstance(request, GenerateRequest):
-            return
-        if not request.media and self._whole != "prompt":
+        if not isinstance(request, GenerateRequest) or not request.media:
             return
         salt = request.cache_salt.encode()
         keys = [salt + b"/" + item.digest for item in request.media]
@@ -110,10 +107,6 @@ class Multimodal(Capability):
                 raise RequestError(why, param="media")
             ready &= self._encodings.want(key)
         return Verdict.READY if ready else Verdict.WAIT
-
-    def cache_limit(self, req: Req) -> int | None:
-        """See `Capability.cache_limit`."""
-        return 0 if self._whole == "prompt" and req.rid in self._prompts else None
 
     def cut(self, req: Req, size: int, most: int) -> int:
         """See `Capability.cut`."""

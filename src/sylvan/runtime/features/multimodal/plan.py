@@ -31,13 +31,10 @@ class MediaPrompt:
         keys: Sequence[bytes],
         *,
         axes: bool,
-        whole: str = "",
     ) -> None:
         self.keys = tuple(keys)
         self._places = [item.placeholders(input_ids) for item in media]
         self._runs = [run for places in self._places for run in _runs(places)]
-        if whole == "prompt":
-            self._runs = [(0, len(input_ids))]
         self.run_stop = max((end for _, end in self._runs), default=0)
         self.stop = max((int(p[-1]) + 1 for p in self._places if len(p)), default=0)
         self.positions: PromptPositions | None = None

@@ -14,12 +14,12 @@ TOKEN = 99
 IDS = np.array([1, 2, *[TOKEN] * 4, 3, *[TOKEN] * 3, 4, 5])  # runs 2 .. 6 and 7 .. 10
 
 
-def prompt(whole="item") -> MediaPrompt:
+def prompt() -> MediaPrompt:
     items = [
         MediaItem(kind="image", start=a, stop=b, token_id=TOKEN, digest=b"d")
         for a, b in ((2, 6), (7, 10))
     ]
-    return MediaPrompt(IDS, items, [b"a", b"b"], axes=False, whole=whole)
+    return MediaPrompt(IDS, items, [b"a", b"b"], axes=False)
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,6 @@ def prompt(whole="item") -> MediaPrompt:
 )
 def test_slices_end_between_images(start, size, most, cut):
     assert prompt().cut(start, size, most) == cut
-
-
-def test_whole_prompts_are_one_slice():
-    assert prompt("prompt").cut(0, 5, 12) == 12
-    assert prompt("prompt").cut(0, 5, 11) == 0
 
 
 def test_rows_of_an_image_end_with_it():
