@@ -83,9 +83,7 @@ class Multimodal(Capability):
             return
         salt = request.cache_salt.encode()
         keys = [salt + b"/" + item.digest for item in request.media]
-        prompt = MediaPrompt(
-            request.input_ids, request.media, keys, axes=self._axes, whole=self._whole
-        )
+        prompt = MediaPrompt(request.input_ids, request.media, keys, axes=self._axes)
         self._prompts[req.rid] = prompt
         for key, item, count in zip(keys, request.media, prompt.counts(), strict=True):
             self._encodings.add(req.rid, key, item, 0 if self._cross else count)
