@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -215,7 +215,10 @@ def adapter_fields(body: GenerationBody) -> dict[str, str]:
 class PromptTokensDetails(BaseModel):
     """Where prompt tokens came from."""
 
-    cached_tokens: int
+    cached_tokens: int = 0
+    image_tokens: int | None = None
+    video_tokens: int | None = None
+    audio_tokens: int | None = None
 
 
 class CompletionTokensDetails(BaseModel):
@@ -256,7 +259,18 @@ def usage_reply(
         "reasoning_tokens": reasoning_tokens,
         "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }
+    details = _media_details(firsts)
     if cached:
-        hits = sum(usage.cached_tokens for usage in firsts)
-        reply["prompt_tokens_details"] = {"cached_tokens": hits}
+        details["cached_tokens"] = sum(usage.cached_tokens for usage in firsts)
+    if details:
+        reply["prompt_tokens_details"] = details
     return reply
+
+
+def _media_details(usages: Sequence[Usage]) -> dict[str, int]:
+    """Tokens of images, videos and sounds; names as OpenAI has them."""
+    found: dict[str, int] = {}
+    for usage in usages:
+        for kind, count in (usage.media_tokens or {}).items():
+            found[f"{kind}_tokens"] = found.get(f"{kind}_tokens", 0) + count
+    return found

@@ -131,7 +131,8 @@ class Engine:
             input_ids: Token ids instead of text.
             stream: Return an iterator of growing answers; closing it aborts the request.
             **fields: Other fields of the body of `/generate`, such as `return_logprob`. Items of
-                `image_data` and `audio_data` may also be paths, bytes and PIL images.
+                `image_data`, `video_data` and `audio_data` may also be paths and bytes, and
+                PIL images.
 
         Returns:
             What `/generate` answers: an object with `text`, `output_ids` and `meta_info`, or a
