@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -36,6 +36,25 @@ class WireModel(BaseModel):
         schema = handler(source)
         fail_fast(schema)
         return schema
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether unknown names are somebody else's to read."""
+        return False
+
+    @property
+    def without_effect(self) -> Collection[str]:
+        """Fields that are taken, and change nothing here or beside the others that are given."""
+        return ()
+
+
+class OpenModel(WireModel):
+    """An object whose unknown names are somebody else's to read, a chat template's for example."""
+
+    @property
+    def passes_on(self) -> bool:
+        """See `WireModel.passes_on`."""
+        return True
 
 
 class ClosedModel(WireModel):
@@ -99,11 +118,6 @@ def unknown_name(name: str, known: Iterable[str], where: str) -> RequestError:
     shown = name[:MAX_SHOWN]
     path = f"{where}.{shown}" if where else shown
     return RequestError(f"{where or 'The body'} has no field {shown!r}{hint}", param=path)
-
-
-def unknown_names(body: BaseModel) -> list[str]:
-    """Top-level names of a body that its model does not know."""
-    return list(body.model_extra or ())
 
 
 def json_type(value: Any) -> str:

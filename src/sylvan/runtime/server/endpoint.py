@@ -22,6 +22,7 @@ from starlette.responses import Response
 
 from sylvan.api.errors import Family, anthropic_overflow, error_body
 from sylvan.api.extras import BOOTSTRAP, MAX_NAMED, check_rank, unknown_fields
+from sylvan.api.spelling import respelt
 from sylvan.api.strict_json import decode_json
 from sylvan.api.validation import WireModel, parse
 from sylvan.protocol.errors import (
@@ -36,15 +37,14 @@ from sylvan.runtime.server.body import (
     check_content_type,
     read_body,
 )
-from sylvan.runtime.server.context import Context, of_call
-from sylvan.runtime.server.fields import respelt
+from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.formats import unknown_formats
-from sylvan.runtime.server.journal import JOURNAL_KEY
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.observe.origin import Arrival, origin_of
-from sylvan.runtime.server.pairing import read_pairing
 from sylvan.runtime.server.security import Gate, Level, Refusal
 from sylvan.runtime.server.streaming import GONE
+from sylvan.runtime.serving.journal import JOURNAL_KEY
+from sylvan.runtime.serving.pairing import Pairing, read_pairing
 
 log = logging.getLogger(__name__)
 
@@ -176,10 +176,10 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
             if endpoint.budgeted:
                 context.keyring.admit(tenant)
             journal = request.scope.get(JOURNAL_KEY)
-            mine = of_call(context, journal) if journal is not None else context
+            service = context.service.of_call(journal)
             if journal is not None and journal.ticket.tenant is not None:
                 tenant = Tenant(name=journal.ticket.tenant)
-            call = await _read(endpoint, request, tenant, mine, gate)
+            call = await _read(endpoint, request, tenant, replace(context, service=service), gate)
             checked, names = True, call.names
             response = await endpoint.handler(call)
         except ClientGoneError:
@@ -253,9 +253,9 @@ def text_response(content: str, *, status: int = 200) -> Response:
 async def _read(
     endpoint: Endpoint, request: Request, tenant: Tenant, context: Context, gate: Gate
 ) -> Call[Any]:
-    body, ignored, formats = None, [], []
+    body, ignored, formats, pairing = None, [], [], Pairing()
     if endpoint.body is not None:
-        raw = await read_body(request, context.settings.max_body_bytes)
+        raw = await read_body(request, context.settings.server.max_body_bytes)
         if raw or not endpoint.body_optional:
             check_charset(request)
             if endpoint.typed:
@@ -265,12 +265,13 @@ async def _read(
             body = parse(endpoint.body, decoded)
         else:
             body = endpoint.body()
-        pairing = read_pairing(body, endpoint.path, context.role, context.settings.bootstrap_port)
-        context = replace(context, pairing=pairing)
+        pairing = read_pairing(body, endpoint.path, context.role)
         ignored = unknown_fields(body, BOOTSTRAP if context.role.current else ())
         _check_header(request)
     arrival = _arrival(endpoint, request, body)
-    context = replace(context, origin=origin_of(context.settings.observe, arrival))
+    origin = origin_of(context.settings.observe, arrival)
+    service = replace(context.service, pairing=pairing, origin=origin)
+    context = replace(context, service=service)
     query = None
     if endpoint.query is not None:
         query = _read_query(endpoint.query, request.query_params)

@@ -34,10 +34,10 @@ class Gate:
     """Checks the credentials of a call. Comparisons take the same time whatever is presented."""
 
     def __init__(self, settings: ServerSettings, keyring: Keyring) -> None:
-        self._admin = settings.admin_api_key
+        self._admin = settings.server.admin_api_key
         self._keyring = keyring
         self._loopback = settings.loopback
-        self._origins = settings.cors_origins
+        self._origins = settings.server.cors_origins
 
     def check(self, level: Level, headers: Headers, *, simple: bool = False) -> Tenant | Refusal:
         """The tenant that calls, or why nobody may.

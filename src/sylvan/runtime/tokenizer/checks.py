@@ -54,7 +54,7 @@ def check_input(inp: GenerateInput, facts: ModelFacts) -> None:
         raise ContextLengthError.of_text(len(inp.text), facts.context_len, "text")
     if inp.rid is not None and not 0 < len(inp.rid) <= MAX_RID_CHARS:
         raise RequestError(f"rid must have 1 to {MAX_RID_CHARS} characters", param="rid")
-    if inp.priority not in _INT32:
+    if inp.options.priority not in _INT32:
         raise RequestError("priority must be a 32-bit integer", param="priority")
     _check_times(inp)
 
@@ -121,11 +121,8 @@ def build_request(
         logprobs=inp.logprobs,
         tenant=inp.tenant,
         cache_salt=inp.cache_salt,
-        priority=inp.priority,
-        deadline_s=inp.deadline_s,
-        ttft_ms=inp.ttft_ms,
-        tpot_ms=inp.tpot_ms,
         thinking=inp.thinking,
+        **msgspec.structs.asdict(inp.options),
     )
 
 
@@ -160,7 +157,7 @@ def _check_times(inp: GenerateInput) -> None:
         ("ttft_ms", MAX_TIMEOUT_S * 1e3),
         ("tpot_ms", MAX_TIMEOUT_S * 1e3),
     ):
-        value = getattr(inp, name)
+        value = getattr(inp.options, name)
         if value is not None and not 0 < value <= most:
             message = f"{name} must be a positive number, at most {most:g}"
             raise RequestError(message, param=name)

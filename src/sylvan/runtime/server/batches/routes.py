@@ -25,7 +25,7 @@ _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancel
 async def upload(call: Call[None]) -> Response:
     """Store a file."""
     request, context = call.request, call.context
-    body = await read_body(request, context.settings.max_body_bytes)
+    body = await read_body(request, context.settings.server.max_body_bytes)
     form = parse_form(request.headers.get("content-type", ""), body)
     part, purpose = form.get("file"), form.get("purpose")
     if part is None or part.filename is None:
@@ -146,13 +146,13 @@ async def delete(call: Call[None]) -> Response:
 async def _store(call: Call[Any]) -> BatchStore:
     """The store, without what was kept for long enough."""
     context = call.context
-    before = int(context.wall() - context.settings.retention_s)
+    before = int(context.wall() - context.settings.limits.retention_s)
     await call_in_thread(context.batches.store.expire, before)
     return context.batches.store
 
 
 async def _check_room(call: Call[Any], store: BatchStore, num_bytes: int, field: str) -> None:
-    most = call.context.settings.max_stored_bytes
+    most = call.context.settings.limits.stored_bytes
     used = await call_in_thread(store.bytes_of, call.tenant.name)
     if used + num_bytes > most:
         message = (

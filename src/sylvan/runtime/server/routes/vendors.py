@@ -19,9 +19,9 @@ from sylvan.api.ollama import (
     OllamaTags,
     OllamaVersion,
 )
+from sylvan.api.spelling import TOOL_SCHEMA, grammars_in
 from sylvan.runtime.server.anthropic import messages
 from sylvan.runtime.server.endpoint import Endpoint
-from sylvan.runtime.server.fields import TOOL_SCHEMA, grammars_in
 from sylvan.runtime.server.native import cloud
 from sylvan.runtime.server.native.cloud import VertexBody, VertexReply
 from sylvan.runtime.server.ollama import generation

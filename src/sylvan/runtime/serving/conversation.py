@@ -8,15 +8,18 @@ from typing import Any
 
 from sylvan.api.answering import AnswerRequest, ToolUse, plan_answer
 from sylvan.api.media import split_media
-from sylvan.protocol.errors import RequestError
-from sylvan.protocol.requests import LogprobOptions
+from sylvan.protocol.errors import ContextLengthError, RequestError
+from sylvan.protocol.requests import LogprobOptions, RequestOptions
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.server.chat_prompt import render_chat
-from sylvan.runtime.server.context import Context
+from sylvan.runtime.serving.service import GenerationService
+from sylvan.runtime.tokenizer.checks import MAX_CHARS_PER_TOKEN
 from sylvan.runtime.tokenizer.types import GenerateInput
 from sylvan.text.chat_template import ChatRequest, RenderedPrompt
 from sylvan.text.output import OutputRules
 from sylvan.text.reasoning.tokens import ending
+from sylvan.utils.threads import call_in_thread
+
+INLINE_CHARS = 8192  # rendering and tokenising as much takes under 2 ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,10 +32,7 @@ class RequestFacts:
     logprobs: LogprobOptions | None = None
     lora: str | None = None
     cache_salt: str = ""
-    priority: int = 0
-    deadline_s: float | None = None
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
+    options: RequestOptions = field(default_factory=RequestOptions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ class Prepared:
         return replace(self, input=replace(self.input, sampling=sampling))
 
 
-async def prepare(context: Context, conversation: Conversation) -> Prepared:
+async def prepare(service: GenerationService, conversation: Conversation) -> Prepared:
     """Render the prompt, and settle how the answer is constrained and read.
 
     Raises:
@@ -95,19 +95,19 @@ async def prepare(context: Context, conversation: Conversation) -> Prepared:
     """
     messages, media = split_media(conversation.messages)
     conversation = replace(conversation, messages=messages)
-    prompt = await render(context, conversation)
+    prompt = await render(service, conversation)
     plan = plan_answer(
-        context.parsers,
+        service.parsers,
         AnswerRequest(
             sampling=conversation.sampling,
             tool_use=conversation.tool_use,
-            variables={**context.settings.default_chat_template_kwargs, **conversation.variables},
+            variables=service.variables(conversation.variables),
             continued=_last_text(conversation) if conversation.continue_final else None,
             separate_reasoning=conversation.separate_reasoning,
             stream_reasoning=conversation.stream_reasoning,
             thinking_budget=conversation.thinking_budget,
         ),
-        prompt.text or ending(context.engine.tokenizer, prompt.input_ids),
+        prompt.text or ending(service.manager.tokenizer, prompt.input_ids),
     )
     facts = conversation.request
     return Prepared(
@@ -120,10 +120,7 @@ async def prepare(context: Context, conversation: Conversation) -> Prepared:
             lora=facts.lora,
             tenant=facts.tenant,
             cache_salt=facts.cache_salt,
-            priority=facts.priority,
-            deadline_s=facts.deadline_s,
-            ttft_ms=facts.ttft_ms,
-            tpot_ms=facts.tpot_ms,
+            options=facts.options,
             thinking=plan.thinking,
             media=tuple(media),
         ),
@@ -140,7 +137,7 @@ def _last_text(conversation: Conversation) -> str:
     return "".join(str(part.get("text") or "") for part in content)
 
 
-async def render(context: Context, conversation: Conversation) -> RenderedPrompt:
+async def render(service: GenerationService, conversation: Conversation) -> RenderedPrompt:
     """The prompt of a conversation."""
     if conversation.input_ids is not None:
         if not conversation.input_ids:
@@ -155,7 +152,37 @@ async def render(context: Context, conversation: Conversation) -> RenderedPrompt
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final,
         template=conversation.template,
-        kwargs={**context.settings.default_chat_template_kwargs, **conversation.variables},
-        forge_ok=context.settings.allow_control_text,
+        kwargs=service.variables(conversation.variables),
+        forge_ok=service.text.allow_control_text,
     )
-    return await render_chat(context, request)
+    return await render_chat(service, request)
+
+
+async def render_chat(service: GenerationService, request: ChatRequest) -> RenderedPrompt:
+    """Render and tokenise a conversation.
+
+    Raises:
+        RequestError: The template refuses the messages, there is no template, or no context holds
+            as many characters.
+    """
+    length = service.manager.facts.context_len
+    for name, items in (("messages", request.messages), ("tools", request.tools)):
+        size = _size(items)
+        if size > MAX_CHARS_PER_TOKEN * length:
+            raise ContextLengthError.of_text(size, length, name)
+    if _size(request.messages) + _size(request.tools) <= INLINE_CHARS:
+        return service.template.render(request)
+    return await call_in_thread(service.template.render, request)
+
+
+def _size(items: Sequence[Mapping[str, Any]] | None) -> int:
+    """About how many characters; contents that are no plain strings count as long."""
+    total = 0
+    for item in items or ():
+        for value in item.values():
+            total += len(value) if isinstance(value, str) else 256
+            if isinstance(value, list):
+                total += sum(
+                    len(str(part.get("text", ""))) for part in value if isinstance(part, dict)
+                )
+    return total
