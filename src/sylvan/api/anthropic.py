@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from sylvan.api.anthropic_documents import document_text, search_text
 from sylvan.api.anthropic_tools import client_run, is_built_in
 from sylvan.api.media import anthropic_media
 from sylvan.api.request_fields import Name, OptionFields, Rid
@@ -25,7 +26,8 @@ _READ = {
     "tool_use": frozenset({"id", "name", "input"}),
     "tool_result": frozenset({"tool_use_id", "content", "is_error"}),
     "image": frozenset({"source"}),
-    "document": frozenset({"source"}),
+    "document": frozenset({"source", "title", "context"}),
+    "search_result": frozenset({"source", "title", "content"}),
 }
 _BLOCK_FIELDS = frozenset({"signature"}).union(*_READ.values())
 
@@ -43,8 +45,10 @@ class Block(WireModel):
     tool_use_id: str | None = None
     content: str | list[dict[str, Any]] | None = None
     is_error: bool | None = None
-    source: dict[str, Any] | None = None
-    """Of an image: base64 or an address."""
+    source: dict[str, Any] | str | None = None
+    """Of an image: base64 or an address; of a document: its text; of a search result: where."""
+    title: str | None = None
+    context: str | None = None
 
     @property
     def without_effect(self) -> Collection[str]:
@@ -257,6 +261,10 @@ def _part_text(part: dict[str, Any], path: str) -> str:
 
 
 def _block_text(block: Block, path: str) -> str:
+    if block.type == "document":
+        return document_text(block.__dict__, path)
+    if block.type == "search_result":
+        return search_text(block.__dict__, path)
     if block.type != "text":
         message = f"{path}: a block of type {block.type[:40]!r} cannot be taken here."
         raise RequestError(message, param=path)

@@ -108,6 +108,21 @@ class OllamaShowBody(WireModel):
         return ("verbose",)
 
 
+class OllamaPullBody(WireModel):
+    """A model that Ollama's clients want to be there."""
+
+    model: Name | None = None
+    name: Name | None = None
+    """Older name of `model`."""
+    stream: bool | None = True
+    insecure: bool | None = None
+
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return ("insecure",)
+
+
 class OllamaReply(BaseModel):
     """An answer, or the last line of one."""
 
