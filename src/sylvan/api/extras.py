@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, cast
 
-from pydantic import BaseModel
-
 from sylvan.api.validation import WireModel
 from sylvan.protocol.errors import RequestError
 
@@ -87,7 +85,7 @@ BOOTSTRAP = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 """Fields that servers know which have the prompts or the outputs only."""
 
 
-def unknown_fields(body: BaseModel, also_known: Collection[str] = ()) -> list[str]:
+def unknown_fields(body: WireModel, also_known: Collection[str] = ()) -> list[str]:
     """Paths of names in a body, at any depth, that have no effect; to be named in the answer.
 
     Args:
@@ -117,14 +115,16 @@ def _is_neutral(value: Any) -> bool:
     return any(value is n or (value == n and type(value) is type(n)) for n in _NEUTRAL)
 
 
-def _look_inside(body: BaseModel, path: str, found: list[str]) -> None:
-    """Add what has no effect of the objects in a body."""
+def _look_inside(body: WireModel, path: str, found: list[str]) -> None:
+    """Add what has no effect of a body, and of the objects in it."""
+    given, values = body.model_fields_set, body.__dict__
     found.extend(
         path + (type(body).model_fields[name].alias or name)
-        for name in (body.without_effect if isinstance(body, WireModel) else ())
-        if name in body.model_fields_set and not _is_neutral(body.__dict__[name])
+        for name in body.without_effect
+        if name in given and not _is_neutral(values[name])
     )
-    for name, value in body.__dict__.items():
+    for name in sorted(given):
+        value = values[name]
         if isinstance(value, WireModel):
             _look_at(value, f"{path}{name}", found)
         elif isinstance(value, list):
@@ -134,6 +134,7 @@ def _look_inside(body: BaseModel, path: str, found: list[str]) -> None:
 
 
 def _look_at(value: WireModel, path: str, found: list[str]) -> None:
-    if not value.passes_on:
-        found.extend(f"{path}.{name}" for name in value.model_extra or ())
+    extra = value.model_extra
+    if extra and not value.passes_on:
+        found.extend(f"{path}.{name}" for name in extra)
     _look_inside(value, f"{path}.", found)

@@ -85,6 +85,10 @@ SPELLED: Mapping[str, str] = {
 
 _OPTIONS = {name: SPELLED.get(name, name) for name in RequestOptions.__struct_fields__}
 _SAMPLING = {name: SPELLED.get(name, name) for name in SamplingParams.__struct_fields__}
+_FEW = [(n, theirs) for n, theirs in _SAMPLING.items() if theirs in SamplingFields.model_fields]
+_MORE = [
+    (n, theirs) for n, theirs in _SAMPLING.items() if theirs in MoreSamplingFields.model_fields
+]
 
 
 def request_options(body: BaseModel) -> RequestOptions:
@@ -95,9 +99,8 @@ def request_options(body: BaseModel) -> RequestOptions:
 
 def sampling_values(body: SamplingFields) -> dict[str, Any]:
     """The sampling parameters that are fields of a body, by the engine's names; None: not given."""
-    table = MoreSamplingFields if isinstance(body, MoreSamplingFields) else SamplingFields
-    known = table.model_fields
-    return {n: getattr(body, theirs) for n, theirs in _SAMPLING.items() if theirs in known}
+    names = _MORE if isinstance(body, MoreSamplingFields) else _FEW
+    return {ours: getattr(body, theirs) for ours, theirs in names}
 
 
 def spelt(error: RequestError, names: Mapping[str, str]) -> RequestError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -55,7 +55,7 @@ class EngineSteering:
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         raise NotImplementedError
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> object:
         reason = _ABSENT.get(name)
         more = f": {reason}" if reason else ""
         raise AttributeError(f"{type(self).__name__} has no {name!r}{more}")

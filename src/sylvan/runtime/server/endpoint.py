@@ -58,6 +58,8 @@ RECEIVED = "sylvan.received_s"
 """In the scope of a call: when it came."""
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _RANK_HEADER = "x-data-parallel-rank"
+_UNREAD = (b"x-override-", b"x-sglext-ids-framed")
+"""Headers by which SGLang takes what is in the body here, too."""
 
 Body = TypeVar("Body", bound=WireModel | None)
 
@@ -268,6 +270,9 @@ async def _read(
         pairing = read_pairing(body, endpoint.path, context.role)
         ignored = unknown_fields(body, BOOTSTRAP if context.role.current else ())
         _check_header(request)
+        ignored += [
+            k.decode("latin-1") for k, _ in request.scope["headers"] if k.startswith(_UNREAD)
+        ]
     arrival = _arrival(endpoint, request, body)
     origin = origin_of(context.settings.observe, arrival)
     service = replace(context.service, pairing=pairing, origin=origin)

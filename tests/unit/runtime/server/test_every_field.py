@@ -279,6 +279,13 @@ async def test_names_inside_objects_are_listed(client: Client) -> None:
     assert set(listed) >= {"stream_options.baz", "response_format.quux"}
 
 
+async def test_headers_without_an_effect_are_listed(client: Client) -> None:
+    given = {"x-override-priority": "3", "x-sglext-ids-framed": "1", "x-other": "1"}
+    reply = await client.post("/generate", {"text": "x"}, headers=given)
+
+    assert reply.headers[IGNORED_HEADER] == "x-override-priority, x-sglext-ids-framed"
+
+
 def test_fields_of_all_other_bodies_have_a_reader() -> None:
     """Of bodies that need another model or server: some code reads an attribute of that name."""
     read: set[str] = set()
