@@ -124,7 +124,7 @@ def _look_inside(body: WireModel, path: str, found: list[str]) -> None:
         if name in given and not _is_neutral(values[name])
     )
     for name in sorted(given):
-        value = values[name]
+        value = values.get(name)  # what the model does not know is elsewhere
         if isinstance(value, WireModel):
             _look_at(value, f"{path}{name}", found)
         elif isinstance(value, list):
