@@ -1,27 +1,28 @@
 """The last steps of a scheduler, in memory that outlives it: what a hang dump and a trace show.
 
-The ring is a buffer of fixed records behind a count of those written. In a process of its own the
-scheduler writes to a file that the API process maps, too: the record is there even if the scheduler
-hangs or was killed, and reading it costs the scheduler nothing.
+The ring is a buffer of fixed records, each with its number. In a process of its own the scheduler
+writes to a file that the API process maps, too: the record is there even if the scheduler hangs or
+was killed, and reading it costs the scheduler nothing.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 CAPACITY = 4096
 """Steps that a ring keeps."""
 
-_HEADER = struct.Struct("<Q")
 _RECORD = struct.Struct("<QdddIIIIIIII32s")
 _DONE = struct.Struct("<dI")
 _DONE_AT = 24  # `completed_s` and `failed` in a record
 _NUMBER = struct.Struct("<Q")
+_SIZE = _RECORD.size
+_write, _write_end = _RECORD.pack_into, _DONE.pack_into  # looked up here, not at each step
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,29 +86,26 @@ class StepLog:
         fresh.replace(path)  # whoever has mapped the file of an earlier scheduler keeps that
 
     def launched(
-        self, planned_s: float, launched_s: float, counts: Iterable[int], first_rid: str
+        self, planned_s: float, launched_s: float, counts: tuple[int, ...], first_rid: bytes
     ) -> int:
         """A step was given to the executor; returns its number.
 
         `counts`: requests, decodes, prompt tokens, tokens, running, waiting, retractions.
         """
-        number = self._count + 1
-        rid = first_rid.encode()[:32]
-        times = planned_s, launched_s, 0.0
-        _RECORD.pack_into(self._buffer, _place(number), number, *times, 0, *counts, rid)
-        self._count = number
-        _HEADER.pack_into(self._buffer, 0, number)
+        self._count = number = self._count + 1
+        place = (number - 1) % CAPACITY * _SIZE
+        _write(self._buffer, place, number, planned_s, launched_s, 0.0, 0, *counts, first_rid)
         return number
 
     def completed(self, number: int, now_s: float, *, failed: bool = False) -> None:
         """The result of a step is in."""
         if self._count - number < CAPACITY:
-            _DONE.pack_into(self._buffer, _place(number) + _DONE_AT, now_s, failed)
+            _write_end(self._buffer, (number - 1) % CAPACITY * _SIZE + _DONE_AT, now_s, failed)
 
 
 def size() -> int:
     """Bytes of a ring."""
-    return _HEADER.size + CAPACITY * _RECORD.size
+    return CAPACITY * _SIZE
 
 
 def map_steps(path: Path, *, write: bool = False) -> mmap.mmap:
@@ -125,11 +123,14 @@ def map_steps(path: Path, *, write: bool = False) -> mmap.mmap:
 
 def read_steps(buffer: bytearray | mmap.mmap, last: int = CAPACITY) -> list[StepRecord]:
     """The last steps in a ring, oldest first; one that is being overwritten is left out."""
-    (count,) = _HEADER.unpack_from(buffer, 0)
+    numbers = np.ndarray(CAPACITY, np.uint64, buffer, strides=(_SIZE,))
+    count = int(numbers.max())
+    del numbers  # it would keep a mapped file from being closed
     found: list[StepRecord] = []
     for number in range(max(1, count - min(last, CAPACITY) + 1), count + 1):
-        fields = _RECORD.unpack_from(buffer, _place(number))
-        (again,) = _NUMBER.unpack_from(buffer, _place(number))
+        place = (number - 1) % CAPACITY * _SIZE
+        fields = _RECORD.unpack_from(buffer, place)
+        (again,) = _NUMBER.unpack_from(buffer, place)
         if not fields[0] == again == number:
             continue
         _, planned, launched, completed, failed, *counts, rid = fields
@@ -151,7 +152,3 @@ def read_steps(buffer: bytearray | mmap.mmap, last: int = CAPACITY) -> list[Step
         )
         found.append(record)
     return found
-
-
-def _place(number: int) -> int:
-    return _HEADER.size + (number - 1) % CAPACITY * _RECORD.size

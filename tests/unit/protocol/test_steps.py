@@ -11,7 +11,7 @@ COUNTS = (3, 2, 40, 42, 5, 1, 7)
 
 def test_steps_are_read_as_they_were_written():
     log = StepLog()
-    number = log.launched(1.0, 1.5, COUNTS, "rid-1")
+    number = log.launched(1.0, 1.5, COUNTS, b"rid-1")
     [under_way] = read_steps(log.buffer)
     assert under_way.completed_s == 0
     log.completed(number, 2.0)
@@ -30,7 +30,7 @@ def test_steps_are_read_as_they_were_written():
 def test_the_ring_keeps_the_newest():
     log = StepLog()
     for at in range(CAPACITY + 10):
-        number = log.launched(at, at, COUNTS, "é" * 40)  # cut amid a character
+        number = log.launched(at, at, COUNTS, ("é" * 40).encode())  # cut amid a character
         log.completed(number, at + 1.0, failed=at % 2 == 0)
     steps = read_steps(log.buffer)
     assert [step.number for step in steps] == [*range(11, CAPACITY + 11)]
@@ -41,9 +41,9 @@ def test_the_ring_keeps_the_newest():
 
 def test_another_process_reads_what_was_written_before_and_after(tmp_path):
     log = StepLog()
-    log.launched(1.0, 1.0, COUNTS, "before")
+    log.launched(1.0, 1.0, COUNTS, b"before")
     log.move_to(tmp_path / "steps")
-    log.launched(2.0, 2.0, COUNTS, "after")
+    log.launched(2.0, 2.0, COUNTS, b"after")
     with map_steps(tmp_path / "steps") as buffer:
         assert [step.first_rid for step in read_steps(buffer)] == ["before", "after"]
         StepLog().move_to(tmp_path / "steps")  # a successor: the old file stays as it was

@@ -226,7 +226,10 @@ class Growth(NamedTuple):
     pages: IntArray = EMPTY_IDS
 
 
-@dataclass(frozen=True, slots=True)
+NO_GROWTH = Growth()
+
+
+@dataclass(slots=True, eq=False)  # not frozen, as `Slice`
 class Batch:
     """One step's work as the scheduler sees it; `core.step.StepPlan` is what crosses.
 

@@ -62,6 +62,10 @@ AUDIT_S = 10.0
 MAX_MESSAGES_PER_STEP = 1024  # so that a flood of requests does not hold up running ones
 PROMPT_TAIL_TOKENS = 16
 MAX_FAILED_STEPS = 3
+_GATHER_S = 0.001
+"""How long an idle scheduler waits for a request to follow the one that has arrived."""
+_GATHER_AT_MOST_S = 0.005
+_GATHER_SHARE = 0.05  # of a step; where steps are shorter than that, nothing is waited for
 _MIN_WAIT_S = 0.001
 _MAX_WAIT_S = 0.05
 
@@ -183,7 +187,14 @@ class SchedulerLoop:
         self._ports.replies.send(Heartbeat(load=load))
 
     def _receive_messages(self, timeout_s: float) -> None:
+        """Handle what has arrived.
+
+        Requests of a burst do not arrive at once, and those that miss a step wait for all of it.
+        So an idle scheduler whose steps are long waits a moment for the request after the first.
+        """
         controls: list[Control] = []
+        gathers = self._scheduler.idle and _GATHER_SHARE * self._scheduler.times.last_s >= _GATHER_S
+        gather_until_s: float | None = None
         for _ in range(MAX_MESSAGES_PER_STEP):
             try:
                 message = self._ports.inbox.receive(timeout_s)
@@ -201,6 +212,11 @@ class SchedulerLoop:
                 controls.append(message)
             else:
                 self._handle(message)
+                if gathers and isinstance(message, Submit):
+                    now = self._clock()
+                    if gather_until_s is None:
+                        gather_until_s = now + _GATHER_AT_MOST_S
+                    timeout_s = max(0.0, min(_GATHER_S, gather_until_s - now))
         # after all others: a request whose end the client has seen has ended here, too
         for control in controls:
             self._ports.replies.send(self._reply(control))

@@ -7,9 +7,7 @@ from operator import is_
 
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.types import KVHandle
-from sylvan.runtime.core.req import Growth, Req, Slice
-
-NO_GROWTH = Growth()
+from sylvan.runtime.core.req import NO_GROWTH, Growth, Req, Slice
 
 
 class Decodes:

@@ -17,7 +17,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ExecutorError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import KVHandle
-from sylvan.runtime.core.req import Batch, Req, Slice
+from sylvan.runtime.core.req import NO_GROWTH, Batch, Growth, Req, Slice
 from sylvan.runtime.core.step import NO_PAGES, DraftRows, Join, StepPlan
 
 
@@ -176,13 +176,7 @@ class _DecodeSteps:
         else:  # steps in flight read the old ones
             self._numbers = self._numbers.copy()
             self._numbers[count : 3 * count] += 1
-        pages = _PageChanges()
         self._slices = batch.slices
-        if batch.growth is None:
-            for occupant in self._occupants:
-                pages.update(occupant)
-        else:
-            pages.grow([self._by_req[req] for req in batch.growth.reqs], batch.growth.pages)
         return StepPlan(
             number=number,
             num_slices=count,
@@ -192,9 +186,20 @@ class _DecodeSteps:
             numbers=self._numbers,
             copies=batch.copies,
             leaves=leaves,
-            pages=pages.packed(),
+            pages=self._new_pages(batch.growth),
             work=work or {},
         )
+
+    def _new_pages(self, growth: Growth | None) -> IntArray:
+        if growth is NO_GROWTH:
+            return NO_PAGES
+        pages = _PageChanges()
+        if growth is None:
+            for occupant in self._occupants:
+                pages.update(occupant)
+        else:
+            pages.grow([self._by_req[req] for req in growth.reqs], growth.pages)
+        return pages.packed()
 
 
 class _PageChanges:

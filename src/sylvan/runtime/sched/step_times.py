@@ -21,16 +21,19 @@ class StepTimes:
         bubble_s: Seconds of bubbles.
         idle_s: Seconds without anything to compute.
         prompt_tokens: Tokens of prompts that steps computed.
+        last_s: Seconds that the last step took: since its launch, or since the step before ended;
+            0 before the first.
     """
 
     def __init__(self, clock: Clock, requests: RequestTable) -> None:
         self.log = StepLog()
         self.forward_s = self.bubble_s = self.idle_s = 0.0
         self.prompt_tokens = 0
+        self.last_s = 0.0
         self._clock, self._requests = clock, requests
         self._since_s: float | None = None  # when the present stretch began; None: none has
         self._waits = False  # in this stretch there is work, and no step under way
-        self._planned_s = 0.0
+        self._planned_s = self._computing_since_s = 0.0
         self._under_way: list[int] = []  # numbers of steps; 0: it has no slices
         self._computing = 0  # of these, how many have slices
 
@@ -50,6 +53,7 @@ class StepTimes:
         now = self._clock()
         if not self._computing:
             self._settle(now)
+            self._computing_since_s = now
         self._computing += 1
         prompt_tokens, tokens = 0, decodes
         if size > decodes:  # else there is nothing to add up, and this is on the way of each step
@@ -61,7 +65,7 @@ class StepTimes:
             self.prompt_tokens += prompt_tokens
         running, waiting = len(self._requests.running), len(self._requests.waiting)
         counts = (size, decodes, prompt_tokens, tokens, running, waiting, retractions)
-        number = self.log.launched(self._planned_s, now, counts, slices[0].req.rid)
+        number = self.log.launched(self._planned_s, now, counts, slices[0].req.rid.encode())
         self._under_way.append(number)
 
     def completed(self, *, failed: bool = False) -> float:
@@ -70,6 +74,7 @@ class StepTimes:
         number = self._under_way.pop(0)
         if number:
             self.log.completed(number, now, failed=failed)
+            self.last_s, self._computing_since_s = now - self._computing_since_s, now
             self._computing -= 1
             if not self._computing:
                 self.forward_s += now - (now if self._since_s is None else self._since_s)

@@ -79,12 +79,15 @@ class Fixture:
         self,
         next_token: Callable[[GenerateRequest, int], int] | None = None,
         capabilities: Sequence[Capability] = (),
+        inbox: type[Wire] | None = None,
+        step_s: float = 0.0,
         **options: Any,
     ) -> None:
         clock = VirtualClock()
-        self.inbox, self.text, self.replies = Wire(clock), Wire(clock), Wire(clock)
+        self.inbox, self.text, self.replies = (inbox or Wire)(clock), Wire(clock), Wire(clock)
         ports = Ports(self.inbox, self.text, self.replies)
-        self.executor = Fragile(next_token or (lambda req, position: position % 7), lambda b: 0.01)
+        self.executor = Fragile(next_token or (lambda req, position: position % 7), self._take)
+        self.step_s = step_s
         self.clock, self.allocator = clock, PageAllocator(33, 4)
         self.cache = KVCacheManager(self.allocator, RadixCache(4, eviction_policy("lru")))
         parts = Parts(
@@ -113,6 +116,10 @@ class Fixture:
             built, ports, clock=clock, on_idle=lambda: self.rests.append(clock())
         )
 
+    def _take(self, plan: StepPlan) -> float:
+        self.clock.advance(self.step_s)
+        return self.step_s
+
     def send(self, *messages: Any) -> None:
         self.inbox.waiting.extend(messages)
 
@@ -137,7 +144,12 @@ class Fragile(SimExecutor):
 
     broken: Exception | None = None
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.plans: list[StepPlan] = []
+
     def launch(self, plan: StepPlan) -> Any:
+        self.plans.append(plan)
         if self.broken is not None:
             raise self.broken
         return super().launch(plan)
@@ -166,6 +178,54 @@ def test_a_request_is_opened_served_and_ended() -> None:
     )
     assert fix.tokens("a") == [3, 4, 5, 6, 0]
     assert fix.outputs("a")[-1].finish == Finish(type="length", length=5)
+
+
+class Burst(Wire):
+    """A wire on which each message comes `gap_s` after the one before was taken."""
+
+    gap_s = 0.0
+
+    def receive(self, timeout_s: float = 0.0) -> Any:
+        if self.waiting and timeout_s < self.gap_s:
+            self.clock.advance(timeout_s)
+            return None
+        if self.waiting:
+            self.clock.advance(self.gap_s)
+        return super().receive(timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "gap_s", "together"),
+    [(0.1, 0.0005, 3), (0.1, 0.002, 1), (0.005, 0.0005, 1)],
+    ids=["burst", "others come later", "short steps"],
+)
+def test_an_idle_scheduler_of_long_steps_waits_for_the_rest_of_a_burst(
+    step_s: float, gap_s: float, together: int
+) -> None:
+    fix = Fixture(inbox=Burst, step_s=step_s)
+    fix.send(submit("first"))
+    fix.run()
+    fix.inbox.gap_s = gap_s
+    fix.send(*(submit(rid) for rid in "abc"))
+    fix.executor.plans.clear()
+    while not fix.executor.plans:
+        fix.loop.pump()
+
+    assert fix.executor.plans[0].num_slices == together
+
+
+def test_an_endless_burst_holds_no_step_up() -> None:
+    fix = Fixture(inbox=Burst, step_s=1.0)
+    fix.send(submit("first"))
+    fix.run()
+    fix.inbox.gap_s = 0.0009
+    fix.send(*(submit(str(number)) for number in range(100)))
+    fix.executor.plans.clear()
+    while not fix.executor.plans:
+        fix.loop.pump()
+
+    assert fix.executor.plans[0].num_slices == 4  # its limit
+    assert len(fix.inbox.waiting) > 80
 
 
 def test_only_the_tail_of_the_prompt_goes_to_the_detokenizer() -> None:

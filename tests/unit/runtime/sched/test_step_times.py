@@ -52,6 +52,7 @@ def test_steps_bubbles_and_idleness_add_up(times, clock):
     times.planning()
     times.launching(batch(), 0)
     assert (times.forward_s, times.bubble_s, times.idle_s) == (4.0, 0.75, 6.0)
+    assert times.last_s == 1.0
     assert times.prompt_tokens == 15
 
 
@@ -69,6 +70,7 @@ def test_steps_that_overlap_count_once(times, clock):
     first, second = read_steps(times.log.buffer)
     assert (first.completed_s, second.completed_s) == (102.0, 103.0)
     assert (first.failed, second.failed) == (False, True)
+    assert times.last_s == 1.0
 
 
 def test_steps_without_slices_are_no_steps(times, clock):

@@ -217,8 +217,8 @@ def _secret(text):
 
 async def test_steps_as_trace_events(client):
     log = StepLog()
-    log.completed(log.launched(1.0, 1.1, (2, 1, 30, 31, 2, 4, 0), "r"), 1.3)
-    log.launched(1.3, 1.4, (2, 2, 0, 2, 2, 4, 0), "r")
+    log.completed(log.launched(1.0, 1.1, (2, 1, 30, 31, 2, 4, 0), b"r"), 1.3)
+    log.launched(1.3, 1.4, (2, 2, 0, 2, 2, 4, 0), b"r")
     client.engine.manager.router.clients[0].read_steps = lambda last: read_steps(log.buffer, last)
     events = (await client.get("/trace/steps")).json()["traceEvents"]
     slices = [e for e in events if e["ph"] == "X" and e["tid"] == 2]
