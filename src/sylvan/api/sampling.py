@@ -8,16 +8,14 @@ from typing import Any
 
 from sylvan.api.validation import json_type, parse_struct, unknown_name
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.sampling import SamplingParams
+from sylvan.protocol.sampling import GRAMMARS, SamplingParams, fault_of
 from sylvan.utils import strict_json
 
 ANY_JSON = "$$ANY$$"
 OBJECT_SCHEMA = '{"type": "object"}'
-MAX_LOGIT_BIAS_VALUE = 100.0
 
 _FIELDS = frozenset(SamplingParams.__struct_fields__)
 _LISTED = ("stop", "stop_regex")
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "choice")
 _UNSUPPORTED = {
     "beam_width": (None, 1),
     "watermark": (None, {}),
@@ -79,7 +77,7 @@ def read_sampling(
             merged[name] = [merged[name]] if merged[name] else []
     if isinstance(ids := merged.get("stop_token_ids"), list):
         merged["stop_token_ids"] = [i for i in ids if i is not None]
-    for name in _GRAMMARS:
+    for name in GRAMMARS:
         if name in given and given[name] in ("", [], ()):
             path = _join(where, name)
             raise RequestError(f"{path} is empty; leave it out for any text.", param=path)
@@ -98,28 +96,11 @@ def _refuse_unsupported(given: dict[str, Any], params: Mapping[str, Any], where:
 
 def _check(sampling: SamplingParams, where: str) -> None:
     """What the types alone cannot say."""
-    if sampling.top_k == 0:
-        path = _join(where, "top_k")
-        raise RequestError(f"{path}: expected -1 (off) or at least 1.", param=path)
-    limit = sampling.max_new_tokens
-    if limit is not None and sampling.min_new_tokens > limit:
-        path = _join(where, "min_new_tokens")
-        message = f"{path}: {sampling.min_new_tokens} is more than max_new_tokens ({limit})."
-        raise RequestError(message, param=path)
-    grammars = [name for name in _GRAMMARS if getattr(sampling, name)]
-    if len(grammars) > 1:
-        path = _join(where, grammars[1])
-        message = f"At most one of {', '.join(_GRAMMARS)} can be set, not {' and '.join(grammars)}."
-        raise RequestError(message, param=path)
+    if (fault := fault_of(sampling)) is not None:
+        path = _join(where, fault.name) + fault.place
+        raise RequestError(f"{path}: {fault.text}.", param=path)
     if sampling.json_schema is not None:
         check_schema(sampling.json_schema, _join(where, "json_schema"))
-    for token, bias in sampling.logit_bias.items():
-        path = f"{_join(where, 'logit_bias')}.{token[:20]}"
-        if not (token.isascii() and token.isdigit() and len(token) < 10):
-            raise RequestError(f"{path}: the key must be a token id.", param=path)
-        if not abs(bias) <= MAX_LOGIT_BIAS_VALUE:
-            message = f"{path}: expected a number from -100 to 100."
-            raise RequestError(message, param=path)
 
 
 def check_schema(text: str, path: str) -> None:
