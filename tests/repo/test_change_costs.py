@@ -40,7 +40,7 @@ SAMPLING: list[Edit] = [
     ("api/request_fields.py", "    min_p: float | None = None", "    spice: float | None = None\n"),
     (
         "runtime/tokenizer/checks.py",
-        "    if sampling.top_k == 0:",
+        "    if (fault := fault_of(sampling)) is not None:",
         '    if sampling.spice > 8:\n        raise RequestError("spice: too hot", param="spice")\n',
     ),
 ]
