@@ -14,7 +14,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from sylvan.api.validation import WireModel
-from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import RequestOptions
 from sylvan.protocol.sampling import MAX_LOGIT_BIAS, SamplingParams
 
@@ -101,12 +100,3 @@ def sampling_values(body: SamplingFields) -> dict[str, Any]:
     """The sampling parameters that are fields of a body, by the engine's names; None: not given."""
     names = _MORE if isinstance(body, MoreSamplingFields) else _FEW
     return {ours: getattr(body, theirs) for ours, theirs in names}
-
-
-def spelt(error: RequestError, names: Mapping[str, str]) -> RequestError:
-    """The error with a field as the client spells it, where that differs."""
-    ours = error.param or ""
-    theirs = {**SPELLED, **names}.get(ours)
-    if theirs is None:
-        return error
-    return error.renamed(str(error).replace(ours, theirs), theirs)

@@ -15,6 +15,7 @@ ANY_JSON = "$$ANY$$"
 OBJECT_SCHEMA = '{"type": "object"}'
 
 _FIELDS = frozenset(SamplingParams.__struct_fields__)
+_AS_HERE: Mapping[str, str] = {}
 _LISTED = ("stop", "stop_regex")
 _UNSUPPORTED = {
     "beam_width": (None, 1),
@@ -52,7 +53,10 @@ def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_sampling(
-    params: Mapping[str, Any], defaults: Mapping[str, Any], where: str = "sampling_params"
+    params: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    where: str = "sampling_params",
+    names: Mapping[str, str] = _AS_HERE,
 ) -> SamplingParams:
     """Sampling parameters of a request.
 
@@ -60,12 +64,14 @@ def read_sampling(
         params: What the client wrote; null means "not given".
         defaults: Values for what is not given.
         where: Path of `params` in the body, for errors; "" if they are the body's own fields.
+        names: Paths of those that the body has under another name.
 
     Raises:
         RequestError: An unknown name, or a value that cannot be honoured.
     """
     given = {name: value for name, value in params.items() if value is not None}
-    _refuse_unsupported(given, params, where)
+    place = _Places(where, names)
+    _refuse_unsupported(given, params, place)
     for name in given:
         if name not in _FIELDS:
             raise unknown_name(name, _FIELDS, where)
@@ -79,28 +85,28 @@ def read_sampling(
         merged["stop_token_ids"] = [i for i in ids if i is not None]
     for name in GRAMMARS:
         if name in given and given[name] in ("", [], ()):
-            path = _join(where, name)
+            path = place.of(name)
             raise RequestError(f"{path} is empty; leave it out for any text.", param=path)
-    sampling: SamplingParams = parse_struct(SamplingParams, merged, where)
-    _check(sampling, where)
+    sampling: SamplingParams = parse_struct(SamplingParams, merged, where, names)
+    _check(sampling, place)
     return sampling
 
 
-def _refuse_unsupported(given: dict[str, Any], params: Mapping[str, Any], where: str) -> None:
+def _refuse_unsupported(given: dict[str, Any], params: Mapping[str, Any], place: _Places) -> None:
     for name, neutral in _UNSUPPORTED.items():
         if name in params and params[name] not in neutral:
-            path = _join(where, name)
+            path = place.of(name)
             raise RequestError(f"{path} is not supported by this server.", param=path)
         given.pop(name, None)
 
 
-def _check(sampling: SamplingParams, where: str) -> None:
+def _check(sampling: SamplingParams, place: _Places) -> None:
     """What the types alone cannot say."""
     if (fault := fault_of(sampling)) is not None:
-        path = _join(where, fault.name) + fault.place
+        path = place.of(fault.name) + fault.place
         raise RequestError(f"{path}: {fault.text}.", param=path)
     if sampling.json_schema is not None:
-        check_schema(sampling.json_schema, _join(where, "json_schema"))
+        check_schema(sampling.json_schema, place.of("json_schema"))
 
 
 def check_schema(text: str, path: str) -> None:
@@ -116,5 +122,13 @@ def check_schema(text: str, path: str) -> None:
         raise RequestError(message, param=path)
 
 
-def _join(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where a body has the sampling parameters."""
+
+    where: str
+    names: Mapping[str, str]
+
+    def of(self, name: str) -> str:
+        """Path of one of them."""
+        return self.names.get(name) or (f"{self.where}.{name}" if self.where else name)

@@ -111,7 +111,7 @@ def _faults(sampling: SamplingParams) -> Iterator[Fault]:
         yield Fault("top_k", "", "expected -1 (all) or at least 1")
     limit = sampling.max_new_tokens
     if limit is not None and sampling.min_new_tokens > limit:
-        text = f"{sampling.min_new_tokens} is more than max_new_tokens ({limit})"
+        text = f"{sampling.min_new_tokens} is more than the {limit} tokens of the answer"
         yield Fault("min_new_tokens", "", text)
     given = [name for name in GRAMMARS if getattr(sampling, name)]
     if len(given) > 1:

@@ -10,12 +10,12 @@ from pydantic import BaseModel, Field
 
 from sylvan.api.native import join_salt
 from sylvan.api.request_fields import (
+    SPELLED,
     MoreSamplingFields,
     Name,
     OptionFields,
     Rid,
     sampling_values,
-    spelt,
 )
 from sylvan.api.sampling import OBJECT_SCHEMA, SamplingDefaults, read_sampling
 from sylvan.api.validation import WireModel
@@ -119,10 +119,8 @@ def openai_sampling(
     params["max_new_tokens"] = max_tokens
     params.update(_grammar(body))
     params.update(overrides or {})
-    try:
-        return read_sampling(params, {**defaults.model, **defaults.preferred}, "")
-    except RequestError as error:
-        raise spelt(error, {"max_new_tokens": max_tokens_name}) from error
+    names = {**SPELLED, **grammar_fields(body), "max_new_tokens": max_tokens_name}
+    return read_sampling(params, {**defaults.model, **defaults.preferred}, "", names)
 
 
 def _grammar(body: GenerationBody) -> dict[str, Any]:

@@ -94,11 +94,8 @@ def _sampling(call: Call[MessagesBody]) -> SamplingParams:
     }
     if body.output_config is not None and body.output_config.format is not None:
         params["json_schema"] = json.dumps(body.output_config.format.schema_)
-    try:
-        return read_sampling(params, {**defaults.model, **defaults.preferred}, "")
-    except RequestError as error:
-        message = str(error).replace("stop", "stop_sequences", 1)
-        raise RequestError(message, param=error.param) from error
+    names = {"stop": "stop_sequences", "max_new_tokens": "max_tokens"}
+    return read_sampling(params, {**defaults.model, **defaults.preferred}, "", names)
 
 
 def _tool_use(call: Call[Any]) -> ToolUse:

@@ -29,7 +29,7 @@ from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.adapters import asked_adapter
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
 from sylvan.runtime.server.ollama.models import timestamp
-from sylvan.runtime.server.ollama.options import OPTIONS, check_options
+from sylvan.runtime.server.ollama.options import OPTIONS, check_options, option_fields
 from sylvan.runtime.server.sse import line
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.serving.answers import AnswerRun, TextLog
@@ -156,7 +156,8 @@ def _sampling(call: Call[Any]) -> SamplingParams:
     if body.format:
         params["json_schema"] = OBJECT_SCHEMA if body.format == "json" else json.dumps(body.format)
     defaults = call.context.defaults
-    return read_sampling(params, {**defaults.model, **defaults.preferred}, "options")
+    names = {**option_fields(), "max_new_tokens": "options.num_predict", "json_schema": "format"}
+    return read_sampling(params, {**defaults.model, **defaults.preferred}, "options", names)
 
 
 async def _answer(call: Call[Any], form: _Form, conversation: Conversation) -> Response:

@@ -270,7 +270,8 @@ class Job:
         params = sampling_values(body)
         params["max_new_tokens"] = body.max_output_tokens
         params["json_schema"] = text_schema(body)
-        return read_sampling(params, {**defaults.model, **defaults.preferred}, "")
+        names = {"max_new_tokens": "max_output_tokens", **text_fields(body)}
+        return read_sampling(params, {**defaults.model, **defaults.preferred}, "", names)
 
     def _tool_use(self) -> ToolUse:
         choice, offered = self._body.tool_choice or "auto", self._offer
