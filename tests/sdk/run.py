@@ -112,7 +112,7 @@ KITS = (
     Kit("dspy", ("dspy>=3,<4",), ("tour_dspy.py",)),
     Kit("haystack", ("haystack-ai>=3,<4",), ("tour_haystack.py",)),
     Kit("kernel", ("semantic-kernel>=1,<2",), ("tour_kernel.py",)),
-    Kit("codex", ("@openai/codex",), ("tour_codex.mjs",)),
+    Kit("codex", ("@openai/codex",), ("tour_codex.mjs",), quick=True),
     Kit("claude", ("@anthropic-ai/claude-code@2",), ("tour_claude.mjs",), scripts=True),
     Kit("opencode", ("opencode-ai@1",), ("tour_opencode.mjs",), scripts=True),
     Kit("aider", ("aider-chat<0.87",), ("tour_aider.py",)),

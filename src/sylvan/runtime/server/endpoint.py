@@ -58,8 +58,8 @@ RECEIVED = "sylvan.received_s"
 """In the scope of a call: when it came."""
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _RANK_HEADER = "x-data-parallel-rank"
-_UNREAD = (b"x-override-", b"x-sglext-ids-framed")
-"""Headers by which SGLang takes what is in the body here, too."""
+_UNREAD = (b"x-override-", b"x-sglext-ids-framed", b"x-smg-routing-key")
+"""Headers of SGLang that change nothing here."""
 
 Body = TypeVar("Body", bound=WireModel | None)
 
