@@ -46,19 +46,21 @@ class ScriptedThreads:
 
 
 class LateTransfer:
-    """A copy that happens when its thread gets to it."""
+    """A copy that happens when its thread gets to it, or when it is waited for."""
 
     checksums = None
     error: str | None = None
 
-    def __init__(self, num_bytes: int) -> None:
-        self.num_bytes, self._done = num_bytes, False
+    def __init__(self, num_bytes: int, copy: Callable[[], None]) -> None:
+        self.num_bytes, self._copy, self._done = num_bytes, copy, False
 
     def done(self) -> bool:
         return self._done
 
-    def finish(self) -> None:
-        self._done = True
+    def wait(self) -> None:
+        if not self._done:
+            self._copy()
+            self._done = True
 
 
 class LatePages:
@@ -97,13 +99,8 @@ class LatePages:
         return self._later(copy, buffer.nbytes)
 
     def _later(self, copy: Callable[[], None], num_bytes: int) -> LateTransfer:
-        transfer = LateTransfer(num_bytes)
-
-        def run() -> None:
-            copy()
-            transfer.finish()
-
-        self._threads.submit(run)
+        transfer = LateTransfer(num_bytes, copy)
+        self._threads.submit(transfer.wait)
         return transfer
 
 

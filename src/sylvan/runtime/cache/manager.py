@@ -222,6 +222,8 @@ class KVCacheManager:
 
     def clear(self) -> None:
         """Forget all cached prefixes that no request uses, in all places."""
+        if self.loads is not None:
+            self.loads.residency.clearing()
         self._allocator.free(self._tree.clear())
         if self.loads is not None:
             self.loads.residency.collect()

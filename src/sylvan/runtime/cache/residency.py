@@ -149,6 +149,7 @@ class Residency:
         self._writes: dict[int, Tier] = {}
         self._numbers = itertools.count(1)
         self._refused = False  # a write, since the last `poll` began
+        self._distrusted: set[int] = set()  # writes of what was cleared meanwhile
 
     @property
     def places(self) -> Iterable[Place]:
@@ -198,6 +199,20 @@ class Residency:
         finally:
             for each in path:
                 parts_of(each).readers -= 1
+
+    def was_evicted(self, number: int) -> bool:
+        """Whether device pages of a write were given to others, but not because all was cleared."""
+        if number in self._distrusted:
+            return False
+        for node in self._nodes.writing.get(number, ()):
+            write = parts_of(node).writing[number]
+            if node.parent is None or write.is_void or write.lost:
+                return True
+        return False
+
+    def clearing(self) -> None:
+        """All nodes are about to be forgotten, because their KV is not to be used any more."""
+        self._distrusted.update(self._writes)
 
     def found_in(self, places: Place, key: CacheKey, limit: int) -> int:
         """Tokens in whole pages of `key`, at most `limit`, that lie in `places`; no changes."""
@@ -380,6 +395,7 @@ class Residency:
 
     def _end_write(self, number: int, *, succeeded: bool) -> None:
         tier = self._writes.pop(number)
+        self._distrusted.discard(number)
         for node in self._nodes.writing.pop(number):
             parts = parts_of(node)
             write = parts.writing.pop(number)

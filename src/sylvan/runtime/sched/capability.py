@@ -79,7 +79,7 @@ class Capability:
         """Called once, before anything else."""
 
     def poll(self) -> None:
-        """Advance asynchronous work. Once per step, before anything else."""
+        """Advance asynchronous work. Once per step, before the next one is planned."""
 
     def on_arrival(self, req: Req) -> None:
         """`req` was queued."""

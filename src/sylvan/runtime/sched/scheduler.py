@@ -159,11 +159,11 @@ class Scheduler:
             self._hooks.on_step_end()
 
     def _step(self) -> bool:
-        self._hooks.poll()
         self._expire()
         completed, pipeline = False, self._pipeline
         while len(pipeline.inflight) >= self._limits.inflight:
             completed = pipeline.complete_oldest()
+        self._hooks.poll()
         batch = Batch(()) if self._paused else self._next_batch()
         self._hooks.launch(batch, self._planner.started)
         needed = batch.slices or batch.ended or self._parts.executor.caps.lockstep

@@ -138,6 +138,7 @@ class KVTiers(Capability):
         exports, self._tier.exports = tuple(self._tier.exports), []
         commits, self._tier.commits = tuple(self._tier.commits), []
         found: dict[str, Any] = {"exports": exports, "commits": commits, **self._stores.take()}
+        found["urgent"] = self._tier.take_urgent(self._loads.residency.was_evicted)
         if self._host is not None:
             found["saves"], self._host.saves = tuple(self._host.saves), []
         work = self._outbox.take(**found)

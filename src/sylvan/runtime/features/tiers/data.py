@@ -105,6 +105,7 @@ class LoadPages(msgspec.Struct, frozen=True):
 class TiersWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the worker half is to begin.
 
+    `urgent` are exports whose pages this step gives to others: they are copied before it runs.
     `stops` are fetches that are to read no more, `releases` those whose pages nobody will load any
     more; `cancels` are loads. `attach` opens a store, instead of the one before; `detach` closes
     it; `clear` empties it.
@@ -112,6 +113,7 @@ class TiersWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     saves: tuple[Save, ...] = ()
     exports: tuple[Export, ...] = ()
+    urgent: tuple[int, ...] = ()
     commits: tuple[Commit, ...] = ()
     fetches: tuple[Fetch, ...] = ()
     loads: tuple[LoadPages, ...] = ()

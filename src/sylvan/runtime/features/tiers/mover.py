@@ -149,12 +149,14 @@ class Mover:
         self._warm_up()
 
     def begin(self, work: TiersWork) -> None:
-        """Begin all of it; returns at once."""
+        """Begin all of it; waits for nothing but `urgent` exports."""
         with self._turn:
             for save in work.saves:
                 self._save(save)
             for export in work.exports:
                 self._export(export)
+            for job in work.urgent:
+                self._finish_export(job)
             for commit in work.commits:
                 self._commit(commit)
             for fetch in work.fetches:
@@ -241,6 +243,11 @@ class Mover:
             self._tell(Exported(export.job, ok=False))
             raise AssertionError(f"pages that do not exist are exported: {error}") from error
         self._exports[export.job] = parts
+
+    def _finish_export(self, job: int) -> None:
+        for part in self._exports.get(job, ()):
+            if part.transfer is not None:
+                part.transfer.wait()
 
     def _export_slots(self, parts: Sequence[_Part]) -> None:
         """Copy pages from the host tier; their numbers are its slots."""

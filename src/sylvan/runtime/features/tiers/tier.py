@@ -1,15 +1,15 @@
 """The storage tier as the prefix tree sees it: numbers for pages, and the names behind them.
 
 What the tree forgets stays in the store, and is found again by name. A page goes there in two
-steps: it is copied to host memory, and written only once it is known that it was not given to
-others while it was being copied.
+steps: it is copied to host memory, and written once the copy is known to be right. Pages that are
+evicted during the copy are copied before the step that may write to them runs (`take_urgent`).
 """
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,6 +59,8 @@ class _Job:
     num_bytes: int
     ended: bool = False  # the copy
     reported: bool = False  # to the tree
+    may_be_saved: bool = True  # all of it, if pages are given to others now
+    is_saved: bool = False  # it was copied before they were: it is of use without the tree
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +121,7 @@ class StorageTier:
             self._ended.append((number, True))
             return locator
         at = {name: n for n in _numbers(locator) if (name := self._names[n]) not in self._stored}
-        self._jobs[number] = _Job(at, size)
+        self._jobs[number] = _Job(at, size, may_be_saved=source is Place.DEVICE)
         self.pending_bytes += size
         self.exports.append(Export(number, tuple(wanted), source is Place.HOST))
         return locator
@@ -186,11 +188,30 @@ class StorageTier:
         self._note_stored(name)
         return self._number(name)
 
+    def take_urgent(self, was_evicted: Callable[[int], bool]) -> tuple[int, ...]:
+        """Jobs of device pages that were evicted since the last call; to be sent with this step.
+
+        Nobody writes to such pages before this step. Copied by then, they are kept in the store,
+        though the tree has forgotten them.
+
+        Args:
+            was_evicted: Whether device pages of a job were.
+        """
+        found: list[int] = []
+        for number, job in self._jobs.items():
+            if job.may_be_saved and was_evicted(number):
+                job.is_saved, job.may_be_saved = True, False
+                if not job.ended:
+                    found.append(number)
+        return tuple(found)
+
     def exported(self, number: int, *, ok: bool) -> None:
         """The worker half has copied an export to host memory, or has failed to."""
         job = self._jobs.get(number)
         if job is not None and not job.ended:
             job.ended = True
+            if not ok:
+                job.is_saved = job.may_be_saved = False
             self._ended.append((number, ok))
 
     def persisted(self, number: int, lost: Sequence[str]) -> None:
@@ -202,9 +223,10 @@ class StorageTier:
     # ---- inside
 
     def _commit(self, number: int, job: _Job) -> None:
-        """Let be written what the tree has kept of a job."""
+        """Let be written what the tree has kept of a job, or all of it."""
         del self._jobs[number]
-        names = [name for name, n in job.numbers.items() if self._names.get(n) == name]
+        kept = (name for name, n in job.numbers.items() if self._names.get(n) == name)
+        names = [*(job.numbers if job.is_saved else kept)]
         for name in names:
             self._note_stored(name)
         self.commits.append(Commit(number, tuple(names)))

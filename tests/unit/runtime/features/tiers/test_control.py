@@ -453,7 +453,7 @@ def test_a_full_store_costs_hits_only():
     serve(world, below, "b", cache_salt="x/")
 
 
-def test_pages_given_to_others_while_they_are_copied_are_not_written():
+def test_pages_given_to_others_while_they_are_copied_are_copied_before_the_step():
     world, below = start(pages=12)
     world.scheduler.add(request("a", PROMPT, new=3))
     while "a" not in world.finish:
@@ -468,8 +468,33 @@ def test_pages_given_to_others_while_they_are_copied_are_not_written():
         below.calls.run()
     below.run(world)
     other, beneath = start(below.url.partition(":")[2])
-    serve(other, beneath)
+    assert serve(other, beneath) == 36
     serve(other, beneath, "b", [49 - t for t in PROMPT])
+
+
+def test_what_is_cleared_while_it_is_copied_is_not_written():
+    world, below = start()
+    world.scheduler.add(request("a", PROMPT, new=3))
+    while "a" not in world.finish:
+        world.scheduler.step()
+        below.calls.run()
+    for _ in range(3):
+        world.scheduler.step()
+    assert below.copies.calls, "an export has begun"
+    assert world.scheduler.flush_cache()
+    below.run(world)
+    assert not [*below.store.pages()]
+
+
+def test_no_chat_loses_a_page_to_the_next_one():
+    world, below = start(pages=15)
+    chats = [[(3 * i + n) % 50 for i in range(40)] for n in range(5)]
+    for n, chat in enumerate(chats):
+        world.scheduler.add(request(f"first-{n}", chat, new=3))
+    below.run(world)
+    assert len([*below.store.pages()]) == 5 * 10
+    for n, chat in enumerate(chats):
+        assert serve(world, below, f"again-{n}", chat) == 36
 
 
 # ---- operation
