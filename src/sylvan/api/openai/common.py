@@ -132,6 +132,10 @@ def _grammar(body: GenerationBody) -> dict[str, Any]:
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return found
+    if found:
+        name = next(iter(found))
+        message = f"response_format: {name} is given as well; one grammar constrains an output."
+        raise RequestError(message, param="response_format")
     if wanted.type == "json_object":
         found["json_schema"] = json.dumps(wanted.schema_) if wanted.schema_ else OBJECT_SCHEMA
     elif wanted.type == "structural_tag":
