@@ -202,7 +202,8 @@ class _Job:
         visible = VisibleTokens[CompletionToken](tokenizer, skip_special_tokens=skip)
         return CompletionTokenLog(
             CompletionLogprobs(tokenizer.token_text, self._body.logprobs),
-            None if self._body.return_token_ids else visible,
+            # who echoes counts tokens: each one generated has an entry, the end token too
+            None if self._body.return_token_ids or self._body.echo else visible,
         )
 
     def _frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
