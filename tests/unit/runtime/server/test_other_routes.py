@@ -96,7 +96,7 @@ async def test_unknown_parser_is_refused_with_the_nearest_name(client, path, fie
     ],
 )
 async def test_texts_that_are_only_read_are_bounded(engine, path, field, body):
-    client = Client(engine, max_text_chars=50)
+    client = Client(engine, text_chars=50)
     response = await client.post(path, body)
 
     assert response.status_code == 413

@@ -85,7 +85,7 @@ class World:
 
     def __init__(self, engine, tmp_path):
         self.client = two_tenants(
-            engine, tmp_path, api_keys=(Secret("plain"),), admin_api_key=Secret("admin")
+            engine, tmp_path, api_key=Secret("plain"), admin_api_key=Secret("admin")
         )
         self.things = {}
 

@@ -15,14 +15,14 @@ from sylvan.media.source import MediaSource
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.batches.multipart import parse_form
-from sylvan.runtime.server.body import read_body
-from sylvan.runtime.server.context import Context, read_generation_config
-from sylvan.runtime.server.conversation import Conversation, RequestFacts, prepare
+from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.openai.completions import openai_error_event
-from sylvan.runtime.server.samples import Sample, collect
 from sylvan.runtime.server.sse import event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.serving.conversation import Conversation, RequestFacts, prepare
+from sylvan.runtime.serving.samples import Sample, collect
+from sylvan.runtime.serving.service import read_generation_config
 from sylvan.runtime.tokenizer.types import GenerateInput
 from sylvan.text.whisper import WINDOW_S, WhisperTokens
 
@@ -44,8 +44,9 @@ async def translations(call: Call[None]) -> Response:
 
 async def _answer(call: Call[None], task: str) -> Response:
     request, context = call.request, call.context
-    body = await read_body(request, context.settings.max_body_bytes)
-    form = audio_form(parse_form(request.headers.get("content-type", ""), body))
+    body = await context.bodies.read(request)
+    given = request.headers.get("content-type", "")
+    form = await context.bodies.decoded(body, lambda body: audio_form(parse_form(given, body)))
     media = context.engine.media
     if media is None or "audio" not in context.engine.facts.media_tokens:
         raise RequestError("file: this model hears nothing.", param="file")
@@ -180,7 +181,7 @@ class _Whisper(_Job):
             tenant=self._call.tenant.name,
             media=(self._source(window),),
         )
-        [[sample]] = await collect(self._context, [given])
+        [[sample]] = await collect(self._context.service, [given])
         return sample
 
 
@@ -206,8 +207,8 @@ class _Chat(_Job):
                 rid=self._context.ids(16), stream=False, tenant=self._call.tenant.name
             ),
         )
-        made = await prepare(self._context, conversation)
-        [[sample]] = await collect(self._context, [made.input])
+        made = await prepare(self._context.service, conversation)
+        [[sample]] = await collect(self._context.service, [made.input])
         text = sample.text.strip() + " "
         return [Segment(0.0, seconds, text, tuple(sample.token_ids))], seconds
 

@@ -39,8 +39,8 @@ from sylvan.api.openai.vectors import (
     ScoreReply,
 )
 from sylvan.api.rerank import CohereRerankBody, CohereRerankReply, PlainRerankBody
+from sylvan.api.spelling import TOOL_SCHEMA
 from sylvan.runtime.server.batches import routes as batches
-from sylvan.runtime.server.fields import TOOL_SCHEMA
 from sylvan.runtime.server.openai import audio, chat, completions, models, rerank, vectors
 from sylvan.runtime.server.responses import conversations, inputs
 from sylvan.runtime.server.responses import create as responses
