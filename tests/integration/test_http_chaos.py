@@ -25,11 +25,17 @@ GOOD = {
     "/v1/conversations/{conversation_id}/items": {"items": CHAT},
     "/v1/messages": {"model": "m", "max_tokens": 3, "messages": CHAT},
     "/v1/messages/count_tokens": {"model": "m", "messages": CHAT},
+    "/v1/messages/batches": {
+        "requests": [
+            {"custom_id": "a", "params": {"model": "m", "max_tokens": 3, "messages": CHAT}}
+        ]
+    },
     "/api/chat": {"model": "m", "messages": CHAT, "stream": False},
     "/api/generate": {"model": "m", "prompt": "x", "stream": False},
     "/api/embed": {"model": "m", "input": "x"},
     "/api/embeddings": {"model": "m", "prompt": "x"},
     "/api/show": {"model": "scripted"},
+    "/api/pull": {"model": "scripted", "stream": False},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
     "/v1/score": {"query": "q", "items": ["a"], "label_token_ids": [1]},
@@ -111,6 +117,7 @@ def test_every_route_with_a_body_is_tried():
     shared |= {f"{v}/{do}load_lora_adapter" for v in ("", "/v1") for do in ("", "un")}
     shared |= {"/load_lora_adapter_from_tensors", "/hicache/storage-backend"}
     shared |= {"/start_profile"}  # it writes files wherever it is told to
+    shared |= {"/config", "/config/revert"}  # it was not started from settings that change
     paths = {e.path for e in ENDPOINTS if e.body is not None}
     assert paths - shared == set(GOOD)
 

@@ -677,7 +677,7 @@ async def test_what_the_scheduler_would_refuse_does_not_reach_it(fix: Fixture) -
     assert refused.value.setting == "scheduler.max_waiting_reqs"
     assert len(fix.submitted()) == 2
 
-    await fix.start(priority=1)
+    await fix.start(options=RequestOptions(priority=1))
     assert len(fix.submitted()) == 3
 
 
