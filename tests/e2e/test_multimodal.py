@@ -413,7 +413,10 @@ def test_metrics_tell_what_is_encoded(server):
     def asked():
         return told("sglang:encoder_cache_total_files_total")
 
-    before = asked(), told("sglang:encoder_cache_hit_files_total")
+    newest = -1.0
+    while newest != (newest := asked()):
+        time.sleep(1.5)  # until heartbeats have told of all that other tests asked for
+    before = newest, told("sglang:encoder_cache_hit_files_total")
     image = png(77)
     for text in ("one", "two"):  # after the image, so that the prefix cache does not have it
         chat(server, [said(text), part(image)])

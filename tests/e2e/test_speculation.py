@@ -38,7 +38,7 @@ WAYS = [
 @pytest.fixture(scope="module")
 def plain():
     with (
-        running("sapling", "--speculative-algorithm", "off") as server,
+        running("sapling") as server,
         httpx.Client(base_url=server.url, timeout=120) as client,
     ):
         yield client
@@ -96,22 +96,6 @@ def told(reply):
     meta = reply["meta_info"]
     names = ("finish_reason", "completion_tokens", "output_token_logprobs")
     return reply["text"], reply["output_ids"], [meta.get(name) for name in names]
-
-
-def test_the_built_in_model_is_guessed_without_being_told(plain, sapling):
-    headers = {"authorization": "Bearer secret"}
-    message = [{"role": "user", "content": "What is the weather in Oslo and in Rome?"}]
-    body = {"model": "sapling", "messages": message, "temperature": 0, "max_tokens": 60}
-    with httpx.Client(base_url=sapling.url, headers=headers, timeout=120) as client:
-        wanted, found = answers(plain, all_at_once=False), answers(client, all_at_once=True)
-        said = [http.post("/v1/chat/completions", json=body).json() for http in (plain, client)]
-        states = [http.get("/server_info").json()["internal_states"][0] for http in (client, plain)]
-
-    assert [told(reply) for reply in found] == [told(reply) for reply in wanted]
-    assert said[0]["choices"] == said[1]["choices"]
-    assert states[0]["config"]["speculative"]["algorithm"] == "ngram"
-    assert states[0]["speculation"]["looks"] > 0
-    assert "speculation" not in states[1]
 
 
 @pytest.mark.parametrize("all_at_once", [False, True], ids=["alone", "together"])

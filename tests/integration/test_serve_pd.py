@@ -6,6 +6,7 @@ import hashlib
 import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,7 @@ import pytest
 
 from tests.integration.test_serve_replicas import (
     FLAGS,
+    interrupted,
     kill_busy,
     refused,
     replicas_of,
@@ -112,7 +114,8 @@ def test_a_stream_outlives_its_decode_server(model):
         expected = text_of(url)
         known = {child.pid for child in replicas_of(process)}
 
-        assert text_of(url, lambda: kill_busy(process, url, "decode")) == expected
+        kill = partial(kill_busy, process, url, "decode")
+        assert interrupted(lambda act: text_of(url, act), kill) == expected
 
         until(lambda: [w["is_healthy"] for w in workers(url)] == [True] * 3)
         assert len({child.pid for child in replicas_of(process)} - known) == 1
@@ -150,7 +153,8 @@ def test_a_stream_with_log_probabilities_outlives_its_decode_server(model):
         *_, expected = native_stream(url)
         assert len(expected[1]) > 100
 
-        events = native_stream(url, lambda: kill_busy(process, url, "decode"))
+        kill = partial(kill_busy, process, url, "decode")
+        events = interrupted(lambda act: native_stream(url, act), kill)
 
         assert events[-1] == expected
         assert all(rows == expected[1] for _, rows, _ in events)

@@ -18,7 +18,7 @@ from sylvan.config.env import cache_dir
 from sylvan.config.facts import DTYPE_BYTES, ModelFacts
 from sylvan.config.recurrent import attending_and_state
 from sylvan.config.tasks import is_causal, ordinary, tasks_of
-from sylvan.config.tree import BUILT_IN_MODEL, DRAFT_CONTEXTS
+from sylvan.config.tree import BUILT_IN_MODEL
 from sylvan.protocol.errors import ConfigError
 from sylvan.utils.json_files import read_json
 
@@ -132,7 +132,6 @@ def model_facts(model: str, *, trusted: bool = False) -> ModelFacts:
         weights=weights,
         tasks=tasks_of(config, path),
         causal=is_causal(config),
-        brings_contexts=(path / DRAFT_CONTEXTS).is_file(),
     )
 
 

@@ -59,7 +59,6 @@ class ModelFacts:
         weights: In which kind of files they are; None: there are none.
         tasks: What it can be used for, what it was made for first.
         causal: Its tokens see only those before them.
-        brings_contexts: There is a file of what it mostly says, for `ngram` to guess by.
     """
 
     name: str
@@ -77,7 +76,6 @@ class ModelFacts:
     weights: WeightFormat | None = None
     tasks: tuple[str, ...] = ("generate", "embed", "both")
     causal: bool = True
-    brings_contexts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,10 +23,8 @@ from sylvan.config.plan import (
 )
 from sylvan.config.tree import (
     DRAFT_HEADS,
-    NO_SPECULATION,
     OWN_HEAD,
     Config,
-    SpeculativeConfig,
 )
 
 CACHE_POLICIES = frozenset({"lpm", "dfs_weight"})
@@ -283,15 +281,6 @@ def _step_tokens(state: _State) -> tuple[int, str]:
 
 def _speculative(state: _State) -> None:
     given = state.config.speculative
-    if given is not None and given.algorithm == NO_SPECULATION:
-        state.config = replaced(state.config, {"speculative": None})
-        return
-    if given is None and _guessed_by_itself(state):
-        given = SpeculativeConfig(algorithm="ngram")
-        state.config = replaced(state.config, {"speculative": given})
-        why = f"the model brings what it mostly says; {NO_SPECULATION!r} leaves it out"
-        path = "speculative.algorithm"
-        state.decisions[path] = Decision(path, given.algorithm, why)
     if given is None:
         return
     state.decide("speculative.topk", 1, "one guess after the other")
@@ -313,22 +302,6 @@ def _speculative(state: _State) -> None:
     if wide:
         tokens, why = 2 * steps + 1, "two guesses for each token ahead"
     state.decide("speculative.num_draft_tokens", tokens, why)
-
-
-def _guessed_by_itself(state: _State) -> bool:
-    """Whether a server that was not told to guess tokens does: by what a model brings for it."""
-    config = state.config
-    return (
-        state.facts.model.brings_contexts
-        and config.device == "cpu"
-        and config.runner == "program"
-        and config.task == "generate"
-        and config.scheduler.overlap == "auto"
-        and _number(config.threads) >= state.device.cores  # else steps would overlap
-        and config.parallel.tp == 1
-        and config.lora is None
-        and config.disagg is None
-    )
 
 
 def _lora(state: _State) -> None:

@@ -33,8 +33,6 @@ DRAFT_HEADS = ("eagle", "eagle3", "medusa")
 """Algorithms of speculation that have a head beside the model."""
 DRAFT_CONTEXTS = "draft_contexts.npz"
 """File by which `ngram` guesses what a model mostly says, in its directory or in one of its own."""
-NO_SPECULATION = "off"
-"""Stands for an algorithm where a model would bring one."""
 OWN_HEAD = "nextn"
 """The one whose head is part of the model's checkpoint."""
 
@@ -300,8 +298,7 @@ class SpeculativeConfig(Section, frozen=True):
     that; `standalone` has a smaller model write ahead; `eagle` and `eagle3` have a
     head that was trained for the model guess from its hidden vectors, and so do the heads of
     `medusa`, each one token further; `nextn` does it with the layer for it that the model's
-    checkpoint brings. `off`: not at all, where a model that brings what it mostly says would be
-    guessed by `ngram`."""
+    checkpoint brings."""
     draft_model: str | None = None
     """Directory of the smaller model of `standalone`, which has the tokenizer of the model served,
     or of the head of `eagle` or `eagle3`, or the heads of `medusa`; or of what the model mostly

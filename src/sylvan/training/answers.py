@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 
 from sylvan.config import Config
 from sylvan.config.fields import replaced
-from sylvan.config.tree import NO_SPECULATION, SpeculativeConfig
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.protocol.messages import TokenOutput
 from sylvan.protocol.requests import GenerateRequest
@@ -122,8 +121,7 @@ def answer(
     Raises:
         ConfigError: the model cannot be served.
     """
-    plain = SpeculativeConfig(algorithm=NO_SPECULATION)
-    config = resolved(replaced(config, {"cache.prefix": "none", "speculative": plain}))
+    config = resolved(replaced(config, {"cache.prefix": "none", "speculative": None}))
     worker = None if layers is None else VectorsWorker(layers)
     answers: dict[str, list[int]] = {}
 

@@ -8,7 +8,7 @@ from sylvan.config.check import check
 from sylvan.config.facts import AttentionFacts, DeviceFacts
 from sylvan.config.fields import fields, get, replaced
 from sylvan.config.resolve import resolve
-from sylvan.config.tree import Config, DisaggConfig, LoraConfig, SpeculativeConfig
+from sylvan.config.tree import Config
 from tests.support.config_facts import GIB, make_facts, make_model
 
 LEFT_TO_THE_MODEL = {"text.tool_parser", "text.reasoning_parser"}  # its template decides
@@ -270,34 +270,3 @@ def test_context_shrinks_to_the_cache_only_if_auto(facts):
 
     assert resolved.config.context_len == 1024
     assert "does not fit" in resolved.decisions["context_len"].reason
-
-
-def model_with_contexts():
-    cpu = dataclasses.replace(make_facts().devices["cpu"], runners=("program", "eager"))
-    native = {"native": make_facts().attention["native"], "exact": make_facts().attention["exact"]}
-    model = make_model(brings_contexts=True)
-    return make_facts(devices={"cpu": cpu}, model=model, attention=native)
-
-
-def test_a_model_that_brings_what_it_mostly_says_is_guessed_unless_told_otherwise():
-    facts = model_with_contexts()
-    found = resolve(Config(), facts)
-
-    assert found.config.speculative is not None
-    assert found.config.speculative.algorithm == "ngram"
-    assert "'off' leaves it out" in found.decisions["speculative.algorithm"].reason
-    assert found.config.scheduler.overlap == "off"
-    check(found, facts)
-    off = SpeculativeConfig(algorithm="off")
-    for config in (
-        replaced(Config(), {"speculative": off}),
-        config_with(scheduler__overlap="on"),
-        config_with(threads=1),  # steps overlap
-        config_with(parallel__tp=2),
-        config_with(task="embed"),
-        config_with(runner="eager"),
-        replaced(Config(), {"lora": LoraConfig()}),
-        replaced(Config(), {"disagg": DisaggConfig()}),
-    ):
-        assert resolve(config, facts).config.speculative is None, config
-    assert resolve(Config(), make_facts()).config.speculative is None

@@ -252,6 +252,8 @@ class Hooks:
         self._holders = overriding(capabilities, "holds")
         self._observers = tuple(c for c in capabilities if isinstance(c, Observer))
         self.observed = bool(self._observers)
+        self.polls = bool(self._pollers)  # these spare each step calls of nobody
+        self.watches_batches = bool(self._batch_watchers)
         self.follows_tokens = bool(self._followers)
         self.adds_output_fields = bool(self._output_fields)
         self.gates_running = bool(self._running_gates)

@@ -73,14 +73,16 @@ class Planner:
         self._guesses = self._paths = 0
         hooks = self._hooks
         self._plain = not hooks.gates_running and not (hooks.drafts and hooks.may_draft())
-        self._preempt_for_urgent()
+        if len(self._waiting):
+            self._preempt_for_urgent()
         retractions = self.retractions
         rest = self._decode_all()
         for req in self._decode_each() if rest is None else rest:
             self._schedule_running(req)
         if self.retractions == retractions:
             self.admission.on_step()
-            self._start_waiting()
+            if len(self._waiting):
+                self._start_waiting()
         if self._decodes is None or rest is None:
             return tuple(self._slices)
         self.growth = self._decodes.growth
@@ -245,7 +247,7 @@ class Planner:
     # ---- waiting requests
 
     def _start_waiting(self) -> None:
-        if not len(self._waiting) or not self._has_room or self._is_full():
+        if not self._has_room or self._is_full():
             return
         reserved = self.admission.reserved_tokens(self._running)
         leaders = [r for r in self._running if r.computed < r.prompt_len]
@@ -282,7 +284,7 @@ class Planner:
 
     def _preempt_for_urgent(self) -> None:
         """Retract for the most urgent request that waits, before anybody gets a slice."""
-        if not len(self._waiting) or self._chunk <= 0:
+        if self._chunk <= 0:
             return
         if not self._preemption.is_possible(self._waiting.highest_priority):
             return

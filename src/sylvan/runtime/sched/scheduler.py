@@ -159,15 +159,19 @@ class Scheduler:
             self._hooks.on_step_end()
 
     def _step(self) -> bool:
-        self._expire()
+        now, hooks = self._parts.clock(), self._hooks
+        if self._deadlines.next_s <= now or self._requests.loading:
+            self._expire(now)
         completed, pipeline = False, self._pipeline
         while len(pipeline.inflight) >= self._limits.inflight:
             completed = pipeline.complete_oldest()
-        self._hooks.poll()
+        if hooks.polls:
+            hooks.poll()
         batch = Batch(()) if self._paused else self._next_batch()
-        self._hooks.launch(batch, self._planner.started)
+        if self._planner.started or hooks.watches_batches:
+            hooks.launch(batch, self._planner.started)
         needed = batch.slices or batch.ended or self._parts.executor.caps.lockstep
-        if needed or self._hooks.wants_step():
+        if needed or hooks.wants_step():
             pipeline.launch(batch)
         elif pipeline.inflight:
             completed = pipeline.complete_oldest()
@@ -274,8 +278,7 @@ class Scheduler:
         page_copies = tuple(PageCopy(*copy) for copy in copies) if copies else ()
         return Batch(slices, page_copies, ended, planner.num_decodes, planner.growth)
 
-    def _expire(self) -> None:
-        now = self._parts.clock()
+    def _expire(self, now: float) -> None:
         if self._requests.loading:
             self.port.expire(now, self._limits.load_timeout_s)
         for order, rid in self._deadlines.due(now):
