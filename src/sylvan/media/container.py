@@ -51,6 +51,7 @@ def opened(data: bytes, kind: str) -> Iterator[Any]:
     """
     try:
         import av
+        from av.error import FFmpegError
     except ImportError as error:
         message = f"reading a {kind} needs the package av; install sylvan[multimodal]"
         raise UnreadableError(message) from error
@@ -60,7 +61,7 @@ def opened(data: bytes, kind: str) -> Iterator[Any]:
             if not set(container.format.name.split(",")) & set(FORMATS):
                 raise UnreadableError(f"{container.format.name} is not read as a {kind}")
             yield container
-    except (av.error.FFmpegError, OSError, ValueError, IndexError) as error:
+    except (FFmpegError, OSError, ValueError, IndexError) as error:
         if isinstance(error, UnreadableError):
             raise
         raise UnreadableError(

@@ -142,7 +142,8 @@ class Processor:
 
     def _fences(self, text: str) -> tuple[int, int] | None:
         """Tokens around a video that its text brings for each of its times."""
-        ends = [getattr(self._processor, f"vision_{end}_token", None) for end in ("start", "end")]
+        names = ("vision_start_token", "vision_end_token")
+        ends: list[Any] = [getattr(self._processor, name, None) for name in names]
         if None in ends or not text.endswith(ends[1]):
             return None
         first, last = self._tokenizer.convert_tokens_to_ids(ends)

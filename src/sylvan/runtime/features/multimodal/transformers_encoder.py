@@ -81,15 +81,17 @@ class TransformersEncoder:
         return inner.multi_modal_projector(found)[0, : int(outside[0])]
 
     def _method(self, kind: MediaKind) -> Callable[..., Any]:
-        name, config = _METHODS[kind], self._model.config
+        name = _METHODS[kind]
+        model: Any = self._model
+        config: Any = model.config
         if config.model_type == "qwen2_audio":
             return self._qwen2_audio
-        for holder in (getattr(self._model, "model", None), self._model):
+        for holder in (getattr(model, "model", None), model):
             if hasattr(holder, name):
                 return getattr(holder, name)
         if config.is_encoder_decoder:
-            return self._model.get_encoder()
-        raise ValueError(f"{type(self._model).__name__} encodes no {kind}")
+            return model.get_encoder()
+        raise ValueError(f"{type(model).__name__} encodes no {kind}")
 
 
 def _vectors(found: Any) -> Any:

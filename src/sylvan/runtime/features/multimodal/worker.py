@@ -96,7 +96,8 @@ class MultimodalWorker(CapabilityWorker):
         )
         if work.positions is not None:
             batch.rotary_positions = self._placed(work.positions)
-        if self._site.config.media.cross:
+        media = self._site.config.media
+        if media is not None and media.cross:
             batch.cross = self._memories(work.cross)
         if work.ends is not None:
             if not batch.attention.caps.row_ends:
