@@ -85,7 +85,7 @@ def server(tmp_path_factory) -> Iterator[str]:
     command = [sys.executable, "-m", "sylvan", "serve", model, "--port", str(port)]
     command += ["--load-format", "dummy", "--device", "cpu", "--threads", "1"]
     command += ["--processes", "one", "--server.trusted-proxies", "127.0.0.1"]
-    command += ["--server.allowed-hosts", NAME]
+    command += ["--server.allowed-hosts", NAME, "--limits.text-chars", str(4 << 20)]
     url = f"http://127.0.0.1:{port}"
     with running(command, folder):
         until(lambda: httpx.get(f"{url}/ready").status_code == 200, folder / "log")

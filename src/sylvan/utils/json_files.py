@@ -12,9 +12,16 @@ def read_json(path: Path) -> Any:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no JSON, or nested deeper than any file that means well.
+        ValueError: it is no JSON, nested deeper than any file that means well, or holds text that
+            is no Unicode.
     """
+    text = path.read_text("utf-8")
     try:
-        return json.loads(path.read_text("utf-8"))
+        value = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    except UnicodeEncodeError:
+        raise ValueError("a text in it has half of a surrogate pair") from None
+    return value

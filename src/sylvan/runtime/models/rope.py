@@ -57,13 +57,18 @@ def parse_rope(
     Raises:
         ConfigError: an unknown rule, or a missing or impossible parameter.
     """
-    found = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(given, dict):
+        raise ConfigError(f"config.json: rope parameters must be an object, not {given!r:.100}")
+    found = dict(given)
     if isinstance(found.get(layers), dict):
         found = dict(found[layers])
     for key in ("rope_theta", "partial_rotary_factor"):
         if raw.get(key) is not None:
             found.setdefault(key, raw[key])
     kind = found.get("rope_type") or found.pop("type", None) or "default"
+    if not isinstance(kind, str):
+        raise ConfigError(f"config.json: rope_type must be a name, not {kind!r:.100}")
     found["rope_type"] = {"mrope": "default", "su": "longrope"}.get(kind, kind)
     if raw.get("original_max_position_embeddings") is not None:
         found["original_max_position_embeddings"] = raw["original_max_position_embeddings"]
