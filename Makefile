@@ -6,7 +6,7 @@ ARGS   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve test test-slow gpu-test fuzz parity sdk stores check aot bench docs ui release lock audit clean
+.PHONY: help serve test test-slow gpu-test fuzz parity sdk sdk-all stores check aot bench docs ui release lock audit clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -34,8 +34,11 @@ test-slow: $(VENV)/.dev  ## run what `make test` leaves out: benchmarks, trainin
 gpu-test: $(VENV)/.dev  ## run kernels, the executor and a server on this machine's NVIDIA GPU
 	$(BIN)/python -m pytest -n 8 --device cuda tests/unit/kernels/triton tests/unit/runtime/executor/device tests/e2e/test_gpu.py $(ARGS)
 
-sdk: $(VENV)/.runtime  ## tours with the clients that people use, over a real server; ARGS="openai2 npm" chooses
+sdk: $(VENV)/.runtime  ## quick tours with the clients that people use, over a real server; ARGS="openai2 npm" chooses
 	$(BIN)/python tests/sdk/run.py $(ARGS)
+
+sdk-all: $(VENV)/.dev  ## tours with all clients, frameworks and coding agents that are known to work
+	$(BIN)/python tests/sdk/run.py all
 
 stores: $(VENV)/.dev  ## test stores of KV that need packages: S3 (moto), Mooncake over TCP, NIXL; under build/stores
 	$(PIP) install --quiet --upgrade --target build/stores s3fs "moto[server]"

@@ -11,7 +11,10 @@ import os.path
 
 __version__ = "0.1.0"
 
-_ENGINE = {"Engine": "sylvan.runtime.engine.engine"}
+_ENGINE = {
+    "Engine": "sylvan.runtime.engine.engine",
+    "ServerArgs": "sylvan.runtime.engine.arguments",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -33,6 +33,11 @@ GRAPH_SAFE = [
     if plugins.load(sylvan.runtime.attention, name).BACKEND.caps.graph_capture
 ]
 BACKENDS = [name for name in EAGER if name != "null"]
+WITH_ENDS = [
+    name
+    for name in (*BACKENDS, "native")
+    if plugins.load(sylvan.runtime.attention, name).BACKEND.caps.row_ends
+]
 INVARIANT = [
     name
     for name in plugins.options(sylvan.runtime.attention)
@@ -138,6 +143,38 @@ def test_backend_equals_definition(backend, spec, requests):
     scene = Scene(backend, requests, layer(**SPECS[spec]))
 
     torch.testing.assert_close(scene.run(), scene.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", WITH_ENDS)
+@pytest.mark.parametrize("spec", [name for name in SPECS if name != "bidirectional"])
+def test_rows_see_tokens_up_to_their_ends(backend, spec):
+    scene = Scene(backend, [(3, 9), (0, 1), (1, 6)], layer(**SPECS[spec]))
+    ends = [np.arange(before + 1, before + new + 1) for before, new in ((3, 9), (0, 1), (1, 6))]
+    ends[0][2:7] = 10  # tokens 5 .. 9 see each other
+    ends[2][:] = 0  # plain ones need none
+    scene.batch.row_ends = np.concatenate(ends).astype(np.int32)
+
+    rows = [
+        reference.attend(q[-len(end) :], k, v, scene.spec, ends_T=torch.from_numpy(end))
+        for (q, k, v), end in zip(scene.whole, ends, strict=True)
+    ]
+    expected = torch.cat(rows).unflatten(1, (N, H))
+    torch.testing.assert_close(scene.run(), expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(expected[2], scene.expected()[2], atol=1e-3)
+    scene.batch.row_ends = None
+    torch.testing.assert_close(scene.run(), scene.expected(), rtol=1e-5, atol=1e-5)
+
+
+def test_ends_are_masks():
+    q, k, v = (torch.randn(6, heads, H) for heads in (N, K, K))
+    ends = torch.tensor([1, 4, 4, 4, 5, 6])
+    found = reference.attend(q, k, v, layer(), ends_T=ends)
+    seen = torch.arange(6) < torch.maximum(ends, torch.arange(1, 7))[:, None]
+    keys, values = (x.repeat_interleave(N // K, 1).transpose(0, 1) for x in (k, v))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(0, 1), keys, values, attn_mask=seen, scale=0.3
+    )
+    torch.testing.assert_close(found, expected.transpose(0, 1).flatten(1))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -20,10 +20,13 @@ from PIL import Image
 
 import sylvan
 from sylvan.lang.chat_templates import get_chat_template
+from sylvan.lang.media import encode_video
 from sylvan.media.messages import Prepare
 from sylvan.media.processor import Processor
+from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
 from tests.e2e.conftest import running
-from tests.support.multimodal import IMAGE, write_served
+from tests.support.media_files import mp4
+from tests.support.multimodal import IMAGE, VIDEO, write_served
 
 NEW = 12
 
@@ -55,6 +58,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(folder):
     flags = ["--dtype", "float32", "--media.item-bytes", "100KB", "--media.items", "3"]
+    flags += ["--media.pixels", "250000", "--media.seconds", "10"]
     with running(str(folder), *flags) as made, httpx.Client(base_url=made.url, timeout=180) as http:
         yield http
 
@@ -65,20 +69,23 @@ def reference(folder):
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     processor = Processor(folder)
 
-    def answer(ids, images):
-        items = [
-            processor.prepare(Prepare(id=0, kind="image", data=data, max_pixels=1 << 22))
-            for data in images
-        ]
-        left = iter(items)
-        whole = [t for token in ids for t in (next(left).tokens if token == IMAGE else (token,))]
-        names = items[0].features if items else {}
-        features = {n: torch.cat([torch.from_numpy(i.features[n]) for i in items]) for n in names}
+    def answer(ids, images, videos=()):
+        given = [("image", IMAGE, data) for data in images]
+        given += [("video", VIDEO, data) for data in videos]
+        left: dict[int, list] = {IMAGE: [], VIDEO: []}
+        features: dict[str, torch.Tensor] = {}
+        for kind, token, data in given:
+            made = processor.prepare(Prepare(id=0, kind=kind, data=data, max_pixels=1 << 22))
+            left[token].append(made.tokens)
+            for name, array in made.features.items():
+                parts = [features[name]] if name in features else []
+                features[name] = torch.cat([*parts, torch.from_numpy(array)])
+        whole = [t for token in ids for t in (left[token].pop(0) if token in left else (token,))]
         inputs = torch.tensor([whole])
         found = model.generate(
             input_ids=inputs,
             attention_mask=torch.ones_like(inputs),
-            mm_token_type_ids=(inputs == IMAGE).int(),
+            mm_token_type_ids=(inputs == IMAGE).int() + 2 * (inputs == VIDEO).int(),
             max_new_tokens=NEW,
             do_sample=False,
             eos_token_id=None,
@@ -115,6 +122,7 @@ def test_answers_equal_transformers_cold_and_warm(server, reference):
         assert tokens(chat(server, content)) == expected
     usage = chat(server, content).json()["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] > 64
+    assert 32 < usage["prompt_tokens_details"]["image_tokens"] < usage["prompt_tokens"]
 
 
 def test_streams_and_samples_of_an_image(server):
@@ -180,7 +188,9 @@ def test_all_apis_take_images(server):
         "image_data": [data, None, [data, data]],
         "sampling_params": {"max_new_tokens": 2},
     }
-    counts = [r["meta_info"]["prompt_tokens"] for r in server.post("/generate", json=batch).json()]
+    replies = [reply["meta_info"] for reply in server.post("/generate", json=batch).json()]
+    counts = [meta["prompt_tokens"] for meta in replies]
+    assert [meta.get("image_tokens", 0) for meta in replies] == [40, 0, 80]
     assert counts[0] == 41
     assert counts[1] == 5
     assert counts[2] == 81
@@ -220,8 +230,75 @@ def test_placeholders_and_items_must_agree(server):
         response = server.post("/generate", json=body)
         assert response.status_code == 400
         assert "placeholders" in response.json()["error"]["message"]
-    video = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
-    assert chat(server, [video]).status_code == 400
+
+
+def test_vectors_take_the_place_of_an_image(server, folder):
+    made = Processor(folder).prepare(Prepare(id=0, kind="image", data=png(10), max_pixels=1 << 22))
+    with torch.inference_mode():
+        [vectors] = TransformersEncoder(folder, torch.float32).encode("image", made.features)
+    sampling = {"max_new_tokens": NEW, "temperature": 0, "ignore_eos": True}
+    body = {"text": "<|image_pad|>what?", "sampling_params": sampling}
+    expected = server.post("/generate", json=body | {"image_data": text_of(png(10))}).json()
+    item = {
+        "format": "precomputed_embedding",
+        "feature": text_of(vectors.numpy().astype("<f4").tobytes()),
+        "shape": list(vectors.shape),
+        "grid": list(made.grid),
+    }
+    reply = server.post("/generate", json=body | {"image_data": item})
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["output_ids"] == expected["output_ids"]
+    narrow = item | {"shape": [2 * len(vectors), vectors.shape[1] // 2], "grid": None}
+    refused = server.post("/generate", json=body | {"image_data": narrow})
+    assert refused.status_code == 400
+    assert "32 numbers, not 64" in refused.json()["error"]["message"]
+
+
+def clip(data: bytes, **more) -> dict:
+    url = f"data:video/mp4;base64,{text_of(data)}"
+    return {"type": "video_url", "video_url": {"url": url} | more}
+
+
+def test_videos_are_looked_at(server, reference):
+    data = mp4()
+    content = [clip(data), part(png(9)), said("what?")]
+    messages = [{"role": "user", "content": content}]
+    ids = server.post("/v1/chat/render", json={"messages": messages}).json()["input_ids"]
+    cold = chat(server, content)
+    assert tokens(cold) == reference(ids, [png(9)], [data])
+    assert tokens(chat(server, content)) == tokens(cold)
+    usage = cold.json()["usage"]["prompt_tokens_details"]
+    fewer = chat(server, [clip(data, max_frames=2), part(png(9)), said("what?")]).json()["usage"]
+    assert fewer["prompt_tokens_details"]["image_tokens"] == usage["image_tokens"]
+    assert 0 < fewer["prompt_tokens_details"]["video_tokens"] < usage["video_tokens"]
+    body = {
+        "text": "<|video_pad|> and <|image_pad|>",
+        "image_data": text_of(png(9)),
+        "video_data": text_of(data),
+        "sampling_params": {"max_new_tokens": 2},
+    }
+    reply = server.post("/generate", json=body).json()["meta_info"]
+    assert reply["video_tokens"] == usage["video_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("video", "words"),
+    [
+        (clip(b"no video"), "no video that can be read"),
+        (clip(mp4()[:300]), "video_url.url"),
+        (clip(mp4(2, 6, 640, 480)), "media.pixels"),
+        (clip(mp4(120, 6, 16, 16)), "media.seconds"),
+        (clip(mp4(), fps=0), "fps"),
+        (clip(mp4(), max_frames="many"), "max_frames"),
+    ],
+)
+def test_bad_videos_are_refused_by_their_place(server, video, words):
+    response = chat(server, [video])
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert words in error["message"]
+    assert error["param"].startswith("messages[0].content[0].video_url")
+    assert chat(server, "plain").status_code == 200
 
 
 def test_a_lost_preparing_process_costs_its_item_only(server, folder):
@@ -279,6 +356,20 @@ def test_the_engine_and_the_frontend_see_what_the_server_sees(server, folder, tm
     backend.chat_template = get_chat_template("qwen2-vl")
     state = look.run(backend=backend)
     assert state["answer"] == expected
+
+    clip = tmp_path / "a.mp4"
+    clip.write_bytes(mp4())
+
+    @sylvan.function
+    def watch(s):
+        s += sylvan.video(str(clip), 4) + "what?"
+        s += sylvan.gen("answer", max_tokens=6, temperature=0, ignore_eos=True)
+
+    frames = encode_video(str(clip), 4)
+    prompt = prompt.replace("image_pad", "video_pad")
+    body = {"text": prompt, "video_data": frames, "sampling_params": sampling}
+    expected = server.post("/generate", json=body).json()["text"]
+    assert watch.run(backend=backend)["answer"] == expected
 
 
 def test_a_load_test_with_pictures(server, tmp_path):

@@ -616,7 +616,7 @@ async def test_tenants_have_keys_budgets_and_namespaces(workers, tmp_path):
 
 async def test_workers_get_their_own_keys(checkpoint):
     async with (
-        scripted(checkpoint, api_keys=(Secret("wk"),)) as worker,
+        scripted(checkpoint, api_key=Secret("wk")) as worker,
         gateway(worker.url, server__api_key=Secret("gk"), workers__api_key=Secret("wk")) as front,
     ):
         good = await front.post("/generate", {"text": "x"}, headers={"authorization": "Bearer gk"})
@@ -629,7 +629,7 @@ async def test_workers_get_their_own_keys(checkpoint):
 
 async def test_without_keys_of_its_own_the_gateway_passes_keys_on(checkpoint):
     async with (
-        scripted(checkpoint, api_keys=(Secret("wk"),)) as worker,
+        scripted(checkpoint, api_key=Secret("wk")) as worker,
         gateway(worker.url) as front,
     ):
         good = await front.post("/generate", {"text": "x"}, headers={"x-api-key": "wk"})

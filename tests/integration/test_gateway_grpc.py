@@ -431,7 +431,7 @@ async def test_keys_and_tenants_reach_the_worker(folder, tmp_path):
     keys = tmp_path / "keys.json"
     hashed = hashlib.sha256(b"ann-key").hexdigest()
     keys.write_text(json.dumps({"keys": [{"sha256": hashed, "tenant": "ann"}]}))
-    guarded = {"api_keys": (Secret("inner"),), "gateway_key": Secret("g")}
+    guarded = {"api_key": Secret("inner"), "gateway_key": Secret("g")}
     settings = {
         "workers__api_key": Secret("inner"),
         "workers__gateway_key": Secret("g"),

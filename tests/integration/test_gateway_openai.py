@@ -45,7 +45,7 @@ def chat(model, **fields):
 
 async def test_models_go_to_their_servers(checkpoint, tmp_path):
     async with (
-        scripted(checkpoint, served_model_name="small", api_keys=(Secret("a-key"),)) as a,
+        scripted(checkpoint, served_model_name="small", api_key=Secret("a-key")) as a,
         scripted(checkpoint, served_model_name="large") as b,
     ):
         content = {

@@ -25,11 +25,17 @@ GOOD = {
     "/v1/conversations/{conversation_id}/items": {"items": CHAT},
     "/v1/messages": {"model": "m", "max_tokens": 3, "messages": CHAT},
     "/v1/messages/count_tokens": {"model": "m", "messages": CHAT},
+    "/v1/messages/batches": {
+        "requests": [
+            {"custom_id": "a", "params": {"model": "m", "max_tokens": 3, "messages": CHAT}}
+        ]
+    },
     "/api/chat": {"model": "m", "messages": CHAT, "stream": False},
     "/api/generate": {"model": "m", "prompt": "x", "stream": False},
     "/api/embed": {"model": "m", "input": "x"},
     "/api/embeddings": {"model": "m", "prompt": "x"},
     "/api/show": {"model": "scripted"},
+    "/api/pull": {"model": "scripted", "stream": False},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
     "/v1/score": {"query": "q", "items": ["a"], "label_token_ids": [1]},

@@ -12,7 +12,6 @@ import httpx
 import pytest
 import uvicorn
 
-from sylvan.runtime.server.body import BodyLimits
 from tests.support.http import Client, checkpoint, engine
 
 __all__ = ["checkpoint", "engine"]
@@ -67,7 +66,7 @@ async def test_leaving_ends_the_request(engine, path, streamed):
 
 
 async def test_large_body_is_refused_before_it_is_sent(engine):
-    async with served(engine, bodies=BodyLimits(each=10_000)) as port:
+    async with served(engine, max_body_bytes=10_000) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         writer.write(head.encode())

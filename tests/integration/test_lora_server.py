@@ -336,9 +336,8 @@ async def test_a_tenant_sees_its_own_adapters_only(model_dir, folders, tmp_path)
     ]
     (tmp_path / "keys.json").write_text(json.dumps({"keys": entries}))
     given = {name: str(folder) for name, folder in folders.items()}
-    async with served(
-        model_dir, LoraConfig(adapters=given), api_key_file=str(tmp_path / "keys.json")
-    ) as server:
+    keys = ServerConfig(api_key_file=str(tmp_path / "keys.json"))
+    async with served(model_dir, LoraConfig(adapters=given), server=keys) as server:
         for tenant, names in (("red", ["first"]), ("blue", list(folders))):
             headers = {"authorization": f"Bearer {tenant}"}
             cards = (await server.http.get("/v1/models", headers=headers)).json()["data"]

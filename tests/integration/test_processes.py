@@ -17,7 +17,7 @@ import pytest
 
 from sylvan.protocol.errors import CapacityError, ConfigError, RequestError
 from sylvan.protocol.messages import FlushCache, GetState
-from sylvan.protocol.requests import LogprobOptions
+from sylvan.protocol.requests import LogprobOptions, RequestOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.engine.engine import Engine
 from sylvan.runtime.engine.restart import RestartPolicy
@@ -364,7 +364,9 @@ def stopped(pid: int) -> Iterator[None]:
 
 async def test_a_deadline_is_kept_while_the_scheduler_is_stopped(runtime: Runtime) -> None:
     sampling = SamplingParams(max_new_tokens=ENDLESS, ignore_eos=True)
-    inp = GenerateInput(text="a", sampling=sampling, deadline_s=0.2, stream=False)
+    inp = GenerateInput(
+        text="a", sampling=sampling, options=RequestOptions(deadline_s=0.2), stream=False
+    )
 
     with stopped(runtime.pids["scheduler"]):
         async with asyncio.timeout(DEADLINE_S):

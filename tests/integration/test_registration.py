@@ -33,7 +33,7 @@ def urls(front):
 
 
 async def test_a_server_is_known_as_long_as_it_is_there(checkpoint):
-    async with scripted(checkpoint, api_keys=()) as worker, gateway(wait=0) as front:
+    async with scripted(checkpoint) as worker, gateway(wait=0) as front:
         async with Registration(presence([front.url], worker.url)):
             await until(lambda: urls(front) == [worker.url])
             reply = await front.post("/v1/completions", {"model": "scripted", "prompt": "x"})

@@ -8,20 +8,22 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from sylvan.config.tree import MediaConfig
 from sylvan.media.processor import digest_of
 from sylvan.protocol.media import MediaItem
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.features.multimodal.build import media_worker
+from sylvan.runtime.features.multimodal.build import media_control, media_worker
 from sylvan.runtime.features.multimodal.control import Multimodal
 from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
 from sylvan.runtime.models.registry import load_config
 from tests.parity.serving import Serving
-from tests.support.multimodal import FAMILIES, IMAGE, write
+from tests.support.multimodal import FAMILIES, write
 
 NEW = 10
-ALWAYS = ("llava", "llava-next", "qwen2.5-vl", "qwen3-vl", "voxtral")
+ALWAYS = ("gemma3", "llava", "llava-next", "qwen2.5-vl-video", "qwen3-vl", "voxtral")
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name not in ALWAYS]
 
 
@@ -41,23 +43,37 @@ class Eyes:
                 features = self.family.draw(rng)
                 with torch.inference_mode():
                     [vectors, *_] = encoder.encode(self.family.kind, features)
-                media.append(self._item(features, len(ids), len(vectors)))
-                ids += [IMAGE] * len(vectors) + rng.integers(3, 250, 3).tolist()
+                tokens = self._tokens(rng, features, len(vectors))
+                media.append(self._item(features, len(ids), len(tokens)))
+                ids += tokens + rng.integers(3, 250, 3).tolist()
             self.prompts.append((ids, tuple(media)))
 
+    def _tokens(self, rng, features, count) -> list[int]:
+        """What stands for an item: its placeholders, with text between times of some videos."""
+        token = self.family.token
+        if not self.family.parts:
+            return [token] * count
+        times = int(features["video_grid_thw"][0, 0])
+        each = [rng.integers(3, 250, 2).tolist() + [token] * (count // times)] * times
+        return [x for part in each for x in part]
+
     def _item(self, features, start, count) -> MediaItem:
-        grid = None
-        if self.config.rope_axes:
-            time, height, width = (int(n) for n in features["image_grid_thw"][0])
+        grid, step = None, 1.0
+        found = [array for name, array in features.items() if name.endswith("_grid_thw")]
+        if self.config.rope_axes and found:
+            time, height, width = (int(n) for n in found[0][0])
             grid = time, height // 2, width // 2
+        if "second_per_grid_ts" in features:
+            step = 4.0 * float(features["second_per_grid_ts"][0])  # `tokens_per_second`
         return MediaItem(
             kind=self.family.kind,
             start=start,
             stop=start + count,
-            token_id=IMAGE,
+            token_id=self.family.token,
             digest=digest_of(self.family.kind, features),
             features=features,
             grid=grid,
+            time_step=step,
         )
 
     def expected(self) -> list[list[int]]:
@@ -70,7 +86,7 @@ class Eyes:
                 features.setdefault(name, []).append(torch.from_numpy(array))
         joined = {name: torch.cat(parts) for name, parts in features.items()}
         inputs = torch.tensor([ids])
-        told = {"mm_token_type_ids": (inputs == IMAGE).int()} if self.family.told else {}
+        told = self._told(inputs)
         found = self.model.generate(
             input_ids=inputs,
             attention_mask=torch.ones_like(inputs),
@@ -82,8 +98,14 @@ class Eyes:
         )
         return found[0, len(ids) :].tolist()
 
+    def _told(self, inputs) -> dict[str, Any]:
+        kind = 2 if self.family.kind == "video" else 1
+        types = (inputs == self.family.token).int() * kind
+        return {self.family.types: types} if self.family.types else {}
+
     def serving(self, **options) -> tuple[Serving, Multimodal]:
-        control = Multimodal(1 << 20, axes=bool(self.config.rope_axes))
+        settings = MediaConfig(vector_bytes=1 << 20)
+        [control] = media_control(settings, self.config)
         made = Serving(self.folder, capabilities=(control,), workers=(media_worker,), **options)
         return made, control
 
@@ -219,3 +241,18 @@ def test_batched_equals_alone_bit_for_bit(eyes):
         alone |= logprobs_of(eyes, serving, [index], "a")
     serving.close()
     assert together == alone
+
+
+@pytest.mark.slow
+def test_stacks_of_experts_are_read_in_both_orders(tmp_path):
+    eyes = Eyes("qwen3-vl-moe", tmp_path)
+    path = tmp_path / "model.safetensors"
+    turned = {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+        for name, tensor in load_file(path).items()
+    }
+    expected = eyes.expected()
+    save_file(turned, path, {"format": "pt"})
+    serving, _ = eyes.serving(runner="program")
+    assert eyes.answers(serving) == expected
+    serving.close()

@@ -2,14 +2,15 @@
 encoder with random weights, which makes embeddings, and of the built-in model with a stretched
 context for agents, whose prompts are longer than it was made for.
 
-`make sdk` runs all of them; `python tests/sdk/run.py openai2 npm` some. Packages are installed
-under `build/sdk` by name, below the next version that may break. Without a package index tours are
-left out, loudly, and nothing fails.
+`make sdk` runs the quick ones, `make sdk-all` all of them; `python tests/sdk/run.py openai2 npm`
+some. Packages are installed under `build/sdk` by name, below the next version that may break.
+Without a package index tours are left out, loudly, and nothing fails.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -42,6 +43,10 @@ class Kit:
     name: str
     packages: tuple[str, ...]
     tours: tuple[str, ...]
+    quick: bool = False  # in `make sdk`
+    scripts: bool = False  # npm: what the packages want to run when they are installed
+    beside: bool = False  # without their dependencies, beside those of this checkout
+    flags: tuple[str, ...] = ()  # of a server of its own
 
     @property
     def is_npm(self) -> bool:
@@ -54,28 +59,90 @@ class Kit:
     def command(self, tour: str, urls: Sequence[str]) -> list[str]:
         if self.is_npm:
             return ["node", str(self.home / tour), *urls]
-        return [str(self.home / "bin" / "python"), str(HERE / tour), *urls]
+        python = sys.executable if self.beside else str(self.home / "bin" / "python")
+        return [python, str(HERE / tour), *urls]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(self.home)} if self.beside else dict(os.environ)
 
 
 KITS = (
-    Kit("openai2", ("openai>=2,<3",), ("tour_openai.py",)),
-    Kit("openai3", ("openai>=3,<4",), ("tour_openai.py",)),
+    Kit("openai2", ("openai>=2,<3",), ("tour_openai.py",), quick=True),
+    Kit("openai3", ("openai>=3,<4",), ("tour_openai.py",), quick=True),
     Kit(
         "clients",
         # litellm imports mcp whenever tools are given, but does not ask for it
         ("anthropic>=2,<3", "ollama<1", "litellm<1.107", "mcp", "langchain-openai>=1,<2"),
         ("tour_anthropic.py", "tour_ollama.py", "tour_litellm.py", "tour_langchain.py"),
+        quick=True,
     ),
-    Kit("llamaindex", ("llama-index-llms-openai-like<1",), ("tour_llamaindex.py",)),
-    Kit("npm", ("openai@7", "@anthropic-ai/sdk@1"), ("tour_openai.mjs", "tour_anthropic.mjs")),
-    Kit("codex", ("@openai/codex",), ("tour_codex.mjs",)),
+    Kit(
+        "npm",
+        ("openai@7", "@anthropic-ai/sdk@1"),
+        ("tour_openai.mjs", "tour_anthropic.mjs"),
+        quick=True,
+    ),
+    Kit(
+        "ai",
+        ("ai@6", "@ai-sdk/openai-compatible@2", "@ai-sdk/openai@3", "@ai-sdk/anthropic@3"),
+        ("tour_ai.mjs",),
+    ),
+    Kit("ollama", ("ollama@0",), ("tour_ollama.mjs",)),
+    Kit(
+        "langchain",
+        ("langchain-anthropic>=1,<2", "langchain-ollama>=1,<2"),
+        ("tour_langchain_vendors.py",),
+    ),
+    Kit(
+        "llamaindex",
+        ("llama-index-core<0.15", "llama-index-llms-openai-like<1"),
+        ("tour_llamaindex.py",),
+    ),
+    Kit(
+        "structured",
+        ("instructor>=1,<2", "outlines[openai]>=1,<2", "guidance<0.4", "openai>=3,<4"),
+        ("tour_structured.py",),
+    ),
+    Kit(
+        "agents",
+        ("pydantic-ai-slim[openai,anthropic]>=2,<3", "openai-agents<0.25", "smolagents[openai]<2"),
+        ("tour_agents.py",),
+    ),
+    Kit("dspy", ("dspy>=3,<4",), ("tour_dspy.py",)),
+    Kit("haystack", ("haystack-ai>=3,<4",), ("tour_haystack.py",)),
+    Kit("kernel", ("semantic-kernel>=1,<2",), ("tour_kernel.py",)),
+    Kit("codex", ("@openai/codex",), ("tour_codex.mjs",), quick=True),
+    Kit("claude", ("@anthropic-ai/claude-code@2",), ("tour_claude.mjs",), scripts=True),
+    Kit("opencode", ("opencode-ai@1",), ("tour_opencode.mjs",), scripts=True),
+    Kit("aider", ("aider-chat<0.87",), ("tour_aider.py",)),
+    Kit(
+        "sglang",
+        (
+            *("sglang==0.5.23", "pybase64", "ipython", "traitlets", "datasets", "multiprocess"),
+            *("pandas", "pyarrow", "dill", "xxhash"),
+        ),
+        ("tour_sglang.py",),
+        beside=True,
+    ),
+    Kit(
+        "lmeval",
+        (
+            *("lm_eval<0.5", "tenacity", "evaluate", "datasets", "sacrebleu", "rouge_score"),
+            *("sqlitedict", "word2number", "more_itertools", "jsonlines", "pytablewriter"),
+        ),
+        ("tour_lm_eval.py",),
+        beside=True,
+        flags=("--dtype", "float32"),
+    ),
 )
 
 
 def main(names: Sequence[str]) -> int:
     """Install, serve, tour; 1 if a tour failed."""
-    kits = [kit for kit in KITS if not names or kit.name in names]
-    with ThreadPoolExecutor() as pool:
+    every = names == ["all"]
+    kits = [kit for kit in KITS if every or (kit.name in names if names else kit.quick)]
+    with ThreadPoolExecutor(2) as pool:
         reasons = list(pool.map(install, kits))
     ready = [kit for kit, reason in zip(kits, reasons, strict=True) if reason is None]
     failed: list[str] = []
@@ -93,7 +160,7 @@ def main(names: Sequence[str]) -> int:
                     f"{kit.name}/{tour}"
                     for kit in ready
                     for tour in kit.tours
-                    if not go(kit, tour, urls)
+                    if not toured(kit, tour, urls)
                 ]
     for kit, reason in zip(kits, reasons, strict=True):
         if reason is not None:
@@ -102,16 +169,24 @@ def main(names: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
+def toured(kit: Kit, tour: str, urls: Sequence[str]) -> bool:
+    """Run one tour, perhaps with a server of its own; whether it went well."""
+    if not kit.flags:
+        return go(kit, tour, urls)
+    with serving("sapling", kit.flags) as url:
+        return go(kit, tour, (url,))
+
+
 def write_long(folder: Path) -> Path:
-    """The built-in model with eight times its context, by YaRN."""
+    """The built-in model with 16 times its context, by YaRN: agents begin with 35,000 tokens."""
     shutil.copytree(HERE.parents[1] / "src" / "sylvan" / "assets" / "sapling", folder)
     file = folder / "config.json"
     config = json.loads(file.read_text())
     length = config["max_position_embeddings"]
-    config["max_position_embeddings"] = 8 * length
+    config["max_position_embeddings"] = 16 * length
     config["rope_scaling"] = {
         "rope_type": "yarn",
-        "factor": 8.0,
+        "factor": 16.0,
         "original_max_position_embeddings": length,
     }
     file.write_text(json.dumps(config))
@@ -130,7 +205,7 @@ def install(kit: Kit) -> str | None:
     for attempt in range(ATTEMPTS):
         time.sleep(PAUSE_S * attempt)
         try:
-            reason = npm(kit) if kit.is_npm else pip(kit)
+            reason = npm(kit) if kit.is_npm else beside(kit) if kit.beside else pip(kit)
         except subprocess.TimeoutExpired:
             reason = f"not done after {INSTALL_S} s"
         if not reason:
@@ -149,10 +224,19 @@ def pip(kit: Kit) -> str:
     return "".join(quietly(step) for step in steps)
 
 
+def beside(kit: Kit) -> str:
+    """Install into a folder, for this Python, which has the other half of what is needed."""
+    flags = ["-q", "--no-compile", "--no-deps", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "install", *flags, "--target", str(kit.home)]
+    shutil.rmtree(kit.home, ignore_errors=True)
+    return quietly([*command, *kit.packages])
+
+
 def npm(kit: Kit) -> str:
     """Install into a folder, beside which the tours are put; returns what went wrong."""
     kit.home.mkdir(parents=True, exist_ok=True)
-    flags = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel", "error"]
+    flags = ["--no-audit", "--no-fund", "--loglevel", "error"]
+    flags += [] if kit.scripts else ["--ignore-scripts"]
     return quietly(["npm", "install", *flags, "--prefix", str(kit.home), *kit.packages])
 
 
@@ -162,12 +246,12 @@ def quietly(command: Sequence[str]) -> str:
 
 
 @contextmanager
-def serving(model: str) -> Iterator[str]:
+def serving(model: str, flags: Sequence[str] = ()) -> Iterator[str]:
     """A model on a free port; the server ends when its standard input does."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "sylvan", "serve", model, "--until-eof"]
         command += ["--server.port", "0"]
-        command += ["--server.api-key", "secret", "--server.data-dir", folder]
+        command += ["--server.api-key", "secret", "--server.data-dir", folder, *flags]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE.parents[1]
         )
@@ -201,7 +285,8 @@ def go(kit: Kit, tour: str, urls: Sequence[str]) -> bool:
             shutil.copy(file, kit.home)
     print(f"\n{kit.name}/{tour}", flush=True)
     try:
-        return subprocess.run(kit.command(tour, urls), timeout=TOUR_S, check=False).returncode == 0
+        command, given = kit.command(tour, urls), kit.environment
+        return subprocess.run(command, timeout=TOUR_S, check=False, env=given).returncode == 0
     except subprocess.TimeoutExpired:
         print(f"not done after {TOUR_S} s")
         return False

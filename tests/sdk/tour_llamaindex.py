@@ -1,4 +1,4 @@
-"""The `llama-index-llms-openai-like` package."""
+"""LlamaIndex: its class for servers like OpenAI's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steps import KEY, MODEL, raises, run, step
 
 
 def model(**fields):
-    given = {"model": MODEL, "temperature": 0, "max_tokens": 16, "max_retries": 0}
+    given = {"model": MODEL, "temperature": 0, "max_tokens": 16, "max_retries": 0, "timeout": 120}
     given |= {"api_key": KEY, "is_chat_model": True, **fields}
     return OpenAILike(api_base=f"{URL}/v1", **given)
 

@@ -33,9 +33,9 @@ from sylvan.gateway.live import LIVE
 from sylvan.runtime.server.app import app_of
 from sylvan.runtime.server.connections import Connections
 from sylvan.runtime.server.context import make_context
-from sylvan.runtime.server.settings import ServerSettings
 from sylvan.text.tokenizer import Tokenizer
 from tests.support.scripted import Behaviour, ScriptedEngine, make_engine
+from tests.support.settings import settings_of
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ async def scripted(folder: Path, **settings: Any) -> AsyncIterator[ScriptedWorke
     """A worker that answers by a script."""
     engine = make_engine(folder, Tokenizer.load(folder))
     settings.setdefault("served_model_name", "scripted")
-    inner = app_of(make_context(engine.manager, ServerSettings(**settings)))
+    inner = app_of(make_context(engine.manager, settings_of(**settings)))
     worker = ScriptedWorker("", engine)
 
     async def noted(scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,9 +14,9 @@ from sylvan.rpc import common_pb2 as common
 from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.runtime.server.context import make_context
 from sylvan.runtime.server.grpc.serving import SERVICE, GrpcServer
-from sylvan.runtime.server.settings import ServerSettings
 from sylvan.text.tokenizer import Tokenizer
 from tests.support.scripted import ScriptedEngine, make_engine
+from tests.support.settings import settings_of
 
 REPLIES: dict[str, Any] = {
     "Generate": pb.GenerateResponse,
@@ -81,7 +81,7 @@ class RunningGrpc(GrpcClient):
 async def grpc_served(folder: Path, **settings: Any) -> AsyncIterator[RunningGrpc]:
     """The service over an engine that follows a script."""
     engine = make_engine(folder, Tokenizer.load(folder))
-    context = make_context(engine.manager, ServerSettings(**settings))
+    context = make_context(engine.manager, settings_of(**settings))
     engine.scheduler.beat()
     config = ServerConfig(grpc_port=0, max_body_bytes=1 << 16)
     try:

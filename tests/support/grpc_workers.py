@@ -13,10 +13,10 @@ from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.runtime.server.app import app_of
 from sylvan.runtime.server.context import make_context
 from sylvan.runtime.server.grpc.serving import SERVICE, GrpcServer
-from sylvan.runtime.server.settings import ServerSettings
 from sylvan.text.tokenizer import Tokenizer
 from tests.support.cluster import _beat, served
 from tests.support.scripted import ScriptedEngine, make_engine
+from tests.support.settings import settings_of
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Both:
 async def both(folder, facts=None, **settings):
     engine = make_engine(folder, Tokenizer.load(folder), **(facts or {}))
     settings.setdefault("served_model_name", "scripted")
-    context = make_context(engine.manager, ServerSettings(**settings))
+    context = make_context(engine.manager, settings_of(**settings))
     engine.scheduler.beat()
     beating = asyncio.create_task(_beat(engine))
     try:

@@ -14,10 +14,10 @@ import pytest
 
 from sylvan.runtime.server.app import app_of
 from sylvan.runtime.server.context import make_context
-from sylvan.runtime.server.settings import ServerSettings
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.clock import Clock, monotonic
 from tests.support.scripted import ScriptedEngine, make_engine, write_checkpoint
+from tests.support.settings import settings_of
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +43,7 @@ class Client:
     def __init__(self, engine: ScriptedEngine, clock: Clock = monotonic, **settings: Any) -> None:
         self.engine = engine
         settings.setdefault("served_model_name", "scripted")
-        self.context = make_context(engine.manager, ServerSettings(**settings), clock)
+        self.context = make_context(engine.manager, settings_of(**settings), clock)
         self.app = app_of(self.context)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:30000")

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as Backend
 
 from sylvan.protocol.media import MediaKind
-from tests.support.scripted import write_checkpoint
+from tests.support.processors import PROCESSORS, TILES, write_files
 
 VOCAB = 300
 IMAGE, VIDEO = 263, 264  # behind the bytes and the tokens of `write_checkpoint`
-TEMPLATE = (
-    "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{%- if m.content is string %}{{ m.content }}{% else %}"
-    "{%- for part in m.content %}{% if part.type == 'image' %}<|vision_start|><|image_pad|>"
-    "<|vision_end|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
-    "{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 ENDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 TEXT: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -55,7 +45,8 @@ PATCHES: dict[str, Any] = {
 PIXTRAL = VIT | {"image_size": 56}
 M_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
 INTERLEAVED = M_ROPE | {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
-TILES = [[28, 56], [56, 28], [56, 56]]
+
+_TYPES = "mm_token_type_ids"
 
 Features = dict[str, np.ndarray]
 
@@ -68,13 +59,17 @@ class Family:
         config: Of a tiny one.
         draw: Inputs of its encoder for an item, at random.
         kind: Of its items.
-        told: Whether its code is told which tokens are items.
+        token: That stands for an item.
+        parts: Whether text divides the times of a video.
+        types: How its code is told which tokens are items; empty: it is not.
     """
 
     config: Callable[[], Any]
     draw: Callable[[np.random.Generator], Features]
     kind: MediaKind = "image"
-    told: bool = False
+    types: str = ""
+    token: int = IMAGE
+    parts: bool = False
 
 
 def _pixels(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -100,6 +95,33 @@ def _grid(rng: np.random.Generator) -> Features:
     return {"pixel_values": patches, "image_grid_thw": np.array([[1, height, width]], np.int64)}
 
 
+def _video(seconds: float | None = None) -> Callable[[np.random.Generator], Features]:
+    """Two times of a grid whose sides are longer: transformers counts time otherwise than Qwen."""
+
+    def draw(rng: np.random.Generator) -> Features:
+        height, width = (2 * int(n) for n in rng.integers(3, 5, 2))
+        found = {
+            "pixel_values_videos": _pixels(rng, 2 * height * width, 3 * 2 * 4 * 4),
+            "video_grid_thw": np.array([[2, height, width]], np.int64),
+        }
+        if seconds is not None:
+            found["second_per_grid_ts"] = np.array([seconds], np.float32)
+        return found
+
+    return draw
+
+
+def _heard(mels: int, frames: int) -> Callable[[np.random.Generator], Features]:
+    """A sound, and how much of it is padding."""
+
+    def draw(rng: np.random.Generator) -> Features:
+        mask = np.zeros((1, frames), np.int64)
+        mask[:, : 2 * int(rng.integers(frames // 4, frames // 2))] = 1
+        return {"input_features": _pixels(rng, 1, mels, frames), "feature_attention_mask": mask}
+
+    return draw
+
+
 def _text(kind: str, **more: Any) -> dict[str, Any]:
     return getattr(transformers, f"{kind}Config")(**TEXT | more).to_dict()
 
@@ -114,7 +136,7 @@ def _made(kind: str, **fields: Any) -> Callable[[], Any]:
     )
 
 
-FAMILIES: Mapping[str, Family] = {
+_SEEN: dict[str, Family] = {
     "llava": Family(
         _made(
             "Llava",
@@ -335,7 +357,7 @@ FAMILIES: Mapping[str, Family] = {
             vision_end_token_id=266,
         ),
         _grid,
-        told=True,
+        types=_TYPES,
     ),
     "qwen2.5-vl": Family(
         _made(
@@ -350,7 +372,37 @@ FAMILIES: Mapping[str, Family] = {
             vision_end_token_id=266,
         ),
         _grid,
-        told=True,
+        types=_TYPES,
+    ),
+    "gemma3": Family(
+        _made(
+            "Gemma3",
+            text_config=TEXT
+            | {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16}
+            | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+            vision_config=lambda: _vision("Siglip"),
+            image_token_index=IMAGE,
+            mm_tokens_per_image=4,
+        ),
+        _image(1, 3, 28, 28),
+        types="token_type_ids",
+    ),
+    "qwen3-vl-moe": Family(
+        _made(
+            "Qwen3VLMoe",
+            text_config=TEXT
+            | {"head_dim": 16, "rope_parameters": INTERLEAVED, "num_experts": 4}
+            | {"num_experts_per_tok": 2, "moe_intermediate_size": 48},
+            vision_config=PATCHES
+            | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "num_heads": 2}
+            | {"depth": 3, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]},
+            image_token_id=IMAGE,
+            video_token_id=VIDEO,
+            vision_start_token_id=265,
+            vision_end_token_id=266,
+        ),
+        _grid,
+        types=_TYPES,
     ),
     "qwen3-vl": Family(
         _made(
@@ -365,7 +417,208 @@ FAMILIES: Mapping[str, Family] = {
             vision_end_token_id=266,
         ),
         _grid,
-        told=True,
+        types=_TYPES,
+    ),
+    "deepseek-vl-hybrid": Family(
+        _made(
+            "DeepseekVLHybrid",
+            text_config=lambda: _text("Llama"),
+            vision_config=lambda: _vision("Siglip"),
+            high_res_vision_config=VIT
+            | {"hidden_size": 16, "image_size": 64, "patch_size": 4, "mlp_dim": 24}
+            | {"output_channels": 16, "window_size": 4, "global_attn_indexes": [1]},
+            image_token_id=IMAGE,
+        ),
+        lambda rng: {
+            "pixel_values": _pixels(rng, 1, 3, 28, 28),
+            "high_res_pixel_values": _pixels(rng, 1, 3, 64, 64),
+        },
+    ),
+    "idefics2": Family(
+        _made(
+            "Idefics2",
+            text_config=lambda: _text("Mistral"),
+            vision_config=VIT,
+            perceiver_config={
+                "hidden_size": 64,
+                "resampler_n_latents": 4,
+                "resampler_depth": 1,
+                "resampler_n_heads": 2,
+                "resampler_head_dim": 16,
+                "num_key_value_heads": 1,
+            },
+            image_token_id=IMAGE,
+        ),
+        _image(1, 1, 3, 28, 28),
+    ),
+    "llava-next-video": Family(
+        _made(
+            "LlavaNextVideo",
+            text_config=lambda: _text("Llama"),
+            vision_config=lambda: _vision("CLIP"),
+            image_token_index=IMAGE,
+            video_token_index=VIDEO,
+            image_grid_pinpoints=TILES,
+        ),
+        _sized(1, 3, 3, 28, 28, size=(30, 60)),
+    ),
+    "video-llava": Family(
+        _made(
+            "VideoLlava",
+            text_config=lambda: _text("Llama"),
+            vision_config=lambda: _vision("CLIP"),
+            image_token_index=IMAGE,
+            video_token_index=VIDEO,
+        ),
+        lambda rng: {"pixel_values_images": _pixels(rng, 1, 3, 28, 28)},
+    ),
+    "glm4v": Family(
+        _made(
+            "Glm4v",
+            text_config=TEXT
+            | {"head_dim": 16}
+            | {
+                "rope_parameters": M_ROPE
+                | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+            },
+            vision_config=PATCHES
+            | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "num_heads": 2}
+            | {"image_size": 32},
+            image_token_id=IMAGE,
+            video_token_id=VIDEO,
+            image_start_token_id=265,
+            image_end_token_id=266,
+            video_start_token_id=267,
+            video_end_token_id=268,
+        ),
+        _grid,
+        types=_TYPES,
+    ),
+    "glm-asr": Family(
+        _made(
+            "GlmAsr",
+            text_config=lambda: _text("Llama"),
+            audio_config={
+                "hidden_size": 32,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_mel_bins": 16,
+                "max_position_embeddings": 64,
+            },
+            audio_token_id=IMAGE,
+        ),
+        lambda rng: {
+            "input_features": _pixels(rng, 1, 16, 64),
+            "input_features_mask": np.ones((1, 64), np.int64),
+        },
+        kind="audio",
+    ),
+    "granite-speech": Family(
+        _made(
+            "GraniteSpeech",
+            text_config=lambda: _text("Granite"),
+            encoder_config={
+                "input_dim": 16,
+                "num_layers": 2,
+                "hidden_dim": 32,
+                "num_heads": 2,
+                "dim_head": 16,
+                "context_size": 20,
+                "output_dim": 8,
+                "conv_kernel_size": 3,
+                "max_pos_emb": 32,
+            },
+            projector_config={
+                "model_type": "blip_2_qformer",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "encoder_hidden_size": 32,
+            },
+            audio_token_index=IMAGE,
+            has_lora_adapter=False,
+            downsample_rate=2,
+            window_size=4,
+        ),
+        lambda rng: {"input_features": _pixels(rng, 1, 40, 16)},
+        kind="audio",
+    ),
+    "lfm2-vl": Family(
+        _made(
+            "Lfm2Vl",
+            text_config=lambda: _text(
+                "Lfm2",
+                layer_types=["conv", "full_attention", "conv"],
+                block_auto_adjust_ff_dim=False,
+            ),
+            vision_config=lambda: transformers.Siglip2VisionConfig(
+                **VIT | {"num_patches": 16}
+            ).to_dict(),
+            image_token_id=IMAGE,
+            downsample_factor=2,
+        ),
+        lambda rng: {
+            "pixel_values": _pixels(rng, 1, 16, 3 * 49),
+            "spatial_shapes": np.array([[4, 4]]),
+            "pixel_attention_mask": np.ones((1, 16), np.int64),
+        },
+    ),
+    "exaone4.5": Family(
+        _made(
+            "Exaone4_5_",
+            text_config=lambda: _text("Exaone4"),
+            vision_config=PATCHES
+            | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "num_heads": 2}
+            | {"window_size": 16, "fullatt_block_indexes": [1], "num_key_value_heads": 2},
+            image_token_id=IMAGE,
+            video_token_id=VIDEO,
+        ),
+        _grid,
+    ),
+    "qwen2-audio": Family(
+        _made(
+            "Qwen2Audio",
+            text_config=lambda: _text("Qwen2"),
+            audio_config={
+                "d_model": 32,
+                "encoder_ffn_dim": 48,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "num_mel_bins": 16,
+                "max_source_positions": 50,
+            },
+            audio_token_index=IMAGE,
+        ),
+        _heard(16, 100),
+        kind="audio",
+    ),
+    "qwen2.5-omni": Family(
+        _made(
+            "Qwen2_5OmniThinker",
+            text_config=TEXT | {"rope_parameters": M_ROPE},
+            vision_config=PATCHES
+            | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "num_heads": 2}
+            | {"window_size": 16, "fullatt_block_indexes": [1]},
+            audio_config={
+                "d_model": 32,
+                "encoder_ffn_dim": 48,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "num_mel_bins": 16,
+                "max_source_positions": 50,
+                "n_window": 10,
+                "output_dim": 64,
+            },
+            audio_token_index=IMAGE,
+            image_token_index=265,
+            video_token_index=VIDEO,
+            vision_start_token_id=266,
+            audio_start_token_id=267,
+        ),
+        _heard(16, 100),
+        kind="audio",
     ),
     "voxtral": Family(
         _made(
@@ -387,141 +640,14 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-@dataclass(frozen=True)
-class Files:
-    """What a checkpoint says of its processor.
-
-    Attributes:
-        images: preprocessor_config.json.
-        whole: processor_config.json, without the name of the class.
-        tokens: Special tokens; the first has the id `IMAGE`.
-        names: Tokens that the tokenizer has names for.
-    """
-
-    images: dict[str, Any]
-    whole: dict[str, Any]
-    tokens: tuple[str, ...]
-    names: dict[str, str]
-
-
-def _files(
-    kind: str,
-    images: str,
-    tokens: str,
-    whole: dict[str, Any] | None = None,
-    names: dict[str, str] | None = None,
-    **settings: Any,
-) -> Files:
-    types = {
-        "image_processor_type": f"{images}ImageProcessor",
-        "processor_class": f"{kind}Processor",
-    }
-    return Files(types | settings, whole or {}, tuple(tokens.split()), names or {})
-
-
-_CLIP = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
-_LLAVA = {
-    "patch_size": 7,
-    "vision_feature_select_strategy": "default",
-    "num_additional_image_tokens": 1,
-    "image_token": "<image>",
+VIDEOS: dict[str, Family] = {
+    "qwen2-vl-video": replace(_SEEN["qwen2-vl"], draw=_video(), kind="video", token=VIDEO),
+    "qwen2.5-vl-video": replace(_SEEN["qwen2.5-vl"], draw=_video(0.5), kind="video", token=VIDEO),
+    "qwen3-vl-video": replace(
+        _SEEN["qwen3-vl"], draw=_video(), kind="video", token=VIDEO, parts=True
+    ),
 }
-_SQUARE = {"size": {"height": 28, "width": 28}}
-_CUT = _SQUARE | {"crop_to_patches": True, "min_patches": 1, "max_patches": 4}
-_IDEFICS = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
-_FENCES = "<image> <fake_token_around_image> <global-img> <end_of_utterance>"
-_QWEN = {
-    "patch_size": 4,
-    "merge_size": 2,
-    "temporal_patch_size": 2,
-    "size": {"shortest_edge": 256, "longest_edge": 4096},
-}
-_QWEN_TOKENS = "<|image_pad|> <|video_pad|> <|vision_start|> <|vision_end|>"
-
-PROCESSORS: Mapping[str, Files] = {
-    "llava": _files("Llava", "CLIP", "<image>", _LLAVA, **_CLIP),
-    "vipllava": _files("Llava", "CLIP", "<image>", _LLAVA, **_CLIP),
-    "llava-next": _files(
-        "LlavaNext", "LlavaNext", "<image>", _LLAVA, **_CLIP, image_grid_pinpoints=TILES
-    ),
-    "llava-onevision": _files(
-        "LlavaOnevision",
-        "LlavaOnevision",
-        "<image> <video>",
-        {
-            "num_image_tokens": 16,
-            "vision_feature_select_strategy": "full",
-            "image_token": "<image>",
-            "video_token": "<video>",
-        },
-        **_SQUARE,
-        image_grid_pinpoints=TILES,
-    ),
-    "internvl": _files(
-        "InternVL",
-        "GotOcr2",
-        "<IMG_CONTEXT> <img> </img> <video>",
-        {"image_seq_length": 4},
-        {
-            "start_image_token": "<img>",
-            "end_image_token": "</img>",
-            "context_image_token": "<IMG_CONTEXT>",
-            "video_token": "<video>",
-        },
-        **_CUT,
-    ),
-    "idefics3": _files("Idefics3", "Idefics3", _FENCES, {"image_seq_len": 4}, **_IDEFICS),
-    "smolvlm": _files("SmolVLM", "SmolVLM", _FENCES, {"image_seq_len": 4}, **_IDEFICS),
-    "aya-vision": _files(
-        "AyaVision",
-        "GotOcr2",
-        "<|IMG_PATCH|> <image> <|START_OF_IMG|> <|END_OF_IMG|> TILE TILE_GLOBAL",
-        {"patch_size": 7, "img_size": 28, "downsample_factor": 2},
-        **_CUT,
-    ),
-    "ovis2": _files(
-        "Ovis2",
-        "Ovis2",
-        "<IMG_ATOM> <image> <IMG_START> <IMG_END> <IMG_GRID> <IMG_COL> <IMG_ROW>",
-        {"image_seq_length": 4},
-        **_SQUARE,
-    ),
-    "deepseek-vl": _files(
-        "DeepseekVL",
-        "DeepseekVL",
-        "<image_placeholder>",
-        {"num_image_tokens": 16},
-        {"image_token": "<image_placeholder>"},
-        **_SQUARE,
-    ),
-    "video-llama-3": _files(
-        "VideoLlama3",
-        "VideoLlama3",
-        "<image> <video>",
-        None,
-        {"image_token": "<image>", "video_token": "<video>"},
-        patch_size=7,
-        merge_size=2,
-        min_pixels=196 * 4,
-        max_pixels=196 * 16,
-    ),
-    "lighton-ocr": _files(
-        "LightOnOcr",
-        "Pixtral",
-        "<|image_pad|> <|vision_pad|> <|vision_end|>",
-        {"patch_size": 7, "spatial_merge_size": 2},
-        {
-            "image_token": "<|image_pad|>",
-            "image_break_token": "<|vision_pad|>",
-            "image_end_token": "<|vision_end|>",
-        },
-        size={"longest_edge": 56},
-        patch_size={"height": 7, "width": 7},
-    ),
-    "qwen2-vl": _files("Qwen2VL", "Qwen2VL", _QWEN_TOKENS, **_QWEN),
-    "qwen2.5-vl": _files("Qwen2_5_VL", "Qwen2VL", _QWEN_TOKENS, **_QWEN),
-    "qwen3-vl": _files("Qwen3VL", "Qwen2VL", _QWEN_TOKENS, **_QWEN),
-}
+FAMILIES: Mapping[str, Family] = _SEEN | VIDEOS
 
 
 def write(name: str, folder: Path) -> Any:
@@ -540,22 +666,6 @@ def write(name: str, folder: Path) -> Any:
 def write_served(name: str, folder: Path) -> Path:
     """A checkpoint that a server can serve: with tokenizer, template and processor."""
     files = PROCESSORS[name]
-    write_checkpoint(folder)
-    path = folder / "tokenizer.json"
-    backend = Backend.from_file(str(path))
-    added = [AddedToken(t, special=True, normalized=False) for t in files.tokens]
-    backend.add_special_tokens(added)
-    backend.save(str(path))
-    settings: dict[str, Any] = {
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "chat_template": TEMPLATE,
-    }
-    if files.names:
-        settings["extra_special_tokens"] = files.names
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    write_files(files, folder)
     write(name, folder)
-    kind = {"processor_class": files.images["processor_class"]}
-    (folder / "preprocessor_config.json").write_text(json.dumps(files.images))
-    (folder / "processor_config.json").write_text(json.dumps(files.whole | kind))
     return folder

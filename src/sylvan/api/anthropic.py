@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from sylvan.api.anthropic_documents import document_text, search_text
 from sylvan.api.anthropic_tools import client_run, is_built_in
 from sylvan.api.media import anthropic_media
-from sylvan.api.native import Milliseconds, Name, Priority, Rid, Timeout
+from sylvan.api.request_fields import Name, OptionFields, Rid
 from sylvan.api.validation import WireModel, parse
 from sylvan.protocol.errors import RequestError
 
@@ -18,6 +20,16 @@ MAX_MESSAGES = 65536
 MAX_TOOLS = 1024
 
 _IGNORED_BLOCKS = ("redacted_thinking", "tool_reference")
+_READ = {
+    "text": frozenset({"text"}),
+    "thinking": frozenset({"thinking"}),
+    "tool_use": frozenset({"id", "name", "input"}),
+    "tool_result": frozenset({"tool_use_id", "content", "is_error"}),
+    "image": frozenset({"source"}),
+    "document": frozenset({"source", "title", "context"}),
+    "search_result": frozenset({"source", "title", "content"}),
+}
+_BLOCK_FIELDS = frozenset({"signature"}).union(*_READ.values())
 
 
 class Block(WireModel):
@@ -33,8 +45,15 @@ class Block(WireModel):
     tool_use_id: str | None = None
     content: str | list[dict[str, Any]] | None = None
     is_error: bool | None = None
-    source: dict[str, Any] | None = None
-    """Of an image: base64 or an address."""
+    source: dict[str, Any] | str | None = None
+    """Of an image: base64 or an address; of a document: its text; of a search result: where."""
+    title: str | None = None
+    context: str | None = None
+
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return _BLOCK_FIELDS - _READ.get(self.type, frozenset())
 
 
 class Message(WireModel):
@@ -53,6 +72,11 @@ class Tool(WireModel):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
 
+    @property
+    def passes_on(self) -> bool:
+        """See `WireModel.passes_on`: tools that Anthropic runs are listed as a whole."""
+        return self.type not in (None, "custom") and is_built_in(self.type)
+
 
 class ToolChoice(WireModel):
     """Whether and what to call."""
@@ -69,6 +93,11 @@ class ThinkingConfig(WireModel):
     budget_tokens: int | None = None
     display: str | None = None
 
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return ("display",)
+
 
 class OutputFormat(WireModel):
     """A schema that the answer must follow."""
@@ -84,6 +113,11 @@ class OutputConfig(WireModel):
     format: OutputFormat | None = None
     task_budget: dict[str, Any] | None = None
 
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return ("task_budget",)
+
 
 class CountBody(WireModel):
     """A conversation whose tokens are to be counted."""
@@ -97,7 +131,7 @@ class CountBody(WireModel):
     output_config: OutputConfig | None = None
 
 
-class MessagesBody(CountBody):
+class MessagesBody(CountBody, OptionFields):
     """A conversation to be answered."""
 
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -109,14 +143,11 @@ class MessagesBody(CountBody):
     top_p: float | None = None
     betas: list[str] | None = None
     rid: Rid | None = None
-    priority: Priority | None = None
-    """Larger is more urgent."""
-    timeout: Timeout | None = None
-    """Seconds after which the request is ended with status 503, done or not."""
-    ttft_ms: Milliseconds | None = None
-    """Target for the time until the first token; met ones are counted as goodput."""
-    tpot_ms: Milliseconds | None = None
-    """Target for the mean time of each later token."""
+
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return ("betas",)
 
 
 class AnthropicUsage(BaseModel):
@@ -230,6 +261,10 @@ def _part_text(part: dict[str, Any], path: str) -> str:
 
 
 def _block_text(block: Block, path: str) -> str:
+    if block.type == "document":
+        return document_text(block.__dict__, path)
+    if block.type == "search_result":
+        return search_text(block.__dict__, path)
     if block.type != "text":
         message = f"{path}: a block of type {block.type[:40]!r} cannot be taken here."
         raise RequestError(message, param=path)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
-from pydantic import BaseModel
-
+from sylvan.api.validation import WireModel
 from sylvan.protocol.errors import RequestError
 
 MAX_NAMED = 16
 
 _NEUTRAL: tuple[Any, ...] = (None, False, 0, "", [], {})
 
-HARMLESS = frozenset({
-    "conversation_id", "custom_labels",
-    "external_trace_header", "kv_hints", "log_metrics", "metadata", "no_logs", "received_time",
-    "routed_experts_start_len", "routing_key", "safety_identifier",
-    "service_tier", "session_id", "store", "user", "verbosity", "prompt_cache_key",
-    "prompt_cache_retention", "sampling_logprobs_mode", "modalities",
-    "return_flat_raw_top_logprobs_b64",
+READ_ELSEWHERE = frozenset({"custom_labels", "external_trace_header"})
+"""Names that every route honours: see `sylvan.runtime.server.observe.origin`."""
+
+NO_EFFECT = frozenset({
+    "conversation_id", "keep_alive", "kv_hints", "log_metrics", "metadata", "modalities", "no_logs",
+    "prompt_cache_key", "prompt_cache_retention", "received_time",
+    "return_flat_raw_top_logprobs_b64", "routed_experts_start_len", "routing_key",
+    "safety_identifier", "sampling_logprobs_mode", "service_tier", "session_id", "store", "user",
+    "verbosity",
 })  # fmt: skip
-"""Names with a meaning that holds here whatever their value is."""
+"""Names that clients send as a matter of course, and that change no answer here: they are listed
+with those that nobody knows."""
 
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
@@ -83,26 +85,56 @@ BOOTSTRAP = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 """Fields that servers know which have the prompts or the outputs only."""
 
 
-def unknown_fields(body: BaseModel, also_known: Collection[str] = ()) -> list[str]:
-    """Names of a body that nobody knows; to be named in the answer.
+def unknown_fields(body: WireModel, also_known: Collection[str] = ()) -> list[str]:
+    """Paths of names in a body, at any depth, that have no effect; to be named in the answer.
 
     Args:
         body: As it was parsed.
-        also_known: Names that are read elsewhere.
+        also_known: Names at the top that are read elsewhere.
 
     Raises:
         RequestError: A name is known, but what it asks for cannot be done.
     """
     unknown: list[str] = []
     for name, value in (body.model_extra or {}).items():
-        if name in HARMLESS or name in also_known:
+        if name in READ_ELSEWHERE or name in also_known:
             continue
         if name in _RANKS:
             check_rank(name, value)
-            continue
-        reason = REFUSED.get(name)
-        if reason is None:
-            unknown.append(name)
-        elif not any(value is n or (value == n and type(value) is type(n)) for n in _NEUTRAL):
+        elif (reason := REFUSED.get(name)) is None:
+            if name not in NO_EFFECT or not _is_neutral(value):
+                unknown.append(name)
+        elif not _is_neutral(value):
             raise RequestError(f"{name} cannot be honoured: {reason}.", param=name)
+    _look_inside(body, "", unknown)
     return unknown
+
+
+def _is_neutral(value: Any) -> bool:
+    """Whether a value asks for nothing."""
+    return any(value is n or (value == n and type(value) is type(n)) for n in _NEUTRAL)
+
+
+def _look_inside(body: WireModel, path: str, found: list[str]) -> None:
+    """Add what has no effect of a body, and of the objects in it."""
+    given, values = body.model_fields_set, body.__dict__
+    found.extend(
+        path + (type(body).model_fields[name].alias or name)
+        for name in body.without_effect
+        if name in given and not _is_neutral(values[name])
+    )
+    for name in sorted(given):
+        value = values.get(name)  # what the model does not know is elsewhere
+        if isinstance(value, WireModel):
+            _look_at(value, f"{path}{name}", found)
+        elif isinstance(value, list):
+            for i, item in enumerate(cast("list[Any]", value)):
+                if isinstance(item, WireModel):
+                    _look_at(item, f"{path}{name}[{i}]", found)
+
+
+def _look_at(value: WireModel, path: str, found: list[str]) -> None:
+    extra = value.model_extra
+    if extra and not value.passes_on:
+        found.extend(f"{path}.{name}" for name in extra)
+    _look_inside(value, f"{path}.", found)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sylvan.media.given import FORMAT, read_vectors
 from sylvan.media.source import MediaSource, read_source
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.media import MediaKind
 
 SOURCE = "source"
+MAX_FPS, MAX_FRAMES = 60, 4096
 _LOW_DETAIL_PIXELS = 512 * 512  # as OpenAI describes `detail: low`
 
 _KINDS: Mapping[str, MediaKind] = {
@@ -48,13 +50,38 @@ def openai_media(part: Mapping[str, Any], path: str) -> dict[str, Any]:
     kind = _KINDS[form]
     name = form if form in part else f"{kind}_url"
     value: Any = part.get(name)
-    detail = part.get("detail")
+    given: Mapping[str, Any] = part
+    where = path
     if isinstance(value, Mapping):
-        detail = value.get("detail", detail)
+        given, where = {**part, **value}, f"{path}.{name}"
         inner = next((n for n in ("url", "data") if n in value), "url")
         name, value = f"{name}.{inner}", value.get(inner)
-    options = {"max_pixels": _LOW_DETAIL_PIXELS} if detail == "low" and kind == "image" else {}
+    options = media_options(kind, given, where)
     return _part(read_source(kind, value, f"{path}.{name}", options))
+
+
+def media_options(kind: MediaKind, given: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """What a part says of how closely its item is looked at: `detail`, `fps`, `max_frames`.
+
+    Raises:
+        RequestError: A number is none, or too large; names the field.
+    """
+    if kind == "image":
+        return {"max_pixels": _LOW_DETAIL_PIXELS} if given.get("detail") == "low" else {}
+    if kind != "video":
+        return {}
+    options: dict[str, Any] = {}
+    for name, most, form in (("fps", MAX_FPS, float), ("max_frames", MAX_FRAMES, int)):
+        number = given.get(name)
+        if number is None:
+            continue
+        whole = isinstance(number, int) or (form is float and isinstance(number, float))
+        if isinstance(number, bool) or not whole or not 0 < number <= most:
+            what = "a number" if form is float else "a whole number"
+            message = f"{path}.{name} must be {what} above 0 and at most {most}."
+            raise RequestError(message, param=f"{path}.{name}")
+        options[name] = form(number)
+    return options
 
 
 def anthropic_media(source: object, path: str) -> dict[str, Any]:
@@ -150,10 +177,13 @@ def _has_source(part: object) -> bool:
 
 
 def _native(kind: MediaKind, item: object, path: str) -> MediaSource:
-    value: Any = item
-    if isinstance(item, Mapping):
-        value = item.get("url") or item.get(kind) or item.get("data")
-    return read_source(kind, value, path)
+    if not isinstance(item, Mapping):
+        return read_source(kind, item, path)
+    given: Mapping[str, Any] = item
+    if given.get("format") == FORMAT:
+        return read_vectors(kind, given, path)
+    value = given.get("url") or given.get(kind) or given.get("data")
+    return read_source(kind, value, path, media_options(kind, given, path))
 
 
 def _part(source: MediaSource) -> dict[str, Any]:

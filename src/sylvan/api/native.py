@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -10,6 +10,7 @@ import msgspec
 from pydantic import BaseModel, Field, RootModel
 
 from sylvan.api.media import native_media
+from sylvan.api.request_fields import MAX_NAME_CHARS, Name, OptionFields, Rid
 from sylvan.api.sampling import read_sampling
 from sylvan.api.validation import ClosedModel, WireModel
 from sylvan.media.source import MediaSource
@@ -18,17 +19,11 @@ from sylvan.protocol.media import MediaKind
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 
-MAX_NAME_CHARS = 256
 MAX_LOGPROB_IDS = 1024
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenIds = list[TokenId]
-Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
-Rid = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
-Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
-Timeout = Annotated[float, Field(gt=0, le=86400)]
 ThinkingBudget = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
 
 
 def _sampling_schema() -> dict[str, Any]:
@@ -78,13 +73,18 @@ class SessionParams(ClosedModel):
     drop_previous_output: bool | None = None
     """Leave out what was generated for `rid`."""
 
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`: without an earlier request there is no history."""
+        return ("offset", "drop_previous_output") if self.rid is None else ()
+
 
 MediaValue = str | dict[str, Any] | None
 Media = MediaValue | list[MediaValue | list[MediaValue]]
 """An item, a list of items, or in a batch one of these for each prompt."""
 
 
-class GenerateBody(WireModel):
+class GenerateBody(OptionFields):
     """One prompt, or a list of prompts, to continue."""
 
     text: str | list[str] | None = None
@@ -128,14 +128,6 @@ class GenerateBody(WireModel):
     """Return the ids of the prompt."""
     lora_path: Name | list[Name | None] | None = None
     """Name of the adapter."""
-    priority: Priority | None = None
-    """Larger is more urgent."""
-    timeout: Timeout | None = None
-    """Seconds after which the request is ended with status 503, done or not."""
-    ttft_ms: Milliseconds | None = None
-    """Target for the time until the first token; met ones are counted as goodput."""
-    tpot_ms: Milliseconds | None = None
-    """Target for the mean time of each later token."""
     extra_key: Name | list[Name | None] | None = None
     """Namespace of the prefix cache."""
     cache_salt: Name | list[Name | None] | None = None
@@ -148,6 +140,11 @@ class GenerateBody(WireModel):
     """The output goes on with reasoning; a grammar waits for the end of it."""
     max_thinking_tokens: ThinkingBudget | None = None
     """Tokens of reasoning after which it is made to end; it may come before a grammar."""
+
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return ("session_id",) if self.text is None else ("session_id", "input_ids")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -370,12 +367,22 @@ class RoleBody(WireModel):
     decode_cuda_graph_memory_gb: float | None = None
     """Accepted; has no effect here."""
 
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return ("decode_cuda_graph_bs", "decode_cuda_graph_memory_gb")
+
 
 class ContinueBody(WireModel):
     """Go on scheduling."""
 
     torch_empty_cache: bool | None = True
     """Accepted; has no effect here."""
+
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return ("torch_empty_cache",)
 
 
 class FlushQuery(WireModel):

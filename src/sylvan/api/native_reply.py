@@ -91,6 +91,7 @@ class ReplyState:
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,
+            **{f"{kind}_tokens": n for kind, n in (usage.media_tokens or {}).items()},
             "reasoning_tokens": self.reasoning_tokens,
             "weight_version": (*self.weight_versions, self.options.weight_version)[
                 max(0, len(self.weight_versions) - 1)

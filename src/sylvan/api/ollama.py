@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from sylvan.api.native import Name
 from sylvan.api.openai.chat import ChatTool
 from sylvan.api.openai.vectors import MAX_INPUTS
+from sylvan.api.request_fields import Name
 from sylvan.api.validation import WireModel
 
 DEFAULT_NUM_PREDICT = 2048
@@ -48,7 +49,6 @@ class OllamaBody(WireModel):
     """`json`, or a JSON schema."""
     options: dict[str, Any] | None = None
     """Sampling parameters."""
-    keep_alive: Any = None
     think: bool | str | None = None
     logprobs: bool | None = None
     """Return log probabilities of the tokens of the text."""
@@ -85,7 +85,6 @@ class OllamaEmbedBody(WireModel):
     """Cut a text that is too long; yes if not given."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
     options: dict[str, Any] | None = None
-    keep_alive: Any = None
 
 
 class OllamaEmbeddingsBody(WireModel):
@@ -94,7 +93,6 @@ class OllamaEmbeddingsBody(WireModel):
     model: Name
     prompt: str | None = ""
     options: dict[str, Any] | None = None
-    keep_alive: Any = None
 
 
 class OllamaShowBody(WireModel):
@@ -103,6 +101,26 @@ class OllamaShowBody(WireModel):
     model: Name | None = None
     name: Name | None = None
     verbose: bool | None = None
+
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return ("verbose",)
+
+
+class OllamaPullBody(WireModel):
+    """A model that Ollama's clients want to be there."""
+
+    model: Name | None = None
+    name: Name | None = None
+    """Older name of `model`."""
+    stream: bool | None = True
+    insecure: bool | None = None
+
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return ("insecure",)
 
 
 class OllamaReply(BaseModel):

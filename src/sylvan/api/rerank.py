@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from sylvan.api.native import Name
 from sylvan.api.openai.vectors import MAX_INPUTS
+from sylvan.api.request_fields import Name
 from sylvan.api.validation import WireModel
 
 

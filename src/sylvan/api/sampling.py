@@ -8,16 +8,15 @@ from typing import Any
 
 from sylvan.api.validation import json_type, parse_struct, unknown_name
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.sampling import SamplingParams
+from sylvan.protocol.sampling import GRAMMARS, SamplingParams, fault_of
 from sylvan.utils import strict_json
 
 ANY_JSON = "$$ANY$$"
 OBJECT_SCHEMA = '{"type": "object"}'
-MAX_LOGIT_BIAS_VALUE = 100.0
 
 _FIELDS = frozenset(SamplingParams.__struct_fields__)
+_AS_HERE: Mapping[str, str] = {}
 _LISTED = ("stop", "stop_regex")
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "choice")
 _UNSUPPORTED = {
     "beam_width": (None, 1),
     "watermark": (None, {}),
@@ -54,7 +53,10 @@ def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_sampling(
-    params: Mapping[str, Any], defaults: Mapping[str, Any], where: str = "sampling_params"
+    params: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    where: str = "sampling_params",
+    names: Mapping[str, str] = _AS_HERE,
 ) -> SamplingParams:
     """Sampling parameters of a request.
 
@@ -62,12 +64,14 @@ def read_sampling(
         params: What the client wrote; null means "not given".
         defaults: Values for what is not given.
         where: Path of `params` in the body, for errors; "" if they are the body's own fields.
+        names: Paths of those that the body has under another name.
 
     Raises:
         RequestError: An unknown name, or a value that cannot be honoured.
     """
     given = {name: value for name, value in params.items() if value is not None}
-    _refuse_unsupported(given, params, where)
+    place = _Places(where, names)
+    _refuse_unsupported(given, params, place)
     for name in given:
         if name not in _FIELDS:
             raise unknown_name(name, _FIELDS, where)
@@ -79,47 +83,30 @@ def read_sampling(
             merged[name] = [merged[name]] if merged[name] else []
     if isinstance(ids := merged.get("stop_token_ids"), list):
         merged["stop_token_ids"] = [i for i in ids if i is not None]
-    for name in _GRAMMARS:
+    for name in GRAMMARS:
         if name in given and given[name] in ("", [], ()):
-            path = _join(where, name)
+            path = place.of(name)
             raise RequestError(f"{path} is empty; leave it out for any text.", param=path)
-    sampling: SamplingParams = parse_struct(SamplingParams, merged, where)
-    _check(sampling, where)
+    sampling: SamplingParams = parse_struct(SamplingParams, merged, where, names)
+    _check(sampling, place)
     return sampling
 
 
-def _refuse_unsupported(given: dict[str, Any], params: Mapping[str, Any], where: str) -> None:
+def _refuse_unsupported(given: dict[str, Any], params: Mapping[str, Any], place: _Places) -> None:
     for name, neutral in _UNSUPPORTED.items():
         if name in params and params[name] not in neutral:
-            path = _join(where, name)
+            path = place.of(name)
             raise RequestError(f"{path} is not supported by this server.", param=path)
         given.pop(name, None)
 
 
-def _check(sampling: SamplingParams, where: str) -> None:
+def _check(sampling: SamplingParams, place: _Places) -> None:
     """What the types alone cannot say."""
-    if sampling.top_k == 0:
-        path = _join(where, "top_k")
-        raise RequestError(f"{path}: expected -1 (off) or at least 1.", param=path)
-    limit = sampling.max_new_tokens
-    if limit is not None and sampling.min_new_tokens > limit:
-        path = _join(where, "min_new_tokens")
-        message = f"{path}: {sampling.min_new_tokens} is more than max_new_tokens ({limit})."
-        raise RequestError(message, param=path)
-    grammars = [name for name in _GRAMMARS if getattr(sampling, name)]
-    if len(grammars) > 1:
-        path = _join(where, grammars[1])
-        message = f"At most one of {', '.join(_GRAMMARS)} can be set, not {' and '.join(grammars)}."
-        raise RequestError(message, param=path)
+    if (fault := fault_of(sampling)) is not None:
+        path = place.of(fault.name) + fault.place
+        raise RequestError(f"{path}: {fault.text}.", param=path)
     if sampling.json_schema is not None:
-        check_schema(sampling.json_schema, _join(where, "json_schema"))
-    for token, bias in sampling.logit_bias.items():
-        path = f"{_join(where, 'logit_bias')}.{token[:20]}"
-        if not (token.isascii() and token.isdigit() and len(token) < 10):
-            raise RequestError(f"{path}: the key must be a token id.", param=path)
-        if not abs(bias) <= MAX_LOGIT_BIAS_VALUE:
-            message = f"{path}: expected a number from -100 to 100."
-            raise RequestError(message, param=path)
+        check_schema(sampling.json_schema, place.of("json_schema"))
 
 
 def check_schema(text: str, path: str) -> None:
@@ -135,5 +122,13 @@ def check_schema(text: str, path: str) -> None:
         raise RequestError(message, param=path)
 
 
-def _join(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where a body has the sampling parameters."""
+
+    where: str
+    names: Mapping[str, str]
+
+    def of(self, name: str) -> str:
+        """Path of one of them."""
+        return self.names.get(name) or (f"{self.where}.{name}" if self.where else name)

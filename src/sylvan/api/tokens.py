@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from sylvan.api.native import Name, TokenIds
+from sylvan.api.native import TokenIds
 from sylvan.api.openai.chat import ChatTool
+from sylvan.api.request_fields import Name
 from sylvan.api.validation import WireModel
 
 MAX_TEXTS = 1024
@@ -25,11 +27,19 @@ class TokenizeBody(WireModel):
     """A conversation in the OpenAI shape; instead of `prompt`."""
     tools: Annotated[list[ChatTool], Field(max_length=1024)] | None = None
     tool_choice: Any = None
-    reasoning_effort: Any = None
+    reasoning_effort: str | float | None = None
     continue_final_message: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = True
     add_generation_prompt: bool | None = None
+
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        if self.messages is not None:
+            return ("model", "add_special_tokens", *(() if self.tools else ("tool_choice",)))
+        of_chats = ("tools", "tool_choice", "reasoning_effort", "chat_template_kwargs")
+        return ("model", *of_chats, "continue_final_message", "add_generation_prompt")
 
 
 class TokenizeReply(BaseModel):
@@ -47,6 +57,11 @@ class DetokenizeBody(WireModel):
     tokens: TokenIds | Annotated[list[TokenIds], Field(max_length=MAX_TEXTS)]
     """The ids of one text, or of several."""
     skip_special_tokens: bool | None = True
+
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return ("model",)
 
 
 class DetokenizeReply(BaseModel):

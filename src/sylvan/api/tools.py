@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from sylvan.api.native import Name
 from sylvan.api.openai.chat import ChatTool
+from sylvan.api.request_fields import Name
 from sylvan.api.validation import WireModel
 
 

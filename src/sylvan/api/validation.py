@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -36,6 +37,25 @@ class WireModel(BaseModel):
         schema = handler(source)
         fail_fast(schema)
         return schema
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether unknown names are somebody else's to read."""
+        return False
+
+    @property
+    def without_effect(self) -> Collection[str]:
+        """Fields that are taken, and change nothing here or beside the others that are given."""
+        return ()
+
+
+class OpenModel(WireModel):
+    """An object whose unknown names are somebody else's to read, a chat template's for example."""
+
+    @property
+    def passes_on(self) -> bool:
+        """See `WireModel.passes_on`."""
+        return True
 
 
 class ClosedModel(WireModel):
@@ -72,8 +92,16 @@ def parse(model: type[Model], value: Any) -> Model:
         raise _explain(error, value) from error
 
 
-def parse_struct(kind: type[msgspec.Struct], value: Any, where: str) -> Any:
-    """Check `value` against a msgspec struct; `where` is its own path in the body.
+def parse_struct(
+    kind: type[msgspec.Struct], value: Any, where: str, names: Mapping[str, str]
+) -> Any:
+    """Check `value` against a msgspec struct.
+
+    Args:
+        kind: The struct.
+        value: As decoded from JSON.
+        where: Its own path in the body.
+        names: Paths of its fields that the body has elsewhere.
 
     Raises:
         RequestError: Names the field and the limit; for an unknown name, the nearest known one.
@@ -88,7 +116,10 @@ def parse_struct(kind: type[msgspec.Struct], value: Any, where: str) -> Any:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
-        param = (where + path.rstrip("`")).lstrip(".")
+        path = path.rstrip("`").lstrip(".")
+        field = re.split(r"[.\[]", path, maxsplit=1)[0]
+        place = names.get(field) or f"{where}.{field}".lstrip(".")
+        param = place + path[len(field) :] if path else where
         raise RequestError(f"{param}: {_lower(message)}.", param=param) from error
 
 
@@ -99,11 +130,6 @@ def unknown_name(name: str, known: Iterable[str], where: str) -> RequestError:
     shown = name[:MAX_SHOWN]
     path = f"{where}.{shown}" if where else shown
     return RequestError(f"{where or 'The body'} has no field {shown!r}{hint}", param=path)
-
-
-def unknown_names(body: BaseModel) -> list[str]:
-    """Top-level names of a body that its model does not know."""
-    return list(body.model_extra or ())
 
 
 def json_type(value: Any) -> str:

@@ -60,11 +60,22 @@ def is_causal(config: dict[str, Any]) -> bool:
     return True
 
 
+_WHISPER = {
+    "num_hidden_layers": "decoder_layers",
+    "num_attention_heads": "decoder_attention_heads",
+    "intermediate_size": "decoder_ffn_dim",
+    "max_position_embeddings": "max_target_positions",
+}
+"""What writes, which other sizes of the same names are not of."""
+
+
 def ordinary(config: dict[str, Any]) -> dict[str, Any]:
     """The config with sizes spelt as most do, and positions that can be used."""
     stem = _stem(_architecture(config))
     if stem == "DistilBert":
         return config | {ours: config[old] for ours, old in _DISTIL.items() if old in config}
+    if stem.startswith("Whisper"):
+        return config | {ours: config[old] for ours, old in _WHISPER.items() if old in config}
     positions = config.get("max_position_embeddings")
     if stem.removesuffix("ForCausalLM") in _AFTER_PADDING and isinstance(positions, int):
         used = int(config.get("pad_token_id") or 0) + 1

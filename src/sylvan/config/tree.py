@@ -277,6 +277,10 @@ class MediaConfig(Section, frozen=True):
     """Size of an item as it comes; larger ones are refused with status 413."""
     pixels: Count = 64 << 20
     """Width times height of an image."""
+    frames: Count = 768
+    """Frames of a video that are looked at, at most; the model's processor may look at fewer."""
+    seconds: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    """Length of a video or sound."""
     items: Count = 64
     """Images, videos and sounds of one request."""
     fetch_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0

@@ -47,6 +47,7 @@ _LAZY = {
     "Anthropic": "sylvan.lang.backends.anthropic",
     "Crusoe": "sylvan.lang.backends.crusoe",
     "Engine": "sylvan.runtime.engine.engine",
+    "ServerArgs": "sylvan.runtime.engine.arguments",
     "LiteLLM": "sylvan.lang.backends.litellm",
     "OpenAI": "sylvan.lang.backends.openai",
     "Runtime": "sylvan.lang.backends.runtime",

@@ -30,7 +30,8 @@ class ChatTemplate:
     """How the messages of a chat are spelt.
 
     `role_prefix_and_suffix` maps a role to what precedes and follows its text; `stop_str` end a
-    `gen` besides its own stops; `image_token` stands for a picture in the text.
+    `gen` besides its own stops; `image_token` stands for a picture in the text,
+    `video_token` for a video.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ChatTemplate:
     role_prefix_and_suffix: Mapping[str, tuple[str, str]]
     stop_str: tuple[str, ...] = ()
     image_token: str = "<image>"
+    video_token: str = "<video>"
     audio_token: str = "<audio>"
     style: ChatTemplateStyle = ChatTemplateStyle.PLAIN
 
@@ -121,6 +123,7 @@ def _from_row(name: str, row: TemplateRow) -> ChatTemplate:
         role_prefix_and_suffix=row.turns,
         stop_str=row.stop,
         image_token=row.image_token,
+        video_token=row.video_token,
         audio_token=row.audio_token,
         style=ChatTemplateStyle.LLAMA2 if row.system_in_user else ChatTemplateStyle.PLAIN,
     )

@@ -166,16 +166,18 @@ class Interpreter:
 
     def image(self, node: ir.Image) -> None:
         """Append a picture."""
-        self._add_picture(node.source, encode_image(node.source))
+        template = self.context.chat_template
+        self._add_picture(node.source, encode_image(node.source), template.image_token)
 
     def video(self, node: ir.Video) -> None:
         """Append frames of a video."""
-        self._add_picture(node.path, encode_video(node.path, node.num_frames))
+        frames = encode_video(node.path, node.num_frames)
+        self._add_picture(node.path, frames, self.context.chat_template.video_token)
 
-    def _add_picture(self, source: Any, data: str) -> None:
+    def _add_picture(self, source: Any, data: str, token: str) -> None:
         self.context.images_.append((source, data))
         self.context.cur_images.append((source, data))
-        self.context.text_ += self.context.chat_template.image_token
+        self.context.text_ += token
 
     def variable(self, node: ir.Variable) -> None:
         """Append the value of a variable of another state."""

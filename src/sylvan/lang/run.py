@@ -23,6 +23,7 @@ from sylvan.lang.progress import ProgressBar
 from sylvan.lang.sampling import GenParams
 from sylvan.lang.settings import global_config
 from sylvan.lang.state import ProgramState
+from sylvan.utils.tasks import outcome_of
 from sylvan.utils.threads import call_in_thread
 
 MIN_BATCH_THREADS = 96
@@ -72,10 +73,9 @@ def run_program(job: Job, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pro
         return state
 
     def follow() -> None:
-        try:
-            _call(job, state, args, kwargs)
-        except Exception as error:  # reaches whoever reads the stream
-            state.stream_executor.fail(error)
+        outcome = outcome_of(lambda: _call(job, state, args, kwargs))
+        if isinstance(outcome, Exception):  # reaches whoever reads the stream
+            state.stream_executor.fail(outcome)
 
     run = contextvars.copy_context().run
     threading.Thread(target=run, args=(follow,), name="sylvan-program", daemon=True).start()

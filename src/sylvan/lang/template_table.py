@@ -22,6 +22,7 @@ class TemplateRow:
     default_system: str | None = None
     stop: tuple[str, ...] = ()
     image_token: str = "<image>"
+    video_token: str = "<video>"
     audio_token: str = "<audio>"
     system_in_user: bool = False
 
@@ -110,6 +111,7 @@ NAMED_TEMPLATES: Mapping[str, TemplateRow] = MappingProxyType(
             default_system=_HELPFUL,
             stop=("<|im_end|>",),
             image_token="<|vision_start|><|image_pad|><|vision_end|>",
+            video_token="<|vision_start|><|video_pad|><|vision_end|>",
         ),
         "vicuna_v1.1": TemplateRow(
             turns=_roles(("", " "), ("USER:", " "), ("ASSISTANT:", "</s>")),

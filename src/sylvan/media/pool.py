@@ -9,6 +9,8 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
 
+import msgspec
+
 from sylvan.config.env import without_settings
 from sylvan.media.frames import HEADER_BYTES, header, length
 from sylvan.media.messages import MAX_FRAME_BYTES, Prepare, Prepared
@@ -116,15 +118,7 @@ class _Worker:
         """Its answer to an order."""
         stdin = self._process.stdin
         assert stdin is not None
-        data = self._encoder.encode(
-            Prepare(
-                id=number,
-                kind=order.kind,
-                data=order.data,
-                max_pixels=order.max_pixels,
-                options=order.options,
-            )
-        )
+        data = self._encoder.encode(msgspec.structs.replace(order, id=number))
         stdin.write(header(len(data)))
         stdin.write(data)
         await stdin.drain()

@@ -1,7 +1,4 @@
-"""The processor that a checkpoint brings, run by transformers: pixels to inputs of its encoder.
-
-Only the parts for images are made: those for videos need libraries that servers have no use for.
-"""
+"""The processor that a checkpoint brings, run by transformers: pixels and samples to features."""
 
 from __future__ import annotations
 
@@ -17,6 +14,8 @@ import numpy as np
 
 from sylvan.media.images import UnreadableError, decode_image
 from sylvan.media.messages import Prepare, Prepared
+from sylvan.media.sounds import Sounds
+from sylvan.media.videos import prepare_video, video_rules
 
 MAX_PIXELS = "max_pixels"
 """Option of an item: at most so many pixels are looked at."""
@@ -47,21 +46,30 @@ class Processor:
         import transformers
 
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
-        self._images: Any = transformers.AutoImageProcessor.from_pretrained(
-            model_dir, backend="pil"
-        )
         kind = _find(_processor_class(model_dir))
-        defaults = getattr(kind.valid_processor_kwargs, "_defaults", {})
-        self._defaults: dict[str, Any] = dict(defaults.get("images_kwargs", {}))
-        self._known = frozenset(getattr(self._images.valid_kwargs, "__annotations__", ()))
-        if _TILES in self._known:
-            self._defaults[_TILES] = True
-        self._processor = _without_checks(kind, self._images, self._tokenizer, model_dir)
-        text = getattr(self._processor, _PLACEHOLDERS.get(kind.__name__, "image_token"), None)
-        found = self._tokenizer.convert_tokens_to_ids(text) if isinstance(text, str) else None
-        if not isinstance(found, int) or found == self._tokenizer.unk_token_id:
-            raise ProcessorError(f"{kind.__name__} has no token that stands for an image")
-        self._placeholder = found
+        known = inspect.signature(kind.__init__).parameters
+        parts: dict[str, Any] = {"tokenizer": self._tokenizer}
+        self._images: Any = None
+        self._sounds: Sounds | None = None
+        if "image_processor" in known:
+            self._images = parts["image_processor"] = (
+                transformers.AutoImageProcessor.from_pretrained(model_dir, backend="pil")
+            )
+        heard = next((n for n in ("feature_extractor", "audio_processor") if n in known), None)
+        if heard:
+            extractor = transformers.AutoFeatureExtractor.from_pretrained(model_dir)
+            parts[heard] = extractor
+        self._processor = _without_checks(kind, parts, model_dir)
+        if self._images is not None:
+            self._known = frozenset(getattr(self._images.valid_kwargs, "__annotations__", ()))
+            self._defaults = _defaults(kind, "images_kwargs")
+            if _TILES in self._known:
+                self._defaults[_TILES] = True
+        self._videos = video_rules(model_dir, kind.__name__, self._images)
+        if heard:
+            defaults = _defaults(kind, "audio_kwargs")
+            self._sounds = Sounds(model_dir, parts[heard], self._processor, kind.__name__, defaults)
+        self._placeholders = self._found_placeholders(kind)
 
     def prepare(self, order: Prepare) -> Prepared:
         """Prepare one item.
@@ -69,8 +77,36 @@ class Processor:
         Raises:
             UnreadableError: the item is to blame.
         """
-        if order.kind != "image":
-            raise UnreadableError(f"this model takes images, no {order.kind}")
+        if order.kind not in self._placeholders:
+            takes = " and ".join(f"{kind}s" for kind in self._placeholders)
+            raise UnreadableError(f"this model takes {takes}, no {order.kind}")
+        grid, step, around = None, 1.0, None
+        if order.kind == "image":
+            features, text = self._image(order)
+            grid = self._grid(features)
+        elif order.kind == "video":
+            assert self._videos is not None
+            features, text, grid, step = prepare_video(
+                order, self._videos, self._images, self._processor
+            )
+            around = self._fences(text)
+        else:
+            assert self._sounds is not None
+            features, text = self._sounds.prepare(order)
+        tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        features = {name: _array(value) for name, value in features.items()}
+        return Prepared(
+            id=order.id,
+            placeholder=self._placeholders[order.kind],
+            tokens=tuple(tokens),
+            features=features,
+            around=around,
+            grid=grid,
+            time_step=step,
+            digest=digest_of(order.kind, features),
+        )
+
+    def _image(self, order: Prepare) -> tuple[dict[str, Any], str]:
         image = decode_image(order.data, order.max_pixels)
         try:
             settings = {**self._defaults, **self._sizes(order), "return_tensors": "np"}
@@ -78,16 +114,40 @@ class Processor:
             text = self._processor.replace_image_token(made, 0)
         except (ValueError, TypeError, KeyError, IndexError, ZeroDivisionError) as error:
             raise UnreadableError(f"the model's processor refuses it: {error}") from error
-        tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        features = {name: _array(value) for name, value in made.items() if name not in _NOT_READ}
-        return Prepared(
-            id=order.id,
-            placeholder=self._placeholder,
-            tokens=tuple(tokens),
-            features=features,
-            grid=self._grid(features),
-            digest=digest_of(order.kind, features),
-        )
+        return {name: value for name, value in made.items() if name not in _NOT_READ}, text
+
+    def _found_placeholders(self, kind: Any) -> dict[str, int]:
+        """Tokens that stand for an item in a prompt, by the kinds that can be prepared.
+
+        Raises:
+            ProcessorError: there are none.
+        """
+        names = {"image": _PLACEHOLDERS.get(kind.__name__, "image_token")}
+        if self._images is None:
+            names = {}
+        if self._videos is not None:
+            names["video"] = "video_token"
+        if self._sounds is not None:
+            names["audio"] = "audio_token"
+        found: dict[str, int] = {}
+        for media, name in names.items():
+            text = getattr(self._processor, name, None)
+            token = self._tokenizer.convert_tokens_to_ids(text) if isinstance(text, str) else None
+            if isinstance(token, int) and token != self._tokenizer.unk_token_id:
+                found[media] = token
+        if not found:
+            kinds = " or ".join(names) or "item"
+            raise ProcessorError(f"{kind.__name__} has no token that stands for an {kinds}")
+        return found
+
+    def _fences(self, text: str) -> tuple[int, int] | None:
+        """Tokens around a video that its text brings for each of its times."""
+        names = ("vision_start_token", "vision_end_token")
+        ends: list[Any] = [getattr(self._processor, name, None) for name in names]
+        if None in ends or not text.endswith(ends[1]):
+            return None
+        first, last = self._tokenizer.convert_tokens_to_ids(ends)
+        return first, last
 
     def _sizes(self, order: Prepare) -> dict[str, Any]:
         """What a request chooses of the sizes of images, as far as this processor knows them."""
@@ -102,9 +162,16 @@ class Processor:
         found = features.get("image_grid_thw")
         if found is None:
             return None
-        time, height, width = (int(n) for n in found.reshape(-1)[:3])
+        time, height, width = (int(n) for n in np.asarray(found).reshape(-1)[:3])
         merge = int(getattr(self._images, "merge_size", 1))
         return time, height // merge, width // merge
+
+
+def _defaults(kind: Any, modality: str) -> dict[str, Any]:
+    """Settings that a class of processors gives to one of its parts."""
+    own = getattr(kind, modality, None)
+    older = getattr(kind.valid_processor_kwargs, "_defaults", {}).get(modality, {})
+    return {**older, **(own if isinstance(own, dict) else {})}
 
 
 def digest_of(kind: str, features: Mapping[str, np.ndarray]) -> bytes:
@@ -130,7 +197,7 @@ def _processor_class(model_dir: Path) -> str:
             said = json.loads(path.read_text()).get("processor_class")
             if isinstance(said, str):
                 return said
-    raise ProcessorError("no file of the checkpoint says what prepares its images")
+    raise ProcessorError("no file of the checkpoint says what prepares its images or sounds")
 
 
 def _find(name: str) -> Any:
@@ -156,10 +223,10 @@ def _find(name: str) -> Any:
     raise ProcessorError(f"there is no processor {name!r}")
 
 
-def _without_checks(kind: Any, images: Any, tokenizer: Any, model_dir: Path) -> Any:
-    """A processor that has only these two parts."""
+def _without_checks(kind: Any, parts: Mapping[str, Any], model_dir: Path) -> Any:
+    """A processor that has only these parts."""
 
-    class ImagesOnly(kind):
+    class SomeParts(kind):
         """Its constructor insists on all parts, each of the class that it knows."""
 
         def check_argument_for_proper_class(self, *arguments: Any) -> None:
@@ -174,10 +241,9 @@ def _without_checks(kind: Any, images: Any, tokenizer: Any, model_dir: Path) -> 
         for name, value in said.items()
         if name in known and not isinstance(value, dict) and name != "processor_class"
     }
-    parts = {"image_processor": images, "tokenizer": tokenizer}
-    for name, parameter in known.items():
-        if name.endswith(("_processor", "_extractor")) and name not in parts:
-            parts[name] = None
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            continue
-    return ImagesOnly(**parts, **given)
+    missing = {
+        name: None
+        for name in known
+        if name.endswith(("_processor", "_extractor")) and name not in parts
+    }
+    return SomeParts(**parts, **missing, **given)

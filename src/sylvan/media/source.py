@@ -11,6 +11,9 @@ from typing import Any
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.media import MediaKind
 
+FRAMES = "video:"
+"""Before the base64 of JPEG files, one after another: how programs of SGLang send videos."""
+
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w.+=-]+)*),", re.ASCII)
 _ADDRESS = re.compile(r"(https?|file)://", re.IGNORECASE)
 
@@ -37,7 +40,7 @@ class MediaSource:
 def read_source(
     kind: MediaKind, given: object, path: str, options: dict[str, Any] | None = None
 ) -> MediaSource:
-    """What a string in a body means: an address, a data URL, or base64.
+    """What a string in a body means: an address, a data URL, or base64, of frames of a video, too.
 
     Args:
         kind: Of the item.
@@ -55,6 +58,8 @@ def read_source(
         raise RequestError(f"{path}: expected an address, a data URL or base64.", param=path)
     if _ADDRESS.match(given):
         return MediaSource(kind, path, url=given, options=extra)
+    if kind == "video" and given.startswith(FRAMES):
+        return MediaSource(kind, path, decode_base64(given[len(FRAMES) :], path), options=extra)
     if given.startswith("data:"):
         return MediaSource(kind, path, _of_data_url(kind, given, path), options=extra)
     return MediaSource(kind, path, decode_base64(given, path), options=extra)
@@ -80,6 +85,7 @@ def _of_data_url(kind: MediaKind, url: str, path: str) -> bytes:
         raise RequestError(
             f"{path}: a data URL must have the form data:TYPE;base64,...", param=path
         )
-    if found[1] and not found[1].startswith((f"{kind}/", "application/octet-stream")):
+    kinds = (f"{kind}/", "application/octet-stream", *(("video/",) if kind == "audio" else ()))
+    if found[1] and not found[1].startswith(kinds):
         raise RequestError(f"{path}: expected {kind}/..., not {found[1][:40]!r}.", param=path)
     return decode_base64(url[found.end() :], path)

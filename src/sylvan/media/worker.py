@@ -15,12 +15,14 @@ from sylvan.media.images import UnreadableError
 from sylvan.media.messages import Prepare, Prepared
 from sylvan.media.processor import Processor, ProcessorError
 from sylvan.transport.codec import Decoder, Encoder
+from sylvan.utils.threads import give_way
 
 
 def main() -> None:
     """Serve until standard input ends."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # libraries print
+    give_way()  # to the steps of the server
     encoder, decoder = Encoder(limit=None), Decoder[Prepare](Prepare)
     try:
         processor = Processor(Path(sys.argv[1]))

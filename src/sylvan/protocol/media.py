@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -21,7 +22,8 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     tells it from all that the encoder would read differently. `features` are the encoder's inputs
     by name; none where they were taken out. `grid` counts the vectors along time, height and width,
     for models whose rotary positions have these three axes; `time_step` is from one time to the
-    next.
+    next, in positions, which are rounded down. Where text divides the placeholders, each part has
+    some of the times.
     """
 
     kind: MediaKind
@@ -31,7 +33,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     digest: bytes
     features: dict[str, np.ndarray] = {}
     grid: tuple[int, int, int] | None = None
-    time_step: int = 1
+    time_step: float = 1.0
 
     def placeholders(self, input_ids: IntArray) -> IntArray:
         """Positions in the prompt that vectors stand for, ascending."""
@@ -41,3 +43,11 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     def moved(self, by: int) -> MediaItem:
         """The same, so many positions further on."""
         return msgspec.structs.replace(self, start=self.start + by, stop=self.stop + by)
+
+
+def media_tokens(input_ids: IntArray, media: Sequence[MediaItem]) -> dict[str, int]:
+    """How many tokens of a prompt are placeholders, by kind of item."""
+    found: dict[str, int] = {}
+    for item in media:
+        found[item.kind] = found.get(item.kind, 0) + len(item.placeholders(input_ids))
+    return found

@@ -83,6 +83,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     host_tokens: int = 0  # of these, those that the tier in host memory brought
     retractions: int = 0
     drafts: DraftCounts | None = None  # None: no guess of it was verified
+    media_tokens: dict[str, int] | None = None  # of the prompt, by kind of item; None: no items
     taken_back: int = 0  # tokens that were sampled, broke the schema, and are no part of the output
 
 
@@ -372,8 +373,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     grammars_refused: int = 0  # of these, that could not be compiled
     grammar_timeouts: int = 0  # of these, in time
     grammar_seconds: float = 0.0  # that compiling took
+    encoded_items: int = 0  # images, videos and sounds that were encoded
     image_items: int = 0  # images of requests
     image_hits: int = 0  # of these, whose vectors were there already
+    video_items: int = 0  # videos of requests
+    video_hits: int = 0  # of these, whose vectors were there already
     audio_items: int = 0  # sounds of requests
     audio_hits: int = 0  # of these, whose vectors were there already
     encoder_entries: int = 0  # items whose vectors are kept

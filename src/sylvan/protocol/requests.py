@@ -52,7 +52,20 @@ class Bootstrap(msgspec.Struct, frozen=True, array_like=True):
     role: Literal["prefill", "decode"] | None = None
 
 
-class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes that pass whole from a body to the scheduler.
+
+    `deadline_s` counts from arrival; `ttft_ms` and `tpot_ms` are targets for the first token and
+    for each later one: the request is served all the same when they are missed.
+    """
+
+    priority: int = 0  # larger is more urgent
+    deadline_s: float | None = None  # after which the request is ended
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
+class GenerateRequest(RequestOptions, frozen=True, kw_only=True, tag="generate"):
     """Generate one continuation of `input_ids`.
 
     `n` samples are `n` requests that differ in `rid` and `sample`. `output_ids` is not empty when
@@ -75,10 +88,6 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     tenant: str = ""
     cache_salt: str = ""  # isolates the prefix cache; derived from tenant, extra_key, cache_salt
     shared_tokens: int = 0  # leading ones that the salt does not set apart
-    priority: int = 0  # larger is more urgent
-    deadline_s: float | None = None  # seconds after arrival at which the request is ended
-    ttft_ms: float | None = None  # targets for the first token and for each later one; the
-    tpot_ms: float | None = None  # request is served all the same when they are missed
     thinking: Thinking | None = None
     bootstrap: Bootstrap | None = None  # None: this server does everything
     media: tuple[MediaItem, ...] = ()  # in the order of the prompt

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+import math
+from collections.abc import Iterator
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -14,7 +16,19 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 4096
 MAX_CHOICES = 4096
 MAX_N = 128
+MAX_LOGIT_BIAS_VALUE = 100.0
 TOP_K_ALL = -1
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "choice")
+"""Names of the parameters of which at most one constrains an output."""
+
+_FLOATS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
 
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
@@ -74,3 +88,37 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if text:
                 return kind, text
         return ("choice", json.dumps(self.choice)) if self.choice else None
+
+
+class Fault(NamedTuple):
+    """What is wrong with sampling parameters: a field, a place in it, and what is expected."""
+
+    name: str
+    place: str
+    text: str
+
+
+def fault_of(sampling: SamplingParams) -> Fault | None:
+    """The first fault that the types alone do not show, and no model is needed to see."""
+    return next(_faults(sampling), None)
+
+
+def _faults(sampling: SamplingParams) -> Iterator[Fault]:
+    for name in _FLOATS:
+        if not math.isfinite(getattr(sampling, name)):
+            yield Fault(name, "", "expected a finite number")
+    if sampling.top_k == 0:
+        yield Fault("top_k", "", "expected -1 (all) or at least 1")
+    limit = sampling.max_new_tokens
+    if limit is not None and sampling.min_new_tokens > limit:
+        text = f"{sampling.min_new_tokens} is more than the {limit} tokens of the answer"
+        yield Fault("min_new_tokens", "", text)
+    given = [name for name in GRAMMARS if getattr(sampling, name)]
+    if len(given) > 1:
+        yield Fault(given[1], "", f"excludes {given[0]}: one grammar constrains an output")
+    for token, bias in sampling.logit_bias.items():
+        place = f".{token[:20]}"
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            yield Fault("logit_bias", place, "the key must be a token id")
+        if not abs(bias) <= MAX_LOGIT_BIAS_VALUE:
+            yield Fault("logit_bias", place, "expected a number from -100 to 100")

@@ -9,6 +9,14 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
+def outcome_of(call: Callable[[], T]) -> T | Exception:
+    """What a call returns, or what it raises: `settled`, for calls that do not wait."""
+    try:
+        return call()
+    except Exception as error:  # the caller's to judge
+        return error
+
+
 async def settled(work: Awaitable[T]) -> T | BaseException:
     """The result of `work`, or what it raised.
 

@@ -1,14 +1,33 @@
-"""Calls in threads whose outcome always reaches the coroutine that waits for it."""
+"""Calls in threads whose outcome always reaches the coroutine that waits; threads that give way."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+_NICENESS = 10  # next to a thread of no such kindness: a tenth of a core
+
+
+def give_way() -> None:
+    """Let all other threads of the machine go before the calling one, and those it starts.
+
+    Without effect where threads have no priorities of their own.
+    """
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        with contextlib.suppress(OSError):  # the machine may forbid it
+            own = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, max(own, _NICENESS))
 
 
 async def call_in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -39,9 +39,10 @@ def test_a_body_must_be_an_object(value):
         parse(GenerateBody, value)
 
 
-def test_unknown_names_are_told_apart_from_harmless_ones():
-    body = parse(GenerateBody, {"text": "x", "foo": 1, "no_logs": True, "image_data": []})
-    assert unknown_fields(body) == ["foo"]
+def test_names_without_an_effect_are_listed_where_they_ask_for_something():
+    given = {"text": "x", "foo": 1, "no_logs": True, "user": None, "image_data": []}
+    body = parse(GenerateBody, given)
+    assert unknown_fields(body) == ["foo", "no_logs"]
 
 
 def test_known_names_that_cannot_be_honoured_are_refused():

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
-import importlib.util
+import base64
 
+import numpy as np
 import pytest
 
-from sylvan.lang.errors import MissingExtraError
 from sylvan.lang.media import encode_video
+from sylvan.media.container import video_frames
 from sylvan.media.encode import encode_image
+from tests.support.media_files import mp4
 
 
 class Picture:
@@ -30,7 +32,20 @@ def test_unreadable_pictures_are_refused():
         encode_image(3)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cv2") is not None, reason="OpenCV is installed")
-def test_videos_name_the_extra_they_need():
-    with pytest.raises(MissingExtraError, match=r"sylvan\[video\]"):
-        encode_video("v.mp4", 4)
+def test_frames_of_a_video_are_jpeg_files_one_after_another(tmp_path):
+    path = tmp_path / "v.mp4"
+    path.write_bytes(mp4(12))
+    text = encode_video(str(path), 4)
+    assert text.startswith("video:")
+    frames = base64.b64decode(text[6:])
+    assert frames.count(b"\xff\xd8\xff") == 4
+    shown = [float(np.asarray(f).mean()) for f in video_frames(frames, range(4), 1 << 20)]
+    assert shown == sorted(shown)
+    assert shown[-1] - shown[0] > 200
+
+
+def test_what_is_no_video_is_refused(tmp_path):
+    path = tmp_path / "v.mp4"
+    path.write_bytes(b"no video")
+    with pytest.raises(OSError, match="could not read a video"):
+        encode_video(str(path), 4)

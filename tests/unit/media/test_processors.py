@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,7 +16,9 @@ from sylvan.media.images import UnreadableError
 from sylvan.media.messages import Prepare
 from sylvan.media.processor import Processor, ProcessorError
 from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
-from tests.support.multimodal import IMAGE, PROCESSORS, write_served
+from tests.support.media_files import wav
+from tests.support.multimodal import FAMILIES, IMAGE, write_served
+from tests.support.processors import PROCESSORS
 
 ALWAYS = ("llava-next", "qwen2.5-vl")
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in PROCESSORS if name not in ALWAYS]
@@ -30,10 +35,13 @@ def order(height: int, width: int, **options) -> Prepare:
 def test_a_token_for_each_vector(name, tmp_path):
     write_served(name, tmp_path)
     processor, encoder = Processor(tmp_path), TransformersEncoder(tmp_path, torch.float32)
-    for size in ((28, 28), (40, 60), (60, 20)):
-        found = processor.prepare(order(*size))
+    items = [order(*size) for size in ((28, 28), (40, 60), (60, 20))]
+    if FAMILIES[name].kind == "audio":
+        items = [msgspec.structs.replace(items[0], kind="audio", data=wav(s)) for s in (0.4, 0.9)]
+    for item in items:
+        found = processor.prepare(item)
         with torch.inference_mode():
-            [vectors, *_] = encoder.encode("image", found.features)
+            [vectors, *_] = encoder.encode(item.kind, found.features)
         assert found.tokens.count(IMAGE) == len(vectors)
         assert found.placeholder >= IMAGE
         if found.grid is not None:
@@ -55,8 +63,8 @@ def test_digests_tell_items_apart(processor):
 
 
 def test_items_that_a_model_cannot_take_are_refused(processor):
-    with pytest.raises(UnreadableError, match="no video"):
-        processor.prepare(Prepare(id=1, kind="video", data=b"x", max_pixels=9))
+    with pytest.raises(UnreadableError, match="no audio"):
+        processor.prepare(Prepare(id=1, kind="audio", data=b"x", max_pixels=9))
     with pytest.raises(UnreadableError, match="refuses"):
         processor.prepare(order(1, 1000))  # too long for Qwen
 
@@ -68,3 +76,22 @@ def test_checkpoints_without_a_processor_say_so(tmp_path):
     images.write_text(images.read_text().replace("LlavaProcessor", "NobodysProcessor"))
     with pytest.raises(ProcessorError, match="NobodysProcessor"):
         Processor(folder)
+
+
+@pytest.mark.slow
+def test_a_thousand_images_leave_memory_as_it_was(processor):
+    rng = np.random.default_rng(4)
+
+    def resident() -> int:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def look(count: int) -> None:
+        for _ in range(count):
+            height, width = (int(n) for n in rng.integers(28, 400, 2))
+            processor.prepare(order(height, width))
+
+    look(200)
+    before = resident()
+    look(1000)
+    assert resident() - before < 16 << 20

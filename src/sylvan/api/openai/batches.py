@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from sylvan.api.native import Name
+from sylvan.api.request_fields import Name
 from sylvan.api.validation import WireModel
 
 MAX_BATCH_LINES = 50_000

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from sylvan.api.media import media_kind, openai_media
 from sylvan.api.native import ThinkingBudget, TokenIds
 from sylvan.api.openai.common import GenerationBody, UsageReply
-from sylvan.api.validation import WireModel
+from sylvan.api.validation import OpenModel, WireModel
 from sylvan.protocol.errors import RequestError
 
 MAX_MESSAGES = 65536
@@ -26,15 +26,20 @@ class ContentPart(WireModel):
     type: str
     text: str | None = None
 
+    @property
+    def passes_on(self) -> bool:
+        """See `WireModel.passes_on`: what holds media is read with all that it has."""
+        return media_kind(self.type) is not None
 
-class CalledFunction(WireModel):
+
+class CalledFunction(OpenModel):
     """What an assistant called."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
-class MessageToolCall(WireModel):
+class MessageToolCall(OpenModel):
     """A call in an assistant's message."""
 
     id: str | None = None
@@ -43,8 +48,8 @@ class MessageToolCall(WireModel):
     function: CalledFunction
 
 
-class ChatMessage(WireModel):
-    """One message of a conversation."""
+class ChatMessage(OpenModel):
+    """One message of a conversation; templates read what else it has."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[str | ContentPart] | None = None
@@ -56,8 +61,8 @@ class ChatMessage(WireModel):
     reasoning_content: str | None = None
 
 
-class FunctionTool(WireModel):
-    """A function that the model may call."""
+class FunctionTool(OpenModel):
+    """A function that the model may call; templates show what else it has."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)]
     description: str | None = None
@@ -65,8 +70,8 @@ class FunctionTool(WireModel):
     strict: bool | None = None
 
 
-class ChatTool(WireModel):
-    """A tool."""
+class ChatTool(OpenModel):
+    """A tool; templates show what else it has."""
 
     type: Literal["function"] = "function"
     function: FunctionTool
@@ -157,7 +162,6 @@ class ChatBody(GenerationBody):
     """Add `meta_info` to choices, as `/generate` has it; in a stream, with the end of each."""
     return_input_ids_in_sglext: bool | None = None
     return_output_ids_in_sglext: bool | None = None
-    user: str | None = None
 
 
 def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:

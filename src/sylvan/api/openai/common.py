@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from sylvan.api.native import Milliseconds, Name, Priority, Rid, Timeout, join_salt
+from sylvan.api.native import join_salt
+from sylvan.api.request_fields import (
+    SPELLED,
+    MoreSamplingFields,
+    Name,
+    OptionFields,
+    Rid,
+    sampling_values,
+)
 from sylvan.api.sampling import OBJECT_SCHEMA, SamplingDefaults, read_sampling
 from sylvan.api.validation import WireModel
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Usage
-from sylvan.protocol.sampling import MAX_LOGIT_BIAS, SamplingParams
+from sylvan.protocol.sampling import SamplingParams
 
 MAX_STRINGS = 2048
 
@@ -28,6 +36,11 @@ class JsonSchema(WireModel):
     """`grammar`: refuse a schema that the grammar does not hold by itself; else what it does not
     hold is checked as it is written, and written anew."""
 
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return ("name", "description")
+
 
 class ResponseFormat(WireModel):
     """Form of the answer."""
@@ -36,6 +49,19 @@ class ResponseFormat(WireModel):
     json_schema: JsonSchema | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     """Of `json_object`: the schema that the object must follow."""
+
+    @property
+    def passes_on(self) -> bool:
+        """See `WireModel.passes_on`: a structural tag is the object as a whole."""
+        return self.type == "structural_tag"
+
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        if self.passes_on:
+            return ()
+        read = {"json_object": "schema_", "json_schema": "json_schema"}.get(self.type)
+        return tuple(name for name in ("schema_", "json_schema") if name != read)
 
 
 class StreamOptions(WireModel):
@@ -47,80 +73,27 @@ class StreamOptions(WireModel):
     """Usage so far in every chunk."""
 
 
-class GenerationBody(WireModel):
+class GenerationBody(MoreSamplingFields, OptionFields):
     """Fields of completions and chat completions."""
 
     model: Name | None = None
     """Name of the model; any name is served, `base:adapter` selects an adapter."""
-    frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS)] | None = None
-    """Token id to a number from -100 to 100."""
-    n: int | None = None
-    """Number of choices."""
-    presence_penalty: float | None = None
-    seed: int | None = None
-    """The same seed gives the same answer."""
-    stop: str | list[str] | None = None
-    """Up to 32 strings at which the answer ends."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     response_format: ResponseFormat | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
     json_schema: str | dict[str, Any] | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    choice: list[str] | None = None
     structural_tag: str | dict[str, Any] | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: list[int | None] | None = None
-    stop_regex: str | list[str] | None = None
-    no_stop_trim: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    stream_interval: int | None = None
-    custom_params: dict[str, Any] | None = None
     lora_path: Name | None = None
     rid: Rid | None = None
     extra_key: Name | None = None
     cache_salt: Name | None = None
-    priority: Priority | None = None
-    """Larger is more urgent."""
-    timeout: Timeout | None = None
-    """Seconds after which the request is ended with status 503, done or not."""
-    ttft_ms: Milliseconds | None = None
-    """Target for the time until the first token; met ones are counted as goodput."""
-    tpot_ms: Milliseconds | None = None
-    """Target for the mean time of each later token."""
     return_cached_tokens_details: bool | None = None
     """Say in `sglext` where cached prompt tokens came from."""
 
-
-_SAME_NAME = (
-    "frequency_penalty",
-    "logit_bias",
-    "n",
-    "presence_penalty",
-    "stop",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "regex",
-    "ebnf",
-    "choice",
-    "repetition_penalty",
-    "stop_token_ids",
-    "stop_regex",
-    "no_stop_trim",
-    "ignore_eos",
-    "skip_special_tokens",
-    "stream_interval",
-    "custom_params",
-)
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return () if self.stream else ("stream_options",)
 
 
 def openai_sampling(
@@ -142,30 +115,12 @@ def openai_sampling(
     Raises:
         RequestError: Names the field as the client spelt it, and the limit.
     """
-    params: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAME}
+    params = sampling_values(body)
     params["max_new_tokens"] = max_tokens
-    params["min_new_tokens"] = body.min_tokens
-    params["sampling_seed"] = body.seed
     params.update(_grammar(body))
     params.update(overrides or {})
-    spelt = {
-        "max_new_tokens": max_tokens_name,
-        "min_new_tokens": "min_tokens",
-        "sampling_seed": "seed",
-    }
-    try:
-        return read_sampling(params, {**defaults.model, **defaults.preferred}, "")
-    except RequestError as error:
-        raise _respelt(error, spelt) from error
-
-
-def _respelt(error: RequestError, spelt: Mapping[str, str]) -> RequestError:
-    message, param = str(error), error.param or ""
-    for ours, theirs in spelt.items():
-        if param == ours:
-            param = theirs
-        message = message.replace(ours, theirs)
-    return RequestError(message, param=param or None, status=error.status)
+    names = {**SPELLED, **grammar_fields(body), "max_new_tokens": max_tokens_name}
+    return read_sampling(params, {**defaults.model, **defaults.preferred}, "", names)
 
 
 def _grammar(body: GenerationBody) -> dict[str, Any]:
@@ -177,6 +132,10 @@ def _grammar(body: GenerationBody) -> dict[str, Any]:
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return found
+    if found:
+        name = next(iter(found))
+        message = f"response_format: {name} is given as well; one grammar constrains an output."
+        raise RequestError(message, param="response_format")
     if wanted.type == "json_object":
         found["json_schema"] = json.dumps(wanted.schema_) if wanted.schema_ else OBJECT_SCHEMA
     elif wanted.type == "structural_tag":
@@ -215,7 +174,10 @@ def adapter_fields(body: GenerationBody) -> dict[str, str]:
 class PromptTokensDetails(BaseModel):
     """Where prompt tokens came from."""
 
-    cached_tokens: int
+    cached_tokens: int = 0
+    image_tokens: int | None = None
+    video_tokens: int | None = None
+    audio_tokens: int | None = None
 
 
 class CompletionTokensDetails(BaseModel):
@@ -256,7 +218,18 @@ def usage_reply(
         "reasoning_tokens": reasoning_tokens,
         "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }
+    details = _media_details(firsts)
     if cached:
-        hits = sum(usage.cached_tokens for usage in firsts)
-        reply["prompt_tokens_details"] = {"cached_tokens": hits}
+        details["cached_tokens"] = sum(usage.cached_tokens for usage in firsts)
+    if details:
+        reply["prompt_tokens_details"] = details
     return reply
+
+
+def _media_details(usages: Sequence[Usage]) -> dict[str, int]:
+    """Tokens of images, videos and sounds; names as OpenAI has them."""
+    found: dict[str, int] = {}
+    for usage in usages:
+        for kind, count in (usage.media_tokens or {}).items():
+            found[f"{kind}_tokens"] = found.get(f"{kind}_tokens", 0) + count
+    return found

@@ -28,7 +28,6 @@ class CompletionBody(GenerationBody):
     """Log probabilities, with so many alternatives per position."""
     suffix: str | None = None
     """Text that follows the answer, for models made to fill in."""
-    user: str | None = None
     return_token_ids: bool | None = None
     """Return the ids of the answer."""
     return_prompt_token_ids: bool | None = None

@@ -35,6 +35,11 @@ class ResponsesTool(WireModel):
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     """Of a namespace: its functions."""
 
+    @property
+    def passes_on(self) -> bool:
+        """See `WireModel.passes_on`: tools of hosts are listed as a whole."""
+        return self.type in _HOSTED
+
 
 class ToolReference(WireModel):
     """A tool by its name."""

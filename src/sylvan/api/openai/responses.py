@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from sylvan.api.media import media_kind, openai_media
-from sylvan.api.native import Milliseconds, Name, Priority, ThinkingBudget, Timeout
+from sylvan.api.native import ThinkingBudget
 from sylvan.api.openai.chat import MAX_MESSAGES, MAX_TOOLS
 from sylvan.api.openai.response_state import unpack
 from sylvan.api.openai.response_tools import INPUT, ResponsesChoice, ResponsesTool, ToolReference
+from sylvan.api.request_fields import Name, OptionFields, SamplingFields
 from sylvan.api.sampling import OBJECT_SCHEMA
 from sylvan.api.validation import WireModel
 from sylvan.protocol.errors import RequestError
@@ -57,12 +58,22 @@ class TextFormat(WireModel):
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
 
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return ("name",)
+
 
 class TextOptions(WireModel):
     """How the text is to be."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
+
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return ("verbosity",)
 
 
 class ReasoningOptions(WireModel):
@@ -73,6 +84,11 @@ class ReasoningOptions(WireModel):
     """Tokens of thinking after which it is made to end."""
     summary: str | None = None
 
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return ("summary",)
+
 
 class ConversationReference(WireModel):
     """A conversation by its id."""
@@ -80,7 +96,7 @@ class ConversationReference(WireModel):
     id: Name
 
 
-class ResponsesBody(WireModel):
+class ResponsesBody(SamplingFields, OptionFields):
     """Input to be answered, perhaps in continuation of an earlier response."""
 
     input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)]
@@ -105,8 +121,6 @@ class ResponsesBody(WireModel):
     """Answer at once; the response is read later by its id."""
     include: Annotated[list[Include], Field(max_length=64)] | None = None
     """What else is returned: log probabilities of the text, thinking for the client to keep."""
-    temperature: float | None = None
-    top_p: float | None = None
     text: TextOptions | None = None
     tool_choice: Literal["auto", "none", "required"] | ResponsesChoice | AllowedTools | None = None
     tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
@@ -116,22 +130,8 @@ class ResponsesBody(WireModel):
     """`auto` leaves out the oldest turns of a conversation that is too long."""
     user: str | None = None
     request_id: Annotated[str, Field(pattern=r"^resp_[A-Za-z0-9_-]{1,64}$")] | None = None
-    priority: Priority | None = None
-    """Larger is more urgent."""
-    timeout: Timeout | None = None
-    """Seconds after which the request is ended with status 503, done or not."""
-    ttft_ms: Milliseconds | None = None
-    """Target for the time until the first token; met ones are counted as goodput."""
-    tpot_ms: Milliseconds | None = None
-    """Target for the mean time of each later token."""
     extra_key: Name | None = None
     cache_salt: Name | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    stop: str | list[str] | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

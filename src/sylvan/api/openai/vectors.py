@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from sylvan.api.native import Name, Priority, Rid, TokenIds
+from sylvan.api.native import TokenIds
+from sylvan.api.request_fields import Name, Priority, Rid
 from sylvan.api.validation import WireModel
 
 MAX_INPUTS = 2048
@@ -28,7 +30,6 @@ class EmbeddingsBody(WireModel):
     dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: Name | None = None
     """Which of the model's prompts goes before every text; the usual one if not given."""
-    user: str | None = None
     rid: Rid | None = None
     priority: Priority | None = None
     lora_path: Name | None = None
@@ -48,7 +49,6 @@ class ClassifyBody(WireModel):
 
     input: Inputs
     model: Name | None = None
-    user: str | None = None
     rid: Rid | None = None
     priority: Priority | None = None
 
@@ -117,9 +117,15 @@ class EncodeBody(WireModel):
     input_ids: TokenIds | Annotated[list[TokenIds], Field(max_length=MAX_INPUTS)] | None = None
     rid: Rid | list[Rid] | None = None
     is_cross_encoder_request: bool | None = False
+    """Accepted; the model knows what it is."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: Name | None = None
     """Which of the model's prompts goes before every text; the usual one if not given."""
     lora_path: Name | None = None
     priority: Priority | None = None
     return_prompt_token_ids: bool | None = False
+
+    @property
+    def without_effect(self) -> Collection[str]:
+        """See `WireModel.without_effect`."""
+        return ("is_cross_encoder_request",)

@@ -109,6 +109,13 @@ _TEXT = (
     *_short(Family.OLLAMA, "/api/show"),
 )
 
+_MESSAGE_BATCHES: tuple[tuple[str, tuple[str, ...], Spread], ...] = (
+    ("", ("GET", "POST"), "tenant"),
+    ("/{id}", ("GET", "DELETE"), "search"),
+    ("/{id}/cancel", ("POST",), "search"),
+    ("/{id}/results", ("GET",), "search"),
+)
+
 _STORED = (
     Passed(
         path="/v1/responses/{id}",
@@ -143,6 +150,15 @@ _STORED = (
     Passed(path="/v1/batches", methods=("GET", "POST"), spread="tenant"),
     Passed(path="/v1/batches/{id}", methods=("GET", "DELETE"), spread="search"),
     Passed(path="/v1/batches/{id}/cancel", spread="search"),
+    *(
+        Passed(
+            path="/v1/messages/batches" + path,
+            methods=methods,
+            family=Family.ANTHROPIC,
+            spread=spread,
+        )
+        for path, methods, spread in _MESSAGE_BATCHES
+    ),
     Passed(path="/open_session", methods=("GET", "POST"), family=Family.NATIVE, spread="tenant"),
     Passed(path="/close_session", methods=("GET", "POST"), family=Family.NATIVE, spread="tenant"),
     Passed(path="/cache/explain", methods=("GET",), family=Family.NATIVE, spread="search"),

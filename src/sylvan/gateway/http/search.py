@@ -137,7 +137,8 @@ class Search:
 
 def _thing(path: str) -> str:
     """`/v1/batches/batch_1` of `/v1/batches/batch_1/cancel`."""
-    return "/".join(path.split("/")[:4])
+    depth = 5 if path.startswith("/v1/messages/batches/") else 4
+    return "/".join(path.split("/")[:depth])
 
 
 def _shape(path: str) -> str:

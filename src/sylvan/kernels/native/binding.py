@@ -43,6 +43,7 @@ class Run(ctypes.Structure):
                 "page_table",
                 "out_rows",
                 "types",
+                "row_ends",
                 "profile",
                 "inputs",
                 "sample",

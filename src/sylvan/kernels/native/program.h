@@ -29,6 +29,7 @@ struct Run {  // everything that changes from step to step
     const int32_t* page_table;  // [groups][rows][table_stride]
     const int32_t* out_rows;    // [outputs] rows whose logits are wanted
     const int32_t* types;       // [tokens] token types; only models that have a table of them read it
+    const int32_t* row_ends;    // [tokens] tokens of its request that a row sees, at least its own; null: none after its own
     int64_t* profile;           // [ops] ns spent, added to; or null
     const struct Inputs* inputs;  // if set, all of the above but `profile` is made from it first
     struct Sample* sample;        // if set, the logits are sampled afterwards

@@ -32,6 +32,7 @@ struct Query {  // a tile of query vectors; vector i sees tokens low[i] .. end[i
             end[i] = before + r + 1;
             low[i] = window ? std::max(0, end[i] - window) : 0;
             if (op.chunk) low[i] = std::max(low[i], (end[i] - 1) / op.chunk * op.chunk);
+            if (s.run->row_ends) end[i] = std::max(end[i], s.run->row_ends[row[i]]);
             if (whole) end[i] = window ? std::min(rows, r + window) : rows;
         }
     }

@@ -20,6 +20,7 @@ from sylvan.lang.context import Context
 from sylvan.lang.errors import BackendError
 from sylvan.lang.sampling import GenParams
 from sylvan.lang.settings import global_config
+from sylvan.media.source import FRAMES
 
 Body = dict[str, Any]
 _PREFILL = 0  # max_new_tokens of a request that only computes and caches its prompt
@@ -178,9 +179,10 @@ def _prompt_body(s: Context, text: str | list[str], sampling: Body) -> Body:
 
 
 def _with_pictures(s: Context, body: Body) -> Body:
-    pictures = [data for _, data in s.images_]
-    if pictures:
-        body["image_data"] = pictures[0] if len(pictures) == 1 else pictures
+    for name, some in (("image_data", False), ("video_data", True)):
+        found = [data for _, data in s.images_ if data.startswith(FRAMES) is some]
+        if found:
+            body[name] = found[0] if len(found) == 1 else found
     return body
 
 

@@ -5,12 +5,28 @@ The definitions live in lower packages, because a batch names its backend and a 
 
 from __future__ import annotations
 
+import torch
+
 from sylvan.kernels.api import AttentionLayer
 from sylvan.runtime.core.forward import AttentionBackend, AttentionCaps, ForwardBatch
 
-__all__ = ["AttentionBackend", "AttentionCaps", "AttentionLayer", "ForwardBatch", "first_seen"]
+__all__ = [
+    "AttentionBackend",
+    "AttentionCaps",
+    "AttentionLayer",
+    "ForwardBatch",
+    "ends_of",
+    "first_seen",
+]
 
 
 def first_seen(layer: AttentionLayer, position: int) -> int:
     """The first token that a query at `position` sees; pages before its page are not to be read."""
     return 0 if layer.window is None else max(0, position - layer.window + 1)
+
+
+def ends_of(batch: ForwardBatch, rows: slice, first: int) -> torch.Tensor | None:
+    """`ForwardBatch.row_ends` of some rows, counted from token `first` of their request."""
+    if batch.row_ends is None:
+        return None
+    return torch.from_numpy(batch.row_ends[rows] - first).to(batch.positions_T.device)

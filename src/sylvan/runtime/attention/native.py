@@ -23,6 +23,7 @@ class NativeAttention:
         devices=frozenset({"cpu"}),
         page_sizes=frozenset(range(16, 257, 16)),
         batch_invariant=True,
+        row_ends=True,
         graph_capture=True,
         runners=frozenset({"program"}),
         kv_dtypes=frozenset({"model", "int8"}),
@@ -76,6 +77,10 @@ class NativeCalls:
         )
         self._arrays = [array.to(torch.int32).contiguous() for array in given]
         slots, starts, lens, rows, tables, at = (array.data_ptr() for array in self._arrays)
+        ends = None
+        if batch.row_ends is not None:
+            self._arrays.append(torch.from_numpy(batch.row_ends))
+            ends = self._arrays[-1].data_ptr()
         if len(self._rows) < batch.num_tokens:
             self._rows = torch.arange(batch.num_tokens, dtype=torch.int32)
         self._step, self._positioned = (
@@ -92,6 +97,7 @@ class NativeCalls:
                 kv_len=lens,
                 table_row=rows,
                 page_table=tables,
+                row_ends=ends,
             )
             for positions in (self._rows.data_ptr(), at)
         )

@@ -11,6 +11,7 @@ from sylvan.runtime.attention.api import (
     AttentionCaps,
     AttentionLayer,
     ForwardBatch,
+    ends_of,
     first_seen,
 )
 from sylvan.runtime.core.step import DraftRows, ancestors
@@ -23,6 +24,7 @@ class ReferenceAttention:
         devices=frozenset({"cpu", "cuda", "rocm", "xpu"}),
         kv_dtypes=frozenset({"model", "fp8_e4m3"}),
         tree_mask=True,
+        row_ends=True,
     )
 
     def plan(self, batch: ForwardBatch) -> None:
@@ -54,7 +56,8 @@ class ReferenceAttention:
             if r in drafts:
                 out = _attend_tree(q_TNH[own], k_SKH, v_SKH, spec, drafts[r])
             else:
-                out = reference.attend(q_TNH[own], k_SKH, v_SKH, spec)
+                ends = ends_of(batch, own, first * size)
+                out = reference.attend(q_TNH[own], k_SKH, v_SKH, spec, ends_T=ends)
             out_TNH[own] = out.unflatten(1, (spec.num_heads, spec.value_dim))
         return out_TNH
 

@@ -19,6 +19,7 @@ from sylvan.runtime.attention.api import (
     AttentionCaps,
     AttentionLayer,
     ForwardBatch,
+    ends_of,
     first_seen,
 )
 
@@ -41,6 +42,7 @@ class _Span:
     rows: slice
     pages: torch.Tensor  # int64 (pages,)
     kv_len: int
+    first: int  # token
 
 
 class TorchAttention:
@@ -49,6 +51,7 @@ class TorchAttention:
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cpu", "cuda", "rocm", "xpu"}),
         kv_dtypes=frozenset({"model", "fp8_e4m3"}),
+        row_ends=True,
     )
 
     def __init__(self, varlen: Any = None) -> None:
@@ -86,12 +89,12 @@ class TorchAttention:
         keys, values = batch.kv.layer(spec.index)
         out_TNH = q_TNH.new_empty(len(q_TNH), spec.num_heads, spec.value_dim)
         spans = self._spans_of(spec, batch)
-        if self._varlen and suits(q_TNH, spec):
+        if self._varlen and suits(q_TNH, spec) and batch.row_ends is None:
             for packed in self._packs_of(spec, batch):
                 q = q_TNH[packed.rows]
                 out_TNH[packed.rows] = attend_packed(self._varlen, q, (keys, values), packed, spec)
             return out_TNH
-        plain = spec.softcap is None and spec.sinks is None
+        plain = spec.softcap is None and spec.sinks is None and batch.row_ends is None
         for span in spans:
             q = q_TNH[span.rows]
             k_SKH, v_SKH = (
@@ -100,7 +103,8 @@ class TorchAttention:
             if plain:
                 out_TNH[span.rows] = self._fused(q, k_SKH, v_SKH, spec)
             else:
-                out = reference.attend(q, k_SKH, v_SKH, spec)
+                ends = ends_of(batch, span.rows, span.first)
+                out = reference.attend(q, k_SKH, v_SKH, spec, ends_T=ends)
                 out_TNH[span.rows] = out.unflatten(1, (spec.num_heads, spec.value_dim))
         return out_TNH
 
@@ -150,7 +154,7 @@ def _seen(request: _Request, spec: AttentionLayer, table_SP: torch.Tensor, size:
     rows, kv_len = request.rows, request.kv_len
     first = first_seen(spec, kv_len - (rows.stop - rows.start)) // size
     pages = table_SP[request.slot, first : -(-kv_len // size)].long()
-    return _Span(rows, pages, kv_len - first * size)
+    return _Span(rows, pages, kv_len - first * size, first * size)
 
 
 def _pack(spans: list[_Span], page_size: int) -> list[Packed]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -29,6 +29,7 @@ class AttentionCaps:
     `batch_invariant`: a query's bits do not depend on the other queries of the step, those of its
     own request included, on any machine. PyTorch and cuBLAS choose kernels by shape, so a backend
     that calls them cannot promise it; nor can one whose decoding steps run a kernel of their own.
+    `row_ends`: rows may see later tokens (`ForwardBatch.row_ends`).
     `runners`: ways to execute a step that it can be part of. `kv_dtypes`: values of `cache.dtype`
     that it reads; `dtypes` and `max_head_dim`: what it computes with, None being anything.
     `from_projection`: it is a `FusedAttention`.
@@ -38,6 +39,7 @@ class AttentionCaps:
     page_sizes: frozenset[int] | None = None  # None: any
     batch_invariant: bool = False
     tree_mask: bool = False
+    row_ends: bool = False
     graph_capture: bool = False
     runners: frozenset[str] = frozenset({"eager"})
     kv_dtypes: frozenset[str] = frozenset({"model"})
@@ -210,6 +212,20 @@ class HostArrays:
             slots[: len(positions_T)] = table[req_slots_T, pages] * page_size + offsets
 
 
+@dataclass(slots=True, eq=False)
+class CrossMemory:
+    """What an encoder made of an item, for layers that attend to it.
+
+    Attributes:
+        vectors_ND: Its vectors.
+        layers: Keys and values (heads, N, columns) by layer, made by the first step that needs
+            them.
+    """
+
+    vectors_ND: torch.Tensor
+    layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+
 class ForwardBatch:
     """Inputs of one forward pass: persistent buffers that a step updates in place.
 
@@ -222,6 +238,8 @@ class ForwardBatch:
     recurrent layers have `states`, and `state_work` says what this step does with them.
     `input_embeds` are vectors that stand for token embeddings, `drafts` the slices whose last rows
     are guesses. `rotary_positions` (T,) replace those that rows would have; None: none are special.
+    Rows see the tokens of their request before `row_ends` (T,), and at least those up to their own;
+    None: no later ones. `cross` has what each request attends to beside its text, if layers do.
     """
 
     def __init__(
@@ -239,6 +257,8 @@ class ForwardBatch:
         self.state_work: StateWork | None = None
         self.input_embeds: tuple[InputEmbeds, ...] = ()
         self.rotary_positions: IntArray | None = None
+        self.row_ends: IntArray | None = None
+        self.cross: tuple[CrossMemory | None, ...] = ()
         self.drafts: tuple[DraftRows, ...] = ()
         self.host = HostArrays(limits, len(kv.groups))
         self.num_tokens = 0
@@ -311,6 +331,8 @@ class ForwardBatch:
         some.num_tokens, some.num_reqs = len(rows), len(reqs)
         some.input_ids_T, some.positions_T = self.input_ids_T[rows], self.positions_T[rows]
         some.slot_mappings = self.slot_mappings[:, rows]
+        if self.row_ends is not None:
+            some.row_ends = self.row_ends[rows.cpu().numpy()]
         some.req_slots_R = self.req_slots_R[reqs]
         some.kv_lens_R = some.positions_T[each - 1 :: each] + 1
         some.q_starts_R = torch.arange(len(reqs) + 1, device=rows.device) * each

@@ -36,7 +36,7 @@ class Composition:
         weight_version: Label of the weights.
         lora: Adapters; None: there are none to be served.
         corpora: Texts that are guessed from; None: nothing is.
-        media_counts: Fields of `Load` that tell of images and sounds.
+        media_counts: Fields of `Load` that tell of images, videos and sounds.
         disagg_load: What is told of KV that is handed over; None without a role.
         stores: Of KV below the device's memory; None: there can be none.
     """

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import msgspec
-
-from sylvan.api.native import GenerateBody
+from sylvan.api.native import GenerateBody, Limits
 from sylvan.api.openai.vectors import EncodeBody, RerankBody, ScoreBody
 from sylvan.api.validation import WireModel, parse
 from sylvan.api.weights import (
@@ -24,24 +22,18 @@ from sylvan.api.weights import (
     UpdateBody,
 )
 from sylvan.config import Config
-from sylvan.config.check import check
-from sylvan.config.load import Loaded
-from sylvan.config.resolve import resolve
-from sylvan.config.sources import from_keywords, gather
 from sylvan.media.encode import encode_images
-from sylvan.protocol.errors import CapacityError, ConfigError, RequestError
-from sylvan.protocol.messages import FlushCache, GetState, Pause, Resume
-from sylvan.runtime.engine import ranking, vectors
-from sylvan.runtime.engine.answers import NativeCall, Reply, Style
-from sylvan.runtime.engine.facts import gather_facts
+from sylvan.protocol.errors import CapacityError, RequestError
+from sylvan.runtime.engine.arguments import ServerArgs, configuration
 from sylvan.runtime.engine.feed import END, SHUT_DOWN, Feed
-from sylvan.runtime.engine.labels import read_labels
-from sylvan.runtime.engine.ranking import ScoreResult
 from sylvan.runtime.engine.runtime import Runtime
+from sylvan.runtime.engine.steering import EngineSteering
 from sylvan.runtime.engine.weights import EngineWeights, NamedTensors, safetensors_of
-from sylvan.text import reasoning
-from sylvan.text.chat_template import ChatTemplate
-from sylvan.text.reasoning.tokens import ReasoningMarks
+from sylvan.runtime.serving import embeddings, ranking
+from sylvan.runtime.serving.labels import read_labels
+from sylvan.runtime.serving.native import NativeCall, Reply
+from sylvan.runtime.serving.ranking import ScoreResult
+from sylvan.runtime.serving.service import make_service
 from sylvan.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -62,15 +54,7 @@ def _value_errors() -> Iterator[None]:
         ) from error
 
 
-def _marks(config: Config, tokenizer: Tokenizer) -> ReasoningMarks | None:
-    name, template = config.text.reasoning_parser, "\n".join(tokenizer.chat_templates.values())
-    if name in (None, "none"):
-        return None
-    found = reasoning.family(name, chat_template=template)
-    return None if found is None else ReasoningMarks.of(found, tokenizer)
-
-
-class Engine:
+class Engine(EngineSteering):
     """Serves a model inside this program, without HTTP.
 
     Keywords are fields of the configuration (`cache__page_size=16`), or the names that SGLang has
@@ -86,8 +70,9 @@ class Engine:
         ConfigError: a keyword is unknown, or the model cannot be served; says what to change.
     """
 
-    def __init__(self, **keywords: object) -> None:
-        self._config = _configuration(gather(from_keywords(keywords)))
+    def __init__(self, *, server_args: ServerArgs | None = None, **keywords: object) -> None:
+        args = ServerArgs(**(server_args.keywords if server_args else {}), **keywords)
+        self._config = configuration(args)
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sylvan", daemon=True)
         self._thread.start()
@@ -98,11 +83,7 @@ class Engine:
             self._stop_loop()
             raise
         atexit.register(self.shutdown)
-        self._style = Style(
-            defaults={},
-            cumulative=not self._config.text.incremental_stream,
-            marks=_marks(self._config, self.tokenizer),
-        )
+        self._service = make_service(self._runtime.manager, self._config.text, lambda: _LIMITS)
 
     @property
     def config(self) -> Config:
@@ -119,7 +100,7 @@ class Engine:
         prompt: str | Sequence[str] | None = None,
         sampling_params: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        *,
+        *media: object,
         stream: bool = False,
         **fields: Any,
     ) -> Reply | list[Reply] | Iterator[Reply]:
@@ -129,9 +110,10 @@ class Engine:
             prompt: Text, or a list of texts.
             sampling_params: As in the body of `/generate`; a list has one item per prompt.
             input_ids: Token ids instead of text.
+            *media: `image_data`, `audio_data` and `video_data`, in this order; items may also be
+                paths, bytes and PIL images.
             stream: Return an iterator of growing answers; closing it aborts the request.
-            **fields: Other fields of the body of `/generate`, such as `return_logprob`. Items of
-                `image_data` and `audio_data` may also be paths, bytes and PIL images.
+            **fields: Other fields of the body of `/generate`, such as `return_logprob`.
 
         Returns:
             What `/generate` answers: an object with `text`, `output_ids` and `meta_info`, or a
@@ -141,21 +123,25 @@ class Engine:
             RequestError: the request cannot be served; names the field.
             CapacityError: not now.
         """
-        call = self._call(prompt, sampling_params, input_ids, stream=stream, **fields)
-        return self._iterate(call.stream()) if stream else self._wait(call.whole())
+        call = self._call(prompt, sampling_params, input_ids, media, stream=stream, **fields)
+        return self._iterate(_kept(call.stream())) if stream else self._wait(call.whole())
 
     async def async_generate(
         self,
         prompt: str | Sequence[str] | None = None,
         sampling_params: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        *,
+        *media: object,
         stream: bool = False,
         **fields: Any,
     ) -> Reply | list[Reply] | AsyncIterator[Reply]:
         """As `generate`, on the caller's event loop; with `stream` an async iterator."""
-        call = self._call(prompt, sampling_params, input_ids, stream=stream, **fields)
-        return self._iterate_async(call.stream()) if stream else await self._bridge(call.whole())
+        call = self._call(prompt, sampling_params, input_ids, media, stream=stream, **fields)
+        return (
+            self._iterate_async(_kept(call.stream()))
+            if stream
+            else await self._bridge(call.whole())
+        )
 
     def encode(
         self,
@@ -212,8 +198,7 @@ class Engine:
             return self.encode(prompt, **fields)
         body = _body(RerankBody, {"query": query, "documents": _listed(documents), **fields})
         labels = read_labels(self._runtime.manager.facts.model_path)
-        chat = ChatTemplate(self.tokenizer)
-        return self._wait(ranking.rerank(self._caller, body, labels, chat))
+        return self._wait(ranking.rerank(self._caller, body, labels, self._service.template))
 
     def score(self, query: object = None, items: object = None, **fields: Any) -> ScoreResult:
         """Probabilities of label tokens after query and item, as `/v1/score` makes them.
@@ -229,23 +214,6 @@ class Engine:
     ) -> ScoreResult:
         """As `score`, on the caller's event loop."""
         return await self._bridge(self._score(query, items, fields))
-
-    def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
-        """End the live request of that name, or all."""
-        manager = self._runtime.manager
-        self._wait(_later(manager.abort_all if abort_all else lambda: manager.abort(rid)))
-
-    def flush_cache(self) -> bool:
-        """Empty the prefix cache; False while requests are being served."""
-        return self._wait(self._runtime.manager.control(FlushCache())).ok
-
-    def pause_generation(self, mode: str = "abort") -> None:
-        """Stop computing; see `sylvan.protocol.messages.Pause` for the modes."""
-        self._wait(self._runtime.manager.control(msgspec.convert({"mode": mode}, Pause)))
-
-    def continue_generation(self) -> None:
-        """Go on after `pause_generation`."""
-        self._wait(self._runtime.manager.control(Resume()))
 
     def update_weights_from_disk(
         self, model_path: str, load_format: str | None = None, **fields: Any
@@ -394,15 +362,6 @@ class Engine:
         """Take memory again, and go on."""
         return self._wait(self._weights.resume(_body(MemoryBody, {"tags": _listed(tags)})))
 
-    def get_server_info(self) -> dict[str, Any]:
-        """Configuration, limits and load."""
-        reply = self._wait(self._runtime.manager.control(GetState()))
-        return {**self.get_model_info(), **(reply.body or {}), "version": _version()}
-
-    def get_model_info(self) -> dict[str, Any]:
-        """What the model is and can hold."""
-        return msgspec.to_builtins(self._runtime.manager.facts)
-
     def shutdown(self) -> None:
         """End everything and free the memory; idempotent."""
         if self._closed:
@@ -424,25 +383,31 @@ class Engine:
         self.shutdown()
 
     def _call(
-        self, prompt: object, sampling_params: object, input_ids: object, **fields: Any
+        self,
+        prompt: object,
+        sampling_params: object,
+        input_ids: object,
+        media: Sequence[object],
+        **fields: Any,
     ) -> NativeCall:
+        given = {name: fields.get(name) for name in _MEDIA} | dict(zip(_MEDIA, media, strict=False))
         body = {
             "text": _listed(prompt),
             "sampling_params": _listed(sampling_params),
             "input_ids": _listed(input_ids),
             **fields,
-            **{name: encode_images(fields[name]) for name in _MEDIA if name in fields},
+            **{name: encode_images(item) for name, item in given.items() if item is not None},
         }
         with _value_errors():
-            return NativeCall(self._runtime.manager, _body(GenerateBody, body), self._style)
+            return NativeCall(self._service, _body(GenerateBody, body))
 
     @property
     def _weights(self) -> EngineWeights:
         return EngineWeights(self._runtime.manager.updates)
 
     @property
-    def _caller(self) -> vectors.Caller:
-        return vectors.Caller(manager=self._runtime.manager)
+    def _caller(self) -> embeddings.Caller:
+        return embeddings.Caller(manager=self._runtime.manager)
 
     async def _load_adapter(self, name: str, path: str, *, pinned: bool) -> tuple[bool, str]:
         return await _tried(self._runtime.manager.adapters.load(name, path, pinned=pinned))
@@ -460,7 +425,7 @@ class Engine:
         self, prompt: object, input_ids: object, fields: dict[str, Any]
     ) -> Reply | list[Reply]:
         given = {"text": _listed(prompt), "input_ids": _listed(input_ids)}
-        return await vectors.encode(self._caller, _body(EncodeBody, given | fields))
+        return await embeddings.encode(self._caller, _body(EncodeBody, given | fields))
 
     async def _score(self, query: object, items: object, fields: dict[str, Any]) -> ScoreResult:
         given = {"query": _listed(query), "items": _listed(items)}
@@ -523,20 +488,8 @@ class Engine:
         self._loop.close()
 
 
-def _configuration(loaded: Loaded) -> Config:
-    config = loaded.config
-    if config.server.replicas > 1:
-        spelled = loaded.given["server.replicas"].spelled
-        raise ConfigError(f"{spelled}: an Engine is one replica; sylvan serve --dp runs several")
-    if "processes" not in loaded.given and config.parallel.tp == 1:
-        config = msgspec.structs.replace(config, processes="one")
-    facts = gather_facts(config)
-    result = resolve(config, facts)
-    check(result, facts)
-    return result.config
-
-
-_MEDIA = ("image_data", "video_data", "audio_data")
+_LIMITS = Limits(max_samples=65536, max_top_logprobs=1024)
+_MEDIA = ("image_data", "audio_data", "video_data")
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -545,12 +498,6 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-def _version() -> str:
-    import sylvan  # imports this module
-
-    return sylvan.__version__
 
 
 def _body(kind: type[B], fields: dict[str, Any]) -> B:
@@ -584,8 +531,13 @@ async def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
     await loop.shutdown_default_executor()
 
 
-async def _later(call: Callable[[], T]) -> T:
-    return call()
+async def _kept(replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[Reply, None]:
+    """Answers that stay as they are: the next one of a stream grows the same lists."""
+    async with aclosing(replies):
+        async for reply in replies:
+            meta = reply["meta_info"].items()
+            lists = {key: list(v) if isinstance(v, list) else v for key, v in meta}
+            yield {**reply, "output_ids": list(reply["output_ids"]), "meta_info": lists}
 
 
 async def _tried(work: Coroutine[Any, Any, object]) -> tuple[bool, str]:

@@ -26,6 +26,7 @@ from sylvan.runtime.engine.scheduler_loop import Ports, SchedulerLoop
 from sylvan.runtime.tokenizer.detokenizer import DetokenizerManager
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.transport.inproc import AsyncPipe, Pipe
+from sylvan.utils.tasks import outcome_of
 from sylvan.utils.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
@@ -101,13 +102,17 @@ class LocalEngine:
         scheduler = SchedulerLoop(built, ports)
         text_ports = TextPorts(self._text, self._out, self._inbox)
         detokenizer = DetokenizerLoop(DetokenizerManager(self._tokenizer), text_ports)
-        try:
+
+        def work() -> None:
             while scheduler.pump():
                 while detokenizer.pump():
                     pass
-        except Exception:
-            logger.exception("the engine failed")
-            self._call_in_loop(self._replica.client.give_up)
+
+        try:
+            outcome = outcome_of(work)
+            if outcome is not None:
+                logger.error("the engine failed", exc_info=outcome)
+                self._call_in_loop(self._replica.client.give_up)
         finally:
             built.close()
             self._call_in_loop(self._ended.set)

@@ -53,6 +53,7 @@ from sylvan.runtime.engine.composition import Composition
 from sylvan.runtime.engine.throughput import Throughput
 from sylvan.transport.api import MessageError, Receiver, Sender
 from sylvan.utils.clock import Clock, monotonic, process_cpu
+from sylvan.utils.tasks import outcome_of
 
 logger = logging.getLogger(__name__)
 
@@ -253,13 +254,12 @@ class SchedulerLoop:
 
     def _attempt(self, call: Callable[[], object], what: str) -> Exception | None:
         """Carry out what one client asked for; returns the error, which is that client's alone."""
-        try:
-            call()
-        except Exception as error:
-            if not isinstance(error, SylvanError):
-                logger.exception("%s failed", what)
-            return error
-        return None
+        outcome = outcome_of(call)
+        if not isinstance(outcome, Exception):
+            return None
+        if not isinstance(outcome, SylvanError):
+            logger.error("%s failed", what, exc_info=outcome)
+        return outcome
 
     def _refuse(
         self, request: Request, message: str, status: int, param: str | None = None

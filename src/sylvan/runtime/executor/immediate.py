@@ -59,7 +59,8 @@ class ImmediateBackend:
         self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
         if self._trees is not None:
             self._trees.forget()
-        self.batch.rotary_positions = None
+        self.batch.rotary_positions = self.batch.row_ends = None
+        self.batch.cross = ()
         if plan.pages.size:
             groups, slots, entries, pages = plan.pages
             self.batch.host.page_tables[groups, slots, entries] = pages
@@ -192,6 +193,8 @@ class ImmediateBackend:
         """Whether each row has a token id, and the rows of each slice follow one another."""
         batch = self.batch
         if batch.input_embeds or batch.rotary_positions is not None or plan.positions is not None:
+            return False
+        if batch.row_ends is not None:
             return False
         return not plan.drafts or all(draft.is_chain for draft in plan.drafts)
 

@@ -15,7 +15,7 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig, common_fields, make_config, sliding_windows
 from sylvan.runtime.models.decoder import FUSED, Decoder, PreNorm, Ropes, Sandwich
 from sylvan.runtime.models.rope import parse_rope
-from sylvan.runtime.models.texts import IMAGES, text_name, text_part
+from sylvan.runtime.models.texts import text_part
 
 
 def parse(raw: dict[str, Any]) -> ModelConfig:
@@ -68,19 +68,6 @@ class Gemma(Decoder):
         return (PreNorm if first else Sandwich)(config, build, layer, ropes)
 
 
-class GemmaWithImages(Gemma):
-    """Images are not looked at."""
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """What looks at them."""
-        return (*super().unused, *IMAGES)
-
-    def rename(self, name: str) -> str:
-        """Names without what stands before them."""
-        return text_name(name)
-
-
 class VaultGemma(Decoder):
     """The blocks of Llama, under the name of Gemma 2's third norm."""
 
@@ -92,11 +79,8 @@ class VaultGemma(Decoder):
 
 def _model(config: ModelConfig, build: Build) -> Decoder:
     """The class whose names fit the checkpoint."""
-    others = {
-        "VaultGemmaForCausalLM": VaultGemma,
-        "Gemma3ForConditionalGeneration": GemmaWithImages,
-    }
-    return others.get(config.architecture, Gemma)(config, build)
+    vault = config.architecture == "VaultGemmaForCausalLM"
+    return (VaultGemma if vault else Gemma)(config, build)
 
 
 MODEL = _model

@@ -357,6 +357,21 @@ class Aria(Decoder):
         return tensor.transpose(1, 2) if ".experts.fc" in name else tensor
 
 
+class StackedQwen(QwenMoe):
+    """Stacks of matrices (Qwen3-VL): as published inputs before outputs, as saved again outputs."""
+
+    stacked: ClassVar[bool] = True
+
+    def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Turn the matrices round that begin with their inputs."""
+        if ".experts." not in name or self.config.moe is None:
+            return tensor
+        outputs = self.config.hidden_size
+        if "gate_up" in name:
+            outputs = 2 * self.config.moe.inner
+        return tensor if tensor.shape[1] == outputs else tensor.transpose(1, 2)
+
+
 _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
     {
         "MixtralForCausalLM": Mixtral,
@@ -374,4 +389,6 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
 
 def MODEL(config: ModelConfig, build: Build) -> Decoder:  # noqa: N802 - the name families share
     """The class whose names fit the checkpoint."""
+    if config.media is not None and config.media.architecture.startswith("Qwen3VLMoe"):
+        return StackedQwen(config, build)
     return _MODELS.get(config.architecture, QwenMoe)(config, build)

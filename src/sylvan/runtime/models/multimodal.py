@@ -23,13 +23,18 @@ _TEXTS: Mapping[str, str] = MappingProxyType(
     {
         "aria_text": "AriaTextForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
+        "exaone4": "Exaone4ForCausalLM",
+        "gemma3_text": "Gemma3ForCausalLM",
+        "glm4v_text": "Glm4ForCausalLM",
         "granite": "GraniteForCausalLM",
         "helium": "HeliumForCausalLM",
+        "lfm2": "Lfm2ForCausalLM",
         "llama": "LlamaForCausalLM",
         "ministral3": "Ministral3ForCausalLM",
         "mistral": "MistralForCausalLM",
         "phi3": "Phi3ForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
+        "qwen2_5_omni_text": "Qwen2ForCausalLM",
         "qwen2_5_vl": "Qwen2ForCausalLM",
         "qwen2_5_vl_text": "Qwen2ForCausalLM",
         "qwen2_vl": "Qwen2ForCausalLM",
@@ -37,11 +42,20 @@ _TEXTS: Mapping[str, str] = MappingProxyType(
         "qwen3": "Qwen3ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "qwen3_vl": "Qwen3ForCausalLM",
+        "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
         "qwen3_vl_text": "Qwen3ForCausalLM",
         "smollm3": "SmolLM3ForCausalLM",
     }
 )
 """Type of the half that reads text -> the family that serves it."""
+
+_SAID: Mapping[str, Raw] = MappingProxyType(
+    {"glm4v_text": {"attention_bias": True}, "qwen3_vl_moe_text": {"norm_topk_prob": True}}
+)
+"""What config.json of a half need not say."""
+
+_WHOLE = frozenset({"Gemma3ForConditionalGeneration"})
+"""Models in which the tokens of an image see each other, also later ones."""
 
 _PLACEHOLDERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -55,12 +69,15 @@ _PLACEHOLDERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 def parse(raw: Raw) -> ModelConfig:
     """Read config.json of any model served here."""
     whole = architecture_of(raw)
+    raw = {**raw, **(raw.get("thinker_config") or {}), "architectures": [whole]}
     text = text_part(raw)
     kind = str((raw.get("text_config") or raw).get("model_type"))
     if kind not in _TEXTS:
         raise NotNative(f"texts of type {kind}")
+    if raw.get("has_lora_adapter"):
+        raise NotNative("an adapter that is there for sounds only (has_lora_adapter)")
     inner = _TEXTS[kind]
-    config = load_family(inner).parse(text | {"architectures": [inner]})
+    config = load_family(inner).parse(text | _SAID.get(kind, {}) | {"architectures": [inner]})
     tokens = {
         media: int(raw[name])
         for media, names in _PLACEHOLDERS.items()
@@ -70,8 +87,22 @@ def parse(raw: Raw) -> ModelConfig:
     if not tokens:
         raise ConfigError("config.json names no placeholder of images (`image_token_id`)")
     deep = (raw.get("vision_config") or {}).get("deepstack_visual_indexes") or ()
-    media = MediaConfig(architecture=whole, token_ids=tokens, edited_layers=tuple(range(len(deep))))
-    return msgspec.structs.replace(config, media=media, rope_axes=rope_axes(text, config), raw=raw)
+    media = MediaConfig(
+        architecture=whole,
+        token_ids=tokens,
+        edited_layers=tuple(range(len(deep))),
+        whole=whole in _WHOLE,
+    )
+    if media.whole:
+        _check_windows(raw, config)
+    return msgspec.structs.replace(config, media=media, rope_axes=rope_axes(text, config), raw=text)
+
+
+def _check_windows(raw: Raw, config: ModelConfig) -> None:
+    size = int(raw.get("mm_tokens_per_image") or 256)
+    windows = [window for window in config.layer_windows if window is not None]
+    if windows and min(windows) < size:
+        raise NotNative(f"images of {size} tokens in windows of {min(windows)}")
 
 
 def rope_axes(text: Raw, config: ModelConfig) -> tuple[int, ...]:

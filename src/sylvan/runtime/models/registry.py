@@ -60,7 +60,6 @@ MODELS: dict[str, str] = {
     "GPTNeoXJapaneseForCausalLM": _HERE + "gptneo",
     "Gemma2ForCausalLM": _HERE + "gemma",
     "Gemma3ForCausalLM": _HERE + "gemma",
-    "Gemma3ForConditionalGeneration": _HERE + "gemma",
     "GemmaForCausalLM": _HERE + "gemma",
     "Glm4ForCausalLM": _HERE + "glm",
     "Glm4MoeForCausalLM": _HERE + "moe",
@@ -125,14 +124,18 @@ MODELS: dict[str, str] = {
     "StableLmForCausalLM": _HERE + "stablelm",
     "Starcoder2ForCausalLM": _HERE + "stablelm",
     "VaultGemmaForCausalLM": _HERE + "gemma",
+    "WhisperForConditionalGeneration": _HERE + "whisper",
     "XGLMForCausalLM": _HERE + "gptneo",
     "YoutuForCausalLM": _HERE + "deepseek",
 }
 
 _MULTIMODAL = (
-    *("Aria", "AyaVision", "Cohere2Vision", "DeepseekVL", "GotOcr2", "Idefics3", "InternVL"),
-    *("Janus", "LightOnOcr", "Llava", "LlavaNext", "LlavaOnevision", "Mistral3", "Ovis2"),
-    *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "SmolVLM", "VideoLlama3", "VipLlava", "Voxtral"),
+    *("Aria", "AyaVision", "Cohere2Vision", "DeepseekVL", "DeepseekVLHybrid", "Exaone4_5_"),
+    *("Gemma3", "GlmAsr", "Glm4v", "GotOcr2", "GraniteSpeech", "Idefics2", "Idefics3"),
+    *("InternVL", "Janus", "Lfm2Vl", "LightOnOcr", "Llava", "LlavaNext", "LlavaNextVideo"),
+    *("LlavaOnevision", "Mistral3", "Ovis2", "Qwen2Audio", "Qwen2VL"),
+    *("Qwen2_5Omni", "Qwen2_5OmniThinker", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "SmolVLM"),
+    *("VideoLlama3", "VideoLlava", "VipLlava", "Voxtral"),
 )
 _ENCODERS = (
     *("Bert", "Camembert", "Data2VecText", "DistilBert", "Electra", "Ernie", "Gte", "ModernBert"),

@@ -7,10 +7,17 @@ from typing import Any
 from sylvan.runtime.models.config import architecture_of
 
 IMAGES = (
-    *("vision_tower.", "vision_model.", "vision_encoder.", "multi_modal_projector.", "visual."),
+    *(
+        "vision_tower.",
+        "vision_model.",
+        "vision_encoder.",
+        "encoder.",
+        "multi_modal_projector.",
+        "visual.",
+    ),
     *("connector.", "image_newline", "audio_tower.", "patch_merger.", "vision_projection."),
     *("projector.", "vqmodel.", "aligner.", "generation_", "visual_embeddings_table."),
-    *("high_res_vision_", "mlp_AR.", "view_seperator"),
+    *("high_res_vision_", "mlp_AR.", "view_seperator", "talker.", "token2wav."),
 )
 """Starts of names of tensors that look at images, or listen."""
 
@@ -27,7 +34,7 @@ def text_part(raw: dict[str, Any]) -> dict[str, Any]:
 
 def text_name(name: str) -> str:
     """The name of a tensor without what stands before it, in old checkpoints and new ones."""
-    for prefix in ("model.", "language_model.", "text_model.", "model."):
+    for prefix in ("thinker.", "model.", "language_model.", "text_model.", "model."):
         name = name.removeprefix(prefix)
     return name
 

@@ -114,6 +114,13 @@ class Capability:
         """Longest prefix of `req` that may come from the prefix cache; None: any."""
         return None
 
+    def cut(self, req: Req, size: int, most: int) -> int:
+        """How many tokens of `req` its next slice has where it would have `size`.
+
+        At most `most`, which may be more than `size`; 0: it waits for a step with more room.
+        """
+        return size
+
     def load_limit(self, req: Req) -> int | None:
         """Longest prefix of `req` that may be loaded from lower tiers now; None: any."""
         return None
@@ -230,6 +237,7 @@ class Hooks:
         self._namespaces = overriding(capabilities, "cache_namespace")
         self._cache_limits = overriding(capabilities, "cache_limit")
         self._load_limits = overriding(capabilities, "load_limit")
+        self._cutters = overriding(capabilities, "cut")
         self._drafters = overriding(capabilities, "draft")
         self._step_wanters = overriding(capabilities, "wants_step")
         self._hurriers = overriding(capabilities, "hurries")
@@ -261,6 +269,7 @@ class Hooks:
             "admit": self._admitters,
             "may_draft": self._drafters,
             "draft": self._drafters,
+            "cut": self._cutters,
             "holds": self._holders,
             "stop_loading": self._load_stoppers,
             "wants_step": self._step_wanters,
@@ -330,6 +339,15 @@ class Hooks:
             own = capability.cache_limit(req)
             limit = limit if own is None else min(limit, own)
         return limit
+
+    def cut(self, req: Req, size: int, most: int) -> int:
+        """The size of the next slice of `req`, `size` if nobody minds."""
+        if not self._cutters:
+            return size
+        for capability in self._cutters:
+            size = capability.cut(req, size, most)
+        self._observe("cut", req, size)
+        return size
 
     def load_limit(self, req: Req, limit: int) -> int:
         """The smallest of `limit` and what capabilities allow to be loaded."""

@@ -54,7 +54,7 @@ class Planner:
         self._page_size = parts.cache.page_size
         self._max_chunk = min(limits.chunk_tokens, parts.cache.max_step_tokens)
         self._budget = 0
-        self._chunk = 0
+        self._chunk = self._first_chunk = 0
         self._guesses = self._paths = 0  # in this step
         self._most_samples = parts.executor.caps.max_samples or NEVER
 
@@ -68,6 +68,7 @@ class Planner:
         if self._pacing is not None:
             paced = paced_tokens(self._pacing, self._running, self._waiting)
             self._chunk = self._chunk if paced is None else min(self._chunk, paced)
+        self._first_chunk = self._chunk
         self.planned_tokens, self.num_decodes, self.growth = 0, 0, None
         self._guesses = self._paths = 0
         hooks = self._hooks
@@ -200,7 +201,19 @@ class Planner:
         room = self._budget if req.lacking == 1 else min(self._budget, self._chunk)
         if self._is_whole(req):
             return req.lacking if req.lacking <= room or not self._slices else 0
-        return min(req.lacking, room)
+        size = min(req.lacking, room)
+        if size <= 0 or req.computed >= req.prompt_len:
+            return size
+        fresh = self._chunk == self._first_chunk  # the first prompt of a step may have all of it
+        most = min(self._budget, self._cache.max_step_tokens) if fresh else room
+        size = self._hooks.cut(req, size, most)
+        if not size and not self._slices:
+            self.refused[req.rid] = RequestError(
+                f"{most} tokens of a step are too few for an image, which cannot be cut "
+                "(scheduler.max_batch_tokens).",
+                param="media",
+            )
+        return size
 
     def _draft(self, req: Req, size: int) -> Draft | None:
         """Guesses to verify after the newest token, with memory for them.
@@ -366,7 +379,7 @@ class Planner:
             self._budget -= draft.rows - guesses
             self._paths += draft.paths - 1
         self._guesses += guesses
-        self._chunk -= size if size > 1 else 0
+        self._chunk = max(0, self._chunk - size) if size > 1 else self._chunk
         if is_prompt and self._limits.share_in_batch:
             done = min(stop, len(req.tokens))
             self._cache.publish(

@@ -61,7 +61,7 @@ def app_of(context: Context) -> ASGIApp:
     api = FastAPI(
         title="Sylvan",
         version=VERSION,
-        root_path=settings.root_path,
+        root_path=settings.server.root_path,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
@@ -80,16 +80,16 @@ def app_of(context: Context) -> ASGIApp:
         context.accounts.watch(asyncio.get_running_loop())
     context.batches.worker.begin(InternalCaller(context, gate, ENDPOINTS))
     app: ASGIApp = api
-    if settings.cors_origins:
+    if settings.server.cors_origins:
         app = CORSMiddleware(
             app,
-            allow_origins=settings.cors_origins,
+            allow_origins=settings.server.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["*"],
         )
     app = HostCheck(app, checked_hosts(settings))
-    if settings.access_log:
+    if settings.server.access_log:
         app = AccessLog(app, context.clock, settings.observe.access_log_exclude)
     return Tickets(app, context.current, gate, context.engine.ready)
 

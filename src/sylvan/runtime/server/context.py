@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from sylvan.api.native import Limits
-from sylvan.api.sampling import SamplingDefaults, model_defaults, read_sampling
+from sylvan.api.sampling import SamplingDefaults
 from sylvan.config.keys import read_key_file
 from sylvan.config.live import LiveSettings
 from sylvan.config.tree import Config
-from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.server.body import Bodies
 from sylvan.runtime.server.connections import Connections
 from sylvan.runtime.server.detached import Detached
 from sylvan.runtime.server.faults import DiskFaults, JumpingClock
-from sylvan.runtime.server.journal import CallJournal, Journal, NoJournal
 from sylvan.runtime.server.keyring import Keyring
 from sylvan.runtime.server.live import CallerSettings, make_live
 from sylvan.runtime.server.metrics import Accounts
 from sylvan.runtime.server.observe.build import Observing, observe
-from sylvan.runtime.server.pairing import Pairing, Role
 from sylvan.runtime.server.recent import RecentRequests
 from sylvan.runtime.server.settings import CurrentSettings, ServerSettings
 from sylvan.runtime.server.shared_prompts import shared_starts
 from sylvan.runtime.server.stores.batches import BatchStore
 from sylvan.runtime.server.stores.responses import ResponseStore
 from sylvan.runtime.server.stores.service import Batches
-from sylvan.runtime.server.stores.sessions import SessionStore
 from sylvan.runtime.server.stores.worker import BatchWorker
 from sylvan.runtime.server.under_way import TenantCalls
-from sylvan.runtime.tokenizer.manager import NO_ORIGIN, TokenizerManager
-from sylvan.runtime.tokenizer.types import Origin
+from sylvan.runtime.serving.pairing import Role
+from sylvan.runtime.serving.service import GenerationService, make_service, wall_clock
+from sylvan.runtime.serving.sessions import SessionStore
+from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.updates import WeightUpdates
 from sylvan.text.chat_template import ChatTemplate
-from sylvan.text.parsers import Parsers, make_parsers
+from sylvan.text.parsers import Parsers
 from sylvan.utils.clock import Clock, monotonic
-from sylvan.utils.json_files import read_json
 from sylvan.utils.tasks import Shared
-
-
-def wall_clock() -> float:
-    """Seconds since 1970, for the time stamps that clients read."""
-    return datetime.now(tz=UTC).timestamp()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,15 +42,11 @@ class Context:
     """The parts that routes work with.
 
     Attributes:
-        engine: Where requests go.
+        service: Makes answers, for the call.
         current: What the operator decided, as it is in force.
         keyring: Keys and budgets of clients.
-        defaults: Sampling parameters for fields that a request leaves out.
-        template: Conversations to prompts.
-        parsers: Output to reasoning, answer and tool calls.
         responses: Stored responses.
         conversations: Stored conversations: items beside a reply without any.
-        sessions: Past turns of `/generate`.
         batches: Files, and requests that are worked off when there is time.
         accounts: Counts what is served.
         recent: The newest requests.
@@ -70,28 +54,18 @@ class Context:
         updates: Replaces weights, in one call or several.
         probe: The one probe of health that is under way.
         detached: Calls that go on without their client.
-        clock: Monotonic; for durations.
-        wall: Seconds since 1970; for time stamps.
         started: Time stamp of the start.
         bodies: Of the calls under way.
         calls: How many of them each tenant has.
-        ids: Names that nobody can guess, of so many bytes, in hexadecimal digits.
-        journal: Of the call.
-        pairing: The other server of the call.
-        origin: The call, for metrics, logs and traces.
         role: What this server does of calls with a room.
         live: Changes settings while the server runs; None: nobody can.
     """
 
-    engine: TokenizerManager
+    service: GenerationService
     current: CurrentSettings
     keyring: Keyring
-    defaults: SamplingDefaults
-    template: ChatTemplate
-    parsers: Parsers
     responses: ResponseStore
     conversations: ResponseStore
-    sessions: SessionStore
     batches: Batches
     accounts: Accounts
     recent: RecentRequests
@@ -101,13 +75,7 @@ class Context:
     calls: TenantCalls
     probe: Shared[bool] = field(default_factory=Shared[bool])
     detached: Detached = field(default_factory=Detached)
-    clock: Clock = monotonic
-    wall: Callable[[], float] = wall_clock
     started: float = 0.0
-    ids: Callable[[int], str] = secrets.token_hex
-    journal: CallJournal = field(default_factory=NoJournal)
-    pairing: Pairing = field(default_factory=Pairing)
-    origin: Origin = NO_ORIGIN
     role: Role = field(default_factory=Role)
     live: LiveSettings[Config] | None = None
 
@@ -117,18 +85,49 @@ class Context:
         return self.current.now
 
     @property
+    def engine(self) -> TokenizerManager:
+        """Where requests go."""
+        return self.service.manager
+
+    @property
+    def template(self) -> ChatTemplate:
+        """Conversations to prompts."""
+        return self.service.template
+
+    @property
+    def parsers(self) -> Parsers:
+        """Output to reasoning, answer and tool calls."""
+        return self.service.parsers
+
+    @property
+    def sessions(self) -> SessionStore:
+        """Past turns of `/generate`."""
+        return self.service.sessions
+
+    @property
+    def defaults(self) -> SamplingDefaults:
+        """Sampling parameters for fields that a request leaves out."""
+        return self.service.defaults
+
+    @property
     def limits(self) -> Limits:
         """Bounds on one body."""
-        return Limits(
-            max_samples=self.settings.max_batch_samples,
-            max_top_logprobs=self.settings.max_top_logprobs,
-        )
+        return self.service.limits
 
+    @property
+    def clock(self) -> Clock:
+        """Monotonic; for durations."""
+        return self.service.clock
 
-def of_call(context: Context, journal: Journal) -> Context:
-    """The parts for one call with a journal: names and times are those of its ticket."""
-    wall = journal.wall(context.clock)
-    return replace(context, ids=journal.ids, wall=wall, journal=journal)
+    @property
+    def wall(self) -> Callable[[], float]:
+        """Seconds since 1970, for time stamps."""
+        return self.service.wall
+
+    @property
+    def ids(self) -> Callable[[int], str]:
+        """Names that nobody can guess, of so many bytes, in hexadecimal digits."""
+        return self.service.ids
 
 
 def make_context(
@@ -152,25 +151,25 @@ def make_context(
         ConfigError: A setting names something that does not exist, or cannot be read.
     """
     current = CurrentSettings(settings)
-    entries = read_key_file(settings.api_key_file) if settings.api_key_file else []
+    server, limits, faults = settings.server, settings.limits, settings.faults
+    entries = read_key_file(server.api_key_file) if server.api_key_file else []
     keyring = Keyring(settings.api_keys, entries, clock)
     engine.adapters.limit(keyring.adapters)
-    faults = settings.faults
     wall: Callable[[], float] = wall_clock
     if faults.clock_jump_s:
         wall = JumpingClock(faults, wall_clock, clock)
     disk = DiskFaults(faults) if faults.disk_full or faults.disk_delay_s else None
-    store = BatchStore(settings.data_dir, disk)
-    size, most = settings.response_store_size, settings.max_response_bytes
-    kept = (size, most, settings.retention_s, clock)
-    template = ChatTemplate(engine.tokenizer)
+    store = BatchStore(server.data_dir, disk)
+    kept = (server.response_store_size, limits.response_bytes, limits.retention_s, clock)
     bodies = Bodies(settings.bodies)
-    files, variables = settings.shared_system_prompts, settings.default_chat_template_kwargs
-    for start in shared_starts(files, template, variables):
+    times = (clock, wall)
+    service = make_service(engine, settings.text, current.bounds, settings.sessions, *times)
+    files, variables = settings.text.shared_system_prompts, service.variables({})
+    for start in shared_starts(files, service.template, variables):
         engine.isolation.share(start)
     return Context(
+        service=service,
         role=Role(settings.role, settings.switches_role),
-        engine=engine,
         current=current,
         keyring=keyring,
         live=live
@@ -178,47 +177,11 @@ def make_context(
         accounts=Accounts(engine, keyring, settings),
         recent=RecentRequests(engine.router, clock, wall_clock),
         observing=observe(engine, settings.observe, settings.served_model_name, clock),
-        defaults=sampling_defaults(settings, engine.facts.model_path),
-        template=template,
-        parsers=make_parsers(
-            engine.tokenizer,
-            reasoning_parser=settings.reasoning_parser,
-            tool_parser=settings.tool_parser,
-            architecture=engine.facts.architecture,
-        ),
         responses=ResponseStore(*kept),
         conversations=ResponseStore(*kept),
-        sessions=SessionStore(engine.abort, engine.tokenizer.bos_id, clock, settings.sessions),
         updates=engine.updates,
         bodies=bodies,
-        calls=TenantCalls(settings.calls_per_tenant),
+        calls=TenantCalls(limits.calls_per_tenant),
         batches=Batches(store, BatchWorker(store, wall)),
-        clock=clock,
-        wall=wall,
         started=wall_clock(),
     )
-
-
-def read_generation_config(model_path: str) -> Mapping[str, Any]:
-    """The checkpoint's `generation_config.json`; empty if there is none."""
-    try:
-        value = read_json(Path(model_path) / "generation_config.json")
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def sampling_defaults(settings: ServerSettings, model_path: str) -> SamplingDefaults:
-    """Defaults of the operator and of the checkpoint.
-
-    Raises:
-        ConfigError: Those of the operator are no sampling parameters.
-    """
-    try:
-        read_sampling(settings.preferred_sampling_params, {}, "text.preferred_sampling_params")
-    except RequestError as error:
-        raise ConfigError(str(error)) from error
-    model: dict[str, Any] = {}
-    if settings.sampling_defaults == "model":
-        model = model_defaults(read_generation_config(model_path))
-    return SamplingDefaults(preferred=dict(settings.preferred_sampling_params), model=model)

@@ -22,6 +22,7 @@ from starlette.responses import Response
 
 from sylvan.api.errors import Family, anthropic_overflow, error_body
 from sylvan.api.extras import BOOTSTRAP, MAX_NAMED, check_rank, unknown_fields
+from sylvan.api.spelling import respelt
 from sylvan.api.strict_json import JsonLimits, decode_json
 from sylvan.api.validation import WireModel, parse
 from sylvan.protocol.errors import (
@@ -35,16 +36,15 @@ from sylvan.runtime.server.body import (
     check_charset,
     check_content_type,
 )
-from sylvan.runtime.server.context import Context, of_call
-from sylvan.runtime.server.fields import respelt
+from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.formats import unknown_formats
-from sylvan.runtime.server.journal import JOURNAL_KEY
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.observe.origin import Arrival, origin_of
-from sylvan.runtime.server.pairing import read_pairing
 from sylvan.runtime.server.security import Gate, Level, Refusal
 from sylvan.runtime.server.streaming import GONE
 from sylvan.runtime.server.under_way import Counted
+from sylvan.runtime.serving.journal import JOURNAL_KEY
+from sylvan.runtime.serving.pairing import Pairing, read_pairing
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,8 @@ RECEIVED = "sylvan.received_s"
 """In the scope of a call: when it came."""
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _RANK_HEADER = "x-data-parallel-rank"
+_UNREAD = (b"x-override-", b"x-sglext-ids-framed", b"x-smg-routing-key")
+"""Headers of SGLang that change nothing here."""
 
 Body = TypeVar("Body", bound=WireModel | None)
 Wire = TypeVar("Wire", bound=WireModel)
@@ -201,10 +203,10 @@ def _answering(
             if endpoint.budgeted:
                 context.keyring.admit(tenant)
             journal = request.scope.get(JOURNAL_KEY)
-            mine = of_call(context, journal) if journal is not None else context
+            service = context.service.of_call(journal)
             if journal is not None and journal.ticket.tenant is not None:
                 tenant = Tenant(name=journal.ticket.tenant)
-            call = await _read(endpoint, request, tenant, mine, gate)
+            call = await _read(endpoint, request, tenant, replace(context, service=service), gate)
             checked, names = True, call.names
             response = await endpoint.handler(call)
         except ClientGoneError:
@@ -279,7 +281,7 @@ def text_response(content: str, *, status: int = 200) -> Response:
 async def _read(
     endpoint: Endpoint, request: Request, tenant: Tenant, context: Context, gate: Gate
 ) -> Call[Any]:
-    body, ignored, formats = None, [], []
+    body, ignored, formats, pairing = None, [], [], Pairing()
     if endpoint.body is not None:
         raw = await context.bodies.read(request)
         if raw or not endpoint.body_optional:
@@ -290,12 +292,16 @@ async def _read(
             body, formats = await context.bodies.decoded(raw, lambda raw: _decode(model, raw, most))
         else:
             body = endpoint.body()
-        pairing = read_pairing(body, endpoint.path, context.role, context.settings.bootstrap_port)
-        context = replace(context, pairing=pairing)
+        pairing = read_pairing(body, endpoint.path, context.role)
         ignored = unknown_fields(body, BOOTSTRAP if context.role.current else ())
         _check_header(request)
+        ignored += [
+            k.decode("latin-1") for k, _ in request.scope["headers"] if k.startswith(_UNREAD)
+        ]
     arrival = _arrival(endpoint, request, body)
-    context = replace(context, origin=origin_of(context.settings.observe, arrival))
+    origin = origin_of(context.settings.observe, arrival)
+    service = replace(context.service, pairing=pairing, origin=origin)
+    context = replace(context, service=service)
     query = None
     if endpoint.query is not None:
         query = _read_query(endpoint.query, request.query_params)

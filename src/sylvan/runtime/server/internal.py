@@ -12,11 +12,11 @@ from starlette.requests import Request
 
 from sylvan.api.errors import error_body
 from sylvan.api.extras import unknown_fields
+from sylvan.api.spelling import respelt
 from sylvan.api.validation import parse
 from sylvan.protocol.errors import SylvanError
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import INTERNAL_ERROR, Call, Endpoint, error_response
-from sylvan.runtime.server.fields import respelt
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.security import Gate
 from sylvan.utils.tasks import settled

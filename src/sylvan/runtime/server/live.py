@@ -12,21 +12,18 @@ from sylvan.config.tree import Config
 from sylvan.runtime.server.body import Bodies
 from sylvan.runtime.server.connections import ConnectionLimits, Connections
 from sylvan.runtime.server.keyring import Keyring
-from sylvan.runtime.server.settings import CurrentSettings
+from sylvan.runtime.server.settings import LIVE_OF_LIMITS, LIVE_OF_SERVER, CurrentSettings
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.utils.logs import LogLevel
 
-KEYS = ("api_key", "api_key_file", "admin_api_key", "gateway_key")
-LIMITS = (
-    *("connections", "connections_per_address", "head_bytes", "head_s", "body_s", "write_s"),
-    *("text_chars", "samples", "parameter_bytes", "stored_bytes"),
-    *("bodies_bytes", "body_values", "body_depth", "body_names"),
+OF_CONNECTIONS = (
+    *("connections", "connections_per_address", "head_bytes"),
+    *("head_s", "body_s", "write_s"),
 )
 LIVE = frozenset(
     {
-        *(f"server.{name}" for name in KEYS),
-        *(f"limits.{name}" for name in LIMITS),
-        "server.max_body_bytes",
+        *(f"server.{name}" for name in LIVE_OF_SERVER),
+        *(f"limits.{name}" for name in (*OF_CONNECTIONS, *LIVE_OF_LIMITS)),
         "server.drain_s",
         "observe.log_level",
     }

@@ -38,11 +38,11 @@ class Gate:
         self._settings = settings
         self._keyring = keyring
         self._loopback = settings.now.loopback
-        self._origins = settings.now.cors_origins
+        self._origins = settings.now.server.cors_origins
 
     @property
     def _admin(self) -> Secret | None:
-        return self._settings.now.admin_api_key
+        return self._settings.now.server.admin_api_key
 
     def check(self, level: Level, headers: Headers, *, simple: bool = False) -> Tenant | Refusal:
         """The tenant that calls, or why nobody may.

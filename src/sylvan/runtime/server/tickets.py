@@ -27,9 +27,9 @@ from sylvan.protocol.journal import (
     Ticket,
 )
 from sylvan.runtime.server.endpoint import json_response
-from sylvan.runtime.server.journal import JOURNAL_KEY, Journal
 from sylvan.runtime.server.security import Gate, Level, Refusal
 from sylvan.runtime.server.settings import CurrentSettings, ServerSettings
+from sylvan.runtime.serving.journal import JOURNAL_KEY, Journal
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Tickets:
             return None, receive
         if not given.isdigit() or len(given) > 12:
             raise JournalError(f"{RESUME_HEADER} must be a number of bytes")
-        size, most = int(given), self._settings.now.bodies.each
+        size, most = int(given), self._settings.now.server.max_body_bytes
         if size > most:
             raise JournalError(f"the journal has {size} bytes; at most {most} are taken")
         data, more = bytearray(), True
@@ -114,7 +114,7 @@ class Tickets:
 
 def trusts_gateway(settings: ServerSettings, gate: Gate, headers: Headers) -> bool:
     """Whether a call comes from a gateway: see `Tickets`."""
-    key = settings.gateway_key
+    key = settings.server.gateway_key
     if key is not None:
         return key.matches(headers.get(KEY_HEADER, ""))
     return not isinstance(gate.check(Level.ADMIN_OPTIONAL, headers), Refusal)

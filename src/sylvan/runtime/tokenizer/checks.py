@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,25 +11,16 @@ import numpy as np
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.protocol.errors import ContextLengthError, RequestError
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions
-from sylvan.protocol.sampling import SamplingParams
+from sylvan.protocol.sampling import SamplingParams, fault_of
 from sylvan.runtime.tokenizer.types import GenerateInput, ModelFacts
 from sylvan.text.stops import StopFinder
 
 MAX_TOP_LOGPROBS = 1024
 MAX_LOGPROB_IDS = 1024
-MAX_LOGIT_BIAS = 100.0
 MAX_RID_CHARS = 256
 MAX_TIMEOUT_S = 86400.0
 MAX_CHARS_PER_TOKEN = 256  # a text longer than this times the context cannot fit
 _INT32 = range(-(2**31), 2**31)
-_FLOATS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +44,7 @@ def check_input(inp: GenerateInput, facts: ModelFacts) -> None:
         raise ContextLengthError.of_text(len(inp.text), facts.context_len, "text")
     if inp.rid is not None and not 0 < len(inp.rid) <= MAX_RID_CHARS:
         raise RequestError(f"rid must have 1 to {MAX_RID_CHARS} characters", param="rid")
-    if inp.priority not in _INT32:
+    if inp.options.priority not in _INT32:
         raise RequestError("priority must be a 32-bit integer", param="priority")
     _check_times(inp)
 
@@ -122,11 +112,8 @@ def build_request(
         logprobs=inp.logprobs,
         tenant=inp.tenant,
         cache_salt=inp.cache_salt,
-        priority=inp.priority,
-        deadline_s=inp.deadline_s,
-        ttft_ms=inp.ttft_ms,
-        tpot_ms=inp.tpot_ms,
         thinking=inp.thinking,
+        **msgspec.structs.asdict(inp.options),
     )
 
 
@@ -186,7 +173,7 @@ def _check_times(inp: GenerateInput) -> None:
         ("ttft_ms", MAX_TIMEOUT_S * 1e3),
         ("tpot_ms", MAX_TIMEOUT_S * 1e3),
     ):
-        value = getattr(inp, name)
+        value = getattr(inp.options, name)
         if value is not None and not 0 < value <= most:
             message = f"{name} must be a positive number, at most {most:g}"
             raise RequestError(message, param=name)
@@ -221,38 +208,19 @@ def check_sampling(sampling: SamplingParams, facts: ModelFacts) -> None:
         message, _, path = str(error).partition(" - at ")
         param = path.strip("`$.").partition("[")[0] or None
         raise RequestError(f"{param or 'sampling_params'}: {message}", param=param) from error
-    for name in _FLOATS:
-        if not math.isfinite(getattr(sampling, name)):
-            raise RequestError(f"{name} must be a finite number", param=name)
-    if sampling.top_k == 0:
-        raise RequestError("top_k must be -1 (all) or at least 1", param="top_k")
-    grammars = [
-        name
-        for name in ("json_schema", "regex", "ebnf", "structural_tag", "choice")
-        if getattr(sampling, name)
-    ]
-    if len(grammars) > 1:
-        raise RequestError(f"{' and '.join(grammars)} exclude each other", param=grammars[1])
+    if (fault := fault_of(sampling)) is not None:
+        message = f"{fault.name}{fault.place}: {fault.text}"
+        raise RequestError(message, param=fault.name)
     check_ids(sampling.stop_token_ids, facts.vocab_size, "stop_token_ids")
     _check_bias(sampling.logit_bias, facts.vocab_size)
     StopFinder(sampling.stop, sampling.stop_regex)
 
 
 def _check_bias(bias: dict[str, float], vocab_size: int) -> None:
-    for key, value in bias.items():
-        known = key.isascii() and key.isdigit() and len(key) < 11 and int(key) < vocab_size
-        if not known:
-            raise RequestError(
-                f"logit_bias has the key {key[:32]!r}; token ids of this model are 0 to "
-                f"{vocab_size - 1}",
-                param="logit_bias",
-            )
-        if not -MAX_LOGIT_BIAS <= value <= MAX_LOGIT_BIAS:
-            raise RequestError(
-                f"logit_bias of token {key} is {value}; it must be between {-MAX_LOGIT_BIAS:g} "
-                f"and {MAX_LOGIT_BIAS:g}",
-                param="logit_bias",
-            )
+    for key in bias:
+        if int(key) >= vocab_size:
+            message = f"logit_bias.{key}: token ids of this model are 0 to {vocab_size - 1}"
+            raise RequestError(message, param="logit_bias")
 
 
 def _check_logprobs(options: LogprobOptions, prompt_len: int, facts: ModelFacts) -> None:

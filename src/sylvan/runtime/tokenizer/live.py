@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from sylvan.protocol.media import media_tokens
 from sylvan.protocol.messages import Finish, TextOutput, Timing, TokenLogprobs, Usage
 from sylvan.protocol.names import internal_name
 from sylvan.protocol.requests import GenerateRequest, Request
@@ -57,6 +58,7 @@ class SampleState:
         finish_delivered: The client has been given the finish.
         first_s: When its first text arrived here; 0: not yet.
         last_s: When its finish arrived here.
+        media_tokens: See `Usage.media_tokens`.
         delivered_s: When the reader was done with its last delta.
     """
 
@@ -77,6 +79,12 @@ class SampleState:
     last_s: float = 0.0
     delivered_s: float = 0.0
     pending: PendingDelta = field(default_factory=PendingDelta)
+    media_tokens: dict[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        request = self.request
+        if isinstance(request, GenerateRequest) and request.media:
+            self.media_tokens = media_tokens(request.input_ids, request.media)
 
     @property
     def index(self) -> int:
@@ -141,6 +149,9 @@ class SampleState:
     def drain(self, rid: str) -> SampleDelta:
         """Everything pending, as one delta."""
         pending, self.pending = self.pending, PendingDelta()
+        usage = self.usage
+        if self.media_tokens is not None:
+            usage = msgspec.structs.replace(usage, media_tokens=self.media_tokens)
         self.first_delivered, self.finish_delivered = True, self.finish is not None
         return SampleDelta(
             rid=rid,
@@ -149,7 +160,7 @@ class SampleState:
             token_ids=tuple(pending.ids),
             logprobs=_concatenated(pending.logprobs),
             prompt_logprobs=pending.prompt_logprobs,
-            usage=self.usage,
+            usage=usage,
             finish=self.finish,
             timing=self.timing,
             embedding=pending.embedding,

@@ -253,7 +253,7 @@ class TokenizerManager:
 
     async def _admit(self, inp: GenerateInput) -> LiveRequest:
         received_s = self._clock()
-        self._check_admission(inp.rid, inp.tenant, inp.sampling.n, inp.priority)
+        self._check_admission(inp.rid, inp.tenant, inp.sampling.n, inp.options.priority)
         check_generates(self.facts)
         check_input(inp, self.facts)
         self.adapters.id_of(inp.lora, inp.tenant)
@@ -266,7 +266,7 @@ class TokenizerManager:
             prompt, media = await self._with_media(inp, prompt)
         finally:
             self._reserved -= inp.sampling.n
-        self._check_admission(inp.rid, inp.tenant, inp.sampling.n, inp.priority)
+        self._check_admission(inp.rid, inp.tenant, inp.sampling.n, inp.options.priority)
         given = (self.limits.seed, inp.default_seed)
         seed = next((seed for seed in given if seed is not None), secrets.randbits(63))
         base = build_request(inp, prompt, self.facts, seed=seed)

@@ -7,14 +7,17 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from sylvan.config.tree import MediaConfig
 from sylvan.media.fetch import Fetcher, FetchLimits
+from sylvan.media.given import VECTORS, given_vectors
 from sylvan.media.messages import Prepare, Prepared
 from sylvan.media.pool import MediaWorkers
+from sylvan.media.sounds import SAMPLES
 from sylvan.media.source import MediaSource
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import RequestError
@@ -73,12 +76,15 @@ class MediaPreparer:
                 param=sources[0].path,
             )
         _check_kinds(sources, token_ids)
-        prepared = await _all(self._prepare(source, tenant) for source in sources)
-        places = _placeholders(ids, sources, prepared)
+        prepared = await _all(
+            self._prepare(source, tenant, token_ids[source.kind]) for source in sources
+        )
+        places, order = _placeholders(ids, sources, prepared)
+        sources, prepared = [sources[i] for i in order], [prepared[i] for i in order]
         parts: list[IntArray] = []
         items: list[MediaItem] = []
         done = start = 0
-        for source, place, found in zip(sources, places, prepared, strict=True):
+        for source, (place, end), found in zip(sources, places, prepared, strict=True):
             parts += [ids[done:place], np.array(found.tokens, np.int32)]
             start += place - done
             stop = start + len(found.tokens)
@@ -91,29 +97,37 @@ class MediaPreparer:
                     digest=found.digest,
                     features=found.features,
                     grid=found.grid,
+                    time_step=found.time_step,
                 )
             )
-            start, done = stop, place + 1
+            start, done = stop, end
         return np.concatenate([*parts, ids[done:]]), tuple(items)
+
+    async def samples(self, source: MediaSource) -> tuple[np.ndarray, int]:
+        """A sound as float32 (N,), and how many of them are a second, as the model hears it.
+
+        Raises:
+            RequestError: It cannot be read.
+        """
+        data = await self._fetcher.read(source)
+        order = self._order(source, data, {SAMPLES: True})
+        found = await self._workers.prepare(order, source.path)
+        return found.features["samples"], int(found.features["rate"])
 
     async def close(self) -> None:
         """End processes and connections."""
         await self._fetcher.close()
         await self._workers.close()
 
-    async def _prepare(self, source: MediaSource, tenant: str) -> Prepared:
+    async def _prepare(self, source: MediaSource, tenant: str, token: int) -> Prepared:
+        if VECTORS in source.options:
+            return given_vectors(source, token)
         data = await self._fetcher.read(source)
         key = _key(source, data, tenant)
         if (known := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return known
-        order = Prepare(
-            id=0,
-            kind=source.kind,
-            data=data,
-            max_pixels=self._settings.pixels,
-            options=source.options,
-        )
+        order = self._order(source, data, source.options)
         found = await self._workers.prepare(order, source.path)
         if key not in self._kept:
             self._kept[key] = found
@@ -121,6 +135,17 @@ class MediaPreparer:
             while self._kept_bytes > _KEPT_BYTES:
                 self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
         return found
+
+    def _order(self, source: MediaSource, data: bytes, options: dict[str, Any]) -> Prepare:
+        return Prepare(
+            id=0,
+            kind=source.kind,
+            data=data,
+            max_pixels=self._settings.pixels,
+            max_frames=self._settings.frames,
+            max_seconds=self._settings.seconds,
+            options=options,
+        )
 
 
 async def _all(works: Iterable[Coroutine[None, None, Prepared]]) -> list[Prepared]:
@@ -144,18 +169,35 @@ def _check_kinds(sources: Sequence[MediaSource], token_ids: Mapping[MediaKind, i
 
 def _placeholders(
     ids: IntArray, sources: Sequence[MediaSource], prepared: Sequence[Prepared]
-) -> list[int]:
-    """Where in a prompt each item belongs."""
-    wanted = [item.placeholder for item in prepared]
-    places: list[int] = np.flatnonzero(np.isin(ids, wanted)).tolist()
-    if ids[places].tolist() != wanted:
-        path = sources[0].path
-        raise RequestError(
-            f"{path}: the prompt has {len(places)} placeholders for {len(sources)} items; each "
-            "image, video or sound needs one, in their order.",
-            param=path,
-        )
-    return places
+) -> tuple[list[tuple[int, int]], list[int]]:
+    """What of a prompt is replaced, from where and up to where; and by which item.
+
+    Items of a kind come in their order; where another kind is among them the prompt decides.
+    """
+    left: dict[int, list[int]] = {}
+    for index, item in enumerate(prepared):
+        left.setdefault(item.placeholder, []).append(index)
+    places: list[int] = np.flatnonzero(np.isin(ids, list(left))).tolist()
+    tokens: list[int] = ids[places].tolist()
+    for token, indices in left.items():
+        if (count := tokens.count(token)) != len(indices):
+            source = sources[indices[0]]
+            raise RequestError(
+                f"{source.path}: the prompt has {count} placeholders for {len(indices)} "
+                f"{source.kind}s; each needs one.",
+                param=source.path,
+            )
+    order = [left[token].pop(0) for token in tokens]
+    found = [_replaced(ids, place, prepared[i]) for place, i in zip(places, order, strict=True)]
+    return found, order
+
+
+def _replaced(ids: IntArray, place: int, item: Prepared) -> tuple[int, int]:
+    if item.around and 0 < place < len(ids) - 1:
+        before, after = item.around
+        if (ids[place - 1], ids[place + 1]) == (before, after):
+            return place - 1, place + 2
+    return place, place + 1
 
 
 def _key(source: MediaSource, data: bytes, tenant: str) -> bytes:

@@ -12,7 +12,7 @@ from sylvan.media.source import MediaSource
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.protocol.media import MEDIA_KINDS, MediaKind
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
-from sylvan.protocol.requests import Bootstrap, LogprobOptions, Thinking
+from sylvan.protocol.requests import Bootstrap, LogprobOptions, RequestOptions, Thinking
 from sylvan.protocol.sampling import SamplingParams
 
 State = Literal["starting", "up", "draining", "recovering", "lost", "stopped"]
@@ -87,10 +87,9 @@ class GenerateInput:
 
     Exactly one of `text` and `input_ids` is given. `text` is tokenised as a client's text: with
     `trusted` control tokens spelt in it count. `rid` names the request for `abort`; it must not be
-    that of a live request of the same tenant. `deadline_s` counts from arrival; `ttft_ms` and
-    `tpot_ms` are targets for the first token and for each later one. With `stream` False each
-    sample yields one delta, at its end; otherwise one whenever `sampling.stream_interval` tokens
-    (1 if None) are there and the reader is. `internal` requests are our own, such as health probes:
+    that of a live request of the same tenant. `options` go to the scheduler. With `stream` False
+    each sample yields one delta, at its end; else one whenever `sampling.stream_interval` tokens (1
+    if None) are there and the reader is. `internal` requests are our own, such as health probes:
     they are not accounted for. `default_seed` counts where neither `sampling` nor the operator
     gives one. With `past`, what another server gave out for this request, it is continued; the
     first delta then brings nothing, and says that the request was admitted. `bootstraps`, one for
@@ -107,10 +106,7 @@ class GenerateInput:
     lora: str | None = None
     tenant: str = ""
     cache_salt: str = ""
-    priority: int = 0
-    deadline_s: float | None = None
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
+    options: RequestOptions = field(default_factory=RequestOptions)
     add_special_tokens: bool = True
     trusted: bool = True
     thinking: Thinking | None = None

@@ -307,9 +307,9 @@ def test_a_model_that_cannot_keep_the_bits_says_so_or_is_refused(
     ids=lambda x: next(iter(x), ""),
 )
 def test_thinking_is_refused_where_nothing_follows_it(
-    engine: Engine, fields: dict[str, Any], params: dict[str, Any]
+    model: Path, fields: dict[str, Any], params: dict[str, Any]
 ) -> None:
-    with pytest.raises(RequestError) as caught:
+    with start(model, reasoning_parser="none") as engine, pytest.raises(RequestError) as caught:
         engine.generate("a", params, **fields)
 
     assert caught.value.param == next(iter(fields))
@@ -345,3 +345,58 @@ def test_no_tokens_tell_what_may_come_next(engine: Engine) -> None:
     for name in ("output_top_logprobs", "output_token_ids_logprobs"):
         assert len(none["meta_info"][name]) == 1
         assert none["meta_info"][name] == one["meta_info"][name]
+
+
+def test_turns_of_a_session_go_on_from_each_other(engine: Engine) -> None:
+    name = engine.open_session(1000)
+    first: Any = engine.generate("one", GREEDY, session_params={"id": name}, rid="a")
+    going_on = {"id": name, "rid": "a"}
+    second: Any = engine.generate("two", GREEDY, session_params=going_on, stream=True)
+    second = list(second)[-1]
+    ids = [*engine.tokenizer.encode("one"), *first["output_ids"], *engine.tokenizer.encode("two")]
+    alone: Any = engine.generate(input_ids=ids, sampling_params=GREEDY)
+
+    assert second["output_ids"] == alone["output_ids"]
+    engine.close_session(name)
+    with pytest.raises(RequestError, match="there is no session"):
+        engine.generate("x", session_params={"id": name})
+
+
+def test_a_budget_ends_thinking(model: Path) -> None:
+    params = {"regex": "<think>[ab]{8}</think>c", "max_new_tokens": 60, "temperature": 0.0}
+    with start(model, reasoning_parser="qwen3") as engine:
+        free: Any = engine.generate("x<think>", {**GREEDY, "max_new_tokens": 40})
+        bound: Any = engine.generate(
+            "x<think>", {**GREEDY, "max_new_tokens": 40}, max_thinking_tokens=3
+        )
+        assert engine.generate("x", params)
+
+    end = engine.tokenizer.encode("</think>", add_special_tokens=False)
+    assert bound["output_ids"][3 : 3 + len(end)] == end
+    assert free["output_ids"][3 : 3 + len(end)] != end
+    assert bound["meta_info"]["reasoning_tokens"] == 3 + len(end)
+
+
+def test_names_without_a_meaning_here_say_why(engine: Engine) -> None:
+    with pytest.raises(AttributeError, match="ranks take commands"):
+        engine.collective_rpc  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no 'foo'$"):
+        engine.foo  # noqa: B018
+
+
+def test_arguments_can_be_passed_around(model: Path) -> None:
+    with pytest.raises(ConfigError, match="page_siz"):
+        sylvan.ServerArgs(cache__page_siz=4)
+    args = sylvan.ServerArgs(
+        model_path=str(model), load_format="dummy", device="cpu", threads=1, max_total_tokens=4096
+    )
+    with Engine(server_args=args) as other:
+        assert other.generate("hello", GREEDY)
+        other.freeze_gc()
+
+
+def test_steps_are_profiled(engine: Engine, tmp_path: Path) -> None:
+    assert engine.start_profile(str(tmp_path)) == str(tmp_path)
+    engine.generate("hello", GREEDY)
+
+    assert all(Path(file).exists() for file in engine.stop_profile())

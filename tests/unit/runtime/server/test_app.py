@@ -15,7 +15,6 @@ import pytest
 
 from sylvan.config.values import Secret
 from sylvan.protocol.messages import Finish
-from sylvan.runtime.server.body import BodyLimits
 from sylvan.runtime.server.routes import ENDPOINTS
 from sylvan.runtime.server.security import Level
 from tests.support.http import Client
@@ -72,7 +71,7 @@ async def test_native_routes_take_any_content_type(client):
 
 
 async def test_large_body_is_refused_by_its_announced_length(engine):
-    client = Client(engine, bodies=BodyLimits(each=1024))
+    client = Client(engine, max_body_bytes=1024)
     response = await send(client, "/generate", b'{"text": "' + b"a" * 2000 + b'"}')
 
     assert response.status_code == 413
@@ -80,7 +79,7 @@ async def test_large_body_is_refused_by_its_announced_length(engine):
 
 
 async def test_large_body_is_refused_while_it_streams_in(engine):
-    client = Client(engine, bodies=BodyLimits(each=1024))
+    client = Client(engine, max_body_bytes=1024)
     sent = 0
 
     async def chunks():
@@ -161,7 +160,7 @@ def path_of(endpoint):
 @pytest.mark.parametrize("endpoint", CLOSED, ids=lambda e: e.path)
 @pytest.mark.parametrize("key", [None, "wrong", "key\u00e9"])
 async def test_every_closed_route_wants_the_key(engine, endpoint, key):
-    client = Client(engine, api_keys=(Secret("secret"),))
+    client = Client(engine, api_key=Secret("secret"))
     headers = {} if key is None else {"authorization": f"Bearer {key}".encode()}
     response = await client.http.request(endpoint.methods[0], path_of(endpoint), headers=headers)
 
@@ -175,7 +174,7 @@ async def test_every_closed_route_wants_the_key(engine, endpoint, key):
 
 @pytest.mark.parametrize("endpoint", OPEN, ids=lambda e: e.path)
 async def test_open_routes_never_want_a_key(engine, endpoint):
-    client = Client(engine, api_keys=(Secret("secret"),))
+    client = Client(engine, api_key=Secret("secret"))
     assert (await client.get(path_of(endpoint))).status_code == 200
 
 
@@ -188,12 +187,12 @@ async def test_open_routes_never_want_a_key(engine, endpoint):
     ],
 )
 async def test_the_key_opens(engine, headers):
-    client = Client(engine, api_keys=(Secret("other"), Secret("secret")))
+    client = Client(engine, api_key=Secret("secret"))
     assert (await client.get("/v1/models", headers=headers)).status_code == 200
 
 
 async def test_admin_key_closes_admin_routes_to_clients(engine):
-    client = Client(engine, api_keys=(Secret("k"),), admin_api_key=Secret("a"))
+    client = Client(engine, api_key=Secret("k"), admin_api_key=Secret("a"))
 
     def status(key):
         return client.get("/server_info", headers={"authorization": f"Bearer {key}"})
@@ -216,7 +215,7 @@ async def test_abort_all_is_for_the_operator(engine):
 
 async def test_secrets_are_never_shown(engine):
     shown = {"server": {"api_key": Secret("hidden-1"), "port": 1}, "list": [Secret("hidden-2")]}
-    client = Client(engine, api_keys=(Secret("hidden-3"),), shown=shown)
+    client = Client(engine, api_key=Secret("hidden-3"), shown=shown)
     response = await client.get("/server_info", headers={"authorization": "Bearer hidden-3"})
 
     assert response.status_code == 200
@@ -325,7 +324,7 @@ async def test_only_the_replica_that_there_is_can_be_named(client, path, body):
 
 @pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
 async def test_compressed_bodies_are_read_within_the_limit(engine, coding, pack):
-    client = Client(engine, bodies=BodyLimits(each=1000))
+    client = Client(engine, max_body_bytes=1000)
     headers = JSON | {"content-encoding": coding}
     data = json.dumps({"text": "abc"}).encode()
 
@@ -500,7 +499,7 @@ async def test_cors_is_as_configured(engine):
     headers = {"origin": "https://app.example", "access-control-request-method": "POST"}
     closed = await Client(engine).http.options("/generate", headers=headers)
     assert "access-control-allow-origin" not in closed.headers
-    client = Client(engine, cors_origins=("*",), api_keys=(Secret("k"),))
+    client = Client(engine, cors_origins=("*",), api_key=Secret("k"))
     opened = await client.http.options("/generate", headers=headers)
     assert opened.status_code == 200
     assert opened.headers["access-control-allow-origin"] == "*"

@@ -230,7 +230,7 @@ async def test_batch_that_has_ended_can_be_deleted(durable):
 
 
 async def test_a_tenant_stores_no_more_than_its_share(engine, tmp_path):
-    client = two_tenants(engine, tmp_path, max_stored_bytes=5000)
+    client = two_tenants(engine, tmp_path, stored_bytes=5000)
     red, blue = ({"authorization": f"Bearer {name}"} for name in ("red", "blue"))
     client.http.headers.update(red)
     engine.control.hold = True
@@ -256,7 +256,7 @@ async def test_a_tenant_stores_no_more_than_its_share(engine, tmp_path):
 async def test_what_is_old_is_forgotten(engine):
     client = Client(engine, retention_s=3600.0)
     now = 1e9
-    object.__setattr__(client.context, "wall", lambda: now)
+    object.__setattr__(client.context.service, "wall", lambda: now)
     old = await upload(client, b"x")
     now += 3000
     new = await upload(client, b"y")

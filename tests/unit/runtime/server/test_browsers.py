@@ -63,10 +63,10 @@ async def test_rebound_names_reach_nothing(client, host):
     assert client.engine.control.commands == []
 
 
-@pytest.mark.parametrize("keys", [(), (Secret("k"),)])
+@pytest.mark.parametrize("key", [None, Secret("k")])
 @pytest.mark.parametrize("host", MALFORMED)
-async def test_a_malformed_host_is_a_bad_request(engine, host, keys):
-    client = Client(engine, api_keys=keys)
+async def test_a_malformed_host_is_a_bad_request(engine, host, key):
+    client = Client(engine, api_key=key)
     for path in ("/", "/nothing", "/v1/models"):
         answer = await client.get(path, headers={"host": host.encode("latin-1")})
         assert answer.status_code == 400
@@ -103,7 +103,7 @@ async def test_nothing_is_changed_by_get_without_a_key(engine, path):
     for method in ("GET", "HEAD"):
         assert (await client.http.request(method, path)).status_code in (403, 405)
     assert engine.control.commands == []
-    keyed = Client(engine, api_keys=(Secret("k"),))
+    keyed = Client(engine, api_key=Secret("k"))
     answer = await keyed.get(path, headers={"authorization": "Bearer k"})
     assert answer.status_code in (200, 400)
 
@@ -143,7 +143,7 @@ async def test_names_that_were_asked_for_are_ours(engine, hosts):
     assert other.status_code == (200 if "*" in hosts else 403)
 
 
-@pytest.mark.parametrize("settings", [{"host": "0.0.0.0"}, {"api_keys": (Secret("k"),)}])
+@pytest.mark.parametrize("settings", [{"host": "0.0.0.0"}, {"api_key": Secret("k")}])
 async def test_names_of_other_servers_are_theirs(engine, settings):
     client = Client(engine, **settings)
     headers = {"host": "sylvan.example", "authorization": "Bearer k"}

@@ -7,8 +7,6 @@ import json
 
 import pytest
 
-from sylvan.api.strict_json import JsonLimits
-from sylvan.runtime.server.body import BodyLimits
 from sylvan.utils.loop_watch import Hold
 from tests.support.http import Client, two_tenants
 
@@ -24,20 +22,20 @@ def values(count):
 
 
 CASES = {
-    "limits.body_values": ({"bodies": BodyLimits(json=JsonLimits(values=9))}, values(20), 413),
+    "limits.body_values": ({"body_values": 9}, values(20), 413),
     "limits.body_depth": (
-        {"bodies": BodyLimits(json=JsonLimits(depth=8))},
+        {"body_depth": 8},
         body(extra=[[[[[[[[[]]]]]]]]]),
         400,
     ),
     "limits.body_names": (
-        {"bodies": BodyLimits(json=JsonLimits(names=4))},
+        {"body_names": 4},
         body(**{f"f{i}": 0 for i in range(9)}),
         400,
     ),
-    "limits.bodies_bytes": ({"bodies": BodyLimits(together=10)}, body(), 503),
-    "limits.samples": ({"max_batch_samples": 2}, json.dumps({"text": ["x"] * 3}), 400),
-    "server.max_body_bytes": ({"bodies": BodyLimits(each=10)}, body(), 413),
+    "limits.bodies_bytes": ({"bodies_bytes": 10}, body(), 503),
+    "limits.samples": ({"samples": 2}, json.dumps({"text": ["x"] * 3}), 400),
+    "server.max_body_bytes": ({"max_body_bytes": 10}, body(), 413),
 }
 
 
@@ -61,7 +59,7 @@ async def test_a_call_beyond_a_budget_is_refused_by_its_name(engine, setting):
 
 
 async def test_texts_that_are_only_read_are_bounded(engine):
-    client = Client(engine, max_text_chars=10)
+    client = Client(engine, text_chars=10)
 
     answer = await client.post("/tokenize", {"prompt": "x" * 11})
 

@@ -30,6 +30,11 @@ LABELS = {"label_token_ids": [1]}
         ("/v1/chat/completions", {"messages": CHAT, "model": "http://x"}, "model"),
         ("/v1/chat/completions", {"messages": CHAT, "lora_path": "x"}, "lora_path"),
         ("/v1/completions", {"prompt": "x", "model": "a:b"}, "model"),
+        (
+            "/v1/completions",
+            {"prompt": "x", "json_schema": "{}", "response_format": {"type": "json_object"}},
+            "response_format",
+        ),
         ("/v1/completions", {"prompt": "x", "best_of": 10**9}, "best_of"),
         ("/v1/completions", {"prompt": "x", "n": 10**9}, "n"),
         ("/v1/responses", {"input": "x", "text": [1]}, "text"),

@@ -347,7 +347,7 @@ async def test_profiles_are_not_there_and_adapters_are_off(server, folder):
 
 
 async def test_keys_are_wanted_where_http_wants_them(folder):
-    keys = {"api_keys": (Secret("k"),), "admin_api_key": Secret("boss")}
+    keys = {"api_key": Secret("k"), "admin_api_key": Secret("boss")}
     async with grpc_served(folder, **keys) as server:
         mine = {"metadata": (("authorization", "Bearer k"),)}
         assert (await server.call("HealthCheck")).healthy

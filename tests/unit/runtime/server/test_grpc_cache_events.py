@@ -158,7 +158,7 @@ async def test_tenants_do_not_learn_what_others_ask(folder, publisher, tmp_path)
     keys = tmp_path / "keys.json"
     tenant = {"sha256": hashlib.sha256(b"t").hexdigest(), "tenant": "t"}
     keys.write_text(json.dumps({"keys": [tenant]}))
-    settings = {"api_keys": (Secret("k"),), "api_key_file": str(keys), "shown": told(publisher)}
+    settings = {"api_key": Secret("k"), "api_key_file": str(keys), "shown": told(publisher)}
     async with grpc_served(folder, **settings) as server:
         for key, allowed in (("k", True), ("t", False), ("x", False)):
             metadata = [("authorization", f"Bearer {key}")]

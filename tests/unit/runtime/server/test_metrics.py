@@ -246,7 +246,3 @@ async def test_abort_of_a_client_is_no_success(client):
 async def test_lag_of_the_event_loop_is_measured(client):
     while (await values(client)).get("sylvan:event_loop_lag_seconds_count", 0) < 1:
         await asyncio.sleep(0.01)
-
-
-async def test_metrics_can_be_turned_off(engine):
-    assert (await Client(engine, metrics=False).get("/metrics")).status_code == 404

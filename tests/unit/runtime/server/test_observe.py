@@ -234,7 +234,7 @@ async def test_steps_as_trace_events(client):
 async def test_levels_of_request_logs(engine, caplog):
     secret = "sk-not-to-be-logged"
     settings = {"observe": ObserveConfig(log_requests=True, log_requests_format="json")}
-    client = Client(engine, api_keys=(_secret(secret),), **settings)
+    client = Client(engine, api_key=_secret(secret), **settings)
     headers = {"authorization": f"Bearer {secret}"}
     long = {"text": "x" * 1500, "sampling_params": {"max_new_tokens": 4, "stop": ["hush"]}}
     seen = {}

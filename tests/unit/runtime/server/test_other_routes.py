@@ -51,7 +51,7 @@ CONTRACT = NEEDED | routes(
     POST /hicache/storage-backend/clear /add_external_corpus /remove_external_corpus
     PUT/DELETE/GET /hicache/storage-backend
     GET /get_hicache_l3_cache_layout /list_external_corpora /is_scaling_elastic_ep /v1/realtime
-    POST /pd_role_switch /scale_elastic_ep /v1/audio/transcriptions /v1/decisions /v1/systemone
+    POST /pd_role_switch /scale_elastic_ep /v1/decisions /v1/systemone
     """
 )
 TOOLS = [{"type": "function", "function": {"name": n}} for n in ("f", "g")]
@@ -96,7 +96,7 @@ async def test_unknown_parser_is_refused_with_the_nearest_name(client, path, fie
     ],
 )
 async def test_texts_that_are_only_read_are_bounded(engine, path, field, body):
-    client = Client(engine, max_text_chars=50)
+    client = Client(engine, text_chars=50)
     response = await client.post(path, body)
 
     assert response.status_code == 413

@@ -10,7 +10,7 @@ import pytest
 
 from sylvan.api.openai.responses import chat_messages
 from sylvan.config.values import Secret
-from sylvan.runtime.server.turn import Turn
+from sylvan.runtime.serving.answers import AnswerRun
 from tests.support.http import Client, two_tenants
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -84,7 +84,7 @@ async def test_tenants_cannot_read_each_other(engine, tmp_path):
 
     keys = [{"sha256": hashlib.sha256(name.encode()).hexdigest(), "tenant": name} for name in "ab"]
     (tmp_path / "keys.json").write_text(json.dumps({"keys": keys}))
-    client = Client(engine, api_key_file=str(tmp_path / "keys.json"), api_keys=(Secret("plain"),))
+    client = Client(engine, api_key_file=str(tmp_path / "keys.json"), api_key=Secret("plain"))
 
     def key(name):
         return {"authorization": f"Bearer {name}"}
@@ -152,7 +152,7 @@ async def test_background_responses_tell_of_a_fault_of_our_own(client, monkeypat
     async def broken(self):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Turn, "whole", broken)
+    monkeypatch.setattr(AnswerRun, "whole", broken)
     path = f"/v1/responses/{(await create(client, background=True))['id']}"
     while (found := (await client.get(path)).json())["status"] in ("queued", "in_progress"):
         await asyncio.sleep(0)

@@ -185,7 +185,7 @@ async def test_keys_of_tenants_end_only_their_own(engine, tmp_path):
 
 @pytest.mark.parametrize("path", ["/cache/tree", "/cache/explain?rid=x"])
 async def test_the_cache_is_shown_to_each_as_far_as_it_is_theirs(engine, tmp_path, path):
-    keys = {"admin_api_key": Secret("a"), "api_keys": (Secret("plain"),)}
+    keys = {"admin_api_key": Secret("a"), "api_key": Secret("plain")}
     client = two_tenants(engine, tmp_path, **keys)
 
     async def asked(key):
@@ -202,7 +202,7 @@ async def test_the_cache_is_shown_to_each_as_far_as_it_is_theirs(engine, tmp_pat
     assert (await client.get(path)).status_code == 401
     await client.http.aclose()
 
-    client = two_tenants(engine, tmp_path, api_keys=(Secret("plain"),))
+    client = two_tenants(engine, tmp_path, api_key=Secret("plain"))
     assert (await asked("plain"))[1] == [None]  # without an admin key it is the operator's
     assert (await asked("red"))[1] == [isolation.owner("red")]
     await client.http.aclose()

@@ -41,7 +41,7 @@ async def test_open_answers_a_bare_id_once(client):
 
 
 async def test_open_and_close_by_query(engine):
-    client = Client(engine, api_keys=(Secret("k"),))  # without a key nothing is changed by GET
+    client = Client(engine, api_key=Secret("k"))  # without a key nothing is changed by GET
     client.http.headers["authorization"] = "Bearer k"
     query = "/open_session?capacity_of_str_len=10&session_id=s&timeout=2.5"
     assert (await client.get(query)).json() == "s"

@@ -7,19 +7,12 @@ import pytest
 from sylvan.config.load import load
 from sylvan.config.sources import from_keywords
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.server.context import sampling_defaults
 from sylvan.runtime.server.settings import ServerSettings
+from sylvan.runtime.serving.service import sampling_defaults
 
 
 def settings(**keywords: object) -> ServerSettings:
     return ServerSettings.from_config(load(from_keywords(keywords).settings).config)
-
-
-def test_defaults_agree():
-    ours = settings()
-    assert ours.enable_cache_report is ServerSettings().enable_cache_report is True
-    assert ours.stream_include_usage is ServerSettings().stream_include_usage is False
-    assert ours.response_store_size == ServerSettings().response_store_size
 
 
 def test_configuration_reaches_the_settings():
@@ -31,16 +24,16 @@ def test_configuration_reaches_the_settings():
         server__response_store_size=0,
     )
 
-    assert ours.preferred_sampling_params == {"temperature": 0.5}
-    assert ours.default_chat_template_kwargs == {"enable_thinking": False, "style": "plain"}
-    assert (ours.enable_cache_report, ours.stream_include_usage) == (False, True)
-    assert ours.response_store_size == 0
+    assert ours.text.preferred_sampling_params == {"temperature": 0.5}
+    assert ours.text.default_chat_template_kwargs == {"enable_thinking": False, "style": "plain"}
+    assert (ours.text.cache_report, ours.text.stream_include_usage) == (False, True)
+    assert ours.server.response_store_size == 0
 
 
 @pytest.mark.parametrize("given", [{"temprature": 1}, {"top_p": 7.0}])
 def test_preferred_parameters_that_make_no_sense_are_refused(given, tmp_path):
     with pytest.raises(ConfigError, match=next(iter(given))):
-        sampling_defaults(settings(text__preferred_sampling_params=given), str(tmp_path))
+        sampling_defaults(settings(text__preferred_sampling_params=given).text, str(tmp_path))
 
 
 def test_weights_of_tenants_are_positive_numbers():

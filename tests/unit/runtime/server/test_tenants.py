@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
@@ -12,17 +13,21 @@ from sylvan.config.values import Secret
 from sylvan.runtime.server.routes import ENDPOINTS
 from tests.support.http import two_tenants
 
+DEADLINE_S = 60
 KEYS = ("red", "blue", "plain")
 """Of two tenants, and of a client without a name."""
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
 CHAT = [{"role": "user", "content": "x"}]
+ASKED = {"custom_id": "a", "params": {"model": "m", "max_tokens": 1, "messages": CHAT}}
 BATCH = {"endpoint": "/v1/completions", "completion_window": "24h"}
+MESSAGES = "/v1/messages/batches"
 ABSENT = {
     "response": "resp_" + "0" * 32,
     "conversation": "conv_" + "0" * 32,
     "item": "msg_" + "0" * 32,
     "file": "file-" + "0" * 24,
     "batch": "batch_" + "0" * 24,
+    "message_batch": "msgbatch_" + "0" * 24,
     "session": "0" * 32,
     "rid": "0" * 32,
 }
@@ -44,6 +49,10 @@ REFERENCES = {
     ("GET", "/v1/batches/{batch_id}"): ("batch", None),
     ("DELETE", "/v1/batches/{batch_id}"): ("batch", None),
     ("POST", "/v1/batches/{batch_id}/cancel"): ("batch", None),
+    ("GET", "/v1/messages/batches/{batch_id}"): ("message_batch", None),
+    ("DELETE", "/v1/messages/batches/{batch_id}"): ("message_batch", None),
+    ("POST", "/v1/messages/batches/{batch_id}/cancel"): ("message_batch", None),
+    ("GET", "/v1/messages/batches/{batch_id}/results"): ("message_batch", None),
     ("GET", "/trace/{rid}"): ("rid", None),
     ("POST", "/v1/responses", "previous_response_id"): ("response", {"input": "x"}),
     ("POST", "/v1/responses", "conversation"): ("conversation", {"input": "x"}),
@@ -85,7 +94,7 @@ class World:
 
     def __init__(self, engine, tmp_path):
         self.client = two_tenants(
-            engine, tmp_path, api_keys=(Secret("plain"),), admin_api_key=Secret("admin")
+            engine, tmp_path, api_key=Secret("plain"), admin_api_key=Secret("admin")
         )
         self.things = {}
 
@@ -114,14 +123,24 @@ class World:
             "item": items.json()["data"][0]["id"],
             "file": file["id"],
             "batch": (await made("/v1/batches", {**BATCH, "input_file_id": file["id"]}))["id"],
+            "message_batch": await self.answered(key, await made(MESSAGES, {"requests": [ASKED]})),
             "session": await made("/open_session", {"capacity_of_str_len": 100}),
             "rid": generated["meta_info"]["id"],
         }
 
+    async def answered(self, key, batch):
+        """The id of a batch of messages, once it has ended."""
+        async with asyncio.timeout(DEADLINE_S):
+            while batch["processing_status"] != "ended":
+                await asyncio.sleep(0.01)
+                batch = (await self.call(key, "GET", f"{MESSAGES}/{batch['id']}")).json()
+        return batch["id"]
+
     async def ask(self, key, way, names):
         """The answer to a reference, with the names replaced that are told apart."""
         kind, body = REFERENCES[way]
-        path = re.sub(r"\{(\w+?)(_id)?\}", lambda found: names[found[1]], way[1])
+        of_path = {**names, "batch": names[kind]} if way[1].startswith(MESSAGES) else names
+        path = re.sub(r"\{(\w+?)(_id)?\}", lambda found: of_path[found[1]], way[1])
         if len(way) == 3:
             value = {"id": names[kind]} if way[2] == "session_params" else names[kind]
             body = {**body, way[2]: value}
@@ -174,7 +193,12 @@ async def test_what_belongs_to_another_is_not_there(world, way):
 
 
 async def test_lists_show_what_is_ones_own(world):
-    for path, kind in (("/v1/files", "file"), ("/v1/batches", "batch"), ("/requests", "rid")):
+    for path, kind in (
+        ("/v1/files", "file"),
+        ("/v1/batches", "batch"),
+        (MESSAGES, "message_batch"),
+        ("/requests", "rid"),
+    ):
         for key in ("red", "blue"):
             text = (await world.call(key, "GET", path)).text
             for owner in KEYS:

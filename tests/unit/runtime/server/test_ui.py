@@ -12,7 +12,7 @@ from tests.support.http import Client
 
 
 async def test_the_page_is_open_where_calls_need_a_key(engine):
-    client = Client(engine, api_keys=(Secret("k"),))
+    client = Client(engine, api_key=Secret("k"))
     page = await client.get("/ui")
     script = await client.get("/ui/app.js")
     refused = await client.get("/v1/models")

@@ -13,7 +13,7 @@ import tokenizers
 
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.protocol.messages import Finish
-from sylvan.runtime.engine.prompts import FILE, read_prompts
+from sylvan.runtime.serving.prompts import FILE, read_prompts
 from sylvan.runtime.tokenizer.types import EmbedInput
 from sylvan.text.tokenizer import Tokenizer
 from tests.support.http import Client

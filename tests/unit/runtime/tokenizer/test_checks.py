@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.requests import LogprobOptions
+from sylvan.protocol.requests import LogprobOptions, RequestOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.tokenizer.checks import (
     Prompt,
@@ -54,7 +54,8 @@ def test_open_values_are_filled() -> None:
 def test_given_values_are_kept() -> None:
     sampling = SamplingParams(max_new_tokens=0, sampling_seed=0, ignore_eos=True)
 
-    request = build(sampling=sampling, priority=-5, deadline_s=2.0, ttft_ms=50.0, tpot_ms=5)
+    options = RequestOptions(priority=-5, deadline_s=2.0, ttft_ms=50.0, tpot_ms=5)
+    request = build(sampling=sampling, options=options)
 
     assert request.sampling == sampling
     assert request.eos_ids == ()
@@ -146,8 +147,6 @@ def test_logprob_options_out_of_bounds_are_refused(options: LogprobOptions, para
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("rid", ""),
-        ("rid", "x" * 257),
         ("priority", 2**31),
         ("deadline_s", 0.0),
         ("deadline_s", math.nan),
@@ -159,8 +158,13 @@ def test_logprob_options_out_of_bounds_are_refused(options: LogprobOptions, para
         ("tpot_ms", math.nan),
     ],
 )
-def test_other_fields_out_of_bounds_are_refused(field: str, value: Any) -> None:
-    assert refused(**{field: value}).param == field
+def test_options_out_of_bounds_are_refused(field: str, value: Any) -> None:
+    assert refused(options=RequestOptions(**{field: value})).param == field
+
+
+@pytest.mark.parametrize("rid", ["", "x" * 257])
+def test_names_out_of_bounds_are_refused(rid: str) -> None:
+    assert refused(rid=rid).param == "rid"
 
 
 def test_one_of_text_and_ids_is_needed() -> None:

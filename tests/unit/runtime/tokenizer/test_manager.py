@@ -31,7 +31,7 @@ from sylvan.protocol.messages import (
     ToScheduler,
     Usage,
 )
-from sylvan.protocol.requests import GenerateRequest, LogprobOptions
+from sylvan.protocol.requests import GenerateRequest, LogprobOptions, RequestOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.tokenizer import router
 from sylvan.runtime.tokenizer.live import MAX_LOSSES
@@ -345,7 +345,9 @@ async def test_a_deadline_is_kept_without_the_scheduler(
     fix: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(router, "DEADLINE_GRACE_S", 0.0)
-    reader = await fix.start(rid="x", deadline_s=0.01, sampling=SamplingParams(n=2))
+    reader = await fix.start(
+        rid="x", options=RequestOptions(deadline_s=0.01), sampling=SamplingParams(n=2)
+    )
     fix.say("x.0#1.1", "ab")
 
     await reader.task  # the scheduler says no more
@@ -364,7 +366,9 @@ async def test_a_deadline_is_kept_while_there_is_no_scheduler(
 ) -> None:
     monkeypatch.setattr(router, "DEADLINE_GRACE_S", 0.0)
     fix.client.disconnect()
-    reader = Reader(fix.manager, GenerateInput(input_ids=(1,), deadline_s=0.01))
+    reader = Reader(
+        fix.manager, GenerateInput(input_ids=(1,), options=RequestOptions(deadline_s=0.01))
+    )
 
     await reader.task
     fix.client.connect(fix.sent.append, fix.facts)
@@ -551,7 +555,9 @@ async def test_a_request_that_the_scheduler_does_not_take_leaves_nothing(fix: Fi
 
 async def test_requests_wait_while_the_scheduler_is_gone(fix: Fixture) -> None:
     fix.client.disconnect()
-    reader = Reader(fix.manager, GenerateInput(input_ids=(1,), rid="x", deadline_s=10.0))
+    reader = Reader(
+        fix.manager, GenerateInput(input_ids=(1,), rid="x", options=RequestOptions(deadline_s=10.0))
+    )
     gone = Reader(fix.manager, GenerateInput(input_ids=(1,), rid="y"))
     while fix.manager.num_live < 2:
         await asyncio.sleep(0)
@@ -671,7 +677,7 @@ async def test_what_the_scheduler_would_refuse_does_not_reach_it(fix: Fixture) -
     assert refused.value.setting == "scheduler.max_waiting_reqs"
     assert len(fix.submitted()) == 2
 
-    await fix.start(priority=1)
+    await fix.start(options=RequestOptions(priority=1))
     assert len(fix.submitted()) == 3
 
 

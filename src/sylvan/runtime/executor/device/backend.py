@@ -50,6 +50,7 @@ class DeviceBackend:
         """See `StepBackend.update`."""
         self._staged = None
         self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
+        self.batch.row_ends, self.batch.cross = None, ()
         works: list[Work] = []
         for slot in plan.leaves:
             self._counts.drop(slot)

@@ -223,6 +223,7 @@ class ProgramRunner:
             self._batch, self._run = batch, run_arguments(batch.host)
         step = self._run
         step.tokens, step.outputs, step.seqs = batch.num_tokens, batch.num_samples, batch.num_reqs
+        step.row_ends = None if batch.row_ends is None else batch.row_ends.ctypes.data
         return step
 
 

@@ -18,6 +18,7 @@ from sylvan.runtime.features.disagg.channel import (
     Place,
     Serve,
 )
+from sylvan.utils.tasks import settled
 
 logger = logging.getLogger(__name__)
 
@@ -159,11 +160,11 @@ class TcpNetwork:
 
     async def _serve(self, channel: TcpChannel, serve: Serve) -> None:
         try:
-            await serve(channel)
-        except Exception:
-            logger.exception("a connection of a decode server failed")
+            outcome = await settled(serve(channel))
         finally:
             channel.close()
+        if isinstance(outcome, Exception):
+            logger.error("a connection of a decode server failed", exc_info=outcome)
 
     def _start(self, work: object) -> None:
         task = asyncio.ensure_future(work)  # type: ignore[arg-type]

@@ -56,6 +56,8 @@ class FlightRecorder(Observer):
             answer = answer.tokens, answer.parents
         elif isinstance(answer, Review):
             answer = (answer.kept,), (answer.settled,)
+        elif question == "cut":
+            answer = (answer,), ()
         rid = "" if req is None else req.rid
         self._recorder.write(Answered(question, rid, answer, refusal))  # pyright: ignore[reportArgumentType]
 

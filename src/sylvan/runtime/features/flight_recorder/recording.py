@@ -100,8 +100,9 @@ class Now(msgspec.Struct, frozen=True, tag="now"):
 class Answered(msgspec.Struct, frozen=True, tag="answer"):
     """What the capabilities together answered to a question about a request.
 
-    `answer` is a truth value, the name of a verdict, guesses (tokens, parents), or a review (kept,
-    settled: one number each); `refusal` says that one of them refused the request.
+    `answer` is a truth value, the name of a verdict, guesses (tokens, parents), a review (kept,
+    settled: one number each), or a size (one number, and nothing); `refusal` says that one of them
+    refused the request.
     """
 
     question: Literal[
@@ -109,6 +110,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answer"):
         "admit",
         "may_draft",
         "draft",
+        "cut",
         "holds",
         "stop_loading",
         "wants_step",

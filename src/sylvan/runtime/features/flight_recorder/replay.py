@@ -293,6 +293,7 @@ def _tape_capability(tape: _Tape, questions: Sequence[str]) -> Capability:
         "admit": lambda self, req, admitted: verdict("admit", req),
         "may_draft": lambda self: tape.answer("may_draft"),
         "draft": lambda self, req, most: draft(req, most),
+        "cut": lambda self, req, size, most: tape.answer("cut", req)[0][0],
         "holds": lambda self, req: tape.answer("holds", req),
         "stop_loading": lambda self, req: tape.answer("stop_loading", req),
         "wants_step": lambda self: tape.answer("wants_step", None),

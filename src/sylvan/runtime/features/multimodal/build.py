@@ -28,4 +28,12 @@ def media_control(settings: MediaConfig, model: ModelConfig) -> tuple[Multimodal
     """The control half; none: the model reads text only."""
     if model.media is None:
         return ()
-    return (Multimodal(settings.vector_bytes, axes=bool(model.rope_axes)),)
+    media = model.media
+    return (
+        Multimodal(
+            settings.vector_bytes,
+            axes=bool(model.rope_axes),
+            whole=media.whole,
+            cross=media.cross,
+        ),
+    )

@@ -12,7 +12,12 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.features.multimodal.encodings import Encodings
-from sylvan.runtime.features.multimodal.plan import MediaPrompt, num_rows, row_positions
+from sylvan.runtime.features.multimodal.plan import (
+    MediaPrompt,
+    num_rows,
+    row_ends,
+    row_positions,
+)
 from sylvan.runtime.features.multimodal.work import MediaReport, MediaWork, VectorRows
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 
@@ -41,14 +46,19 @@ class Multimodal(Capability):
     Args:
         most_bytes: Vectors that are kept of items without a request.
         axes: Whether rotary positions have three axes.
+        whole: Whether tokens of an item see each other, also later ones: then no slice cuts it.
+        cross: Whether layers attend to the vectors, in every step of a request, instead of rows
+            that are vectors.
     """
 
     name: ClassVar = "multimodal"
     work_type: ClassVar = MediaWork
     report_type: ClassVar = MediaReport
 
-    def __init__(self, most_bytes: int, *, axes: bool) -> None:
-        self._axes = axes
+    def __init__(
+        self, most_bytes: int, *, axes: bool = False, whole: bool = False, cross: bool = False
+    ) -> None:
+        self._axes, self._whole, self._cross = axes, whole, cross
         self._port: SchedulerPort | None = None
         self._encodings = Encodings(most_bytes)
         self._prompts: dict[str, MediaPrompt] = {}
@@ -59,8 +69,11 @@ class Multimodal(Capability):
         found = self._encodings
         asked, reused = found.asked, found.reused
         load = {
+            "encoded_items": found.encoded,
             "image_items": asked["image"],
             "image_hits": reused["image"],
+            "video_items": asked["video"],
+            "video_hits": reused["video"],
             "audio_items": asked["audio"],
             "audio_hits": reused["audio"],
             "encoder_entries": found.num_ready,
@@ -82,7 +95,7 @@ class Multimodal(Capability):
         prompt = MediaPrompt(request.input_ids, request.media, keys, axes=self._axes)
         self._prompts[req.rid] = prompt
         for key, item, count in zip(keys, request.media, prompt.counts(), strict=True):
-            self._encodings.add(req.rid, key, item, count)
+            self._encodings.add(req.rid, key, item, 0 if self._cross else count)
         light = tuple(msgspec.structs.replace(item, features={}) for item in request.media)
         req.request = msgspec.structs.replace(request, media=light)
 
@@ -92,13 +105,20 @@ class Multimodal(Capability):
         if prompt is None:
             return Verdict.READY
         assert self._port is not None
-        cached = self._port.cached_tokens(req)
+        if self._cross and len(prompt.keys) > 1:
+            raise RequestError("this model hears one sound for each prompt.", param="media")
+        cached = 0 if self._cross else self._port.cached_tokens(req)
         ready = True
         for key in prompt.needed(cached):
             if why := self._encodings.error(key):
                 raise RequestError(why, param="media")
             ready &= self._encodings.want(key)
         return Verdict.READY if ready else Verdict.WAIT
+
+    def cut(self, req: Req, size: int, most: int) -> int:
+        """See `Capability.cut`."""
+        prompt = self._prompts.get(req.rid) if self._whole else None
+        return size if prompt is None else prompt.cut(req.computed, size, most)
 
     def wants_step(self) -> bool:
         """Items are to be encoded, or being so."""
@@ -108,14 +128,26 @@ class Multimodal(Capability):
         """What is to be encoded, and the vectors that this step reads."""
         dropped, jobs = self._encodings.next_jobs()
         rows: list[VectorRows] = []
-        positions = None
+        positions = ends = None
+        cross: tuple[bytes, ...] = ()
         if self._prompts and batch.slices:
             prompts = [self._prompts.get(piece.req.rid) for piece in batch.slices]
-            rows = self._rows(batch, prompts)
+            if self._cross:
+                cross = tuple(p.keys[0] if p else b"" for p in prompts)
+            else:
+                rows = self._rows(batch, prompts)
             positions = row_positions(batch, prompts) if self._axes else None
-        if not (dropped or jobs or rows or positions or self._encodings.has_work):
+            ends = row_ends(batch, prompts) if self._whole else None
+        if not (dropped or jobs or rows or positions or any(cross) or self._encodings.has_work):
             return None
-        return MediaWork(drop=dropped, encode=jobs, rows=tuple(rows), positions=positions)
+        return MediaWork(
+            drop=dropped,
+            encode=jobs,
+            rows=tuple(rows),
+            positions=positions,
+            ends=ends,
+            cross=cross,
+        )
 
     def on_result(self, batch: Batch, report: MediaReport | None) -> None:
         """Items were encoded."""

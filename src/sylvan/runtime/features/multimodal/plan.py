@@ -19,14 +19,23 @@ class MediaPrompt:
     Attributes:
         keys: Of its items, in order.
         stop: Position after the last placeholder.
+        run_stop: Position after the last run of tokens that see each other, where `whole` is asked
+            for (see `MediaConfig.whole`).
         positions: With three axes; None: those of text.
     """
 
     def __init__(
-        self, input_ids: IntArray, media: Sequence[MediaItem], keys: Sequence[bytes], *, axes: bool
+        self,
+        input_ids: IntArray,
+        media: Sequence[MediaItem],
+        keys: Sequence[bytes],
+        *,
+        axes: bool,
     ) -> None:
         self.keys = tuple(keys)
         self._places = [item.placeholders(input_ids) for item in media]
+        self._runs = [run for places in self._places for run in _runs(places)]
+        self.run_stop = max((end for _, end in self._runs), default=0)
         self.stop = max((int(p[-1]) + 1 for p in self._places if len(p)), default=0)
         self.positions: PromptPositions | None = None
         if axes:
@@ -41,6 +50,23 @@ class MediaPrompt:
         pairs = zip(self.keys, self._places, strict=True)
         return [key for key, places in pairs if len(places) and places[-1] >= cached]
 
+    def cut(self, start: int, size: int, most: int) -> int:
+        """The size of a slice that ends in no run: it has all of the run, or nothing."""
+        stop = start + size
+        for first, end in self._runs:
+            if first < stop < end:
+                return end - start if end - start <= most else max(0, first - start)
+        return size
+
+    def ends(self, piece: Slice) -> IntArray:
+        """How many tokens each row of a slice sees where those of a run see each other."""
+        found = np.arange(piece.start + 1, piece.start + num_rows(piece) + 1, dtype=np.int32)
+        for first, end in self._runs:
+            low, high = max(first, piece.start), min(end, piece.stop)
+            if low < high:
+                found[low - piece.start : high - piece.start] = end
+        return found
+
     def rows(self, piece: Slice, row: int) -> Iterator[VectorRows]:
         """What of the vectors is read by a slice whose first row is `row`."""
         for key, places in zip(self.keys, self._places, strict=True):
@@ -51,6 +77,26 @@ class MediaPrompt:
                 if len(part):
                     start = row + int(places[part[0]]) - piece.start
                     yield VectorRows(key, start, int(part[0]), len(part))
+
+
+def _runs(places: IntArray) -> Iterator[tuple[int, int]]:
+    """Neighbouring positions as (first, stop)."""
+    for part in np.split(places, np.flatnonzero(np.diff(places) != 1) + 1):
+        if len(part):
+            yield int(part[0]), int(part[-1]) + 1
+
+
+def row_ends(batch: Batch, prompts: Sequence[MediaPrompt | None]) -> IntArray | None:
+    """`ForwardBatch.row_ends` of a step; None where no row sees a later token."""
+    plain = True
+    parts: list[IntArray] = []
+    for piece, prompt in zip(batch.slices, prompts, strict=True):
+        if prompt is not None and piece.start < prompt.run_stop:
+            parts.append(prompt.ends(piece))
+            plain = False
+        else:
+            parts.append(np.zeros(num_rows(piece), np.int32))
+    return None if plain else np.concatenate(parts)
 
 
 def num_rows(piece: Slice) -> int:

@@ -43,14 +43,15 @@ def prompt_positions(input_ids: IntArray, media: Sequence[MediaItem]) -> PromptP
         places = item.placeholders(input_ids)
         if item.grid is None or not len(places):
             continue
-        first = int(places[0])
-        axes[:, at:first] = np.arange(position, position + first - at)
-        position += first - at
-        time, height, width = item.grid
-        grid = np.indices((time, height, width), np.int32).reshape(3, -1)
-        grid[0] *= item.time_step
-        axes[:, first : first + grid.shape[1]] = grid + position
-        at = last = first + grid.shape[1]
-        position += max((time - 1) * item.time_step + 1, height, width)
+        _, height, width = item.grid
+        for run in np.split(places, np.flatnonzero(np.diff(places) != 1) + 1):
+            first, time = int(run[0]), len(run) // (height * width)
+            axes[:, at:first] = np.arange(position, position + first - at)
+            position += first - at
+            grid = np.indices((time, height, width), np.int32).reshape(3, -1)
+            grid[0] = grid[0] * item.time_step
+            at = last = first + grid.shape[1]
+            axes[:, first:at] = grid + position
+            position += max(int((time - 1) * item.time_step) + 1, height, width)
     axes[:, at:] = np.arange(position, position + len(input_ids) - at)
     return PromptPositions(axes, position - at, last)

@@ -49,7 +49,8 @@ class TransformersEncoder:
     def encode(self, kind: MediaKind, features: Mapping[str, np.ndarray]) -> Sequence[torch.Tensor]:
         """See `Encoder.encode`."""
         method = self._method(kind)
-        known = inspect.signature(method).parameters
+        forward = method.forward if isinstance(method, nn.Module) else method
+        known = inspect.signature(forward).parameters
         takes_all = all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in known.values())
         given = {
             name: _tensor(array, self._dtype)
@@ -58,14 +59,47 @@ class TransformersEncoder:
         }
         found = method(**given)
         deep = getattr(found, "deepstack_features", None) or ()
-        return [_rows(getattr(found, "pooler_output", found)), *map(_rows, deep)]
+        return [_rows(_vectors(found)), *map(_rows, deep)]
+
+    def _qwen2_audio(
+        self, input_features: torch.Tensor, feature_attention_mask: torch.Tensor
+    ) -> torch.Tensor:
+        """What its code does within a step: transformers has no method for it."""
+        from transformers.masking_utils import create_bidirectional_mask
+
+        inner: Any = self._model.model
+        tower = inner.audio_tower
+        inside = (feature_attention_mask.sum(-1) - 1) // 2 + 1  # after its convolutions
+        outside = (inside - 2) // 2 + 1  # after its pooling
+        length = (input_features.shape[-1] - 2) // 2 + 1
+        seen = (torch.arange(length)[None] < inside[:, None]).long()
+        like = torch.zeros((len(seen), length, 1), dtype=self._dtype)
+        mask = create_bidirectional_mask(
+            config=tower.config, inputs_embeds=like, attention_mask=seen
+        )
+        found = tower(input_features, attention_mask=mask).last_hidden_state
+        return inner.multi_modal_projector(found)[0, : int(outside[0])]
 
     def _method(self, kind: MediaKind) -> Callable[..., Any]:
         name = _METHODS[kind]
-        for holder in (getattr(self._model, "model", None), self._model):
+        model: Any = self._model
+        config: Any = model.config
+        if config.model_type == "qwen2_audio":
+            return self._qwen2_audio
+        for holder in (getattr(model, "model", None), model):
             if hasattr(holder, name):
                 return getattr(holder, name)
-        raise ValueError(f"{type(self._model).__name__} encodes no {kind}")
+        if config.is_encoder_decoder:
+            return model.get_encoder()
+        raise ValueError(f"{type(model).__name__} encodes no {kind}")
+
+
+def _vectors(found: Any) -> Any:
+    """What a method of transformers made: as such, or in a structure of outputs."""
+    if isinstance(found, torch.Tensor | list | tuple):
+        return found
+    pooled = getattr(found, "pooler_output", None)
+    return found.last_hidden_state if pooled is None else pooled
 
 
 def _rows(vectors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
@@ -81,21 +115,26 @@ def _tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
-    from transformers import AutoConfig, AutoModelForMultimodalLM
+    from transformers import AutoConfig, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq
     from transformers.utils import logging as their_logging
 
     config: Any = AutoConfig.from_pretrained(model_dir)
-    text = config.get_text_config()
-    text.num_hidden_layers = 0  # their weights are left alone, and take no memory
-    if getattr(text, "layer_types", None):
-        text.layer_types = []
+    config = getattr(config, "thinker_config", config)  # what speaks is left alone
+    kind: Any = AutoModelForMultimodalLM
+    if config.is_encoder_decoder:
+        kind, config.decoder_layers = AutoModelForSpeechSeq2Seq, 0
+    else:
+        text = config.get_text_config()
+        text.num_hidden_layers = 0  # their weights are left alone, and take no memory
+        if getattr(text, "layer_types", None):
+            text.layer_types = []
     level = their_logging.get_verbosity()
     their_logging.set_verbosity_error()  # it would name each layer that is left alone
     try:
         if dummy:
-            model = AutoModelForMultimodalLM.from_config(config).to(dtype)
+            model = kind.from_config(config).to(dtype)
         else:
-            model = AutoModelForMultimodalLM.from_pretrained(model_dir, config=config, dtype=dtype)
+            model = kind.from_pretrained(model_dir, config=config, dtype=dtype)
     finally:
         their_logging.set_verbosity(level)
     model.eval().requires_grad_(requires_grad=False)

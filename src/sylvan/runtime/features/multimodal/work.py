@@ -9,7 +9,10 @@ from sylvan.protocol.media import MediaKind
 
 
 class EncodeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Encode an item, and keep the vectors under `key`; `count` is how many there must be."""
+    """Encode an item, and keep the vectors under `key`.
+
+    `count` is how many there must be; 0: as many as the encoder makes.
+    """
 
     key: bytes
     kind: MediaKind
@@ -41,12 +44,17 @@ class RowPositions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MediaWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What the worker half does in a step, in this order."""
+    """What the worker half does in a step, in this order; `ends`: `ForwardBatch.row_ends`.
+
+    `cross` names what each slice attends to beside its text; empty: nothing.
+    """
 
     drop: tuple[bytes, ...] = ()
     encode: tuple[EncodeJob, ...] = ()
     rows: tuple[VectorRows, ...] = ()
     positions: RowPositions | None = None
+    ends: np.ndarray | None = None
+    cross: tuple[bytes, ...] = ()
 
 
 class MediaReport(msgspec.Struct, frozen=True, kw_only=True):

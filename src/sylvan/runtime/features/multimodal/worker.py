@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from sylvan.kernels.api import Rope
+from sylvan.media.given import VECTORS
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.core.forward import CrossMemory
 from sylvan.runtime.core.step import EMBEDDINGS, InputEmbeds, Join
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.executor.failures import FAILURES
@@ -28,6 +30,7 @@ from sylvan.runtime.features.multimodal.work import (
     RowPositions,
 )
 from sylvan.runtime.layers.attention import PagedAttention
+from sylvan.utils.threads import give_way
 
 _IDLE_WAIT_S = 0.02  # in a step without slices nothing else has to wait
 
@@ -45,11 +48,13 @@ class MultimodalWorker(CapabilityWorker):
 
     def __init__(self, site: ModelSite, encoder: Encoder) -> None:
         self._site, self._encoder = site, encoder
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="encode", initializer=give_way)
         self._running: dict[Future[Sequence[np.ndarray]], EncodeJob] = {}
         self._vectors: dict[bytes, Sequence[np.ndarray]] = {}
         assert site.config.media is not None
         self._layers = (EMBEDDINGS, *site.config.media.edited_layers)
+        self._width = site.config.hidden_size
+        self._cross: dict[bytes, CrossMemory] = {}
         self._ropes: list[Rope] = []
         self._axes = np.array(site.config.rope_axes, np.int64)
 
@@ -91,6 +96,13 @@ class MultimodalWorker(CapabilityWorker):
         )
         if work.positions is not None:
             batch.rotary_positions = self._placed(work.positions)
+        media = self._site.config.media
+        if media is not None and media.cross:
+            batch.cross = self._memories(work.cross)
+        if work.ends is not None:
+            if not batch.attention.caps.row_ends:
+                raise ValueError("attention.backend cannot let images see their later tokens")
+            batch.row_ends = np.ascontiguousarray(work.ends)
 
     def after_forward(self, step: StepContext, work: MediaWork) -> Report:
         """What has been encoded meanwhile."""
@@ -108,17 +120,32 @@ class MultimodalWorker(CapabilityWorker):
 
     # ---- inside
 
+    def _memories(self, keys: Sequence[bytes]) -> tuple[CrossMemory | None, ...]:
+        """What slices attend to; keys and values of what none of them does are forgotten."""
+        known = self._cross
+        self._cross = {
+            key: known.get(key) or CrossMemory(torch.from_numpy(self._vectors[key][0]))
+            for key in keys
+            if key
+        }
+        return tuple(self._cross.get(key) for key in keys)
+
     def _encode(self, job: EncodeJob) -> Sequence[np.ndarray]:
-        with torch.inference_mode():
-            found = self._encoder.encode(job.kind, job.features)
-            layers = [vectors.float().numpy() for vectors in found]
+        if VECTORS in job.features:
+            layers = [job.features[VECTORS]]
+        else:
+            with torch.inference_mode():
+                found = self._encoder.encode(job.kind, job.features)
+                layers = [vectors.float().numpy() for vectors in found]
         if len(layers) != len(self._layers):
-            raise ValueError(f"the encoder made vectors for {len(layers)} layers")
+            raise ValueError(f"there are vectors for {len(layers)} layers, not {len(self._layers)}")
         for vectors in layers:
-            if len(vectors) != job.count:
-                raise ValueError(f"the encoder made {len(vectors)} vectors for {job.count} tokens")
+            if job.count and len(vectors) != job.count:
+                raise ValueError(f"there are {len(vectors)} vectors for {job.count} tokens")
+            if vectors.shape[1] != self._width:
+                raise ValueError(f"vectors have {vectors.shape[1]} numbers, not {self._width}")
             if not np.isfinite(vectors).all():
-                raise ValueError("the encoder made numbers that are not finite")
+                raise ValueError("vectors are not finite")
         return layers
 
     def _report(self) -> MediaReport | None:

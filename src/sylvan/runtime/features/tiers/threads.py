@@ -13,6 +13,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
 
+from sylvan.utils.tasks import outcome_of
+
 logger = logging.getLogger(__name__)
 
 Call = Callable[[], None]
@@ -64,7 +66,6 @@ class DaemonThreads:
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            try:
-                call()
-            except Exception:
-                logger.exception("a call of the KV store failed")
+            outcome = outcome_of(call)
+            if isinstance(outcome, Exception):
+                logger.error("a call of the KV store failed", exc_info=outcome)

@@ -18,20 +18,21 @@ from sylvan.api.anthropic import (
     openai_tools,
 )
 from sylvan.api.errors import Family, error_body
+from sylvan.api.request_fields import request_options
 from sylvan.api.sampling import read_sampling
 from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.adapters import asked_adapter
-from sylvan.runtime.server.conversation import (
+from sylvan.runtime.server.endpoint import Call, error_parts, json_response
+from sylvan.runtime.server.sse import named_event
+from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.serving.answers import AnswerRun, Outcome
+from sylvan.runtime.serving.conversation import (
     Conversation,
     RequestFacts,
     render,
 )
-from sylvan.runtime.server.endpoint import Call, error_parts, json_response
-from sylvan.runtime.server.sse import named_event
-from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.server.turn import Outcome, Turn
 from sylvan.text.output import CallStart, CallText, Piece, ReasoningDelta, TextDelta
 
 Ids = Callable[[int], str]
@@ -40,17 +41,22 @@ _STOPS = {"length": "max_tokens", "stop": "end_turn", "abort": "end_turn"}
 
 async def messages(call: Call[MessagesBody]) -> Response:
     """Answer a conversation."""
-    turn = Turn(call, _conversation(call, _sampling(call), call.body.rid, bool(call.body.stream)))
+    asked = _conversation(call, _sampling(call), call.body.rid, bool(call.body.stream))
+    turn = AnswerRun(call.context.service, asked, call.names)
     if call.body.stream:
         chunks = await primed(call.request, _events(call, turn), _error_event)
         return EventStream(chunks)
-    outcome = await unless_gone(call.request, turn.whole())
+    [outcome] = await unless_gone(call.request, turn.whole())
     return json_response(_message(call, outcome))
 
 
 async def count_tokens(call: Call[CountBody]) -> Response:
     """How many tokens a conversation has."""
-    prompt = await render(call.context, _conversation(call, SamplingParams(), None, stream=False))
+    if call.body.output_config is not None and call.body.output_config.format is not None:
+        call.ignored.append("output_config.format")
+    prompt = await render(
+        call.context.service, _conversation(call, SamplingParams(), None, stream=False)
+    )
     return json_response({"input_tokens": len(prompt.input_ids)})
 
 
@@ -72,10 +78,7 @@ def _conversation(
             stream=stream,
             tenant=call.tenant.name,
             lora=asked_adapter(call, body.model),
-            priority=getattr(body, "priority", None) or 0,
-            deadline_s=getattr(body, "timeout", None),
-            ttft_ms=getattr(body, "ttft_ms", None),
-            tpot_ms=getattr(body, "tpot_ms", None),
+            options=request_options(body),
         ),
     )
 
@@ -91,11 +94,8 @@ def _sampling(call: Call[MessagesBody]) -> SamplingParams:
     }
     if body.output_config is not None and body.output_config.format is not None:
         params["json_schema"] = json.dumps(body.output_config.format.schema_)
-    try:
-        return read_sampling(params, {**defaults.model, **defaults.preferred}, "")
-    except RequestError as error:
-        message = str(error).replace("stop", "stop_sequences", 1)
-        raise RequestError(message, param=error.param) from error
+    names = {"stop": "stop_sequences", "max_new_tokens": "max_tokens"}
+    return read_sampling(params, {**defaults.model, **defaults.preferred}, "", names)
 
 
 def _tool_use(call: Call[Any]) -> ToolUse:
@@ -144,10 +144,10 @@ def _arguments(text: str) -> Any:
     return value if isinstance(value, dict) else {"value": value}
 
 
-async def _events(call: Call[MessagesBody], turn: Turn) -> AsyncGenerator[bytes, None]:
+async def _events(call: Call[MessagesBody], turn: AnswerRun) -> AsyncGenerator[bytes, None]:
     blocks = _Blocks(call.context.ids)
     started = False
-    async with aclosing(turn.steps()) as steps:
+    async with aclosing(turn.updates()) as steps:
         async for step in steps:
             chunks: list[bytes] = []
             if not started:

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from sylvan.api.openai.batches import BatchBody, ListQuery
+from sylvan.api.openai.batches import ENDPOINTS, BatchBody, ListQuery
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.batches.lines import read_lines
 from sylvan.runtime.server.batches.multipart import parse_form
@@ -32,8 +32,8 @@ async def upload(call: Call[None]) -> Response:
         raise RequestError("file must be given.", param="file")
     if purpose is None:
         raise RequestError("purpose must be given.", param="purpose")
-    store = await _store(call)
-    await _check_room(call, store, len(part.content), "file")
+    store = await swept_store(call)
+    await check_room(call, store, len(part.content), "file")
     file = StoredFile(
         f"file-{secrets.token_hex(12)}",
         call.tenant.name,
@@ -49,7 +49,7 @@ async def upload(call: Call[None]) -> Response:
 async def list_files(call: Call[None]) -> Response:
     """The files that are stored, the latest first."""
     query: ListQuery = call.query
-    store = await _store(call)
+    store = await swept_store(call)
     files = await call_in_thread(store.files.list, call.tenant.name, query.purpose)
     return json_response(_page([_file_reply(file) for file in files], query))
 
@@ -76,12 +76,12 @@ async def delete_file(call: Call[None]) -> Response:
 
 async def create(call: Call[BatchBody]) -> Response:
     """Have a file of requests worked off."""
-    body, tenant, store = call.body, call.tenant.name, await _store(call)
+    body, tenant, store = call.body, call.tenant.name, await swept_store(call)
     file = await call_in_thread(store.files.get, body.input_file_id, tenant)
     if file is None:
         message = f"There is no file {body.input_file_id[:80]!r}."
         raise RequestError(message, param="input_file_id")
-    await _check_room(call, store, file.num_bytes, "input_file_id")
+    await check_room(call, store, file.num_bytes, "input_file_id")
     content = await call_in_thread(store.files.content, file.id)
     items, errors = await call_in_thread(read_lines, content, body.endpoint)
     now = int(call.context.wall())
@@ -109,8 +109,9 @@ async def create(call: Call[BatchBody]) -> Response:
 
 async def list_batches(call: Call[None]) -> Response:
     """The batches there are, the latest first."""
-    store = await _store(call)
-    page = _page(await call_in_thread(store.batches, call.tenant.name), call.query)
+    store = await swept_store(call)
+    found = await call_in_thread(store.batches, call.tenant.name)
+    page = _page([state for state in found if state["endpoint"] in ENDPOINTS], call.query)
     page["data"] = [await _batch_reply(store, state) for state in page["data"]]
     return json_response(page)
 
@@ -143,16 +144,21 @@ async def delete(call: Call[None]) -> Response:
     return json_response({"id": state["id"], "object": "batch", "deleted": True})
 
 
-async def _store(call: Call[Any]) -> BatchStore:
+async def swept_store(call: Call[Any]) -> BatchStore:
     """The store, without what was kept for long enough."""
     context = call.context
-    before = int(context.wall() - context.settings.retention_s)
+    before = int(context.wall() - context.settings.limits.retention_s)
     await call_in_thread(context.batches.store.expire, before)
     return context.batches.store
 
 
-async def _check_room(call: Call[Any], store: BatchStore, num_bytes: int, field: str) -> None:
-    most = call.context.settings.max_stored_bytes
+async def check_room(call: Call[Any], store: BatchStore, num_bytes: int, field: str) -> None:
+    """Refuse what is more than a tenant may store.
+
+    Raises:
+        RequestError: With status 413; names the limit.
+    """
+    most = call.context.settings.limits.stored_bytes
     used = await call_in_thread(store.bytes_of, call.tenant.name)
     if used + num_bytes > most:
         message = (
@@ -164,7 +170,7 @@ async def _check_room(call: Call[Any], store: BatchStore, num_bytes: int, field:
 
 async def _file(call: Call[Any]) -> StoredFile:
     name = call.request.path_params["file_id"]
-    store = await _store(call)
+    store = await swept_store(call)
     found = await call_in_thread(store.files.get, name, call.tenant.name)
     if found is None:
         raise NotFoundError(f"There is no file {name[:80]!r}.", code="file_not_found")
@@ -173,9 +179,9 @@ async def _file(call: Call[Any]) -> StoredFile:
 
 async def _batch(call: Call[Any]) -> dict[str, Any]:
     name = call.request.path_params["batch_id"]
-    store = await _store(call)
+    store = await swept_store(call)
     found = await call_in_thread(store.batch, name, call.tenant.name)
-    if found is None:
+    if found is None or found["endpoint"] not in ENDPOINTS:
         raise NotFoundError(f"There is no batch {name[:80]!r}.", code="batch_not_found")
     return found
 

@@ -33,7 +33,7 @@ _TOKENIZER_FILES = (
 def model_info(context: Context) -> pb.GetModelInfoResponse:
     """Which model this is."""
     settings, facts, tokenizer = context.settings, context.engine.facts, context.engine.tokenizer
-    preferred = dict(settings.preferred_sampling_params)
+    preferred = dict(settings.text.preferred_sampling_params)
     return pb.GetModelInfoResponse(
         model_path=facts.model_path,
         tokenizer_path=facts.model_path,

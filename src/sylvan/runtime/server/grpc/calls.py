@@ -151,7 +151,8 @@ class Caller:
             peer=rpc.peer(),
         )
         origin = origin_of(self._context.settings.observe, arrival)
-        context = replace(self._context, origin=origin)
+        service = replace(self._context.service, origin=origin)
+        context = replace(self._context, service=service)
         return RpcCall(message, tenant, left_s, context, from_gateway)
 
     def _count(self, method: Method, status: int) -> None:

@@ -11,7 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from sylvan.api.answering import Bound, thinking_of
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish, Usage
-from sylvan.protocol.requests import LogprobOptions, Thinking
+from sylvan.protocol.requests import LogprobOptions, RequestOptions, Thinking
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.runtime.tokenizer.types import EmbedInput, GenerateInput, SampleDelta
@@ -57,7 +57,7 @@ def generate_input(
         rid=message.request_id or None,
         tenant=tenant,
         stream=message.stream,
-        deadline_s=deadline_s,
+        options=RequestOptions(deadline_s=deadline_s),
         default_seed=seed,
         past=tuple(map(_emitted, message.emitted)) or None,
         thinking=_thinking(message, parsers, bound=sampling.grammar is not None),

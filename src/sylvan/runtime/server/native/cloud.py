@@ -14,9 +14,9 @@ from sylvan.api.native import GenerateBody
 from sylvan.api.validation import WireModel, parse
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.endpoint import Call, json_response
-from sylvan.runtime.server.native.generate import Job
 from sylvan.runtime.server.native.health import health
 from sylvan.runtime.server.streaming import unless_gone
+from sylvan.runtime.serving.native import NativeCall
 
 ping = health
 
@@ -38,7 +38,8 @@ class VertexReply(BaseModel):
 
 async def vertex_generate(call: Call[VertexBody]) -> Response:
     """Continue prompts."""
-    jobs = [Job(call, body) for body in _bodies(call)]
+    service, tenant = call.context.service, call.tenant.name
+    jobs = [NativeCall(service, body, tenant) for body in _bodies(call)]
     total, most = sum(job.num_samples for job in jobs), call.context.limits.max_samples
     if total > most:
         message = f"instances: {total} samples are more than {most} (limits.samples)."
@@ -46,9 +47,9 @@ async def vertex_generate(call: Call[VertexBody]) -> Response:
     return json_response({"predictions": await unless_gone(call.request, _all(jobs))})
 
 
-async def _all(jobs: list[Job]) -> list[Any]:
+async def _all(jobs: list[NativeCall]) -> list[Any]:
     """The replies of all jobs; if one fails, the others are ended."""
-    tasks = [asyncio.create_task(job.replies()) for job in jobs]
+    tasks = [asyncio.create_task(job.whole()) for job in jobs]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -65,7 +66,7 @@ def _bodies(call: Call[VertexBody]) -> list[GenerateBody]:
         message = "parameters.stream: expected true or false; answers come whole either way."
         raise RequestError(message, param="parameters.stream")
     parameters = {**given, "stream": False}
-    size, most = len(orjson.dumps(parameters)), call.context.settings.max_parameter_bytes
+    size, most = len(orjson.dumps(parameters)), call.context.settings.limits.parameter_bytes
     if size * len(instances) > most:
         message = (
             f"parameters: {size} bytes for each of {len(instances)} instances are more than "

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from starlette.responses import Response
 
 from sylvan.protocol.errors import SylvanError
+from sylvan.protocol.requests import RequestOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import Call
@@ -62,7 +63,7 @@ async def _probe(context: Context) -> bool:
         input_ids=[context.engine.tokenizer.bos_id or 0],
         sampling=SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
         rid=_probe_rid(),
-        priority=PROBE_PRIORITY,
+        options=RequestOptions(priority=PROBE_PRIORITY),
         stream=False,
         internal=True,
     )

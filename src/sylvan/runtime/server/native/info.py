@@ -14,7 +14,7 @@ from sylvan.api.version import VERSION
 from sylvan.config.values import Secret
 from sylvan.protocol.messages import GetState
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
+from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.tokenizer.scheduler_client import SchedulerClient
 from sylvan.runtime.tokenizer.types import ModelFacts
 
@@ -30,7 +30,7 @@ async def model_info(call: Call[None]) -> Response:
             "served_model_name": settings.served_model_name,
             "tokenizer_path": facts.model_path,
             "is_generation": facts.is_generation,
-            "preferred_sampling_params": dict(settings.preferred_sampling_params) or None,
+            "preferred_sampling_params": dict(settings.text.preferred_sampling_params) or None,
             "weight_version": call.context.engine.router.weight_version,
             "load_format": settings.shown.get("load_format", "auto"),
             "reasoning_parser": call.context.parsers.reasoning_name,
@@ -100,7 +100,7 @@ def _internal_state(
 def _port(call: Call[None]) -> int:
     """Where the server listens; with port 0 the system chose."""
     _, port = call.request.scope.get("server") or ("", None)
-    return port if isinstance(port, int) else call.context.settings.port
+    return port if isinstance(port, int) else call.context.settings.server.port
 
 
 def _in_force(facts: ModelFacts) -> dict[str, Any]:
@@ -224,8 +224,6 @@ async def requests(call: Call[None]) -> Response:
 
 async def metrics(call: Call[None]) -> Response:
     """Numbers for Prometheus."""
-    if not call.context.settings.metrics:
-        raise NotFoundError("Metrics are turned off.")
     return Response(call.context.accounts.exposition(), media_type="text/plain; version=0.0.4")
 
 

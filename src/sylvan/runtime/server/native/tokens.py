@@ -6,10 +6,11 @@ from typing import Any
 
 from starlette.responses import Response
 
+from sylvan.api.answering import thinking_variables
 from sylvan.api.tokens import DetokenizeBody, TokenizeBody
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.server.chat_prompt import render_chat
 from sylvan.runtime.server.endpoint import Call, json_response
+from sylvan.runtime.serving.conversation import render_chat
 from sylvan.text.chat_template import ChatRequest
 
 
@@ -56,7 +57,7 @@ def check_chars(call: Call[Any], num_chars: int, field: str) -> None:
     Raises:
         RequestError: With status 413; names the limit.
     """
-    most = call.context.settings.max_text_chars
+    most = call.context.settings.limits.text_chars
     if num_chars > most:
         message = f"{field}: {num_chars} characters are more than limits.text_chars={most}."
         raise RequestError(message, param=field, status=413, setting="limits.text_chars")
@@ -72,10 +73,12 @@ async def _conversation(call: Call[TokenizeBody]) -> list[int]:
         tools=tools if tools and body.tool_choice != "none" else None,
         add_generation_prompt=start,
         continue_final_message=going_on,
-        kwargs={
-            **call.context.settings.default_chat_template_kwargs,
-            **(body.chat_template_kwargs or {}),
-        },
+        kwargs=call.context.service.variables(
+            {
+                **thinking_variables(effort=body.reasoning_effort),
+                **(body.chat_template_kwargs or {}),
+            }
+        ),
     )
-    rendered = await render_chat(call.context, request)
+    rendered = await render_chat(call.context.service, request)
     return rendered.input_ids

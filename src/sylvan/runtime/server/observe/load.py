@@ -107,8 +107,9 @@ _GAUGES: Mapping[str, tuple[str, Value]] = {
     "lora_pool_utilization": ("Share of slots with an adapter", lambda n, _: n.lora_utilization),
     "lora_adapters": ("Adapters that may be asked for", lambda n, _: n.lora_adapters),
     "lora_host_copies": ("Adapters in host memory", lambda n, _: n.lora_copies),
-    "encoder_cache_entries": ("Images and sounds that are encoded", lambda n, _: n.encoder_entries),
+    "encoder_cache_entries": ("Items that are encoded", lambda n, _: n.encoder_entries),
     "encoder_cache_size_mb": ("MB of their vectors", lambda n, _: n.encoder_bytes / 1e6),
+    "encoder_vector_bytes": ("Bytes of their vectors", lambda n, _: n.encoder_bytes),
     "grammar_tries": ("Outputs that went back to their schema", lambda n, _: n.grammar_tries),
     "grammar_taken_back_tokens": ("Tokens taken back then", lambda n, _: n.grammar_taken_back),
     "targets_set": ("Requests with a latency target", lambda n, _: n.targets_set),
@@ -146,6 +147,11 @@ _COUNTERS: Mapping[str, tuple[str, Value]] = {
     "num_grammar_aborted": ("Of these, refused", lambda n, _: n.grammars_refused),
     "num_grammar_timeout": ("Of these, not ready in time", lambda n, _: n.grammar_timeouts),
     "grammar_compilation_seconds": ("Time that compiling took", lambda n, _: n.grammar_seconds),
+    "encoder_items": ("Images, videos and sounds encoded", lambda n, _: n.encoded_items),
+    "encoder_reused_items": (
+        "Requests for one that was known",
+        lambda n, _: n.image_hits + n.video_hits + n.audio_hits,
+    ),
     "scheduler_idle_seconds": ("Time without work", lambda n, _: n.idle_seconds),
     "scheduler_bubble_seconds": (
         "Time with work and without a step under way: what the scheduler costs",
@@ -166,14 +172,22 @@ _LABELLED: Mapping[str, tuple[str, str, Mapping[str, Value]]] = {
         },
     ),
     "encoder_cache_total_files": (
-        "Images and sounds of requests",
+        "Images, videos and sounds of requests",
         "modality",
-        {"image": lambda n, _: n.image_items, "audio": lambda n, _: n.audio_items},
+        {
+            "image": lambda n, _: n.image_items,
+            "video": lambda n, _: n.video_items,
+            "audio": lambda n, _: n.audio_items,
+        },
     ),
     "encoder_cache_hit_files": (
         "Of these, those that were encoded already",
         "modality",
-        {"image": lambda n, _: n.image_hits, "audio": lambda n, _: n.audio_hits},
+        {
+            "image": lambda n, _: n.image_hits,
+            "video": lambda n, _: n.video_hits,
+            "audio": lambda n, _: n.audio_hits,
+        },
     ),
     "forward_execution_seconds": (
         "Time in which a step was under way",

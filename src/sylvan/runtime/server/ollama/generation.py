@@ -27,16 +27,16 @@ from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.adapters import asked_adapter
-from sylvan.runtime.server.conversation import (
+from sylvan.runtime.server.endpoint import Call, error_parts, json_response
+from sylvan.runtime.server.ollama.models import timestamp
+from sylvan.runtime.server.ollama.options import OPTIONS, check_options, option_fields
+from sylvan.runtime.server.sse import line
+from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.serving.answers import AnswerRun, TextLog
+from sylvan.runtime.serving.conversation import (
     Conversation,
     RequestFacts,
 )
-from sylvan.runtime.server.endpoint import Call, error_parts, json_response
-from sylvan.runtime.server.ollama.models import timestamp
-from sylvan.runtime.server.ollama.options import OPTIONS, check_options
-from sylvan.runtime.server.sse import line
-from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.server.turn import Turn
 from sylvan.text.infill import NOT_MADE, Infill
 from sylvan.text.output import Answer, ReasoningDelta, TextDelta
 from sylvan.utils.threads import call_in_thread
@@ -143,7 +143,7 @@ def _logprobs(body: OllamaBody) -> LogprobOptions | None:
 def _sampling(call: Call[Any]) -> SamplingParams:
     body: OllamaBody = call.body
     params: dict[str, Any] = {"max_new_tokens": None}
-    check_options(body.options)
+    call.ignored.extend(check_options(body.options))
     for name, value in (body.options or {}).items():
         if name == "num_predict":
             if not isinstance(value, int) or isinstance(value, bool):
@@ -156,26 +156,28 @@ def _sampling(call: Call[Any]) -> SamplingParams:
     if body.format:
         params["json_schema"] = OBJECT_SCHEMA if body.format == "json" else json.dumps(body.format)
     defaults = call.context.defaults
-    return read_sampling(params, {**defaults.model, **defaults.preferred}, "options")
+    names = {**option_fields(), "max_new_tokens": "options.num_predict", "json_schema": "format"}
+    return read_sampling(params, {**defaults.model, **defaults.preferred}, "options", names)
 
 
 async def _answer(call: Call[Any], form: _Form, conversation: Conversation) -> Response:
-    turn = Turn(call, conversation, DEFAULT_NUM_PREDICT)
+    turn = AnswerRun(call.context.service, conversation, call.names, DEFAULT_NUM_PREDICT)
     if call.body.stream is not False:
         chunks = await primed(call.request, _lines(form, turn), _error_line)
         return EventStream(chunks, "application/x-ndjson")
-    outcome = await unless_gone(call.request, turn.whole())
-    content = form.content(outcome.answer, outcome.logprobs)
+    [outcome] = await unless_gone(call.request, turn.whole())
+    content = form.content(outcome.answer, await turn.text_logprobs(outcome))
     return json_response({**content, **form.end(outcome.usage, outcome.finish)})
 
 
-async def _lines(form: _Form, turn: Turn) -> AsyncGenerator[bytes, None]:
+async def _lines(form: _Form, turn: AnswerRun) -> AsyncGenerator[bytes, None]:
     calls = Answer()
     fresh: list[dict[str, Any]] = []
-    async with aclosing(turn.steps()) as steps:
+    log = TextLog(turn.log(await turn.prepared()))
+    async with aclosing(turn.updates()) as steps:
         async for step in steps:
             chunk = b""
-            fresh += step.logprobs  # some are told later, with the text that is held back
+            fresh += log.add(step)  # some are told later, with the text that is held back
             for piece in step.pieces:
                 new = Answer()
                 if isinstance(piece, TextDelta | ReasoningDelta):

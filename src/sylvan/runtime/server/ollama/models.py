@@ -8,11 +8,12 @@ from typing import Any
 
 from starlette.responses import Response
 
-from sylvan.api.ollama import OllamaShowBody
+from sylvan.api.ollama import OllamaPullBody, OllamaShowBody
 from sylvan.api.version import VERSION
 from sylvan.runtime.server.adapters import asked_adapter
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
+from sylvan.runtime.server.sse import line
 
 _NEVER_S = 7258118400.0  # the year 2200; Ollama's clients want a time
 
@@ -40,6 +41,22 @@ async def running(call: Call[None]) -> Response:
         "context_length": context.engine.facts.context_len,
     }
     return json_response({"models": [card]})
+
+
+async def pull(call: Call[OllamaPullBody]) -> Response:
+    """Say that a model is there, if it is the one that is served or an adapter of it.
+
+    Raises:
+        RequestError: It is another one; models are not fetched.
+    """
+    name = call.body.model or call.body.name or ""
+    served = call.context.settings.served_model_name
+    if asked_adapter(call, name) is None and name.removesuffix(":latest") != served:
+        raise NotFoundError(f"model {name[:200]!r} is not here, and models are not pulled.")
+    if call.body.stream is False:
+        return json_response({"status": "success"})
+    told = b"".join(line({"status": status}) for status in ("pulling manifest", "success"))
+    return Response(told, 200, None, "application/x-ndjson")
 
 
 async def show(call: Call[OllamaShowBody]) -> Response:

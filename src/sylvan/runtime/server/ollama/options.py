@@ -34,17 +34,22 @@ def option_fields() -> dict[str, str]:
     return places | {f"options.{name}": place for name, place in places.items()}
 
 
-def check_options(options: Mapping[str, Any] | None) -> None:
+def check_options(options: Mapping[str, Any] | None) -> list[str]:
     """Refuse what nobody knows, and options without an effect that are of another type.
+
+    Returns: the paths of options without an effect.
 
     Raises:
         RequestError: names the first such option.
     """
+    ignored: list[str] = []
     for name, value in (options or {}).items():
         path = f"options.{name[:80]}"
         if name in _HARMLESS:
             if value is not None and not isinstance(value, int | float):
                 message = f"{path}: expected a number, true or false."
                 raise RequestError(message, param=path)
+            ignored.append(path)
         elif name not in OPTIONS and name != "num_predict":
             raise RequestError(f"{path} is not known.", param=path)
+    return ignored

@@ -8,11 +8,11 @@ from starlette.responses import Response
 
 from sylvan.api.ollama import OllamaEmbedBody, OllamaEmbeddingsBody
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.engine.prompts import read_prompts
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.ollama.options import check_options
 from sylvan.runtime.server.openai.vectors import caller_of
 from sylvan.runtime.server.streaming import unless_gone
+from sylvan.runtime.serving.prompts import read_prompts
 from sylvan.runtime.tokenizer.types import EmbedInput, Vector
 
 
@@ -45,7 +45,7 @@ async def embeddings(call: Call[OllamaEmbeddingsBody]) -> Response:
 async def _vectors(
     call: Call[Any], texts: list[str], cut: bool, dimensions: int | None
 ) -> list[Vector]:
-    check_options(call.body.options)
+    call.ignored.extend(check_options(call.body.options))
     caller = caller_of(call)
     caller.demand("embed", "both", what="embeddings")
     prompts = read_prompts(caller.facts.model_path)

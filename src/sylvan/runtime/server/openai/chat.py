@@ -19,39 +19,25 @@ from sylvan.api.openai.common import (
     openai_sampling,
     salt_of,
 )
+from sylvan.api.request_fields import request_options
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.adapters import adapter_of
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.conversation import (
-    Conversation,
-    Prepared,
-    RequestFacts,
-    prepare,
-    render,
-)
 from sylvan.runtime.server.endpoint import Call, json_response
-from sylvan.runtime.server.fields import of_tools
 from sylvan.runtime.server.openai.chat_calls import call_id, finish_name, tool_calls
 from sylvan.runtime.server.openai.completions import openai_error_event
 from sylvan.runtime.server.openai.meta import meta_info, weight_metadata
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
-from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.server.thinking import count_reasoning
-from sylvan.runtime.tokenizer.types import SampleDelta, error_of
-from sylvan.text.output import (
-    CallStart,
-    OutputReader,
-    Piece,
-    ReasoningDelta,
-    TextDelta,
-    read_whole,
-)
-from sylvan.text.reasoning.tokens import ReasoningCounter
+from sylvan.runtime.serving.answers import AnswerRun, Outcome, Update
+from sylvan.runtime.serving.conversation import Conversation, Prepared, RequestFacts, render
+from sylvan.runtime.serving.samples import Sample
+from sylvan.runtime.tokenizer.types import SampleDelta
+from sylvan.text.output import CallStart, Piece, ReasoningDelta, TextDelta
 
 
 async def chat(call: Call[ChatBody]) -> Response:
@@ -65,7 +51,7 @@ async def chat(call: Call[ChatBody]) -> Response:
 
 async def render_chat(call: Call[ChatBody]) -> Response:
     """The prompt that a conversation becomes, without answering it."""
-    prompt = await render(call.context, conversation_of(call))
+    prompt = await render(call.context.service, conversation_of(call))
     ids = prompt.input_ids
     text = prompt.text or call.context.engine.tokenizer.decode(ids, skip_special_tokens=False)
     length = call.context.engine.facts.context_len
@@ -113,10 +99,7 @@ def conversation_of(call: Call[ChatBody]) -> Conversation:
             logprobs=_logprobs(body, context),
             lora=adapter_of(call, body),
             cache_salt=salt_of(body),
-            priority=body.priority or 0,
-            deadline_s=body.timeout,
-            ttft_ms=body.ttft_ms,
-            tpot_ms=body.tpot_ms,
+            options=request_options(body),
         ),
     )
 
@@ -148,49 +131,40 @@ class _Job:
     """One call under way."""
 
     def __init__(self, call: Call[ChatBody]) -> None:
-        self._context, self._body, self._names = call.context, call.body, call.names
-        self._conversation = conversation_of(call)
-        self._names.update(grammar_fields(self._body))
-        self._n = self._conversation.sampling.n
+        self._context, self._body = call.context, call.body
+        conversation = conversation_of(call)
+        call.names.update(grammar_fields(self._body))
+        self._run = AnswerRun(call.context.service, conversation, call.names)
+        self._n = conversation.sampling.n
         self._began_s = call.context.clock()
         self._meter = Meter(call, 1, self._n)
         self._extras = Extras(call)
         self._frame: dict[str, Any] = {
-            "id": self._conversation.request.rid,
+            "id": conversation.request.rid,
             "object": "chat.completion.chunk" if call.body.stream else "chat.completion",
             "created": int(call.context.wall()),
             "model": model_name(call.context, call.body),
         }
 
-    async def _prepare(self) -> Prepared:
-        prepared = await prepare(self._context, self._conversation)
-        asked = self._conversation
-        self._names.update(
-            of_tools(asked.tool_use, asked.sampling, prepared.input.sampling, self._names)
-        )
-        return prepared
-
     async def reply(self) -> dict[str, Any]:
         """The answer of a call without streaming."""
-        prepared = await self._prepare()
+        prepared = await self._run.prepared()
         self._extras.see_prompt(prepared.prompt.input_ids)
-        [samples] = await collect(self._context, [prepared.input])
+        outcomes = await self._run.whole()
         choices = []
-        for i, sample in enumerate(samples):
-            delta = sample.last_delta(i)
-            self._meter.see(0, delta)
-            self._extras.see(i, sample.token_ids, sample.usage)
-            choices.append(self._choice(i, sample, prepared))
+        for i, outcome in enumerate(outcomes):
+            self._meter.see(0, outcome.sample.last_delta(i))
+            self._meter.think(i, outcome.reasoning_tokens)
+            self._extras.see(i, outcome.sample.token_ids, outcome.usage)
+            choices.append(self._choice(i, outcome, prepared))
         usage = self._meter.reply()
-        versions = tuple(dict.fromkeys(v for sample in samples for v in sample.weight_versions))
-        metadata = weight_metadata(self._context, versions)
+        made = (v for outcome in outcomes for v in outcome.sample.weight_versions)
+        metadata = weight_metadata(self._context, tuple(dict.fromkeys(made)))
         reply = {**self._frame, "choices": choices, "usage": usage, "metadata": metadata}
         return {**reply, **self._extras.reply()}
 
-    def _choice(self, index: int, sample: Sample, prepared: Prepared) -> dict[str, Any]:
-        answer = read_whole(prepared.rules, sample.text)
-        thought = count_reasoning(self._context, prepared.rules, sample.token_ids, answer.reasoning)
-        self._meter.think(index, thought)
+    def _choice(self, index: int, outcome: Outcome, prepared: Prepared) -> dict[str, Any]:
+        answer, sample = outcome.answer, outcome.sample
         message: dict[str, Any] = {
             "role": "assistant",
             "content": answer.text if answer.text or not answer.calls else None,
@@ -210,7 +184,7 @@ class _Job:
             "finish_reason": finish_name(
                 sample.finish, calls=bool(answer.calls), is_legacy=self.is_legacy
             ),
-            "matched_stop": sample.finish.matched if sample.finish else None,
+            "matched_stop": outcome.finish.matched,
         }
         if self._body.return_prompt_token_ids:
             choice["prompt_token_ids"] = prepared.prompt.input_ids
@@ -221,7 +195,7 @@ class _Job:
                 self._context,
                 sample,
                 prepared.input.logprobs,
-                reasoning_tokens=thought,
+                reasoning_tokens=outcome.reasoning_tokens,
                 began_s=self._began_s,
             )
         return choice
@@ -229,17 +203,17 @@ class _Job:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Events of a streaming call."""
         at_end, always = stream_usage(self._context, self._body.stream_options)
-        prepared = await self._prepare()
+        prepared = await self._run.prepared()
         self._extras.see_prompt(prepared.prompt.input_ids)
         writers = [_Writer(self, i, prepared) for i in range(self._n)]
         started = False
-        async with aclosing(stream(self._context, [prepared.input])) as deltas:
-            async for _, delta in deltas:
-                if (error := error_of(delta.finish)) is not None:
-                    raise error
+        async with aclosing(self._run.updates()) as updates:
+            async for update in updates:
+                delta, index = update.delta, update.index
                 self._meter.see(0, delta)
-                self._extras.see(delta.index, delta.token_ids, delta.usage)
-                chunk = writers[delta.index].write(delta, always)
+                self._meter.think(index, update.reasoning_tokens)
+                self._extras.see(index, delta.token_ids, delta.usage)
+                chunk = writers[index].write(update, always)
                 if chunk or not started:
                     started = True
                     yield chunk
@@ -268,11 +242,7 @@ class _Job:
         """Makes `logprobs` of a choice, if the client wants any."""
         if not self._body.logprobs:
             return None
-        return ChatLogprobs(
-            self._context.engine.tokenizer,
-            skip_special_tokens=prepared.input.sampling.skip_special_tokens,
-            every=bool(self._body.return_token_ids),
-        )
+        return self._run.log(prepared, every=bool(self._body.return_token_ids))
 
     def meta(self, last: SampleDelta, reasoning_tokens: int) -> dict[str, Any]:
         """`meta_info` of a streamed choice, if it is asked for; its logprobs have been sent."""
@@ -283,10 +253,6 @@ class _Job:
         began_s, thought = self._began_s, reasoning_tokens
         found = meta_info(self._context, sample, None, reasoning_tokens=thought, began_s=began_s)
         return {"meta_info": found}
-
-    def think(self, index: int, tokens: int) -> None:
-        """Set how many tokens of a choice have been thinking."""
-        self._meter.think(index, tokens)
 
     @property
     def is_legacy(self) -> bool:
@@ -305,79 +271,49 @@ class _Writer:
     def __init__(self, job: _Job, index: int, prepared: Prepared) -> None:
         self._job = job
         self._index = index
-        self._prepared = prepared
         self._log = job.log(prepared)
         self._plain = prepared.rules.plain and self._log is None
         self._frame = Framed(job.chunk(index, _text_delta(HOLE), usage=False))
-        self._reader = OutputReader(prepared.rules)
         self._begun = False
-        self._ids: list[int] = []
-        inside = prepared.rules.starts_in_reasoning
-        self._counter = ReasoningCounter(job.context.parsers.marks, inside=inside)
-        self._thinking, self._thought = "", 0
-        self._answers = False
-        self._is_over = False
 
-    def write(self, delta: SampleDelta, usage: bool) -> bytes:
-        """The chunks for a delta; nothing, if it brings nothing."""
+    def write(self, update: Update, usage: bool) -> bytes:
+        """The chunks for an update; nothing, if it brings nothing."""
+        delta = update.delta
         if self._plain and self._begun and delta.finish is None and not usage:
             return self._frame.fill(delta.text) if delta.text else b""
-        chunks = list(self._chunks(delta, usage))
-        return b"".join(event(chunk) for chunk in chunks)
+        return b"".join(event(chunk) for chunk in self._chunks(update, usage))
 
-    def _chunks(self, delta: SampleDelta, usage: bool) -> Iterator[dict[str, Any]]:
-        job, index = self._job, self._index
+    def _chunks(self, update: Update, usage: bool) -> Iterator[dict[str, Any]]:
+        job, index, delta = self._job, self._index, update.delta
         if not self._begun:
             self._begun = True
             role = {"role": "assistant", **_text_delta("")}
             yield job.chunk(index, role, usage=usage)
-        pieces = self._reader.feed(delta.text)
-        if delta.finish is not None:
-            pieces += self._reader.finish()
-        logprobs = self._logprobs(delta)
-        deltas = [self._delta(piece) for piece in pieces]
-        if self._prepared.rules.reasoning is not None:
-            self._count(delta)
+        logprobs = self._logprobs(update)
+        deltas = [self._delta(piece) for piece in update.pieces]
         if not deltas and logprobs and logprobs["content"]:
             deltas = [_text_delta("")]
         for content in deltas:
             yield job.chunk(index, content, usage=usage, logprobs=logprobs)
             logprobs = None
         if delta.finish is not None:
-            reason = finish_name(
-                delta.finish, calls=self._reader.has_calls, is_legacy=job.is_legacy
-            )
+            reason = finish_name(delta.finish, calls=update.has_calls, is_legacy=job.is_legacy)
             matched = delta.finish.matched
             last = {"reasoning_content": None}  # clients read it of every delta
             end = job.chunk(index, last, usage=usage, finish_reason=reason, matched_stop=matched)
-            end["choices"][0].update(job.meta(delta, self._thought))
+            end["choices"][0].update(job.meta(delta, update.reasoning_tokens))
             yield {**end, "metadata": weight_metadata(job.context, delta.weight_versions)}
 
-    def _count(self, delta: SampleDelta) -> None:
-        """Count thinking while it comes, and once more when it is over."""
-        if self._is_over:
-            return
-        self._ids.extend(delta.token_ids)
-        self._counter.add(delta.token_ids)
-        tokens = self._counter.count if self._thinking else 0
-        self._is_over = delta.finish is not None or self._answers
-        if self._is_over:
-            context, rules = self._job.context, self._prepared.rules
-            tokens = count_reasoning(context, rules, self._ids, self._thinking)
-        self._thought = tokens
-        self._job.think(self._index, tokens)
-
-    def _logprobs(self, delta: SampleDelta) -> dict[str, Any] | None:
+    def _logprobs(self, update: Update) -> dict[str, Any] | None:
         if self._log is None:
             return None
+        delta = update.delta
         parts = [] if delta.logprobs is None else [delta.logprobs]
-        return self._log.reply(delta.token_ids, parts, delta.text, self._reader.spans())
+        return self._log.reply(delta.token_ids, parts, delta.text, update.spans)
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
         if isinstance(piece, ReasoningDelta):
-            self._thinking += piece.text
             return {"content": None, "reasoning_content": piece.text}
-        self._answers = True
         if isinstance(piece, TextDelta):
             return _text_delta(piece.text)
         starts = isinstance(piece, CallStart)

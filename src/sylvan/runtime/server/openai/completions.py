@@ -19,6 +19,7 @@ from sylvan.api.openai.common import (
 )
 from sylvan.api.openai.completion_logprobs import CompletionTokenLog
 from sylvan.api.openai.completions import DEFAULT_MAX_TOKENS, CompletionBody, prompts_of
+from sylvan.api.request_fields import request_options
 from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import LogprobOptions
@@ -27,9 +28,9 @@ from sylvan.runtime.server.endpoint import Call, error_code, error_parts, json_r
 from sylvan.runtime.server.openai.meta import weight_metadata
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
-from sylvan.runtime.server.samples import Sample, collect, stream
 from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.serving.samples import Sample, collect, stream
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 from sylvan.text.infill import NOT_MADE, Infill
 from sylvan.text.visible_tokens import VisibleTokens
@@ -98,7 +99,7 @@ class _Job:
 
     async def reply(self) -> dict[str, Any]:
         """The answer of a call without streaming."""
-        results = await collect(self._context, await self._inputs())
+        results = await collect(self._context.service, await self._inputs())
         choices: list[dict[str, Any]] = []
         for prompt, samples in enumerate(results):
             for i, sample in enumerate(samples):
@@ -118,7 +119,7 @@ class _Job:
         inputs = await self._inputs()
         writers = [_Writer(self, i // self._samples, i) for i in range(len(inputs) * self._samples)]
         started = False
-        async with aclosing(stream(self._context, inputs)) as deltas:
+        async with aclosing(stream(self._context.service, inputs)) as deltas:
             async for prompt, delta in deltas:
                 if (error := error_of(delta.finish)) is not None:
                     raise error
@@ -171,10 +172,7 @@ class _Job:
             lora=adapter_of(self._call, body),
             tenant=self._call.tenant.name,
             cache_salt=salt_of(body),
-            priority=body.priority or 0,
-            deadline_s=body.timeout,
-            ttft_ms=body.ttft_ms,
-            tpot_ms=body.tpot_ms,
+            options=request_options(body),
         )
 
     def _chosen(self, samples: list[Sample]) -> list[Sample]:
@@ -205,7 +203,8 @@ class _Job:
         visible = VisibleTokens[CompletionToken](tokenizer, skip_special_tokens=skip)
         return CompletionTokenLog(
             CompletionLogprobs(tokenizer.token_text, self._body.logprobs),
-            None if self._body.return_token_ids else visible,
+            # who echoes counts tokens: each one generated has an entry, the end token too
+            None if self._body.return_token_ids or self._body.echo else visible,
         )
 
     def _frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:

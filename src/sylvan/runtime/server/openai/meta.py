@@ -8,7 +8,7 @@ from typing import Any
 from sylvan.api.native_reply import ReplyOptions, ReplyState, timing_keys
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.samples import Sample
+from sylvan.runtime.serving.samples import Sample
 
 
 def meta_info(

@@ -33,14 +33,14 @@ class Meter:
         return usage_reply(
             self._usages,
             self._n,
-            cached=self._context.settings.enable_cache_report,
+            cached=self._context.settings.text.cache_report,
             reasoning_tokens=sum(self._reasoning),
         )
 
 
 def stream_usage(context: Context, options: StreamOptions | None) -> tuple[bool, bool]:
     """Whether a stream ends with usage, and whether every chunk has it."""
-    at_end = context.settings.stream_include_usage
+    at_end = context.settings.text.stream_include_usage
     if options is None:
         return at_end, False
     return at_end or bool(options.include_usage), bool(options.continuous_usage_stats)

@@ -11,11 +11,11 @@ from starlette.responses import Response
 from sylvan.api.openai.vectors import RerankBody
 from sylvan.api.rerank import CohereRerankBody, PlainRerankBody, TextDocument
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.engine import ranking
-from sylvan.runtime.engine.labels import read_labels
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.openai.vectors import caller_of
 from sylvan.runtime.server.streaming import unless_gone
+from sylvan.runtime.serving import ranking
+from sylvan.runtime.serving.labels import read_labels
 
 _MARKS = 16  # tokens that stand around a query and a text, at most
 

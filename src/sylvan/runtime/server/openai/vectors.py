@@ -13,22 +13,23 @@ from sylvan.api.openai.vectors import (
     RerankBody,
     ScoreBody,
 )
-from sylvan.runtime.engine import ranking, vectors
-from sylvan.runtime.engine.labels import read_labels
-from sylvan.runtime.engine.vectors import Caller
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.streaming import unless_gone
+from sylvan.runtime.serving import embeddings as serving
+from sylvan.runtime.serving import ranking
+from sylvan.runtime.serving.embeddings import Caller
+from sylvan.runtime.serving.labels import read_labels
 
 
 async def embeddings(call: Call[EmbeddingsBody]) -> Response:
     """Vectors of texts."""
-    work = vectors.embeddings(caller_of(call), call.body)
+    work = serving.embeddings(caller_of(call), call.body)
     return json_response(await unless_gone(call.request, work))
 
 
 async def classify(call: Call[ClassifyBody]) -> Response:
     """Classes of texts."""
-    work = vectors.classify(caller_of(call), call.body, _labels(call))
+    work = serving.classify(caller_of(call), call.body, _labels(call))
     return json_response(await unless_gone(call.request, work))
 
 
@@ -52,14 +53,14 @@ async def encode(call: Call[EncodeBody]) -> Response:
     """Vectors of texts, in the native shape."""
     caller = caller_of(call)
     caller.demand("embed", "both", "classify", what="vectors")
-    return json_response(await unless_gone(call.request, vectors.encode(caller, call.body)))
+    return json_response(await unless_gone(call.request, serving.encode(caller, call.body)))
 
 
 async def classify_natively(call: Call[EncodeBody]) -> Response:
     """Numbers of labels, in the native shape."""
     caller = caller_of(call)
     caller.demand("classify", what="classes")
-    return json_response(await unless_gone(call.request, vectors.encode(caller, call.body)))
+    return json_response(await unless_gone(call.request, serving.encode(caller, call.body)))
 
 
 def caller_of(call: Call[Any]) -> Caller:
@@ -69,7 +70,7 @@ def caller_of(call: Call[Any]) -> Caller:
         manager=context.engine,
         tenant=call.tenant.name,
         clock=context.clock,
-        origin=context.origin,
+        origin=context.service.origin,
     )
 
 

@@ -23,16 +23,14 @@ from sylvan.api.openai.responses import (
     text_fields,
     text_schema,
 )
+from sylvan.api.request_fields import request_options, sampling_values
 from sylvan.api.sampling import read_sampling
+from sylvan.api.spelling import respelt
 from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.adapters import asked_adapter
-from sylvan.runtime.server.conversation import (
-    Conversation,
-    RequestFacts,
-)
 from sylvan.runtime.server.endpoint import (
     INTERNAL_ERROR,
     Call,
@@ -41,28 +39,20 @@ from sylvan.runtime.server.endpoint import (
     error_parts,
     json_response,
 )
-from sylvan.runtime.server.fields import respelt
 from sylvan.runtime.server.responses import conversations
 from sylvan.runtime.server.responses.items import ItemEvents, ItemStyle, Numbered, output_items
 from sylvan.runtime.server.responses.truncation import fitted
 from sylvan.runtime.server.stores.responses import Stored
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.server.turn import Turn
+from sylvan.runtime.serving.answers import AnswerRun, TextLog
+from sylvan.runtime.serving.conversation import (
+    Conversation,
+    RequestFacts,
+)
 from sylvan.text.output import TextDelta
 from sylvan.utils.tasks import settled
 
 log = logging.getLogger(__name__)
-
-_SAME_NAME = (
-    "frequency_penalty",
-    "presence_penalty",
-    "stop",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-)
 
 
 async def create(call: Call[ResponsesBody]) -> Response:
@@ -155,13 +145,14 @@ class Job:
         self._style = ItemStyle(self._offer.origins, "reasoning.encrypted_content" in include)
         self._logprobs = self._wanted_logprobs()
         self.conversation = self._conversation()
-        self._turn = Turn(call, self.conversation)
+        self._turn = AnswerRun(call.context.service, self.conversation, call.names)
 
     async def _fit(self) -> None:
         """Leave out the oldest turns, if the client wants that rather than an error."""
         if self._body.truncation == "auto":
-            self.conversation = await fitted(self._context, self.conversation)
-            self._turn = Turn(self._call, self.conversation)
+            service = self._context.service
+            self.conversation = await fitted(service, self.conversation)
+            self._turn = AnswerRun(service, self.conversation, self._call.names)
 
     def start(self) -> dict[str, Any]:
         """Make the response in the background."""
@@ -183,9 +174,10 @@ class Job:
     async def run(self) -> dict[str, Any]:
         """The response, when it is complete."""
         await self._fit()
-        outcome = await self._turn.whole()
+        [outcome] = await self._turn.whole()
         status = _status(outcome.finish)
-        items = output_items(outcome.answer, status, self._style, outcome.logprobs)
+        logprobs = await self._turn.text_logprobs(outcome)
+        items = output_items(outcome.answer, status, self._style, logprobs)
         usage = _usage(outcome.usage, outcome.reasoning_tokens)
         reply = self._reply(status, items, usage)
         self._put(reply)
@@ -197,7 +189,8 @@ class Job:
         items = ItemEvents(numbered, self._style, self._context.ids)
         started = False
         await self._fit()
-        async with aclosing(self._turn.steps()) as steps:
+        log = TextLog(self._turn.log(await self._turn.prepared()))
+        async with aclosing(self._turn.updates()) as steps:
             async for step in steps:
                 chunks: list[bytes] = []
                 if not started:
@@ -205,14 +198,14 @@ class Job:
                     for kind in ("created", "in_progress"):
                         reply = self._reply("in_progress", [], None)
                         chunks.append(numbered.event(f"response.{kind}", response=reply))
-                fresh = step.logprobs
+                fresh = log.add(step)
                 for piece in step.pieces:
                     chunks += items.add(piece, fresh)
                     fresh = [] if isinstance(piece, TextDelta) else fresh
                 if step.finish is not None:
                     status = _status(step.finish)
                     chunks += items.end(status)
-                    usage = _usage(step.usage, self._turn.reasoning_tokens)
+                    usage = _usage(step.usage, step.reasoning_tokens)
                     reply = self._reply(status, items.done, usage)
                     self._put(reply)
                     chunks.append(numbered.event(f"response.{status}", response=reply))
@@ -268,19 +261,17 @@ class Job:
                 logprobs=self._logprobs,
                 lora=asked_adapter(self._call, body.model),
                 cache_salt=join_salt(body.extra_key, body.cache_salt),
-                priority=body.priority or 0,
-                deadline_s=body.timeout,
-                ttft_ms=body.ttft_ms,
-                tpot_ms=body.tpot_ms,
+                options=request_options(body),
             ),
         )
 
     def _sampling(self) -> SamplingParams:
         body, defaults = self._body, self._context.defaults
-        params: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAME}
+        params = sampling_values(body)
         params["max_new_tokens"] = body.max_output_tokens
         params["json_schema"] = text_schema(body)
-        return read_sampling(params, {**defaults.model, **defaults.preferred}, "")
+        names = {"max_new_tokens": "max_output_tokens", **text_fields(body)}
+        return read_sampling(params, {**defaults.model, **defaults.preferred}, "", names)
 
     def _tool_use(self) -> ToolUse:
         choice, offered = self._body.tool_choice or "auto", self._offer

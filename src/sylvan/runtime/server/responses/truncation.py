@@ -7,34 +7,34 @@ from dataclasses import replace
 from typing import Any
 
 from sylvan.protocol.errors import ContextLengthError
-from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.conversation import Conversation, render
+from sylvan.runtime.serving.conversation import Conversation, render
+from sylvan.runtime.serving.service import GenerationService
 
 Message = Mapping[str, Any]
 
 
-async def fitted(context: Context, conversation: Conversation) -> Conversation:
+async def fitted(service: GenerationService, conversation: Conversation) -> Conversation:
     """The conversation with as many of its latest turns as fit beside the answer.
 
     What the system says stays, and so does the last turn: where they are too long by themselves,
     the request is refused as without truncation.
     """
     wanted = conversation.sampling.max_new_tokens or 1
-    room = context.engine.facts.max_request_tokens - wanted
+    room = service.manager.facts.max_request_tokens - wanted
     choices = [conversation, *_shortened(conversation)]
     low, high = 0, len(choices) - 1
     while low < high:  # the first that fits; each is shorter than those before it
         middle = (low + high) // 2
-        if await _length(context, choices[middle]) <= room:
+        if await _length(service, choices[middle]) <= room:
             high = middle
         else:
             low = middle + 1
     return choices[low]
 
 
-async def _length(context: Context, conversation: Conversation) -> float:
+async def _length(service: GenerationService, conversation: Conversation) -> float:
     try:
-        return len((await render(context, conversation)).input_ids)
+        return len((await render(service, conversation)).input_ids)
     except ContextLengthError:  # too long to be rendered at all
         return float("inf")
 

@@ -22,7 +22,7 @@ _SLOWER = "There is no way to slow the server down on purpose."
 _EXPERTS = "Which experts are used is not recorded."
 _SETTINGS = "Settings cannot be changed while the server runs; give them when it starts."
 _ELASTIC = "A server has one replica of fixed size; start more of them to scale."
-_HEARS = "This model takes text only; it needs one that hears."
+_HEARS = "Sounds are heard whole, with /v1/audio/transcriptions or in messages."
 _DECISIONS = "There are no decisions; ask with /v1/chat/completions and a grammar, or /v1/score."
 
 _TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
@@ -80,7 +80,6 @@ ABSENT = (
     *(
         _absent(path, lacks, methods, level=Level.NORMAL, family=Family.OPENAI)
         for path, lacks, methods in (
-            ("/v1/audio/transcriptions", _HEARS, POST),
             ("/v1/realtime", _HEARS, GET),
             ("/v1/decisions", _DECISIONS, POST),
             ("/v1/systemone", _DECISIONS, POST),

@@ -28,6 +28,7 @@ from sylvan.api.native import (
 )
 from sylvan.api.observe import LoggingBody, ProfileBody, StepsQuery, TraceLevelQuery, TracesQuery
 from sylvan.api.openai.vectors import EncodeBody
+from sylvan.api.spelling import grammars_in
 from sylvan.api.tiers import StoreBody
 from sylvan.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
 from sylvan.api.tools import ParseCallsBody, ParseCallsReply, SeparateBody, SeparateReply
@@ -49,7 +50,6 @@ from sylvan.api.weights import (
 )
 from sylvan.runtime.server import pages
 from sylvan.runtime.server.endpoint import Endpoint
-from sylvan.runtime.server.fields import grammars_in
 from sylvan.runtime.server.native import (
     adapters,
     cache,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sylvan.api.errors import Family
+from sylvan.api.openai.audio import TranscriptionReply
 from sylvan.api.openai.batches import (
     BatchBody,
     BatchReply,
@@ -38,9 +39,9 @@ from sylvan.api.openai.vectors import (
     ScoreReply,
 )
 from sylvan.api.rerank import CohereRerankBody, CohereRerankReply, PlainRerankBody
+from sylvan.api.spelling import TOOL_SCHEMA
 from sylvan.runtime.server.batches import routes as batches
-from sylvan.runtime.server.fields import TOOL_SCHEMA
-from sylvan.runtime.server.openai import chat, completions, models, rerank, vectors
+from sylvan.runtime.server.openai import audio, chat, completions, models, rerank, vectors
 from sylvan.runtime.server.responses import conversations, inputs
 from sylvan.runtime.server.responses import create as responses
 from sylvan.runtime.server.routes.build import GET, SSE, openai
@@ -219,6 +220,23 @@ _FILES = (
     ),
 )
 
+_AUDIO = tuple(
+    openai(
+        f"/v1/audio/{path}",
+        handler=handler,
+        typed=False,
+        reply=TranscriptionReply,
+        stream=SSE,
+        form=True,
+        budgeted=True,
+        statuses=(400, 413),
+    )
+    for path, handler in (
+        ("transcriptions", audio.transcriptions),
+        ("translations", audio.translations),
+    )
+)
+
 _BATCHES = (
     openai("/v1/batches", handler=batches.create, body=BatchBody, reply=BatchReply, budgeted=True),
     openai(
@@ -317,6 +335,7 @@ OPENAI = (
     ),
     openai("/rerank", handler=rerank.plain, body=PlainRerankBody, budgeted=True),
     *_FILES,
+    *_AUDIO,
     *_BATCHES,
     # SageMaker
     openai(

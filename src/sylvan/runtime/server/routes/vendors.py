@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from sylvan.api.anthropic import AnthropicMessage, CountBody, CountReply, MessagesBody
+from sylvan.api.anthropic_batches import (
+    DeletedBatchReply,
+    MessageBatchBody,
+    MessageBatchesReply,
+    MessageBatchQuery,
+    MessageBatchReply,
+)
 from sylvan.api.errors import Family
 from sylvan.api.ollama import (
     OllamaChatBody,
@@ -13,15 +20,16 @@ from sylvan.api.ollama import (
     OllamaEmbeddingsReply,
     OllamaEmbedReply,
     OllamaGenerateBody,
+    OllamaPullBody,
     OllamaReply,
     OllamaShow,
     OllamaShowBody,
     OllamaTags,
     OllamaVersion,
 )
-from sylvan.runtime.server.anthropic import messages
+from sylvan.api.spelling import TOOL_SCHEMA, grammars_in
+from sylvan.runtime.server.anthropic import batches, messages
 from sylvan.runtime.server.endpoint import Endpoint
-from sylvan.runtime.server.fields import TOOL_SCHEMA, grammars_in
 from sylvan.runtime.server.native import cloud
 from sylvan.runtime.server.native.cloud import VertexBody, VertexReply
 from sylvan.runtime.server.ollama import generation
@@ -52,6 +60,36 @@ _OLLAMA = {"json_schema": "format", "max_new_tokens": "options.num_predict", **o
 _OLLAMA_CHAT = {**_OLLAMA, "text": "messages", "input_ids": "messages"}
 _OLLAMA_PROMPT = {**_OLLAMA, "text": "prompt", "input_ids": "prompt"}
 
+_BATCH = "/{batch_id}"
+_BATCHES: tuple[tuple[str, dict[str, Any]], ...] = (
+    (
+        "",
+        {
+            "handler": batches.create,
+            "body": MessageBatchBody,
+            "reply": MessageBatchReply,
+            "budgeted": True,
+            "typed": True,
+        },
+    ),
+    (
+        "",
+        {
+            "handler": batches.list_batches,
+            "methods": GET,
+            "query": MessageBatchQuery,
+            "reply": MessageBatchesReply,
+        },
+    ),
+    (_BATCH, {"handler": batches.retrieve, "methods": GET, "reply": MessageBatchReply}),
+    (_BATCH, {"handler": batches.delete, "methods": ("DELETE",), "reply": DeletedBatchReply}),
+    (f"{_BATCH}/cancel", {"handler": batches.cancel, "reply": MessageBatchReply}),
+    (
+        f"{_BATCH}/results",
+        {"handler": batches.results, "methods": GET, "media_type": "application/x-jsonl"},
+    ),
+)
+
 VENDORS = (
     _anthropic(
         "/v1/messages",
@@ -67,6 +105,10 @@ VENDORS = (
         handler=messages.count_tokens,
         body=CountBody,
         reply=CountReply,
+    ),
+    *(
+        _anthropic(f"/v1/messages/batches{path}", **{"typed": False, "statuses": (404,), **fields})
+        for path, fields in _BATCHES
     ),
     _ollama(
         "/api/chat",
@@ -104,6 +146,13 @@ VENDORS = (
     ),
     _ollama("/api/ps", handler=ollama_models.running, methods=GET, reply=OllamaTags),
     _ollama("/api/tags", handler=ollama_models.tags, methods=GET, reply=OllamaTags),
+    _ollama(
+        "/api/pull",
+        handler=ollama_models.pull,
+        body=OllamaPullBody,
+        media_type="application/x-ndjson",
+        statuses=(404,),
+    ),
     _ollama(
         "/api/show",
         handler=ollama_models.show,

@@ -29,6 +29,7 @@ _UNANSWERED = {
         "batch_expired",
         "This request could not be executed before the completion window expired.",
     ),
+    "cancelled": ("batch_cancelled", "The batch was cancelled before this request was answered."),
     "failed": ("internal_error", "This request could not be executed; see the server's log."),
 }
 
@@ -237,7 +238,7 @@ class BatchWorker:
         for item in self._store.items(state["id"]):
             if item.status is not None:
                 (bad if item.status >= 400 else good).append(_answered(item))
-            elif end in _UNANSWERED:
+            elif end in _UNANSWERED and (end != "cancelled" or state.get("lists_cancelled")):
                 bad.append(_unanswered(item, *_UNANSWERED[end]))
         files: list[tuple[StoredFile, bytes]] = []
         for kind, lines in (("output_file_id", good), ("error_file_id", bad)):

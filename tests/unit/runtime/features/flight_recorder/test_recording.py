@@ -135,7 +135,14 @@ class Restless(Moody):
         return 3 < self._polls % 20 < 9 and self._polls < 300
 
 
-@pytest.mark.parametrize("capability", [Moody, Restless])
+class Cutting(Moody):
+    """Wants slices of other sizes."""
+
+    def cut(self, req: Req, size: int, most: int) -> int:
+        return self._random.randint(1, min(most, req.lacking))
+
+
+@pytest.mark.parametrize("capability", [Moody, Restless, Cutting])
 def test_replay_repeats_what_capabilities_answered(tmp_path, capability):
     record(tmp_path, capabilities=(capability(),))
     assert replay(tmp_path).difference == ""

@@ -16,6 +16,8 @@ from sylvan.runtime.tokenizer.types import GenerateInput
 
 MAX_ROOM = (1 << 63) - 1
 MAX_HOST_CHARS = 253
+USUAL_PORT = 8998
+"""Of prefill servers, for requests that name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Role:
     switches: bool = False
 
 
-def read_pairing(body: BaseModel, path: str, role: Role, usual_port: int) -> Pairing:
+def read_pairing(body: BaseModel, path: str, role: Role) -> Pairing:
     """Where the two servers of a call meet, as its body says.
 
     Raises:
@@ -109,19 +111,19 @@ def read_pairing(body: BaseModel, path: str, role: Role, usual_port: int) -> Pai
     count = len(given[lists[0]]) if lists else 1
     if any(len(given[name]) != count for name in lists):
         raise RequestError(f"{lists[0]}: lists of different lengths.", param=lists[0])
-    rows = [_row(given, i, usual_port) for i in range(count)]
+    rows = [_row(given, i) for i in range(count)]
     rows = [msgspec.structs.replace(row, role=role.current) for row in rows]
     if lists and "bootstrap_room" not in lists:
         rows = [_later(row, i) for i, row in enumerate(rows)]
     return Pairing(role.current, tuple(rows), lists[0] if lists else "", path == "/generate")
 
 
-def _row(given: Mapping[str, Any], index: int, usual_port: int) -> Bootstrap:
+def _row(given: Mapping[str, Any], index: int) -> Bootstrap:
     host, port, room = (_item(given.get(name), index) for name in BOOTSTRAP)
     if not isinstance(host, str) or not 0 < len(host) <= MAX_HOST_CHARS:
         message = f"bootstrap_host: a host name of up to {MAX_HOST_CHARS} characters is needed."
         raise RequestError(message, param="bootstrap_host")
-    port = usual_port if port is None else port
+    port = USUAL_PORT if port is None else port
     if type(port) is not int or not 0 < port < 65536:
         raise RequestError("bootstrap_port: must be 1 to 65535.", param="bootstrap_port")
     if type(room) is not int or not 0 <= room <= MAX_ROOM:

@@ -16,9 +16,9 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Usage
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.engine.labels import Labels
-from sylvan.runtime.engine.prompts import DOCUMENT, QUERY, read_prompts
-from sylvan.runtime.engine.vectors import Caller, Reply, meta_of, usage_of
+from sylvan.runtime.serving.embeddings import Caller, Reply, meta_of, usage_of
+from sylvan.runtime.serving.labels import Labels
+from sylvan.runtime.serving.prompts import DOCUMENT, QUERY, read_prompts
 from sylvan.runtime.tokenizer.types import EmbedInput, GenerateInput, SampleDelta, error_of
 from sylvan.text.chat_template import ChatRequest, ChatTemplate
 from sylvan.text.pairs import PairEncoder

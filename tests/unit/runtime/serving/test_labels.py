@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from sylvan.runtime.engine.labels import Labels, read_labels
+from sylvan.runtime.serving.labels import Labels, read_labels
 
 
 def labels(tmp_path, **config):

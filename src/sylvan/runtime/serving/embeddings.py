@@ -16,8 +16,8 @@ from sylvan.api.native_reply import finish_reason, timing_keys
 from sylvan.api.openai.vectors import ClassifyBody, EmbeddingsBody, EncodeBody, Inputs
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Usage
-from sylvan.runtime.engine.labels import Labels
-from sylvan.runtime.engine.prompts import Prompts, read_prompts
+from sylvan.runtime.serving.labels import Labels
+from sylvan.runtime.serving.prompts import Prompts, read_prompts
 from sylvan.runtime.tokenizer.embeds import KINDS
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import EmbedInput, ModelFacts, Origin, Vector

@@ -163,7 +163,7 @@ class Journal:
 
     def _pinned(self, prompt: int, inp: GenerateInput) -> GenerateInput:
         ticket = self.ticket
-        left_s = inp.deadline_s
+        left_s = inp.options.deadline_s
         if left_s is not None:
             left_s = max(left_s - ticket.elapsed_s, 0.001)
         return replace(
@@ -171,7 +171,7 @@ class Journal:
             rid=inp.rid or f"{ticket.name}-{prompt}",
             default_seed=(ticket.seed + prompt * _SEED_STEP) & _SEED_MASK,
             past=self._past_of(prompt),
-            deadline_s=left_s,
+            options=msgspec.structs.replace(inp.options, deadline_s=left_s),
         )
 
     def _past_of(self, prompt: int) -> tuple[SampleDelta, ...] | None:

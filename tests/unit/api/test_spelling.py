@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from sylvan.api.answering import ToolUse
+from sylvan.api.spelling import TOOL_SCHEMA, of_tools, respelt
 from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.server.fields import TOOL_SCHEMA, of_tools, respelt
 from sylvan.text.tools import ToolSpec, calls_schema, family, structural_tags
 
 NAMES = {"json_schema": "response_format.json_schema.schema", "json_schema: #/items": "tools[0].x"}

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import chain
+from typing import Any, cast
 
 from sylvan.api.answering import AnswerRequest, ToolUse, plan_answer
 from sylvan.api.media import split_media
-from sylvan.protocol.errors import RequestError
-from sylvan.protocol.requests import LogprobOptions
+from sylvan.protocol.errors import ContextLengthError, RequestError
+from sylvan.protocol.requests import LogprobOptions, RequestOptions
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.server.chat_prompt import render_chat
-from sylvan.runtime.server.context import Context
+from sylvan.runtime.serving.service import GenerationService
+from sylvan.runtime.tokenizer.checks import MAX_CHARS_PER_TOKEN
 from sylvan.runtime.tokenizer.types import GenerateInput
 from sylvan.text.chat_template import ChatRequest, RenderedPrompt
 from sylvan.text.output import OutputRules
 from sylvan.text.reasoning.tokens import ending
+from sylvan.utils.threads import call_in_thread
+
+_PUNCTUATION = 4  # characters around a value
+_MEDIA = ("image", "image_url", "video", "video_url", "audio", "audio_url", "input_audio")
+INLINE_CHARS = 8192  # rendering and tokenising as much takes under 2 ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,10 +35,7 @@ class RequestFacts:
     logprobs: LogprobOptions | None = None
     lora: str | None = None
     cache_salt: str = ""
-    priority: int = 0
-    deadline_s: float | None = None
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
+    options: RequestOptions = field(default_factory=RequestOptions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +90,7 @@ class Prepared:
         return replace(self, input=replace(self.input, sampling=sampling))
 
 
-async def prepare(context: Context, conversation: Conversation) -> Prepared:
+async def prepare(service: GenerationService, conversation: Conversation) -> Prepared:
     """Render the prompt, and settle how the answer is constrained and read.
 
     Raises:
@@ -95,19 +98,19 @@ async def prepare(context: Context, conversation: Conversation) -> Prepared:
     """
     messages, media = split_media(conversation.messages)
     conversation = replace(conversation, messages=messages)
-    prompt = await render(context, conversation)
+    prompt = await render(service, conversation)
     plan = plan_answer(
-        context.parsers,
+        service.parsers,
         AnswerRequest(
             sampling=conversation.sampling,
             tool_use=conversation.tool_use,
-            variables={**context.settings.default_chat_template_kwargs, **conversation.variables},
+            variables=service.variables(conversation.variables),
             continued=_last_text(conversation) if conversation.continue_final else None,
             separate_reasoning=conversation.separate_reasoning,
             stream_reasoning=conversation.stream_reasoning,
             thinking_budget=conversation.thinking_budget,
         ),
-        prompt.text or ending(context.engine.tokenizer, prompt.input_ids),
+        prompt.text or ending(service.manager.tokenizer, prompt.input_ids),
     )
     facts = conversation.request
     return Prepared(
@@ -120,10 +123,7 @@ async def prepare(context: Context, conversation: Conversation) -> Prepared:
             lora=facts.lora,
             tenant=facts.tenant,
             cache_salt=facts.cache_salt,
-            priority=facts.priority,
-            deadline_s=facts.deadline_s,
-            ttft_ms=facts.ttft_ms,
-            tpot_ms=facts.tpot_ms,
+            options=facts.options,
             thinking=plan.thinking,
             media=tuple(media),
         ),
@@ -140,7 +140,7 @@ def _last_text(conversation: Conversation) -> str:
     return "".join(str(part.get("text") or "") for part in content)
 
 
-async def render(context: Context, conversation: Conversation) -> RenderedPrompt:
+async def render(service: GenerationService, conversation: Conversation) -> RenderedPrompt:
     """The prompt of a conversation."""
     if conversation.input_ids is not None:
         if not conversation.input_ids:
@@ -155,7 +155,62 @@ async def render(context: Context, conversation: Conversation) -> RenderedPrompt
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final,
         template=conversation.template,
-        kwargs={**context.settings.default_chat_template_kwargs, **conversation.variables},
-        forge_ok=context.settings.allow_control_text,
+        kwargs=service.variables(conversation.variables),
+        forge_ok=service.text.allow_control_text,
     )
-    return await render_chat(context, request)
+    return await render_chat(service, request)
+
+
+async def render_chat(service: GenerationService, request: ChatRequest) -> RenderedPrompt:
+    """Render and tokenise a conversation.
+
+    Raises:
+        RequestError: The template refuses the messages, there is no template, or no context holds
+            as many characters.
+    """
+    parts = (_texts(request.messages), request.tools or ())
+    if _size(parts, INLINE_CHARS) <= INLINE_CHARS:
+        return _render(service, request)
+    return await call_in_thread(_render, service, request)
+
+
+def _render(service: GenerationService, request: ChatRequest) -> RenderedPrompt:
+    length = service.manager.facts.context_len
+    most = MAX_CHARS_PER_TOKEN * length
+    for name, items in (("messages", _texts(request.messages)), ("tools", request.tools or ())):
+        size = _size(items, most)
+        if size > most:
+            raise ContextLengthError.of_text(size, length, name)
+    return service.template.render(request)
+
+
+def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+    """What a template writes of messages: of images and the like only a mark."""
+    for message in messages:
+        for name, value in message.items():
+            if name == "content" and isinstance(value, list):
+                yield from (part for part in cast(list[Any], value) if not _is_media(part))
+            else:
+                yield value
+
+
+def _is_media(part: Any) -> bool:
+    return isinstance(part, dict) and cast(dict[str, Any], part).get("type") in _MEDIA
+
+
+def _size(items: Iterable[Any], most: int) -> int:
+    """About how many characters values have, as JSON; counted until they are more than `most`."""
+    total = 0
+    left = [iter(items)]
+    while left and total <= most:
+        value = next(left[-1], left)
+        total += _PUNCTUATION
+        if value is left:
+            left.pop()
+        elif isinstance(value, str):
+            total += len(value)
+        elif isinstance(value, Mapping):
+            left.append(chain.from_iterable(cast(Mapping[str, Any], value).items()))
+        elif isinstance(value, Iterable):
+            left.append(iter(cast(Iterable[Any], value)))
+    return total

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from sylvan.protocol.errors import SylvanError
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
-from sylvan.runtime.server.context import Context
+from sylvan.runtime.serving.service import GenerationService
 from sylvan.runtime.tokenizer.checks import check_bytes
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 
@@ -56,43 +56,39 @@ class Sample:
         )
 
 
-async def collect(context: Context, inputs: Sequence[GenerateInput]) -> list[list[Sample]]:
+async def collect(
+    service: GenerationService, inputs: Sequence[GenerateInput]
+) -> list[list[Sample]]:
     """The samples of every prompt, finished.
 
     Raises:
         RequestError: One of the prompts cannot be served; the others are aborted.
         CapacityError: Likewise, for now.
     """
-    inputs = _placed(context, inputs)
+    inputs = service.placed(inputs)
     if len(inputs) == 1:
-        return [await _collect_one(context, 0, inputs[0])]
-    _check_together(context, inputs)
+        return [await _collect_one(service, 0, inputs[0])]
+    _check_together(service, inputs)
     tasks: list[asyncio.Task[list[Sample]]] = []
     try:
         for i, inp in enumerate(inputs):
-            tasks.append(asyncio.create_task(_collect_one(context, i, inp)))
+            tasks.append(asyncio.create_task(_collect_one(service, i, inp)))
             await _let_others(i)
         return await asyncio.gather(*tasks)
     finally:
         await _end(tasks)
 
 
-def _placed(context: Context, inputs: Sequence[GenerateInput]) -> Sequence[GenerateInput]:
-    """The inputs of a call, as this server is to serve them."""
-    placed = context.pairing.placed(context.journal.pinned(inputs))
-    return [replace(inp, origin=context.origin) for inp in placed]
-
-
-def _check_together(context: Context, inputs: Sequence[GenerateInput]) -> None:
-    most = context.engine.limits.max_parameter_bytes
+def _check_together(service: GenerationService, inputs: Sequence[GenerateInput]) -> None:
+    most = service.manager.limits.max_parameter_bytes
     check_bytes([inp.sampling for inp in inputs], most)
 
 
-async def _collect_one(context: Context, prompt: int, inp: GenerateInput) -> list[Sample]:
+async def _collect_one(service: GenerationService, prompt: int, inp: GenerateInput) -> list[Sample]:
     samples = [Sample() for _ in range(inp.sampling.n)]
-    async with aclosing(context.engine.generate(inp)) as deltas:
+    async with aclosing(service.manager.generate(inp)) as deltas:
         async for delta in deltas:
-            context.journal.count(prompt, delta)
+            service.journal.count(prompt, delta)
             samples[delta.index].add(delta)
             if (error := error_of(delta.finish)) is not None:
                 raise error
@@ -100,7 +96,7 @@ async def _collect_one(context: Context, prompt: int, inp: GenerateInput) -> lis
 
 
 async def stream(
-    context: Context, inputs: Sequence[GenerateInput]
+    service: GenerationService, inputs: Sequence[GenerateInput]
 ) -> AsyncGenerator[tuple[int, SampleDelta], None]:
     """Deltas of all prompts as they come, each with the index of its prompt.
 
@@ -111,10 +107,10 @@ async def stream(
         CapacityError: Likewise, for now.
     """
     if len(inputs) > 1:
-        _check_together(context, inputs)
-    journal = context.journal
-    inputs = _placed(context, inputs)
-    sources = [context.engine.generate(inp) for inp in inputs]
+        _check_together(service, inputs)
+    journal = service.journal
+    inputs = service.placed(inputs)
+    sources = [service.manager.generate(inp) for inp in inputs]
     try:
         if journal.resumes:
             for source in sources:

@@ -8,7 +8,7 @@ import pytest
 
 from sylvan.api.native import OpenSessionBody, SessionParams
 from sylvan.protocol.errors import CapacityError, RequestError
-from sylvan.runtime.server.stores.sessions import NewTurn, SessionLimits, SessionStore, Turn
+from sylvan.runtime.serving.sessions import NewTurn, SessionLimits, SessionStore, Turn
 from sylvan.utils.clock import VirtualClock
 
 BOS = 1

@@ -1,0 +1,55 @@
+"""Documents and search results in messages of Anthropic's API, as the text that a model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sylvan.protocol.errors import RequestError
+
+
+def document_text(block: Mapping[str, Any], path: str) -> str:
+    """The text of a document, under its title and its context.
+
+    Args:
+        block: With `source`, and perhaps `title` and `context`.
+        path: Where it stands.
+
+    Raises:
+        RequestError: It is no plain text.
+    """
+    source = block.get("source")
+    given: Mapping[str, Any] = source if isinstance(source, Mapping) else {}
+    kind = given.get("type")
+    if kind == "text" and isinstance(given.get("data"), str):
+        text = given["data"]
+    elif kind == "content":
+        text = _texts(given.get("content"), f"{path}.source.content")
+    else:
+        message = f"{path}.source: a document is plain text here: a source of type text or content."
+        raise RequestError(message, param=f"{path}.source")
+    return _titled(block, text, "title", "context")
+
+
+def search_text(block: Mapping[str, Any], path: str) -> str:
+    """The text of a search result, under its title and its source.
+
+    Raises:
+        RequestError: It holds no text.
+    """
+    return _titled(block, _texts(block.get("content"), f"{path}.content"), "title", "source")
+
+
+def _titled(block: Mapping[str, Any], text: str, *names: str) -> str:
+    heads = [value for name in names if isinstance(value := block.get(name), str) and value]
+    return "\n".join([*heads, text])
+
+
+def _texts(content: object, path: str) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [None]
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise RequestError(f"{path}: expected text, or blocks of text.", param=path)
+    return "\n".join(str(text) for text in texts)

@@ -1,0 +1,179 @@
+"""Forms and replies of `/v1/audio/transcriptions` and `/v1/audio/translations`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+
+from sylvan.protocol.errors import RequestError
+
+FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
+MAX_PROMPT_CHARS = 1 << 14
+
+
+class FormPart(Protocol):
+    """One field of a form."""
+
+    @property
+    def content(self) -> bytes:
+        """Its bytes."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AudioForm:
+    """What a client wants of a sound.
+
+    Attributes:
+        file: The sound.
+        language: Of what is said, as in ISO 639-1; empty: to be found out.
+        prompt: Text that might stand before.
+        format: Of the reply.
+        temperature: Of sampling.
+        stream: Send text as it comes.
+        segments: Whether times of segments are wanted.
+    """
+
+    file: bytes
+    language: str = ""
+    prompt: str = ""
+    format: str = "json"
+    temperature: float = 0.0
+    stream: bool = False
+    segments: bool = False
+
+
+class TranscriptionReply(BaseModel):
+    """A reply; the last four only of the form `verbose_json`. Other forms are texts."""
+
+    text: str
+    usage: dict[str, Any]
+    task: str | None = None
+    language: str | None = None
+    duration: float | None = None
+    segments: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of what is said, and when, in seconds from the beginning."""
+
+    start: float
+    end: float
+    text: str
+    tokens: Sequence[int] = field(default=())
+
+
+def audio_form(parts: Mapping[str, FormPart]) -> AudioForm:
+    """Read a form.
+
+    Raises:
+        RequestError: A field is missing or wrong; names it.
+    """
+    if "file" not in parts:
+        raise RequestError("file must be given.", param="file")
+    form = _text(parts, "response_format") or "json"
+    if form not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise RequestError(
+            f"response_format must be one of {known}, not {form[:40]!r}.", param="response_format"
+        )
+    stream = _text(parts, "stream").lower() in ("true", "1")
+    if stream and form not in ("json", "text"):
+        message = f"stream: a reply of the form {form} is not streamed."
+        raise RequestError(message, param="stream")
+    times = _text(parts, "timestamp_granularities[]") or _text(parts, "timestamp_granularities")
+    if times not in ("", "segment"):
+        raise RequestError(
+            "timestamp_granularities: only times of segments are known.",
+            param="timestamp_granularities",
+        )
+    prompt = _text(parts, "prompt")
+    if len(prompt) > MAX_PROMPT_CHARS:
+        message = f"prompt must have at most {MAX_PROMPT_CHARS} characters."
+        raise RequestError(message, param="prompt")
+    return AudioForm(
+        file=parts["file"].content,
+        language=_text(parts, "language").lower(),
+        prompt=prompt,
+        format=form,
+        temperature=_temperature(_text(parts, "temperature")),
+        stream=stream,
+        segments=form in ("verbose_json", "srt", "vtt"),
+    )
+
+
+def audio_reply(
+    form: AudioForm, task: str, language: str, seconds: float, segments: Sequence[Segment]
+) -> tuple[dict[str, Any] | str, str]:
+    """A reply, and its media type."""
+    text = whole_text(segments)
+    if form.format == "text":
+        return f"{text}\n", "text/plain; charset=utf-8"
+    if form.format == "srt":
+        lines = (
+            f"{n}\n{_clock(s.start, ',')} --> {_clock(s.end, ',')}\n{s.text.strip()}\n"
+            for n, s in enumerate(segments, 1)
+        )
+        return "\n".join(lines), "text/plain; charset=utf-8"
+    if form.format == "vtt":
+        lines = (
+            f"{_clock(s.start, '.')} --> {_clock(s.end, '.')}\n{s.text.strip()}\n" for s in segments
+        )
+        return "\n".join(("WEBVTT\n", *lines)), "text/vtt; charset=utf-8"
+    usage = {"type": "duration", "seconds": max(1, round(seconds))}
+    if form.format == "json":
+        return {"text": text, "usage": usage}, "application/json"
+    return {
+        "task": task,
+        "language": language,
+        "duration": round(seconds, 3),
+        "text": text,
+        "segments": [
+            {
+                "id": n,
+                "start": round(s.start, 2),
+                "end": round(s.end, 2),
+                "text": s.text,
+                "tokens": list(s.tokens),
+                "temperature": form.temperature,
+            }
+            for n, s in enumerate(segments)
+        ],
+        "usage": usage,
+    }, "application/json"
+
+
+def whole_text(segments: Sequence[Segment]) -> str:
+    """What is said in all segments."""
+    return "".join(segment.text for segment in segments).strip()
+
+
+def _text(parts: Mapping[str, FormPart], name: str) -> str:
+    part = parts.get(name)
+    if part is None:
+        return ""
+    try:
+        return part.content.decode().strip()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{name} must be UTF-8.", param=name) from error
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text or 0)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise RequestError("temperature must be a number from 0 to 1.", param="temperature")
+    return value
+
+
+def _clock(seconds: float, point: str) -> str:
+    whole, thousandths = divmod(round(seconds * 1000), 1000)
+    minutes, second = divmod(whole, 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour:02}:{minute:02}:{second:02}{point}{thousandths:03}"

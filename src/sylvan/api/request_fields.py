@@ -1,0 +1,102 @@
+"""The table of request fields: each once, with its type, its bounds and what each API calls it.
+
+Bodies inherit the fields from here, and values pass through whole: `request_options` and
+`sampling_values` read by the structs of `sylvan.protocol` which fields there are. A new attribute
+of requests is a line in `RequestOptions` and one in `OptionFields`, a new sampling parameter one in
+`SamplingParams` and one in `SamplingFields`, and then whatever reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from sylvan.api.validation import WireModel
+from sylvan.protocol.requests import RequestOptions
+from sylvan.protocol.sampling import MAX_LOGIT_BIAS, SamplingParams
+
+MAX_NAME_CHARS = 256
+
+Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+Rid = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+Timeout = Annotated[float, Field(gt=0, le=86400)]
+Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
+
+
+class OptionFields(WireModel):
+    """Attributes of a request that every API takes."""
+
+    priority: Priority | None = None
+    """Larger is more urgent."""
+    timeout: Timeout | None = None
+    """Seconds after which the request is ended with status 503, done or not."""
+    ttft_ms: Milliseconds | None = None
+    """Target for the time until the first token; met ones are counted as goodput."""
+    tpot_ms: Milliseconds | None = None
+    """Target for the mean time of each later token."""
+
+
+class SamplingFields(WireModel):
+    """Sampling parameters as fields of a body; `/generate` has them in `sampling_params`."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: str | list[str] | None = None
+    """Up to 32 strings at which the answer ends."""
+
+
+class MoreSamplingFields(SamplingFields):
+    """Those of completions and chat completions."""
+
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    """Token id to a number from -100 to 100."""
+    n: int | None = None
+    """Number of choices."""
+    seed: int | None = None
+    """The same seed gives the same answer."""
+    min_tokens: int | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    choice: list[str] | None = None
+    stop_token_ids: list[int | None] | None = None
+    stop_regex: str | list[str] | None = None
+    no_stop_trim: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream_interval: int | None = None
+    custom_params: dict[str, Any] | None = None
+
+
+SPELLED: Mapping[str, str] = {
+    "deadline_s": "timeout",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+}
+"""What bodies call a field of the engine, where the two differ."""
+
+_OPTIONS = {name: SPELLED.get(name, name) for name in RequestOptions.__struct_fields__}
+_SAMPLING = {name: SPELLED.get(name, name) for name in SamplingParams.__struct_fields__}
+_FEW = [(n, theirs) for n, theirs in _SAMPLING.items() if theirs in SamplingFields.model_fields]
+_MORE = [
+    (n, theirs) for n, theirs in _SAMPLING.items() if theirs in MoreSamplingFields.model_fields
+]
+
+
+def request_options(body: BaseModel) -> RequestOptions:
+    """The attributes that a body gives its request; defaults for what it leaves out."""
+    found = {name: getattr(body, theirs, None) for name, theirs in _OPTIONS.items()}
+    return RequestOptions(**{name: value for name, value in found.items() if value is not None})
+
+
+def sampling_values(body: SamplingFields) -> dict[str, Any]:
+    """The sampling parameters that are fields of a body, by the engine's names; None: not given."""
+    names = _MORE if isinstance(body, MoreSamplingFields) else _FEW
+    return {ours: getattr(body, theirs) for ours, theirs in names}

@@ -1,0 +1,106 @@
+"""Sounds as models take them: samples to mel spectrograms, by the extractor of the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sylvan.media.container import sound_samples
+from sylvan.media.images import UnreadableError
+from sylvan.media.messages import Prepare
+
+SAMPLES, RAW = "samples", "raw"
+"""Options: answer with samples instead of features; the data are samples (float32) already."""
+
+Features = dict[str, np.ndarray]
+
+_PROCESS = "_process_audio"  # makes features and text; transformers has no public name for it
+
+_VOXTRAL, _WHISPER = "VoxtralProcessor", "WhisperProcessor"
+
+
+class Sounds:
+    """Prepares sounds for one checkpoint.
+
+    Args:
+        model_dir: Of the checkpoint.
+        extractor: Of features.
+        processor: Of all kinds of items; writes the text that stands for a sound.
+        name: Of its class.
+        defaults: What the class wants of the extractor.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        extractor: Any,
+        processor: Any,
+        name: str,
+        defaults: Mapping[str, Any],
+    ) -> None:
+        self._extractor, self._processor = extractor, processor
+        self._defaults = {**defaults, "return_tensors": "np"}
+        self._rate = int(extractor.sampling_rate)
+        self._defaults["sampling_rate"] = self._rate
+        self._make: Callable[[np.ndarray], tuple[Features, str]] = self._by_processor
+        if name == _WHISPER:
+            processor.audio_token = "<|startoftranscript|>"
+            self._make = self._alone
+        if name == _VOXTRAL:
+            said = json.loads((model_dir / "config.json").read_text()).get("audio_config") or {}
+            width, hidden = said.get("intermediate_size", 5120), said.get("hidden_size", 1280)
+            positions = said.get("max_source_positions", 1500)
+            self._positions, self._tokens = 2 * positions, positions * hidden // width
+            self._make = self._in_windows
+
+    def prepare(self, order: Prepare) -> tuple[Features, str]:
+        """Features of a sound, and its text in a prompt.
+
+        Raises:
+            UnreadableError: The sound is to blame.
+        """
+        if order.options.get(RAW):
+            samples = np.frombuffer(order.data, np.float32)
+        else:
+            samples = sound_samples(order.data, self._rate, order.max_seconds)
+        if order.options.get(SAMPLES):
+            return {"samples": samples, "rate": np.array(self._rate)}, ""
+        try:
+            return self._make(samples)
+        except (ValueError, TypeError, KeyError, IndexError, ZeroDivisionError) as error:
+            raise UnreadableError(f"the model's processor refuses it: {error}") from error
+
+    def _alone(self, samples: np.ndarray) -> tuple[Features, str]:
+        """Whisper's: one window, and one token."""
+        self._check_length(samples)
+        made = self._extractor(samples, **self._defaults)
+        return {"input_features": made["input_features"]}, self._processor.audio_token
+
+    def _check_length(self, samples: np.ndarray) -> None:
+        longest = getattr(self._extractor, "n_samples", None)
+        if longest and self._defaults.get("truncation", True) and len(samples) > longest:
+            seconds = longest / self._rate
+            raise UnreadableError(
+                f"this model hears {seconds:g} s at once, the sound has "
+                f"{len(samples) / self._rate:.1f} s"
+            )
+
+    def _by_processor(self, samples: np.ndarray) -> tuple[Features, str]:
+        self._check_length(samples)
+        made, [text] = getattr(self._processor, _PROCESS)([samples], **self._defaults)
+        unused = set(self._processor.unused_input_names)
+        return {name: np.asarray(x) for name, x in made.items() if name not in unused}, text
+
+    def _in_windows(self, samples: np.ndarray) -> tuple[Features, str]:
+        """Voxtral's: as many windows as it takes, the last one padded."""
+        settings = self._defaults | {"padding": True, "truncation": False}
+        hop = self._positions * self._extractor.hop_length
+        made = self._extractor(samples, **settings | {"pad_to_multiple_of": hop})
+        mel = np.asarray(made["input_features"])[0]
+        windows = mel.reshape(len(mel), -1, self._positions).transpose(1, 0, 2)
+        text = self._processor.audio_token * (self._tokens * len(windows))
+        return {"input_features": np.ascontiguousarray(windows)}, text

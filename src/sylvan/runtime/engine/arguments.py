@@ -1,0 +1,60 @@
+"""The keywords of `sylvan.Engine`, as an object that can be passed around."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sylvan.config import Config
+from sylvan.config.check import check
+from sylvan.config.load import Loaded
+from sylvan.config.resolve import resolve
+from sylvan.config.sources import from_keywords, gather
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.engine.facts import gather_facts
+
+
+class ServerArgs:
+    """Fields of the configuration, by our names or SGLang's, for `Engine(server_args=...)`.
+
+    Example:
+        >>> args = ServerArgs(model_path="sapling", cache__page_size=16)  # doctest: +SKIP
+
+    Attributes:
+        keywords: What was given.
+
+    Raises:
+        ConfigError: a keyword is unknown, or its value is none.
+    """
+
+    def __init__(self, **keywords: object) -> None:
+        self.keywords = keywords
+        self._loaded = gather(from_keywords(keywords))
+
+    @property
+    def config(self) -> Config:
+        """The configuration so far: what is `auto` has yet to be decided."""
+        return self._loaded.config
+
+    @property
+    def loaded(self) -> Loaded:
+        """The same, with what was given how."""
+        return self._loaded
+
+
+def configuration(args: ServerArgs) -> Config:
+    """The configuration of an engine, with nothing left to decide.
+
+    Raises:
+        ConfigError: the model cannot be served so; says what to change.
+    """
+    loaded = args.loaded
+    config = loaded.config
+    if config.server.replicas > 1:
+        spelled = loaded.given["server.replicas"].spelled
+        raise ConfigError(f"{spelled}: an Engine is one replica; sylvan serve --dp runs several")
+    if "processes" not in loaded.given and config.parallel.tp == 1:
+        config = msgspec.structs.replace(config, processes="one")
+    facts = gather_facts(config)
+    result = resolve(config, facts)
+    check(result, facts)
+    return result.config

@@ -1,0 +1,217 @@
+"""`/v1/audio/transcriptions` and `/v1/audio/translations`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+from starlette.responses import Response
+
+from sylvan.api.media import SOURCE
+from sylvan.api.openai.audio import AudioForm, Segment, audio_form, audio_reply, whole_text
+from sylvan.media.source import MediaSource
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.server.batches.multipart import parse_form
+from sylvan.runtime.server.context import Context
+from sylvan.runtime.server.endpoint import Call, json_response
+from sylvan.runtime.server.openai.completions import openai_error_event
+from sylvan.runtime.server.sse import event
+from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.serving.conversation import Conversation, RequestFacts, prepare
+from sylvan.runtime.serving.samples import Sample, collect
+from sylvan.runtime.serving.service import read_generation_config
+from sylvan.runtime.tokenizer.types import GenerateInput
+from sylvan.text.whisper import WINDOW_S, WhisperTokens
+
+_WISHES = {
+    "transcribe": "Transcribe what is said, word for word. Answer with the text only.",
+    "translate": "Translate what is said to English. Answer with the translation only.",
+}
+
+
+async def transcriptions(call: Call[None]) -> Response:
+    """Write what is said in a sound."""
+    return await _answer(call, "transcribe")
+
+
+async def translations(call: Call[None]) -> Response:
+    """Write in English what is said in a sound."""
+    return await _answer(call, "translate")
+
+
+async def _answer(call: Call[None], task: str) -> Response:
+    request, context = call.request, call.context
+    body = await context.bodies.read(request)
+    given = request.headers.get("content-type", "")
+    form = await context.bodies.decoded(body, lambda body: audio_form(parse_form(given, body)))
+    media = context.engine.media
+    if media is None or "audio" not in context.engine.facts.media_tokens:
+        raise RequestError("file: this model hears nothing.", param="file")
+    samples, rate = await media.samples(MediaSource("audio", "file", form.file))
+    job = _Whisper(call, form, task) if _is_whisper(context) else _Chat(call, form, task)
+    if form.stream:
+        events = _events(job, samples, rate)
+        return EventStream(await primed(request, events, openai_error_event))
+    segments = await unless_gone(request, _all(job, samples, rate))
+    seconds = len(samples) / rate
+    reply, kind = audio_reply(form, task, job.language, seconds, segments)
+    if isinstance(reply, str):
+        return Response(reply, media_type=kind)
+    return json_response(reply)
+
+
+async def _all(job: _Job, samples: np.ndarray, rate: int) -> list[Segment]:
+    async with aclosing(job.windows(samples, rate)) as windows:
+        return [segment async for some in windows for segment in some]
+
+
+async def _events(job: _Job, samples: np.ndarray, rate: int) -> AsyncGenerator[bytes, None]:
+    every: list[Segment] = []
+    async with aclosing(job.windows(samples, rate)) as windows:
+        async for segments in windows:
+            before = whole_text(every)
+            every += segments
+            delta = whole_text(every)[len(before) :]
+            if delta:
+                yield event({"type": "transcript.text.delta", "delta": delta})
+    seconds = max(1, round(len(samples) / rate))
+    usage = {"type": "duration", "seconds": seconds}
+    yield event({"type": "transcript.text.done", "text": whole_text(every), "usage": usage})
+
+
+class _Job:
+    """One sound, window by window."""
+
+    def __init__(self, call: Call[None], form: AudioForm, task: str) -> None:
+        self._call, self._form, self._task = call, form, task
+        self._context = call.context
+        self.language = form.language
+
+    async def windows(
+        self, samples: np.ndarray, rate: int
+    ) -> AsyncGenerator[Sequence[Segment], None]:
+        """Segments of each window, with their times in the whole."""
+        at = 0
+        while at < len(samples):
+            window = samples[at : at + int(WINDOW_S * rate)]
+            if at and len(window) < rate // 10:
+                return  # less than anybody says something in
+            last = at + len(window) >= len(samples)
+            segments, seconds = await self._window(window, len(window) / rate, last=last)
+            begin = at / rate
+            yield [Segment(begin + s.start, begin + s.end, s.text, s.tokens) for s in segments]
+            at += len(window) if last else max(rate, int(seconds * rate))
+
+    async def _window(
+        self, window: np.ndarray, seconds: float, *, last: bool
+    ) -> tuple[Sequence[Segment], float]:
+        """Segments of a window, and the seconds after which the next one begins."""
+        raise NotImplementedError
+
+    def _source(self, window: np.ndarray) -> MediaSource:
+        data = np.ascontiguousarray(window, np.float32).tobytes()
+        return MediaSource("audio", "file", data, options={"raw": True})
+
+
+class _Whisper(_Job):
+    """By a model that was trained for it."""
+
+    def __init__(self, call: Call[None], form: AudioForm, task: str) -> None:
+        super().__init__(call, form, task)
+        engine = self._context.engine
+        try:
+            self._tokens = WhisperTokens(engine.tokenizer, engine.facts.context_len)
+        except KeyError as error:
+            message = f"the tokenizer of this model has no token {error.args[0]!r}."
+            raise RequestError(message) from error
+        known = self._tokens.languages
+        if form.language and known and form.language not in known:
+            message = f"language: {form.language[:40]!r} is not known to this model."
+            raise RequestError(message, param="language")
+        if task == "translate" and not known:
+            raise RequestError("this model knows one language only, and translates nothing.")
+        before = engine.tokenizer.encode_user(f" {form.prompt}", add_special_tokens=False)
+        self._before: list[int] = before if form.prompt else []
+        said = read_generation_config(engine.facts.model_path)
+        silent = said.get("suppress_tokens") or ()
+        self._bias = {str(token): -100.0 for token in silent if token >= 0}
+
+    async def _window(
+        self, window: np.ndarray, seconds: float, *, last: bool
+    ) -> tuple[Sequence[Segment], float]:
+        if not self.language and self._tokens.languages:
+            self.language = await self._found_language(window)
+        times = self._form.segments or not last
+        prompt = self._tokens.prompt(self.language, self._task, self._before, times=times)
+        room = self._context.engine.facts.context_len - len(prompt)
+        sample = await self._write(window, prompt, room, self._bias)
+        eos = self._context.engine.tokenizer.eos_ids
+        ids = [token for token in sample.token_ids if token not in eos]
+        spoken, then = self._tokens.spoken(ids, seconds)
+        segments = [
+            Segment(s.start, s.end, await self._context.engine.detokenize(s.ids), s.ids)
+            for s in spoken
+        ]
+        self._before += [token for part in spoken for token in part.ids]
+        return segments, then
+
+    async def _found_language(self, window: np.ndarray) -> str:
+        """The likeliest of all languages."""
+        bias = {str(token): 100.0 for token in self._tokens.languages.values()}
+        sample = await self._write(window, (self._tokens.start,), 1, bias)
+        [token] = sample.token_ids
+        names = {number: name for name, number in self._tokens.languages.items()}
+        return names.get(token, "en")
+
+    async def _write(
+        self, window: np.ndarray, prompt: Sequence[int], most: int, bias: dict[str, float]
+    ) -> Sample:
+        sampling = SamplingParams(
+            max_new_tokens=most,
+            temperature=self._form.temperature if most > 1 else 0.0,
+            logit_bias=bias,
+        )
+        given = GenerateInput(
+            input_ids=prompt,
+            sampling=sampling,
+            stream=False,
+            tenant=self._call.tenant.name,
+            media=(self._source(window),),
+        )
+        [[sample]] = await collect(self._context.service, [given])
+        return sample
+
+
+class _Chat(_Job):
+    """By a model of chats that hears."""
+
+    async def _window(
+        self, window: np.ndarray, seconds: float, *, last: bool
+    ) -> tuple[Sequence[Segment], float]:
+        wish = _WISHES[self._task]
+        if self.language and self._task == "transcribe":
+            wish += f" The language is {self.language}."
+        if self._form.prompt:
+            wish += f" Context: {self._form.prompt}"
+        parts: list[dict[str, Any]] = [
+            {"type": "audio", SOURCE: self._source(window)},
+            {"type": "text", "text": wish},
+        ]
+        conversation = Conversation(
+            messages=[{"role": "user", "content": parts}],
+            sampling=SamplingParams(max_new_tokens=None, temperature=self._form.temperature),
+            request=RequestFacts(
+                rid=self._context.ids(16), stream=False, tenant=self._call.tenant.name
+            ),
+        )
+        made = await prepare(self._context.service, conversation)
+        [[sample]] = await collect(self._context.service, [made.input])
+        text = sample.text.strip() + " "
+        return [Segment(0.0, seconds, text, tuple(sample.token_ids))], seconds
+
+
+def _is_whisper(context: Context) -> bool:
+    return context.engine.facts.architecture == "WhisperForConditionalGeneration"

@@ -1,0 +1,155 @@
+"""The generation service: what answers are made with, and the call that they are made for."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sylvan.api.native import Limits
+from sylvan.api.sampling import SamplingDefaults, model_defaults, read_sampling
+from sylvan.config.tree import TextConfig
+from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.runtime.serving.journal import CallJournal, Journal, NoJournal
+from sylvan.runtime.serving.pairing import Pairing
+from sylvan.runtime.serving.sessions import SessionLimits, SessionStore
+from sylvan.runtime.tokenizer.manager import NO_ORIGIN, TokenizerManager
+from sylvan.runtime.tokenizer.types import GenerateInput, Origin
+from sylvan.text.chat_template import ChatTemplate
+from sylvan.text.parsers import Parsers, make_parsers
+from sylvan.utils.clock import Clock, monotonic
+from sylvan.utils.json_files import read_json
+
+
+def wall_clock() -> float:
+    """Seconds since 1970, for the time stamps that clients read."""
+    return datetime.now(tz=UTC).timestamp()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationService:
+    """Makes answers: of conversations (`answers`), of `/generate` (`native`), or raw (`samples`).
+
+    Attributes:
+        manager: Where requests go.
+        template: Conversations to prompts.
+        parsers: Output to reasoning, answer and tool calls.
+        sessions: Past turns of `/generate`.
+        text: What the operator decided about prompts and answers.
+        defaults: Sampling parameters for fields that a request leaves out.
+        bounds: Tells the bounds on one body, as they are now.
+        clock: Monotonic; for durations.
+        wall: Seconds since 1970; for time stamps.
+        ids: Names that nobody can guess, of so many bytes, in hexadecimal digits.
+        journal: Of the call.
+        pairing: The other server of the call.
+        origin: The call, for metrics, logs and traces.
+    """
+
+    manager: TokenizerManager
+    template: ChatTemplate
+    parsers: Parsers
+    sessions: SessionStore
+    text: TextConfig
+    defaults: SamplingDefaults
+    bounds: Callable[[], Limits]
+    clock: Clock = monotonic
+    wall: Callable[[], float] = wall_clock
+    ids: Callable[[int], str] = secrets.token_hex
+    journal: CallJournal = field(default_factory=NoJournal)
+    pairing: Pairing = field(default_factory=Pairing)
+    origin: Origin = NO_ORIGIN
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds on one body."""
+        return self.bounds()
+
+    def of_call(self, journal: Journal | None) -> GenerationService:
+        """The service for one call; with a journal, names and times are those of its ticket."""
+        if journal is None:
+            return self
+        return replace(self, ids=journal.ids, wall=journal.wall(self.clock), journal=journal)
+
+    def placed(self, inputs: Sequence[GenerateInput]) -> list[GenerateInput]:
+        """The inputs of the call, as this server is to serve them."""
+        placed = self.pairing.placed(self.journal.pinned(inputs))
+        return [replace(inp, origin=self.origin) for inp in placed]
+
+    def variables(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Variables of a chat template: the operator's, then the request's."""
+        return {**self.text.default_chat_template_kwargs, **asked}
+
+
+def make_service(
+    manager: TokenizerManager,
+    text: TextConfig,
+    bounds: Callable[[], Limits],
+    sessions: SessionLimits | None = None,
+    clock: Clock = monotonic,
+    wall: Callable[[], float] = wall_clock,
+) -> GenerationService:
+    """The service over a model that is served.
+
+    Args:
+        manager: Where requests go.
+        text: What the operator decided about prompts and answers.
+        bounds: Tells the bounds on one body, as they are now.
+        sessions: Bounds on sessions; None: the usual ones.
+        clock: Monotonic; for durations.
+        wall: Seconds since 1970; for time stamps.
+
+    Raises:
+        ConfigError: A setting names something that does not exist, or no sampling parameters.
+    """
+    tokenizer, facts = manager.tokenizer, manager.facts
+    kept = sessions or SessionLimits()
+    return GenerationService(
+        manager=manager,
+        template=ChatTemplate(tokenizer),
+        parsers=make_parsers(
+            tokenizer,
+            reasoning_parser=_parser(text.reasoning_parser),
+            tool_parser=_parser(text.tool_parser),
+            architecture=facts.architecture,
+        ),
+        sessions=SessionStore(manager.abort, tokenizer.bos_id, clock, kept),
+        text=text,
+        defaults=sampling_defaults(text, facts.model_path),
+        bounds=bounds,
+        clock=clock,
+        wall=wall,
+    )
+
+
+def sampling_defaults(text: TextConfig, model_path: str) -> SamplingDefaults:
+    """Defaults of the operator and of the checkpoint.
+
+    Raises:
+        ConfigError: Those of the operator are no sampling parameters.
+    """
+    preferred = dict(text.preferred_sampling_params)
+    try:
+        read_sampling(preferred, {}, "text.preferred_sampling_params")
+    except RequestError as error:
+        raise ConfigError(str(error)) from error
+    model: dict[str, Any] = {}
+    if text.sampling_defaults == "model":
+        model = model_defaults(read_generation_config(model_path))
+    return SamplingDefaults(preferred=preferred, model=model)
+
+
+def read_generation_config(model_path: str) -> Mapping[str, Any]:
+    """The checkpoint's `generation_config.json`; empty if there is none."""
+    try:
+        value = read_json(Path(model_path) / "generation_config.json")
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _parser(name: str | None) -> str | None:
+    return None if name == "none" else name

@@ -1,0 +1,111 @@
+"""The tokens by which Whisper is told what to write, and by which it says when something is said.
+
+Source: arXiv:2212.04356, section 2.3, and OpenAI's published code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+WINDOW_S = 30.0
+"""What the model hears at once."""
+
+TIME_STEP_S = 0.02
+_MAX_BEFORE = 223  # tokens of text before, and at most half of the context
+_LANGUAGES = (
+    "en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th "
+    "ur hr bg lt la mi ml cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr "
+    "pa si km sn yo so af oc ka be tg sd gu am yi lo uz fo ht ps tk nn mt sa lb my bo tl mg as tt "
+    "haw ln ha ba jw su yue"
+)
+
+
+class Vocabulary(Protocol):
+    """What is asked of a tokenizer."""
+
+    def token_id(self, name: str) -> int | None:
+        """The id of a token."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A part of a window: ids of its text, and when it begins and ends, in seconds."""
+
+    start: float
+    end: float
+    ids: tuple[int, ...]
+
+
+class WhisperTokens:
+    """Control tokens of one checkpoint.
+
+    Args:
+        vocabulary: Of its tokenizer.
+        context_len: Tokens of a text, with what stands before it.
+
+    Raises:
+        KeyError: the vocabulary is not Whisper's; names the token that it lacks.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, context_len: int = 448) -> None:
+        self._vocabulary = vocabulary
+        self._most_before = min(_MAX_BEFORE, context_len // 2 - 1)
+        self.start = self._id("<|startoftranscript|>")
+        self._tasks = {task: self._id(f"<|{task}|>") for task in ("transcribe", "translate")}
+        self._before = vocabulary.token_id("<|startofprev|>")
+        self._no_times = self._id("<|notimestamps|>")
+        self._first_time = self._no_times + 1
+        found = {name: vocabulary.token_id(f"<|{name}|>") for name in _LANGUAGES.split()}
+        self.languages = {name: token for name, token in found.items() if token is not None}
+
+    def prompt(
+        self, language: str, task: str, before: Sequence[int], *, times: bool
+    ) -> tuple[int, ...]:
+        """What stands before a text.
+
+        Args:
+            language: Of what is said; models of one language have none.
+            task: `transcribe`, or `translate` to English.
+            before: Text before; its end is taken.
+            times: Whether times are to be written.
+        """
+        parts: list[int] = []
+        if before and self._before is not None:
+            parts += [self._before, *before[-self._most_before :]]
+        parts.append(self.start)
+        if self.languages:
+            parts += [self.languages[language], self._tasks[task]]
+        if not times:
+            parts.append(self._no_times)
+        return tuple(parts)
+
+    def spoken(self, ids: Sequence[int], seconds: float) -> tuple[list[Spoken], float]:
+        """Parts of a window of so many seconds, and where the next window begins.
+
+        A text that the window cuts off is left to the next one.
+        """
+        found: list[Spoken] = []
+        text: list[int] = []
+        start, last = 0.0, 0.0
+        for token in ids:
+            if token < self._first_time:
+                text.append(token)
+                continue
+            time = min((token - self._first_time) * TIME_STEP_S, seconds)
+            if text:
+                found.append(Spoken(start, max(start, time), tuple(text)))
+                text, last = [], time
+            start = time
+        if text and last < 1.0:  # nothing but this, or almost
+            found.append(Spoken(start, seconds, tuple(text)))
+            text = []
+        return found, last if text else seconds
+
+    def _id(self, name: str) -> int:
+        found = self._vocabulary.token_id(name)
+        if found is None:
+            raise KeyError(name)
+        return found

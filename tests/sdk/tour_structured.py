@@ -1,0 +1,61 @@
+"""Libraries for structured output: `instructor`, `outlines` and `guidance`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal
+
+import guidance
+import instructor
+import outlines
+from openai import OpenAI
+from pydantic import BaseModel
+from steps import HELLO, KEY, MODEL, run, step
+
+URL = sys.argv[1]
+
+
+class Plan(BaseModel):
+    city: Literal["Paris", "Rome"]
+    sunny: bool
+
+
+def client() -> OpenAI:
+    return OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=120)
+
+
+def asked(mode: instructor.Mode) -> Plan:
+    made = instructor.from_openai(client(), mode=mode)
+    given = {"model": MODEL, "messages": HELLO, "max_tokens": 200, "temperature": 0}
+    return made.chat.completions.create(response_model=Plan, max_retries=0, **given)
+
+
+@step
+def instructor_with_tools():
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT):
+        assert isinstance(asked(mode), Plan)
+
+
+@step
+def instructor_with_a_schema():
+    assert isinstance(asked(instructor.Mode.JSON_SCHEMA), Plan)
+
+
+@step
+def outlines_with_a_schema():
+    model = outlines.from_openai(client(), MODEL)
+    text = model("Hello", Plan, max_tokens=100, temperature=0)
+    assert isinstance(Plan.model_validate_json(text), Plan)
+
+
+@step
+def guidance_generates():
+    lm = guidance.models.OpenAI(MODEL, api_key=KEY, base_url=f"{URL}/v1", echo=False)
+    with guidance.user():
+        lm += "Hello"
+    with guidance.assistant():
+        lm += guidance.gen("answer", max_tokens=8)
+    assert isinstance(lm["answer"], str)
+
+
+run("instructor")
