@@ -30,13 +30,14 @@ def run(args: Parsed) -> int:
     """See `SPEC`."""
     from sylvan.bench import datasets
     from sylvan.bench.offline import InProcess
+    from sylvan.runtime.engine.arguments import ServerArgs
     from sylvan.runtime.engine.engine import Engine  # help does not need torch
 
     loaded = gathered(OFFLINE, args)
     config = loaded.config
     check_load(config)
     reports = Reports(config.result)
-    with Engine(**model_keywords(loaded.given)) as engine:
+    with Engine(server_args=ServerArgs(**model_keywords(loaded.given))) as engine:
         work = datasets.load(config.data, engine.tokenizer)
         about: Mapping[str, Any] = engine.get_server_info()
         prepared = Prepared(InProcess(engine, config.answer), engine.config.model, about, work)
