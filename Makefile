@@ -4,6 +4,8 @@ VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 ARGS   ?=
 BIN    := $(VENV)/bin
+# Each server that a test starts would compile the package anew, and each worker all tests.
+unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: help serve test test-slow gpu-test fuzz parity sdk sdk-all stores check aot bench docs ui release lock audit clean
