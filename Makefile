@@ -20,9 +20,12 @@ $(VENV)/.runtime: pyproject.toml $(wildcard hatch_build.py)
 	$(PIP) install -e .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime
+# Not after .runtime: each installation compiles the kernels, which takes a minute.
+$(VENV)/.dev: pyproject.toml $(wildcard hatch_build.py)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install $(TORCH)
 	$(PIP) install -e ".[dev]"
-	touch $@
+	touch $(VENV)/.runtime $@
 
 serve: $(VENV)/.runtime  ## install and serve the built-in model; ARGS="--port 31000 ..." passes flags on
 	$(BIN)/sylvan serve $(ARGS)
