@@ -64,7 +64,7 @@ class Pair:
         return state["disaggregation"]
 
 
-@pytest.fixture(scope="module", params=["tcp", "shm"])
+@pytest.fixture(scope="module", params=["tcp", pytest.param("shm", marks=pytest.mark.slow)])
 def pair(request, model):
     port = free_port()
     flags = (*FLAGS, "--disaggregation-transfer-backend", request.param)
