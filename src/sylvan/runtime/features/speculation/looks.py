@@ -43,10 +43,10 @@ class Looks:
         few = min(FEW, self._timer.num_reqs)
         return self._saved_s >= few * self._look_s or self._spent < MOST
 
-    def step(self) -> None:
-        """A step is done."""
+    def step(self, count: int = 1) -> None:
+        """So many steps are done."""
         if self._costs.known and self._saved_s < MOST * self._look_s:
-            self._saved_s += STEPS_SHARE * self._costs.seconds(self._timer.num_reqs)
+            self._saved_s += count * STEPS_SHARE * self._costs.seconds(self._timer.num_reqs)
 
     def looked(self, seconds: float, *, in_vain: bool) -> None:
         """A look took so long."""
