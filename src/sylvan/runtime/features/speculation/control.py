@@ -102,6 +102,7 @@ class Speculation(Capability):
         self._wake = 0  # number of the step in which some request is to be looked at
         self._timer = StepTimer(self._costs, clock)
         self._looks = Looks(self._costs, self._timer)
+        self._planned_s = self._looking_s = 0.0  # when planning began, and looks since then
         self._idle = 0  # steps since guesses were looked for
         self._last: Sequence[Slice] = ()  # of the step before
         self._paying = 0  # requests whose last guesses were worth verifying
@@ -125,6 +126,7 @@ class Speculation(Capability):
             self._timer.looked = True
             rows = {p.req.rid: 1 + (len(p.draft.tokens) if p.draft else 0) for p in self._last}
             self._policy.launched(rows)
+            self._planned_s, self._looking_s = self._clock(), 0.0
         self._idle = 0
         self._wake = self._step + LONGEST_PAUSE  # `draft` brings it forward
         return True
@@ -167,6 +169,7 @@ class Speculation(Capability):
     def _looked(self, followed: _Followed, seconds: float, *, pays: bool) -> None:
         """What a look took, and what came of it."""
         self._looks.looked(seconds, in_vain=not pays)
+        self._looking_s += seconds
         followed.pause = 1 if pays else self._pause(followed)
         self._paying += pays - followed.pays
         followed.pays = pays
@@ -236,6 +239,8 @@ class Speculation(Capability):
     def on_batch(self, batch: Batch) -> None:
         """See `Capability.on_batch`."""
         self._last = batch.slices
+        if self._adaptive and not self._idle and not self._paying:
+            self._looks.planned(self._clock() - self._planned_s - self._looking_s)
         if self._adaptive and not self._passes_over:
             self._timer.begin(batch)
         else:
