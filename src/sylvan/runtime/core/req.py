@@ -110,6 +110,7 @@ class Req:
     pending: int = 0  # tokens being sampled by steps in flight; their ids are not known here yet
     kv: KVHandle | None = None
     decode: Slice | None = None  # the planner's, used again at each step
+    slot: int = -1  # the plan builder's: its slot in the executor; -1 without one
     key: CacheKey | None = None  # of its tokens, as they were when the cache was last asked
     cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
     loaded_tokens: int = 0  # of these, those that a store brought

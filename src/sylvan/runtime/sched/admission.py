@@ -43,9 +43,9 @@ class Admission:
         total, ratio = 0.0, self.ratio
         for req in running:  # `expected_outputs`, in a loop over all that run
             left = req.max_tokens - req.tokens.length
-            left = min(left, CLIP_NEW_TOKENS)
             if left > 0:
-                total += left if req.ignores_eos else left * ratio
+                likely = left if left < CLIP_NEW_TOKENS else CLIP_NEW_TOKENS
+                total += likely if req.ignores_eos else likely * ratio
         return total
 
     def expected_outputs(self, req: Req) -> float:

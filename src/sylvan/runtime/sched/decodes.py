@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from operator import is_
 
 from sylvan.runtime.cache.manager import KVCacheManager
-from sylvan.runtime.cache.types import KVHandle
 from sylvan.runtime.core.req import NO_GROWTH, Growth, Req, Slice
 
 
@@ -30,14 +29,12 @@ class Decodes:
         slices: list[Slice] = []
         others: list[Req] = []
         grown: list[Req] = []
-        handles: list[KVHandle] = []
         for req in running:
             start, kv = req.computed, req.kv
             if req.tokens.length != start + 1 or start < req.prompt_len or req.pending or not kv:
                 others.append(req)
                 continue
             if start >= kv.num_pages * page_size:
-                handles.append(kv)
                 grown.append(req)
             piece = req.decode
             if piece is None:
@@ -46,10 +43,10 @@ class Decodes:
             piece.stop = req.computed = start + 1
             req.pending = 1
             slices.append(piece)
-        if not handles:
+        if not grown:
             self.growth = NO_GROWTH
             return slices, others
-        pages = self._cache.grow(handles)
+        pages = self._cache.grow([req.kv for req in grown if req.kv is not None])
         if pages is None:
             for piece in slices:
                 piece.req.computed, piece.req.pending = piece.start, 0
