@@ -215,8 +215,11 @@ class Worker:
 
     def _is_penalised(self, plan: StepPlan) -> bool:
         """Whether what was generated counts for a slice with guesses."""
+        params = self._slots.params
+        if not params.counts:
+            return False
         slots = [int(plan.slots[draft.index]) for draft in plan.drafts]
-        return bool(self._slots.params.has_penalty[slots].any())
+        return bool(params.has_penalty[slots].any())
 
     def _drawable(self, plan: StepPlan) -> StepPlan:
         """A device draws all rows of a step at once, before it is known which guesses are right."""

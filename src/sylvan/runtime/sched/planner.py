@@ -155,35 +155,38 @@ class Planner:
         """Give decoding requests their slices one by one; returns prompts under way."""
         prompts: list[Req] = []
         slices, extend, page_size = self._slices, self._cache.extend, self._page_size
-        plain = self._plain and not self._loaded
+        quick = not self._hooks.gates_running and not self._loaded
         for req in tuple(self._running):
             start, pending = req.computed, req.pending
             known = req.tokens.length + pending
             if known - start > 1:
                 prompts.append(req)
-            elif known <= start or (pending and known >= req.max_tokens):
+                continue
+            if known <= start or (pending and known >= req.max_tokens):
                 continue  # nothing lacks, or what is in flight brings its last token
-            elif (
-                plain
-                and self._budget > 0
-                and start >= req.prompt_len
-                and (kv := req.kv) is not None
-                and (start < kv.num_pages * page_size or extend(kv, start + 1, computed=start))
-            ):  # `_schedule_running` for the plainest and most frequent case
-                self.num_decodes += self.num_decodes == len(slices)
-                slices.append(Slice(req, start, start + 1, True))
-                req.computed, req.pending = start + 1, pending + 1
-                self._budget -= 1
-                self.planned_tokens += 1
-            else:
+            kv = req.kv
+            if not (quick and self._budget > 0 and start >= req.prompt_len and kv is not None):
                 self._schedule_running(req)
+                continue
+            draft = self._draft(req, 1)
+            fits = start < kv.num_pages * page_size or extend(kv, start + 1, computed=start)
+            if draft or not fits:
+                self._schedule_running(req, draft)
+                continue
+            # `_schedule_running` for the plainest and most frequent case
+            self.num_decodes += self.num_decodes == len(slices)
+            slices.append(Slice(req, start, start + 1, True))
+            req.computed, req.pending = start + 1, pending + 1
+            self._budget -= 1
+            self.planned_tokens += 1
         return prompts
 
-    def _schedule_running(self, req: Req) -> None:
+    def _schedule_running(self, req: Req, draft: Draft | None = None) -> None:
+        """`draft`: what was drafted for it, if it was asked for."""
         if req.kv is None or not self._may_run(req, running=True):
             return
         size = self._slice_size(req)
-        draft, start = self._draft(req, size), req.computed
+        draft, start = draft or self._draft(req, size), req.computed
         while size and req.kv and not self._cache.extend(req.kv, start + size, computed=start):
             victim = self._preemption.victim(self._slices)
             if victim is req and len(self._running) == 1:
