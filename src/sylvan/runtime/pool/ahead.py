@@ -46,17 +46,15 @@ class _Group:
     used: int = 0
     stop: int = 0
 
-    @property
-    def wanted(self) -> int:
-        """Pages that should be resident."""
-        return min(self.used + self.ahead, self.memory.num_pages)
-
-    def advance(self, populate: Populate) -> bool:
-        """One slice; whether the system did it."""
-        start = max(self.stop, self.used)
-        self.stop = min(start + max(1, SLICE_BYTES // self.memory.page_bytes), self.wanted)
+    def advance(self, populate: Populate) -> bool | None:
+        """One slice; whether the system did it. None: all that is wanted is resident."""
+        used = self.used  # a step that begins now may change it
+        start, wanted = max(self.stop, used), min(used + self.ahead, self.memory.num_pages)
+        if start >= wanted:
+            return None
+        self.stop = stop = min(start + max(1, SLICE_BYTES // self.memory.page_bytes), wanted)
         regions = self.memory.regions(start)
-        return all(populate(r.address, (self.stop - start) * r.stride) for r in regions)
+        return all(populate(r.address, (stop - start) * r.stride) for r in regions)
 
 
 class PagesAhead:
@@ -148,12 +146,16 @@ class PagesAhead:
             self._over.wait(max(self._rest_s - rested_s, self._rest_s / 4))
             return True
         with self._slice:
-            group = next((g for g in self._groups if g.stop < g.wanted), None)
-            if group is None or self._released:
+            if self._released:
                 return False
-            if not group.advance(self._populate):
-                self._over.set()  # not here
-            return True
+            for group in self._groups:
+                done = group.advance(self._populate)
+                if done is None:
+                    continue
+                if not done:
+                    self._over.set()  # not on this system
+                return True
+            return False
 
 
 class ReleasedAhead:

@@ -94,6 +94,21 @@ def test_memory_that_was_given_back_stays_so_until_it_is_taken_again(buffer, ahe
     until_resident(buffer.memory, AHEAD)
 
 
+def test_a_pool_may_be_used_up_while_its_pages_become_resident(buffer):
+    ahead = PagesAhead([buffer], AHEAD, rest_s=0.0, populate=lambda *_: last_page())
+
+    def last_page() -> bool:
+        ahead.begin(step_with(COUNT - 1))
+        ahead.end()
+        return True
+
+    ahead.start()
+    ahead.begin(step_with(1))
+    ahead.end()
+    time.sleep(0.1)
+    ahead.close()  # `-W error`: its thread has raised nothing
+
+
 def test_a_system_that_cannot_is_asked_once(buffer):
     calls: list[int] = []
     ahead = PagesAhead([buffer], AHEAD, rest_s=0.0, populate=lambda _, size: calls.append(size))
