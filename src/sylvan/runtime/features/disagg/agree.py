@@ -17,17 +17,18 @@ from sylvan.runtime.features.disagg.data import (
     PrefillEvents,
     Received,
     Refused,
+    Sent,
 )
 
 Ended = Over | Received | Refused | Lost | Left
 _WORST = (Refused, Lost, Left)
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(tuple[Ended, ...])
+_decoder = msgspec.msgpack.Decoder(tuple[Ended | Sent, ...])
 Events = PrefillEvents | DecodeEvents
 
 
 class Agreement:
-    """Keeps the end of a transfer back until all ranks have seen it; what is told comes from one.
+    """Keeps the end of a transfer back until all ranks have seen it, and adds up what they send.
 
     Each rank moves the pages of its own heads, over a connection of its own. Where one of them
     fails the others give up, too.
@@ -49,11 +50,14 @@ class Agreement:
         Raises:
             RankLostError: another rank has ended, or is late.
         """
-        found = tuple(event for event in events or () if not isinstance(event, Ended))
-        mine = tuple(event for event in events or () if isinstance(event, Ended))
+        found = [event for event in events or () if not isinstance(event, Ended | Sent)]
+        mine = tuple(event for event in events or () if isinstance(event, Ended | Sent))
         for rank, some in enumerate(self._exchange(mine)):
             for event in some:
-                self._ended.setdefault(event.job, {})[rank] = event
+                if isinstance(event, Sent):
+                    found.append(event)
+                else:
+                    self._ended.setdefault(event.job, {})[rank] = event
         over = [job for job, by_rank in self._ended.items() if len(by_rank) == self._ranks.size]
         ends = tuple(_combined([*self._ended.pop(job).values()]) for job in over)
         for job, by_rank in self._ended.items():
@@ -61,7 +65,7 @@ class Agreement:
                 self._give_up(job)
         return cast(Events, (*found, *ends)) or None
 
-    def _exchange(self, mine: tuple[Ended, ...]) -> Sequence[tuple[Ended, ...]]:
+    def _exchange(self, mine: tuple[Ended | Sent, ...]) -> Sequence[tuple[Ended | Sent, ...]]:
         """Of all ranks; they say first how much they have to say."""
         data = _encoder.encode(mine) if mine else b""
         sizes = self._ranks.all_gather(torch.tensor([len(data)], dtype=torch.int64))

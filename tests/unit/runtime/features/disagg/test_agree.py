@@ -53,9 +53,10 @@ def test_what_both_have_received_is_received():
 
 def test_what_was_sent_is_over_once_both_say_so():
     ranks = Ranks()
-    assert ranks.agree((Asked(3, 0), Sent(3, 5)), (Asked(3, 0), Over(3))) == (
+    assert ranks.agree((Asked(3, 0), Sent(3, 5)), (Asked(3, 0), Sent(3, 6), Over(3))) == (
         Asked(3, 0),
         Sent(3, 5),
+        Sent(3, 6),
     )
     assert ranks.agree((Over(3),)) == (Over(3),)
 
