@@ -25,7 +25,7 @@ from sylvan.gateway.http.fanout import FanOut, servers
 from sylvan.gateway.http.following import Following
 from sylvan.gateway.http.inflight import Inflight
 from sylvan.gateway.http.outgoing import TARGET_WORKER
-from sylvan.gateway.http.pairs.exchange import PairExchange
+from sylvan.gateway.http.pairs.exchange import PairExchange, needs_one_worker
 from sylvan.gateway.http.routes import Passed
 from sylvan.gateway.http.search import Search
 from sylvan.gateway.observe.meter import Meter, ModelNames, Route
@@ -140,7 +140,8 @@ class HttpRouter:
             ids = await parts.prompts.of(route.path, asked)
             asked = replace(asked, token_ids=ids)
         registry = parts.exchange.registry
-        paired = route.pairs and registry.paired(asked.model, "http")
+        apart = route.pairs and registry.paired(asked.model, "http")
+        paired = apart and not needs_one_worker(asked)
         permit = await self._enter(caller.tenant)
         meter = self._meter(route, asked, backend="pd" if paired else "regular")
         serving = PairExchange if paired else Exchange
