@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import torch
 import xxhash
 
+from sylvan import __version__
 from sylvan.kernels.native.kept import SUFFIX, KeptWeights
 from sylvan.kernels.native.library import ops_digest
 from sylvan.runtime.executor.parts import ModelPlan
@@ -25,7 +27,7 @@ def kept_weights(plan: ModelPlan) -> KeptWeights | None:
         return None
     mesh = plan.build.mesh.tp
     said = {
-        "layout": _LAYOUT,
+        "layout": (_LAYOUT, __version__, str(torch.__version__)),  # whose rounding is kept
         "ops": ops_digest(),
         "files": _identity(plan.model_dir),
         "dtype": str(plan.build.dtype),
