@@ -353,6 +353,20 @@ RULES = (
         lambda c: f"model: {c.facts.model.name!r} {PICKLED}",
     ),
     Rule(
+        "made up weights kept",
+        ("load_cache", "load_format"),
+        lambda c: c.config.load_cache is not None and c.config.load_format == "dummy",
+        "{load_cache} keeps weights of checkpoints, and {load_format} has none; leave load_cache "
+        "out",
+    ),
+    Rule(
+        "packed weights on a device",
+        ("load_cache", "device"),
+        lambda c: c.config.load_cache is not None and c.config.device not in ("cpu", "auto"),
+        "{load_cache} keeps weights that are packed for CPUs, and {device} is none; leave "
+        "load_cache out",
+    ),
+    Rule(
         "no such device",
         ("device",),
         lambda c: c.device is None,

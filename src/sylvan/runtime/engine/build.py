@@ -539,6 +539,7 @@ def _options(config: Config) -> LocalOptions:
         embed=_wish(config),
         headless=config.task == "embed",
         seed=config.seed or 0,
+        load_cache=Path(config.load_cache) if config.load_cache is not None else None,
     )
 
 

@@ -33,6 +33,7 @@ from sylvan.runtime.executor.graphs.layers import use_layer_kernels
 from sylvan.runtime.executor.graphs.natives import Native
 from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls
 from sylvan.runtime.executor.immediate import ImmediateBackend
+from sylvan.runtime.executor.load_cache import kept_weights
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
 from sylvan.runtime.executor.parts import Made, ModelPlan
@@ -275,6 +276,8 @@ def _with_program(plan: ModelPlan) -> Made | None:
                 f"runner program cannot be used: {why}; runner eager serves every model"
             ) from None
         logger.warning("no step program, PyTorch computes each op: %s", why)
+        if options.load_cache is not None:
+            logger.warning("load_cache is not used: weights are packed for step programs only")
         return None
 
 
@@ -310,6 +313,7 @@ def _with_traced(plan: ModelPlan) -> Made:
         threads=plan.threads,
         hidden_layers=plan.hidden_layers,
         edits_inputs=plan.edits_inputs,
+        kept=kept_weights(plan),
     )
     attention, name, changed = NativeAttention(), f"program ({library.variant})", _nothing
     if runner.host_calls:
