@@ -18,7 +18,7 @@ from sylvan.gateway.errors import (
 )
 from sylvan.gateway.flow.admission import Admission, Permit
 from sylvan.gateway.http.answer import Answer
-from sylvan.gateway.http.asked import Asked, nothing, read
+from sylvan.gateway.http.asked import Asked, nothing, read, read_form
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.http.exchange import Exchange, ExchangeParts, Pinned
 from sylvan.gateway.http.fanout import FanOut, servers
@@ -110,7 +110,10 @@ class HttpRouter:
             assert route.prompt_of is not None, "requests to one worker are read"
             if await self._following.resume(caller):
                 return
-            asked = read(raw, route.prompt_of, streams_by_default=route.streams)
+            if route.form:
+                asked = read_form(raw, caller.headers.get("content-type", ""))
+            else:
+                asked = read(raw, route.prompt_of, streams_by_default=route.streams)
             resumable = asked.stream and not self._parts.has_peers
             if resumable and self._following.wanted(caller):
                 await self._following.serve(caller, lambda c: self._answered(c, route, asked))
