@@ -60,11 +60,9 @@ class LaunchedStep:
     result: StepResult | None = None
 
     def done(self) -> bool:
-        """See `Pending.done`."""
         return self.result is not None or self.drawing is None or self.drawing.done()
 
     def wait(self) -> StepResult:
-        """See `Pending.wait`."""
         if self.result is None:
             self.complete()
         if self.error is not None:
