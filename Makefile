@@ -4,6 +4,8 @@ VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 ARGS   ?=
 BIN    := $(VENV)/bin
+# Each server that a test starts would compile the package anew, and each worker all tests.
+unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: help serve test test-slow gpu-test fuzz parity sdk sdk-all stores check aot bench docs replay ui release lock audit clean
@@ -18,9 +20,12 @@ $(VENV)/.runtime: pyproject.toml $(wildcard hatch_build.py)
 	$(PIP) install -e .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime
+# Not after .runtime: each installation compiles the kernels, which takes a minute.
+$(VENV)/.dev: pyproject.toml $(wildcard hatch_build.py)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install $(TORCH)
 	$(PIP) install -e ".[dev]"
-	touch $@
+	touch $(VENV)/.runtime $@
 
 serve: $(VENV)/.runtime  ## install and serve the built-in model; ARGS="--port 31000 ..." passes flags on
 	$(BIN)/sylvan serve $(ARGS)

@@ -128,7 +128,6 @@ def _not_with_a_role(case: Case) -> Sequence[str]:
             config.disagg.transfer == "store" and config.tiers is None,
             "disagg.transfer=store hands over through a store; give tiers.storage",
         ),
-        "{parallel.tp}": (config.parallel.tp > 1, "KV is handed over by one rank only so far"),
         "{server.replicas}": (
             config.server.replicas > 1 and config.disagg.role is not None,
             "start them with --pd P:D instead",
@@ -242,7 +241,7 @@ RULES = (
     ),
     Rule(
         "roles with others",
-        ("disagg", "tiers", "parallel.tp", "server.replicas", "device", "task", "cache.prefix"),
+        ("disagg", "tiers", "server.replicas", "device", "task", "cache.prefix"),
         lambda c: bool(_not_with_a_role(c)),
         lambda c: "\n".join(_not_with_a_role(c)),
     ),

@@ -168,16 +168,18 @@ class KVCacheManager:
 
         All tokens in the pages that they have are computed. Returns the pages of the first group.
         """
-        if any(kv.tail for kv in handles) or not self._make_free(len(handles)):
+        if [kv for kv in handles if kv.tail] or not self._make_free(len(handles)):
             return None
         if self._windows and not self._grow_windows(handles):
             return None
         pages = self._allocator.alloc(len(handles))
         for kv, page in zip(handles, pages.tolist(), strict=True):
             held = kv.num_pages
-            if held == len(kv.pages):
+            try:  # to ask for the length costs as much as all the rest
+                kv.pages[held] = page
+            except IndexError:
                 self._make_room(kv, held + 1)
-            kv.pages[held] = page
+                kv.pages[held] = page
             kv.num_pages = held + 1
         return pages
 

@@ -64,7 +64,7 @@ class RadixCache:
         self._tiered = tiered
         self._extents = Extents(nodes, states, min_load_tokens) if components or tiered else None
         self._clock = itertools.count(1)
-        self._roots = nodes.roots
+        self._roots, self._versions = nodes.roots, nodes.versions
         self.ghosts = nodes.ghosts
         self.lock, self.unlock, self.restore = nodes.lock, nodes.unlock, nodes.restore
 
@@ -89,15 +89,19 @@ class RadixCache:
         """Tokens of `key` that a `match` now would find, at most `limit`; changes nothing.
 
         `load`: as for `match`; with 0 only what is on the device counts.
-        Asked again with the same key, it goes on from the node it reached, if that is still there.
+        Asked again with the same key, it answers at once if nothing of the namespace has changed,
+        and else goes on from the node it reached, if that is still there.
         """
         if self._extents is not None:
             return self._extents.peek(key, limit, load)
         cursor, size = key.cursor, self.page_size
+        version = self._versions.get(key.namespace)
+        if version is None:
+            return 0
+        if cursor is not None and cursor.version == version and cursor.limit == limit:
+            return cursor.found
         if cursor is None or not cursor.is_valid(limit):
-            root = self._roots.get(key.namespace)
-            if root is None:
-                return 0
+            root = self._roots[key.namespace]
             cursor = MatchCursor(root, 0, page_name(key, 0, limit, size), limit)
         node, pos, name = cursor.node, cursor.stop, cursor.next_page
         tokens = key.tokens[:limit] if size > 1 or name in node.children else EMPTY_IDS
@@ -111,7 +115,7 @@ class RadixCache:
             shared = nearest_tail(node, tokens, key, pos, size)[1]
         if node is not cursor.node:
             cursor = MatchCursor(node, pos, name, limit)
-        key.cursor = cursor
+        key.cursor, cursor.version, cursor.found = cursor, version, pos + shared
         return pos + shared
 
     def first_page(self, key: CacheKey) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
@@ -49,6 +50,8 @@ class NodeTree:
         self.total_pages = 0
         self.num_nodes = 0
         self.roots: dict[str, Node] = {}
+        self.versions: dict[str, int] = {}  # of each namespace with a root; never used twice
+        self._changes = itertools.count(1)
         self.components = tuple(components)
         self.tiered = tiered
         self.heap = heap
@@ -72,6 +75,7 @@ class NodeTree:
         assert name not in parent.children
         if parent.parent is None:
             self.roots[parent.namespace] = parent
+        self.versions[parent.namespace] = next(self._changes)
         parent.adopt(name, leaf, ordered=self._ordered)
         if self.num_windows or self.tiered:
             count = -(-len(leaf.tokens) // self.page_size)
@@ -137,6 +141,7 @@ class NodeTree:
         if self.components:
             self._leave(leaf, keep)
         leaf.tokens, leaf.pages = tokens[:cut].copy(), pages[:keep].copy()
+        self.versions[leaf.namespace] = next(self._changes)
         self.heap.push(leaf)
         return pages[keep:]
 
@@ -161,7 +166,9 @@ class NodeTree:
         if above.parent is not None:
             self.heap.push(above)
         elif not above.children:
-            del self.roots[above.namespace]
+            del self.roots[above.namespace], self.versions[above.namespace]
+            return pages
+        self.versions[above.namespace] = next(self._changes)
         return pages
 
     # ---- locks

@@ -226,13 +226,16 @@ def below(roots: Iterable[Node]) -> Iterator[Node]:
 class MatchCursor:
     """The last node that lies wholly within the first `limit` tokens of a key.
 
-    It ends before position `stop`; `next_page` is the name of the page there.
+    It ends before position `stop`; `next_page` is the name of the page there. `found` is what the
+    lookup found, at that `version` of the namespace.
     """
 
     node: Node
     stop: int
     next_page: bytes
     limit: int
+    found: int = 0
+    version: int = 0
 
     def is_valid(self, limit: int) -> bool:
         """Whether the node is still in the tree; a node never leaves before those below it."""

@@ -14,7 +14,7 @@ from sylvan.protocol.messages import DraftCounts, Finish
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import CacheKey, KVHandle
 from sylvan.runtime.core.held import Held
-from sylvan.runtime.core.step import PageCopy
+from sylvan.runtime.core.step import PageCopy, chain
 
 NEVER = sys.maxsize
 """More tokens than there can be."""
@@ -110,6 +110,7 @@ class Req:
     pending: int = 0  # tokens being sampled by steps in flight; their ids are not known here yet
     kv: KVHandle | None = None
     decode: Slice | None = None  # the planner's, used again at each step
+    slot: int = -1  # the plan builder's: its slot in the executor; -1 without one
     key: CacheKey | None = None  # of its tokens, as they were when the cache was last asked
     cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
     loaded_tokens: int = 0  # of these, those that a store brought
@@ -179,7 +180,7 @@ class Draft:
     @property
     def is_chain(self) -> bool:
         """Whether each guess follows the one before it."""
-        return self.parents == tuple(range(-1, len(self.parents) - 1))
+        return self.parents == chain(len(self.parents))
 
     @property
     def paths(self) -> int:

@@ -67,6 +67,7 @@ from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.runtime.platform.find import load_kinds, open_platform
+from sylvan.runtime.pool.ahead import PagesAhead, ReleasedAhead
 from sylvan.runtime.pool.mha import KVShape, bytes_of
 from sylvan.runtime.pool.occupation import Occupation, TensorMemory
 from sylvan.runtime.pool.pages import JoinedPages, PagedBuffer
@@ -178,9 +179,10 @@ def _in_memory(
     shape = pages_shape(config, plan.kv_shape, options)
     trees = _tree_paths(batch, shape, options)
     backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots, trees)
-    control = _control(plan, made, states, beside)
+    ahead = PagesAhead(made.pool.groups)
+    control = _control(plan, made, states, beside, ahead)
     control.extend(workers)
-    worker = Worker(backend, slots, workers, control.gate)
+    worker = Worker(backend, slots, workers, control.gate, ahead)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
     masked = made.attention.caps.tree_mask and not config.states
     caps = ExecutorCaps(
@@ -206,6 +208,7 @@ def _in_memory(
     )
     if pooling is not None:
         facts = replace(facts, vector_size=pooling.size)
+    ahead.start()
     return LocalExecutor(worker, caps, control, overlap=options.overlap), facts
 
 
@@ -219,14 +222,19 @@ def _with_pages_beside(
 
 
 def _control(
-    plan: ModelPlan, made: Made, states: TensorStates | None, beside: Sequence[PagedBuffer]
+    plan: ModelPlan,
+    made: Made,
+    states: TensorStates | None,
+    beside: Sequence[PagedBuffer],
+    ahead: PagesAhead,
 ) -> ExecutorControl:
     """Commands between steps, over the memory of what was made."""
     kept = [group.memory for group in made.pool.groups if isinstance(group, PagedBuffer)]
     kept += [pages.memory for pages in beside]
     kept += states.parts if states else ()
     graphs = TensorMemory(made.buffers)
-    memory: dict[MemoryTag, Occupation] = {"kv_cache": TensorMemory(kept), "graphs": graphs}
+    pages = ReleasedAhead(TensorMemory(kept), ahead)
+    memory: dict[MemoryTag, Occupation] = {"kv_cache": pages, "graphs": graphs}
     if isinstance(made.weights, LiveWeights):
         memory["weights"] = TensorMemory(made.weights.memory)
     control = ExecutorControl(made.weights, memory, made.pool.groups, plan.checkpoints)

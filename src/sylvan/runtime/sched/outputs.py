@@ -118,8 +118,8 @@ def accept_plain(
             or token in req.stop_ids
             or req.finish
             or req.held
-            or piece.draft
-            or not (piece.samples and req.first_token_s)
+            or not req.first_token_s
+            or (piece is not req.decode and (piece.draft or not piece.samples))
             or (others and index in others)
         ):
             left.append((piece, others.get(index) or SliceOutput((token,))))

@@ -125,10 +125,9 @@ class ProgramRunner:
         self._batch: ForwardBatch | None = None
 
     def bucket(self, tokens: int, requests: int) -> None:
-        """See `ModelRunner.bucket`; programs take steps of any size."""
+        """Programs take steps of any size."""
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
-        """See `ModelRunner.run`."""
         if self._program.calls_host:
             batch.attention.plan(batch)
         if batch.input_embeds:
@@ -158,7 +157,6 @@ class ProgramRunner:
         last_token: IntArray,
         params: SamplingSlots,
     ) -> NativeStep | None:
-        """See `ModelRunner.fuse`."""
         if not isinstance(sampler, NativeSampler) or self._program.calls_host:
             return None
         whole = self._program.read(self._traced.logits, batch.limits.most_samples)
@@ -167,14 +165,12 @@ class ProgramRunner:
         )
 
     def measure(self, *, on: bool) -> MeasuredSteps:
-        """See `MeasuredProgram.measure`."""
         found = self._program.measure(on=on)
         rate = None if on else read_rate(self._library)
         times = [ns for _, ns in found]
         return MeasuredSteps(self._program.num_measured, self.costs[: len(times)], times, rate)
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.logits`."""
         assert len(rows) <= len(self._rows)
         self._rows[: len(rows)] = np.asarray(rows)
         step = Run(outputs=len(rows), out_rows=self._rows.ctypes.data)
@@ -182,22 +178,18 @@ class ProgramRunner:
         return self._program.read(self._traced.logits, len(rows))
 
     def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.hidden`."""
         return self._take(self._traced.hidden, rows).to(torch.float32, copy=True)
 
     def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.layer_hidden`."""
         return self._take(self._traced.layers[layer], rows)
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.head`."""
         self._program.write(self._traced.taken, vectors_RD)
         self._head.run(Run(outputs=len(vectors_RD)))
         found = self._program.read(self._traced.logits, len(vectors_RD))
         return found.to(torch.float32, copy=True)
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.constant`."""
         found = (c for c in self.copies if isinstance(c, VectorCopy) and c.source is tensor)
         copy = next(found, None)
         return tensor if copy is None else copy.numbers().view(tensor.shape)
