@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 
@@ -28,9 +29,24 @@ def test_a_start_that_failed_leaves_no_trace():
     assert gc.isenabled()
 
 
-def test_what_a_start_made_is_spared():
+def test_what_is_spared_is_not_looked_at():
     before = gc.get_freeze_count()
-    with garbage.postponed():
-        made = [[] for _ in range(1000)]
+    made = [[] for _ in range(1000)]
+
+    garbage.spare()
 
     assert gc.get_freeze_count() >= before + len(made)
+
+
+def test_garbage_of_a_start_is_found_when_it_settles():
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+    with garbage.postponed():
+        gone = weakref.ref(Cycle())
+        assert gone() is not None
+
+    garbage.settle()
+
+    assert gone() is None
