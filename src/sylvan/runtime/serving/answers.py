@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,8 +21,7 @@ from sylvan.text.reasoning.tokens import ReasoningCounter
 from sylvan.text.spans import Span
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(msgspec.Struct, frozen=True):
     """What is new of one sample, and its counts so far.
 
     Attributes:
@@ -53,8 +51,7 @@ class Update:
         return self.delta.finish
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """A finished sample."""
 
     sample: Sample
