@@ -21,7 +21,7 @@ from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import Parts, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 
@@ -89,7 +89,7 @@ class Served:
             policy=schedule_policy("fcfs"),
             emit=self._count,
         )
-        limits = Limits(
+        limits = SchedulerLimits(
             max_batch_tokens=tokens,
             max_running_reqs=reqs,
             chunk_tokens=tokens,

@@ -30,7 +30,7 @@ from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.engine.build import build_scheduler
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.sim import SimExecutor
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import Parts, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.utils import garbage
@@ -262,7 +262,7 @@ def _chats(prefix: str, seed: int, outputs: int) -> Scheduler:
         policy=schedule_policy("lpm" if prefix == "radix" else "fcfs"),
         emit=lambda outputs: None,
     )
-    scheduler = Scheduler(parts, Limits(max_running_reqs=64))
+    scheduler = Scheduler(parts, SchedulerLimits(max_running_reqs=64))
     for i in range(128):
         scheduler.add(
             GenerateRequest(

@@ -118,7 +118,7 @@ class RoutingConfig(Section, frozen=True):
     """`bucket`: seconds between adjustments of the length classes."""
 
 
-class LimitsConfig(Section, frozen=True):
+class RouteLimitsConfig(Section, frozen=True):
     """How much is let in."""
 
     connections: Count = 16384
@@ -326,7 +326,7 @@ class RouteConfig(Section, frozen=True):
     server: FrontConfig = FrontConfig()
     workers: WorkersConfig = WorkersConfig()
     routing: RoutingConfig = RoutingConfig()
-    limits: LimitsConfig = LimitsConfig()
+    limits: RouteLimitsConfig = RouteLimitsConfig()
     retry: RetryConfig = RetryConfig()
     breaker: BreakerConfig = BreakerConfig()
     health: HealthConfig = HealthConfig()

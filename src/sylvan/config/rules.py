@@ -16,7 +16,7 @@ MIN_CONTEXT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RuleCase:
     """What a rule judges."""
 
     resolved: Resolved
@@ -62,5 +62,5 @@ class Rule:
 
     name: str
     fields: tuple[str, ...]
-    broken: Callable[[Case], bool]
-    message: str | Callable[[Case], str]
+    broken: Callable[[RuleCase], bool]
+    message: str | Callable[[RuleCase], str]

@@ -323,7 +323,7 @@ class ControlReply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
     body: dict[str, Any] | None = None
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
     """How busy a scheduler is. All lengths in tokens unless named otherwise."""
 
     num_running_reqs: int = 0
@@ -407,7 +407,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
     """Sign of life of a scheduler; sent at least twice a second between steps, also when idle."""
 
-    load: Load
+    load: SchedulerLoad
 
 
 class Alive(msgspec.Struct, frozen=True, kw_only=True, tag="alive"):
@@ -420,7 +420,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     facts: dict[str, str | int | float | bool | None]
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """A process could not start; `message` is for the operator."""
 
     message: str
@@ -433,4 +433,4 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
     total: int
 
 
-FromScheduler = ControlReply | Heartbeat | Loading | Ready | Failed
+FromScheduler = ControlReply | Heartbeat | Loading | Ready | StartFailed

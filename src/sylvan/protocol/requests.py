@@ -24,7 +24,7 @@ class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...] = ()
 
 
-class Thinking(msgspec.Struct, frozen=True, kw_only=True):
+class ThinkingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where an output thinks: a grammar waits for the end of it, a budget brings the end about.
 
     `ends` are the markers that end thinking, as token ids; the first is forced after `budget`
@@ -88,7 +88,7 @@ class GenerateRequest(RequestOptions, frozen=True, kw_only=True, tag="generate")
     tenant: str = ""
     cache_salt: str = ""  # isolates the prefix cache; derived from tenant, extra_key, cache_salt
     shared_tokens: int = 0  # leading ones that the salt does not set apart
-    thinking: Thinking | None = None
+    thinking: ThinkingOptions | None = None
     bootstrap: Bootstrap | None = None  # None: this server does everything
     media: tuple[MediaItem, ...] = ()  # in the order of the prompt
     interval: int | None = 1  # new tokens of which the client is told at once; the first always is

@@ -26,7 +26,7 @@ from sylvan.training.answers import PART, Text, answer, load, save
 from sylvan.training.contexts import context_tree
 from sylvan.training.evaluate import Evaluation, evaluate
 from sylvan.training.head import TrainableHead
-from sylvan.training.loop import Model, Schedule, Trainer
+from sylvan.training.loop import Schedule, SharedWeights, Trainer
 from sylvan.training.prompts import read_prompts
 
 MOST_GUESSED = 32_000
@@ -90,7 +90,7 @@ def train_draft(config: Config, data: Path, out: Path, wish: Wish, tell: Tell) -
     token_ids = frequent_tokens(files, wish.guessed)
     if not len(token_ids):
         raise ConfigError(f"{config.model} answered none of the prompts in {data} by two tokens")
-    shared = Model(embedding, lm_head * model.logit_scale, token_ids)
+    shared = SharedWeights(embedding, lm_head * model.logit_scale, token_ids)
     head = _new_head(layer, len(layers), shared, files, wish.schedule)
     head.begin_as(norm + model.norm_offset, shared.head[token_ids])
     _train(head, shared, files, out / "training", wish.schedule, tell)
@@ -254,7 +254,11 @@ def _answer_all(
 
 
 def _new_head(
-    layer: ModelConfig, num_layers: int, shared: Model, files: Sequence[Path], schedule: Schedule
+    layer: ModelConfig,
+    num_layers: int,
+    shared: SharedWeights,
+    files: Sequence[Path],
+    schedule: Schedule,
 ) -> TrainableHead:
     """A head for texts as long as these."""
     torch.manual_seed(schedule.seed)
@@ -265,7 +269,7 @@ def _new_head(
 
 def _train(
     head: TrainableHead,
-    shared: Model,
+    shared: SharedWeights,
     files: Sequence[Path],
     work: Path,
     schedule: Schedule,

@@ -9,7 +9,7 @@ from sylvan.protocol.errors import CapacityError
 from sylvan.utils.clock import Clock
 
 
-class Budget:
+class TokenBucket:
     """A bucket that fills at a steady rate up to one minute's worth, and may run a debt.
 
     Attributes:
@@ -48,15 +48,15 @@ class Budgets:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._requests: dict[str, Budget] = {}
-        self._tokens: dict[str, Budget] = {}
+        self._requests: dict[str, TokenBucket] = {}
+        self._tokens: dict[str, TokenBucket] = {}
 
     def add(self, tenant: str, requests: float | None, tokens: float | None) -> None:
         """Limit a tenant to so many requests and tokens a minute; None: no limit."""
         if requests is not None:
-            self._requests[tenant] = Budget(requests, "requests", self._clock)
+            self._requests[tenant] = TokenBucket(requests, "requests", self._clock)
         if tokens is not None:
-            self._tokens[tenant] = Budget(tokens, "tokens", self._clock)
+            self._tokens[tenant] = TokenBucket(tokens, "tokens", self._clock)
 
     def replace(self, limits: Iterable[tuple[str, float | None, float | None]]) -> None:
         """Have the limits of these tenants (`add`) and no others; those that stay keep their level.

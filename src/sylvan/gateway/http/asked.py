@@ -17,7 +17,7 @@ PromptOf = Callable[[Fields], bytes]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class ParsedBody:
     """A body, read as far as needed.
 
     Attributes:
@@ -41,7 +41,7 @@ class Asked:
     token_ids: Sequence[int] | None = None
 
 
-def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -> Asked:
+def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -> ParsedBody:
     """Read a body.
 
     Raises:
@@ -59,7 +59,7 @@ def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -
         raise RequestError("model must be a string.", param="model")
     rid = fields.get("rid")
     prompt = prompt_of(fields)
-    return Asked(
+    return ParsedBody(
         raw=raw,
         fields=fields,
         model=model or None,

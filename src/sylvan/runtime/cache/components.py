@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from sylvan.runtime.cache.matching import Segment
+from sylvan.runtime.cache.matching import MatchedPages
 from sylvan.runtime.cache.types import Node
 
 
@@ -23,7 +23,7 @@ class Component(Protocol):
         """`node` keeps only its first `keep` pages on the device."""
         ...
 
-    def longest(self, path: Sequence[Segment], limit: int, *, lower: bool) -> int:
+    def longest(self, path: Sequence[MatchedPages], limit: int, *, lower: bool) -> int:
         """Longest prefix of at most `limit` tokens after which layers of this group can go on.
 
         Args:
@@ -33,7 +33,7 @@ class Component(Protocol):
         """
         ...
 
-    def can_end(self, path: Sequence[Segment], tail: Node, page: int, tokens: int) -> bool:
+    def can_end(self, path: Sequence[MatchedPages], tail: Node, page: int, tokens: int) -> bool:
         """Whether they can go on, on the device, after `tokens` tokens that end in `tail`.
 
         Args:

@@ -19,7 +19,7 @@ from sylvan.runtime.cache.types import (
 _TOKEN_BYTES = 4
 
 
-class Segment(NamedTuple):
+class MatchedPages(NamedTuple):
     """The first `num_pages` pages of a node, which a prompt begins with or goes on with."""
 
     node: Node
@@ -43,7 +43,7 @@ class Walk:
     they end at otherwise.
     """
 
-    path: Sequence[Segment]
+    path: Sequence[MatchedPages]
     length: int
     tail: Tail | None = None
     end: Node | None = None
@@ -122,16 +122,16 @@ def path_to(node: Node) -> Iterator[Node]:
         node = node.parent
 
 
-def whole_path(node: Node, page_size: int) -> list[Segment]:
+def whole_path(node: Node, page_size: int) -> list[MatchedPages]:
     """All pages of the nodes from the root down to `node`."""
-    path = [Segment(n, -(-len(n.tokens) // page_size)) for n in path_to(node)]
+    path = [MatchedPages(n, -(-len(n.tokens) // page_size)) for n in path_to(node)]
     path.reverse()
     return path
 
 
 def walk(root: Node | None, key: CacheKey, limit: int, page_size: int) -> Walk:
     """Follow the first `limit` tokens of `key` without splitting nodes."""
-    path: list[Segment] = []
+    path: list[MatchedPages] = []
     tokens, pos, node = key.tokens[:limit], 0, root
     while node is not None:
         child = node.children.get(page_name(key, pos, len(tokens), page_size))
@@ -139,7 +139,7 @@ def walk(root: Node | None, key: CacheKey, limit: int, page_size: int) -> Walk:
             break
         shared = shared_tokens(child, key, tokens, pos, page_size)
         pages, rest = divmod(shared, page_size)
-        path.append(Segment(child, pages))
+        path.append(MatchedPages(child, pages))
         if rest or shared < len(child.tokens):
             tail = Tail(child, pages, rest) if rest else None
             return Walk(path, pos + shared - rest, tail)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from sylvan.runtime.cache.matching import Segment
+from sylvan.runtime.cache.matching import MatchedPages
 from sylvan.runtime.cache.prefix import Match
 from sylvan.runtime.cache.types import (
     ABSENT,
@@ -58,13 +58,13 @@ class NodeStates:
         if slot := self._take(node):
             self.dropped.append(slot)
 
-    def longest(self, path: Sequence[Segment], limit: int, *, lower: bool) -> int:
+    def longest(self, path: Sequence[MatchedPages], limit: int, *, lower: bool) -> int:
         for node, _ in reversed(path):
             if node.stop <= limit and has_state(node, lower=lower):
                 return node.stop
         return 0
 
-    def can_end(self, path: Sequence[Segment], tail: Node, page: int, tokens: int) -> bool:
+    def can_end(self, path: Sequence[MatchedPages], tail: Node, page: int, tokens: int) -> bool:
         return tokens == tail.stop and has_state(tail, lower=False)
 
     def _take(self, node: Node) -> int:

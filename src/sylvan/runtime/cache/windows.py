@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.cache.audit import unowned
 from sylvan.runtime.cache.groups import KVGroup
-from sylvan.runtime.cache.matching import Segment, path_to
+from sylvan.runtime.cache.matching import MatchedPages, path_to
 from sylvan.runtime.cache.pages import PageAllocator
 from sylvan.runtime.cache.types import ABSENT, Node, NodeParts, Place, WindowTable
 
@@ -164,7 +164,7 @@ class WindowPages:
             del self._idle[page]  # a node without locks has no readers
         self._forget(gone)
 
-    def longest(self, path: Sequence[Segment], limit: int, *, lower: bool) -> int:
+    def longest(self, path: Sequence[MatchedPages], limit: int, *, lower: bool) -> int:
         size, total = self.page_size, limit // self.page_size
         if not total:
             return 0
@@ -175,7 +175,7 @@ class WindowPages:
         usable = np.flatnonzero(last_missing < first_read)
         return (int(usable[-1]) + 1) * size if len(usable) else 0
 
-    def can_end(self, path: Sequence[Segment], tail: Node, page: int, tokens: int) -> bool:
+    def can_end(self, path: Sequence[MatchedPages], tail: Node, page: int, tokens: int) -> bool:
         if not _windows(tail)[self.index][page]:
             return False
         there = self._present(path, lower=False)
@@ -265,7 +265,7 @@ class WindowPages:
             if offset < end:
                 yield owner, max(start, offset), end
 
-    def _present(self, path: Sequence[Segment], *, lower: bool) -> NDArray[np.bool_]:
+    def _present(self, path: Sequence[MatchedPages], *, lower: bool) -> NDArray[np.bool_]:
         """Which pages of a path there are."""
         found: list[NDArray[np.bool_]] = [np.empty(0, np.bool_)]
         for node, count in path:

@@ -10,7 +10,7 @@ from contextlib import aclosing, contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sylvan.api.native import GenerateBody, Limits
+from sylvan.api.native import GenerateBody, RequestBodyLimits
 from sylvan.api.openai.vectors import EncodeBody, RerankBody, ScoreBody
 from sylvan.api.validation import WireModel, parse
 from sylvan.api.weights import (
@@ -406,8 +406,8 @@ class Engine(EngineSteering):
         return EngineWeights(self._runtime.manager.updates)
 
     @property
-    def _caller(self) -> embeddings.Caller:
-        return embeddings.Caller(manager=self._runtime.manager)
+    def _caller(self) -> embeddings.EmbeddingCaller:
+        return embeddings.EmbeddingCaller(manager=self._runtime.manager)
 
     async def _load_adapter(self, name: str, path: str, *, pinned: bool) -> tuple[bool, str]:
         return await _tried(self._runtime.manager.adapters.load(name, path, pinned=pinned))
@@ -488,7 +488,7 @@ class Engine(EngineSteering):
         self._loop.close()
 
 
-_LIMITS = Limits(max_samples=65536, max_top_logprobs=1024)
+_LIMITS = RequestBodyLimits(max_samples=65536, max_top_logprobs=1024)
 _MEDIA = ("image_data", "audio_data", "video_data")
 
 

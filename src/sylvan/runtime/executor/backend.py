@@ -13,7 +13,7 @@ from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.sampling.api import SampleOutput
-from sylvan.runtime.sampling.constraints import Masks, Outcome
+from sylvan.runtime.sampling.constraints import Masks, RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
 
@@ -84,7 +84,9 @@ class StepBackend(Protocol):
         """
         ...
 
-    def accept(self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
+    def accept(
+        self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, RowOutcome]
+    ) -> None:
         """Count what was sampled as constraints changed it, by row; note newest tokens."""
         ...
 

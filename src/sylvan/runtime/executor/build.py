@@ -13,7 +13,7 @@ import torch
 from sylvan.config.fields import size_text
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.gpu.choice import triton_installed
-from sylvan.kernels.native.attend import PagedAttention
+from sylvan.kernels.native.attend import NativePagedAttention
 from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.protocol.commands import MemoryTag
@@ -27,10 +27,10 @@ from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.capability import heads_of
 from sylvan.runtime.executor.control import ExecutorControl
 from sylvan.runtime.executor.division import check_division
-from sylvan.runtime.executor.facts import ModelFacts, facts_of
+from sylvan.runtime.executor.facts import LoadedModelInfo, facts_of
 from sylvan.runtime.executor.failures import shortage
 from sylvan.runtime.executor.graphs.layers import use_layer_kernels
-from sylvan.runtime.executor.graphs.natives import Native
+from sylvan.runtime.executor.graphs.natives import NativeKernels
 from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls
 from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import LocalExecutor
@@ -47,7 +47,7 @@ from sylvan.runtime.executor.runner import EagerRunner
 from sylvan.runtime.executor.site import LateParts, adapter_of, worker_halves
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths, pages_of_path
-from sylvan.runtime.executor.worker import Worker
+from sylvan.runtime.executor.worker import StepWorker
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
 from sylvan.runtime.models.checkpoint import (
@@ -87,7 +87,7 @@ def build_executor(
     parts: ExecutorParts | None = None,
     platform: Platform | None = None,
     mesh: Mesh = ONE_RANK,
-) -> tuple[Executor, ModelFacts]:
+) -> tuple[Executor, LoadedModelInfo]:
     """Load a model, or this rank's part of it, and make the executor that runs it.
 
     Args:
@@ -150,8 +150,8 @@ def build_executor(
 
 
 def _in_memory(
-    plan: ModelPlan, parts: ExecutorParts, facts: ModelFacts
-) -> tuple[Executor, ModelFacts]:
+    plan: ModelPlan, parts: ExecutorParts, facts: LoadedModelInfo
+) -> tuple[Executor, LoadedModelInfo]:
     """Steps run in turn, or one ahead, in the memory of this process."""
     options, config, pooling = plan.options, plan.config, plan.pooling
     late = LateParts()
@@ -179,7 +179,7 @@ def _in_memory(
     backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots, trees)
     control = _control(plan, made, states, beside)
     control.extend(workers)
-    worker = Worker(backend, slots, workers, control.gate)
+    worker = StepWorker(backend, slots, workers, control.gate)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
     masked = made.attention.caps.tree_mask and not config.states
     caps = ExecutorCaps(
@@ -305,7 +305,7 @@ def _with_traced(plan: ModelPlan) -> Made:
     )
     attention, name, changed = NativeAttention(), f"program ({library.variant})", _nothing
     if runner.host_calls:
-        attention = NativeCalls(PagedAttention(library, plan.build.dtype, pool.layers))
+        attention = NativeCalls(NativePagedAttention(library, plan.build.dtype, pool.layers))
         name, changed = f"{name}, PyTorch in {runner.host_calls}", attention.forget
     return Made(
         name,
@@ -341,7 +341,7 @@ def _with_tensors(plan: ModelPlan) -> Made:
     return Made(name, runner, pool, attention, library, weights=weights)
 
 
-def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None, LiveWeights | str]:
+def _with_kernels(plan: ModelPlan) -> tuple[Any, NativeKernels | None, LiveWeights | str]:
     """A model that runs on tensors, the kernels within it, and its weights.
 
     There are no kernels where they cannot be had or are declined.
@@ -369,7 +369,7 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None, LiveWeights | st
 
 def _with_kernels_inside(
     plan: ModelPlan, pages: tuple[ModelConfig, KVShape] | None
-) -> tuple[Any, Native | None, LiveWeights | str]:
+) -> tuple[Any, NativeKernels | None, LiveWeights | str]:
     """The same of a model of transformers."""
     from sylvan.runtime.executor.graphs.foreign import use_kernels  # for these models only
     from sylvan.runtime.executor.graphs.origins import Origins
@@ -428,8 +428,8 @@ def _open(device: str) -> Platform:
 
 
 def _on_device(
-    plan: ModelPlan, platform: Platform, parts: ExecutorParts, facts: ModelFacts
-) -> tuple[Executor, ModelFacts]:
+    plan: ModelPlan, platform: Platform, parts: ExecutorParts, facts: LoadedModelInfo
+) -> tuple[Executor, LoadedModelInfo]:
     """Steps are launched ahead; decoding replays graphs where attention may be part of one."""
     from sylvan.runtime.executor.device.build import DevicePlan, build_device  # not on a CPU
 

@@ -26,7 +26,7 @@ from sylvan.utils.json_files import read_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelFacts:
+class LoadedModelInfo:
     """What the rest of the system wants to know of a model; found without its weights.
 
     `runner` is how steps are run; empty as long as nothing was built. `exact`: their bits do not
@@ -70,7 +70,7 @@ def read_facts(
     quantization: str | None = None,
     *,
     trusted: bool = False,
-) -> ModelFacts:
+) -> LoadedModelInfo:
     """Facts from the configuration files alone; allocates nothing.
 
     Args:
@@ -87,13 +87,13 @@ def read_facts(
 
 def facts_of(
     config: ModelConfig, model_dir: Path, dtype: str = "auto", quantization: str | None = None
-) -> ModelFacts:
+) -> LoadedModelInfo:
     """The same for a config that has been read already."""
     name = _dtype_name(config, dtype)
     build = Build(dtype=getattr(torch, name), length=1, device=torch.device("meta"))
     model = family_of(config).model(config, build)
     numbers = sum(p.numel() for p in model.parameters())
-    return ModelFacts(
+    return LoadedModelInfo(
         architecture=config.architecture,
         dtype=name,
         vocab_size=config.vocab_size,

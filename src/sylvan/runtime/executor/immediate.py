@@ -25,7 +25,7 @@ from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths
 from sylvan.runtime.executor.verify import accepted_guesses
 from sylvan.runtime.sampling.api import SampleOutput, TokenSampler
-from sylvan.runtime.sampling.constraints import Masks, Outcome
+from sylvan.runtime.sampling.constraints import Masks, RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
 _PROMPT_BLOCK_BYTES = 32 << 20  # logits of prompt positions held at once
@@ -108,7 +108,9 @@ class ImmediateBackend:
     def correct(self, plan: StepPlan) -> None:
         """Nothing is ever late."""
 
-    def accept(self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
+    def accept(
+        self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, RowOutcome]
+    ) -> None:
         if plan.drafts and not all(draft.is_chain for draft in plan.drafts):
             self.keep(accepted_guesses(plan, drawn.token_ids), {})
         params = self._slots.params

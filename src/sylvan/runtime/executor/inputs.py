@@ -13,7 +13,7 @@ import numpy as np
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.step import StepPlan
-from sylvan.runtime.executor.sizes import Bucket
+from sylvan.runtime.executor.sizes import GraphBucket
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -25,7 +25,7 @@ class Sizes:
     tokens: int
     requests: int
     samples: int
-    bucket: Bucket | None = None
+    bucket: GraphBucket | None = None
 
 
 def fill_step(
@@ -33,7 +33,7 @@ def fill_step(
     plan: StepPlan,
     tables: IntArray,
     page_size: int,
-    bucket: Bucket | None = None,
+    bucket: GraphBucket | None = None,
     shifts: IntArray | None = None,
 ) -> Sizes:
     """Ids, positions, slots and lengths; `tables` are the page tables of the KV groups (G, S, P).
@@ -71,7 +71,7 @@ def fill_step(
     return sizes
 
 
-def _pad(arrays: Arrays, sizes: Sizes, bucket: Bucket) -> None:
+def _pad(arrays: Arrays, sizes: Sizes, bucket: GraphBucket) -> None:
     for name in ("input_ids", "positions", "slot_mappings"):
         arrays[name][..., sizes.tokens : bucket.rows] = 0
     some = slice(sizes.requests, bucket.requests)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
 from sylvan.runtime.executor.verify import verified
 from sylvan.runtime.sampling.api import HOPELESS, SampleOutput
-from sylvan.runtime.sampling.constraints import Outcome
+from sylvan.runtime.sampling.constraints import RowOutcome
 
 CONSTRAINED_STATUS = 400  # what a request asked for is to blame, not the engine
 
@@ -18,7 +18,7 @@ CONSTRAINED_STATUS = 400  # what a request asked for is to blame, not the engine
 def step_result(
     plan: StepPlan,
     drawn: SampleOutput,
-    outcomes: Mapping[int, Outcome],
+    outcomes: Mapping[int, RowOutcome],
     errors: Mapping[int, str],
 ) -> StepResult:
     """Put together what a step brought.
@@ -55,8 +55,8 @@ def failing(outputs: Sequence[SliceOutput], errors: Mapping[int, str]) -> StepRe
     return StepResult.of([failed.get(i) or output for i, output in enumerate(outputs)])
 
 
-def _output(row: int, token: int, drawn: SampleOutput, outcome: Outcome | None) -> SliceOutput:
-    outcome = outcome or Outcome((token,))
+def _output(row: int, token: int, drawn: SampleOutput, outcome: RowOutcome | None) -> SliceOutput:
+    outcome = outcome or RowOutcome((token,))
     if outcome.error:
         return SliceOutput(error=outcome.error, status=CONSTRAINED_STATUS)
     if not outcome.tokens:

@@ -20,10 +20,10 @@ from sylvan.runtime.executor.backend import StepBackend
 from sylvan.runtime.executor.results import CONSTRAINED_STATUS
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.sampling.api import SampleOutput
-from sylvan.runtime.sampling.constraints import Constraints, Outcome
+from sylvan.runtime.sampling.constraints import Constraints, RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
-NO_OUTCOMES: Mapping[int, Outcome] = {}
+NO_OUTCOMES: Mapping[int, RowOutcome] = {}
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _Chain:
     error: str = ""
     status: int = 500
 
-    def take(self, outcome: Outcome, logprobs: TokenLogprobs | None, error: str) -> None:
+    def take(self, outcome: RowOutcome, logprobs: TokenLogprobs | None, error: str) -> None:
         """What its row brought.
 
         An error behind other tokens is dropped: it comes again unless these are the end.
@@ -113,7 +113,7 @@ def verify_in_rounds(
             outcomes = constraints.advance(batch, drawn.token_ids)
         _count(batch, drawn, outcomes)
         for i, (chain, token) in enumerate(zip(todo, drawn.token_ids.tolist(), strict=True)):
-            outcome = outcomes.get(i) or Outcome((token,))
+            outcome = outcomes.get(i) or RowOutcome((token,))
             own = outcome.tokens[:1] == (token,)  # else what was drawn does not matter
             error = outcome.error or (drawn.errors.get(i, "") if own else "")
             chain.take(outcome, drawn.logprobs.get(i), error)
@@ -143,7 +143,7 @@ def _chains(plan: StepPlan) -> dict[int, _Chain]:
     return found
 
 
-def _count(batch: SamplingBatch, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
+def _count(batch: SamplingBatch, drawn: SampleOutput, outcomes: Mapping[int, RowOutcome]) -> None:
     params = batch.params
     if not params.counts:
         return

@@ -27,10 +27,10 @@ from sylvan.runtime.executor.results import failing, step_result
 from sylvan.runtime.executor.rounds import verify_in_rounds
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.verify import without_guesses
-from sylvan.runtime.sampling.constraints import Constraints, Masks, Outcome
+from sylvan.runtime.sampling.constraints import Constraints, Masks, RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
-NO_OUTCOMES: Mapping[int, Outcome] = {}
+NO_OUTCOMES: Mapping[int, RowOutcome] = {}
 NO_ERRORS: Mapping[int, str] = {}
 
 
@@ -47,7 +47,7 @@ class LaunchedStep:
         outputs: Slice by slice, of a step whose guesses were verified in rounds.
     """
 
-    worker: Worker
+    worker: StepWorker
     plan: StepPlan
     drawing: Drawing | None = None
     rows: SamplingBatch | None = None
@@ -83,7 +83,7 @@ class LaunchedStep:
             self.error = failure(error)
 
 
-class Worker:
+class StepWorker:
     """Owns the request slots and the worker halves of capabilities."""
 
     def __init__(

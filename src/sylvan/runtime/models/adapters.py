@@ -39,7 +39,7 @@ _MERGE = "`sylvan lora merge` puts it into the checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AdapterTarget:
     """One matrix of the checkpoint: a part of the outputs of a layer, or of one of its experts."""
 
     layer: LoraLayer
@@ -95,9 +95,9 @@ class AdapterTargets:
         self._convert: Callable[[str, torch.Tensor], torch.Tensor] = getattr(
             model, "convert", _as_stored
         )
-        self._found: dict[str, Target] = {}
+        self._found: dict[str, AdapterTarget] = {}
         self._others: set[str] = set()
-        self._stacks: dict[str, list[list[Target]]] = {}  # both of each mixture, by its path
+        self._stacks: dict[str, list[list[AdapterTarget]]] = {}  # both of each mixture, by its path
         self._paths: dict[str, str] = {}  # of mixtures, as checkpoints call them
         self.layers: list[LoraLayer] = []
         self.head: LoraLayer | None = None
@@ -124,7 +124,7 @@ class AdapterTargets:
             whole = whole_shape(slot.shape, slot.splits)
             table.lora = layer = place(LoraShape(whole[0], (whole[1],), "embedding"))
             (source,) = slot.sources
-            self._found[source] = Target(
+            self._found[source] = AdapterTarget(
                 layer, 0, source, NOT_SPLIT, kind="embedding", factor=table.scale
             )
             self.layers.append(layer)
@@ -135,7 +135,7 @@ class AdapterTargets:
                 LoraShape(slot.shape[1], (slot.shape[0],), "head")
             )
             source = own.sources[0] if own else self._rename(f"{_HEAD}.weight")
-            self._found[source] = Target(layer, 0, source, slot.splits, kind="head")
+            self._found[source] = AdapterTarget(layer, 0, source, slot.splits, kind="head")
             self.layers.append(layer)
 
     def _add(self, slot: Slot, linear: Linear, place: Place) -> None:
@@ -145,7 +145,7 @@ class AdapterTargets:
         linear.lora = layer = place(LoraShape(slot.shape[1], tuple(sizes)))
         self.layers.append(layer)
         for number, source in enumerate(sources):
-            self._found[source] = Target(layer, number, source, slot.splits_of(number))
+            self._found[source] = AdapterTarget(layer, number, source, slot.splits_of(number))
 
     def _add_stack(self, slot: Slot, place: Place) -> None:
         """All experts of a layer; their own matrices have names where the checkpoint has them."""
@@ -160,11 +160,11 @@ class AdapterTargets:
         shape = LoraShape(inputs, (outputs // parts,) * parts, num_experts=count)
         layer = place(shape)
         self.layers.append(layer)
-        targets: list[Target] = []
+        targets: list[AdapterTarget] = []
         for number in range(count * parts):
             source = slot.sources[number] if has_names else slot.sources[0]
             splits = slot.splits_of(number) if has_names else of_source(slot.splits, number, parts)
-            targets.append(Target(layer, number, source, splits))
+            targets.append(AdapterTarget(layer, number, source, splits))
         if has_names:
             self._found.update({target.source: target for target in targets})
         self._stacks.setdefault(path, []).append(targets)
@@ -194,7 +194,7 @@ class AdapterTargets:
         placed = side_by_side(list(found.values()))
         return [(layers[key], parts) for key, parts in zip(found, placed, strict=True)]
 
-    def _changes(self, adapter: Adapter) -> Iterator[tuple[str, LowRank, Target]]:
+    def _changes(self, adapter: Adapter) -> Iterator[tuple[str, LowRank, AdapterTarget]]:
         for name, module in adapter.modules.items():
             path = canonical(lora_experts.path_of(name))
             stacks = self._stacks.get(self._paths.get(path, path))
@@ -204,8 +204,8 @@ class AdapterTargets:
                 yield name, module, self._target(name, module)
 
     def _of_stack(
-        self, name: str, module: LowRank, stacks: Sequence[Sequence[Target]]
-    ) -> Iterator[tuple[str, LowRank, Target]]:
+        self, name: str, module: LowRank, stacks: Sequence[Sequence[AdapterTarget]]
+    ) -> Iterator[tuple[str, LowRank, AdapterTarget]]:
         """What is changed of each expert by what is changed of a stack; its shape tells which."""
         if not all(self._keeps(stack) for stack in stacks):
             raise ConfigError(
@@ -229,7 +229,7 @@ class AdapterTargets:
             "which the model does not have: it was made for another model"
         )
 
-    def _keeps(self, stack: Sequence[Target]) -> bool:
+    def _keeps(self, stack: Sequence[AdapterTarget]) -> bool:
         """Whether a stack lies in the model as it does in transformers."""
         first = stack[0]
         if first.source in self._found:
@@ -239,7 +239,7 @@ class AdapterTargets:
         stored = torch.empty(shape.num_experts, outputs * len(shape.outputs), inputs, device="meta")
         return self._convert(first.source, stored) is stored
 
-    def _target(self, name: str, module: LowRank) -> Target:
+    def _target(self, name: str, module: LowRank) -> AdapterTarget:
         source = self._rename(f"{name}.weight")
         found = self._found.get(source)
         kind = found.kind if found else None
@@ -283,7 +283,9 @@ class AdapterTargets:
         mine = files.tensor(stored)
         return mine.shape == base.shape and torch.equal(mine, base.to(mine.dtype))
 
-    def _part(self, config: AdapterConfig, name: str, module: LowRank, target: Target) -> Prepared:
+    def _part(
+        self, config: AdapterConfig, name: str, module: LowRank, target: AdapterTarget
+    ) -> Prepared:
         down, up = module.factors
         is_turned = config.fan_in_fan_out and target.kind == "linear"
         converted = up.T if is_turned else up

@@ -88,7 +88,7 @@ class StatePart(msgspec.Struct, frozen=True):
     exact: bool = False
 
 
-class MediaConfig(msgspec.Struct, frozen=True, kw_only=True):
+class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
     """Other inputs than text.
 
     `architecture` is that of the whole model, `ModelConfig.architecture` that of the half that
@@ -149,7 +149,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     head_bias: bool = False
     rope_interleaved: bool = False
     rope_axes: tuple[int, ...] = ()  # axis (time, height, width) of each angle; empty: one axis
-    media: MediaConfig | None = None  # what it sees and hears besides text
+    media: ModelMedia | None = None  # what it sees and hears besides text
     local_rope: RopeParams | None = None  # of layers with a window; None: as the others
     nope_layers: tuple[int, ...] = ()
     learned_positions: bool = False

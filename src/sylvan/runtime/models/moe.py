@@ -329,7 +329,7 @@ class Ernie(Decoder):
         return tensor.flatten() if ".moe_statics." in name else tensor
 
 
-class Hunyuan(Decoder):
+class HunyuanMoe(Decoder):
     """Names of its own."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -382,7 +382,7 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
         "FlexOlmoForCausalLM": FlexOlmo,
         "Ernie4_5_MoeForCausalLM": Ernie,
         "AriaTextForCausalLM": Aria,
-        "HunYuanMoEV1ForCausalLM": Hunyuan,
+        "HunYuanMoEV1ForCausalLM": HunyuanMoe,
     }
 )
 

@@ -130,7 +130,7 @@ class Exaone(Decoder):
         return source.replace(".gate.e_score", ".e_score")
 
 
-class Hunyuan(Decoder):
+class HunyuanSigmoidMoe(Decoder):
     """Names of its own around the experts."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {**FUSED, "shared_experts": ("shared_mlp",)}
@@ -154,7 +154,7 @@ class Flint(Decoder):
 _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
     {
         "MiniMaxM2ForCausalLM": MiniMax,
-        "HYV3ForCausalLM": Hunyuan,
+        "HYV3ForCausalLM": HunyuanSigmoidMoe,
         "ExaoneMoeForCausalLM": Exaone,
         "FlintForCausalLM": Flint,
     }

@@ -16,7 +16,7 @@ from sylvan.kernels.api import X
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.cross import CrossAttention
-from sylvan.runtime.models.config import MediaConfig, ModelConfig, common_fields, make_config
+from sylvan.runtime.models.config import ModelConfig, ModelMedia, common_fields, make_config
 from sylvan.runtime.models.decoder import Attention, Decoder, Ropes, make_mlp, make_norm
 
 _NO_BIAS = "encoder.layer_norm.bias"
@@ -34,7 +34,7 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
     }
     fields = common_fields(raw | sizes)
     start = raw.get("decoder_start_token_id")
-    media = MediaConfig(
+    media = ModelMedia(
         architecture=fields["architecture"],
         token_ids={"audio": int(start or 50258)},
         cross=True,

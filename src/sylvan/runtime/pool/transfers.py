@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sylvan.kernels.memory import allocate
 from sylvan.runtime.core.memory import Checksums, Transfer
-from sylvan.runtime.platform.api import Event, Platform, Stream
+from sylvan.runtime.platform.api import Event, Platform, PlatformStream
 
 Work = Callable[[], None]
 Hashing = Callable[[], Checksums]
@@ -130,7 +130,7 @@ class DeviceTransfers:
         return launch_after(self._stream, written, work)
 
 
-def launch_after(stream: Stream, event: Event, work: Work) -> Event:
+def launch_after(stream: PlatformStream, event: Event, work: Work) -> Event:
     """Give `stream` work that begins after `event` of another stream; returns its own event."""
 
     def run() -> None:

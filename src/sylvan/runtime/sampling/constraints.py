@@ -31,7 +31,7 @@ class Masks:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RowOutcome:
     """What becomes of a row that was sampled.
 
     `tokens` is what the request gets instead of the sampled id alone: none if the row is void, or
@@ -88,6 +88,6 @@ class Constraints(Protocol):
         """
         ...
 
-    def advance(self, batch: SamplingBatch, token_ids: IntArray) -> dict[int, Outcome]:
+    def advance(self, batch: SamplingBatch, token_ids: IntArray) -> dict[int, RowOutcome]:
         """Rows of `batch` that come to something else than their sampled id alone."""
         ...

@@ -16,7 +16,7 @@ from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 
 
-class NativeRows:
+class NativeSamplingRows:
     """The arguments of native calls that sample rows of one table of parameters."""
 
     def __init__(self, params: SamplingSlots, max_rows: int) -> None:
@@ -79,7 +79,7 @@ class NativeSampler:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._rows: NativeRows | None = None
+        self._rows: NativeSamplingRows | None = None
 
     def sample(
         self, logits_RV: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None
@@ -87,7 +87,9 @@ class NativeSampler:
         count = len(batch.slots)
         rows = self._rows
         if rows is None or rows.params is not batch.params or rows.max_rows < count:
-            rows = self._rows = NativeRows(batch.params, max(count, len(batch.params.greedy)))
+            rows = self._rows = NativeSamplingRows(
+                batch.params, max(count, len(batch.params.greedy))
+            )
         call = rows.call
         assert logits_RV.stride(1) == 1
         call.read(logits_RV.data_ptr(), logits_RV.stride(0))

@@ -10,20 +10,20 @@ from sylvan.runtime.core.req import NO_GROWTH, Growth, Req, Slice
 
 
 class Decodes:
-    """Gives all requests that decode their slices at once, and the same objects at each step.
+    """Plans all decoding requests at once, and reuses their slice objects from step to step.
 
-    Only where no step is in flight while the next one is planned: a step in flight owns its slices.
+    Usable only when no step is in flight during planning, because a step in flight owns its slices.
     """
 
     def __init__(self, cache: KVCacheManager) -> None:
         self._cache = cache
-        self._slices: tuple[Slice, ...] = ()  # of the step before, if all it did was to decode
-        self.growth = NO_GROWTH  # of those planned last
+        self._slices: tuple[Slice, ...] = ()  # slices of the previous step, if it only decoded
+        self.growth = NO_GROWTH  # page growth of the slices planned last
 
     def plan(self, running: Sequence[Req]) -> tuple[list[Slice], list[Req]] | None:
-        """Slices of those that decode, and the others, in order.
+        """Return the decode slices, and the other requests in order.
 
-        None, changing nothing, if memory is short.
+        Returns None, changing nothing, if memory is short.
         """
         page_size = self._cache.page_size
         slices: list[Slice] = []
@@ -55,9 +55,9 @@ class Decodes:
         return slices, others
 
     def whole_step(self, slices: Sequence[Slice], num_decodes: int) -> tuple[Slice, ...]:
-        """All slices of the step that was planned: the very same tuple if nothing but that changed.
+        """All slices of the planned step: the last tuple again if only positions changed.
 
-        `num_decodes`: how many of them, the first ones, are from `plan`.
+        `num_decodes`: the count of leading slices that came from `plan`.
         """
         before = self._slices
         only = 0 < num_decodes == len(slices)

@@ -8,13 +8,13 @@ from sylvan.runtime.core.req import Req
 from sylvan.runtime.sched.policies.api import PacingPolicy
 from sylvan.runtime.sched.queue import WaitingQueue
 
-AGED_TOKENS = 64  # of prompts in a step, whatever the pace, while a request has waited too long
+AGED_TOKENS = 64  # minimum prompt tokens per step while a request has waited too long
 
 
 def paced_tokens(policy: PacingPolicy, running: Sequence[Req], waiting: WaitingQueue) -> int | None:
-    """Most prompt tokens of this step; None: no prompt lacks any.
+    """Return the prompt-token budget of this step; None if no prompt is pending.
 
-    Never zero while a request, waiting or not, is aged: the bound on starvation.
+    Never zero while any request is aged: this bounds starvation.
     """
     prompts = [r for r in running if r.lacking > 1]
     urgent = max((r.priority for r in prompts), default=None)

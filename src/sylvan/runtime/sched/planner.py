@@ -1,8 +1,8 @@
-"""Which tokens the next step computes.
+"""Decides which tokens the next step computes.
 
-There are no prefill and decode phases. A request lacks tokens (those without KV); a step gives each
-request some of the tokens it lacks. Chunked prefill, mixed batches, prefix hits, preemption and
-speculation all follow from that one rule.
+There are no prefill and decode phases. Every request has tokens without KV; a step computes some of
+them for each. Chunked prefill, mixed batches, prefix hits, preemption and speculation all follow
+from that one rule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sylvan.runtime.core.req import NEVER, Draft, Growth, Phase, Req, Slice
 from sylvan.runtime.sched.admission import Admission, most_starts
 from sylvan.runtime.sched.capability import Hooks, Verdict
 from sylvan.runtime.sched.decodes import Decodes
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import Parts, SchedulerLimits
 from sylvan.runtime.sched.lookup import Lookup
 from sylvan.runtime.sched.pacing import paced_tokens
 from sylvan.runtime.sched.phases import RequestTable
@@ -29,23 +29,28 @@ class Planner:
     """Moves requests between phases, and memory to and from them."""
 
     def __init__(
-        self, parts: Parts, limits: Limits, requests: RequestTable, lookup: Lookup, hooks: Hooks
+        self,
+        parts: Parts,
+        limits: SchedulerLimits,
+        requests: RequestTable,
+        lookup: Lookup,
+        hooks: Hooks,
     ) -> None:
         self.step = 0
         self.retractions = 0
         self.retracted_inputs = self.retracted_outputs = 0  # tokens of those requests, each time
-        self.refused: dict[str, RequestError] = {}  # by rid; the scheduler ends and forgets them
+        self.refused: dict[str, RequestError] = {}  # by rid; the scheduler fails them
         self.admission = Admission(limits.conservativeness)
         self.step_size = StepSize(limits.max_batch_tokens, fixed=limits.whole_prompts)
         self._parts, self._limits, self._cache = parts, limits, parts.cache
         self._requests, self._lookup, self._hooks = requests, lookup, hooks
         self._waiting, self._running = requests.waiting, requests.running
         self._preemption = Preemption(self._running, limits.preemption_threshold)
-        self.started: list[Slice] = []  # by the step being planned: of requests that waited
-        self._loaded: set[Req] = set()  # run, but their first slice is still to come
+        self.started: list[Slice] = []  # slices of requests that the step being planned starts
+        self._loaded: set[Req] = set()  # loaded requests that run but have no first slice yet
         self.planned_tokens = 0
         self._pacing = self._waiting.pacing
-        self._plain = False  # whether nobody is to be asked about running requests in this step
+        self._plain = False  # whether no capability gates running requests in this step
         self.num_decodes = 0  # see `Batch.num_decodes`
         self.growth: Growth | None = None  # see `Batch.growth`
         one_step = limits.inflight == 1 and not hooks.gates_running
@@ -89,7 +94,7 @@ class Planner:
         return self._decodes.whole_step(self._slices, self.num_decodes)
 
     def skip(self, steps: int) -> None:
-        """So many steps were not planned one by one, since all of them decode; see `skipping`."""
+        """Account for `steps` decode steps that were not planned one by one; see `skipping`."""
         self.step += steps
         self.admission.skip(steps)
         self.step_size.skip(steps)
@@ -101,7 +106,7 @@ class Planner:
     # ---- memory
 
     def drop(self, req: Req) -> None:
-        """Give back the memory of `req`, sharing what of it is known and computed."""
+        """Free the memory of `req`; its computed prefix stays in the cache."""
         assert req.kv is not None
         known = min(req.computed, len(req.tokens))
         self._cache.release(
@@ -114,7 +119,7 @@ class Planner:
         req.kv, req.computed, req.decode = None, 0, None
 
     def retract(self, req: Req) -> None:
-        """Take the memory of a running request; it waits until there is some again."""
+        """Preempt a running request: free its memory and queue it again."""
         req.retractions += 1
         self.retractions += 1
         self.retracted_inputs += req.prompt_len
@@ -122,7 +127,7 @@ class Planner:
         self.start_again(req)
 
     def start_again(self, req: Req) -> None:
-        """Share what is computed of a running request, which waits to be admitted anew."""
+        """Share the computed prefix of a running request, and queue it to be admitted again."""
         self._loaded.discard(req)
         self.drop(req)
         self._requests.move(req, Phase.WAITING)
@@ -139,7 +144,7 @@ class Planner:
     # ---- running requests
 
     def _decode_all(self) -> list[Req] | None:
-        """Give all that decode their slices; returns the others, or None, having done nothing."""
+        """Plan all decodes at once; return the other requests, or None if that was not possible."""
         if self._decodes is None or not self._plain or self._loaded:
             return None
         if len(self._running) > self._budget:
@@ -152,7 +157,7 @@ class Planner:
         return others
 
     def _decode_each(self) -> list[Req]:
-        """Give decoding requests their slices one by one; returns prompts under way."""
+        """Plan decodes one by one; return the prompts under way."""
         prompts: list[Req] = []
         slices, extend, page_size = self._slices, self._cache.extend, self._page_size
         plain = self._plain and not self._loaded
@@ -162,7 +167,7 @@ class Planner:
             if known - start > 1:
                 prompts.append(req)
             elif known <= start or (pending and known >= req.max_tokens):
-                continue  # nothing lacks, or what is in flight brings its last token
+                continue  # fully computed, or the step in flight samples its last token
             elif (
                 plain
                 and self._budget > 0
@@ -197,7 +202,7 @@ class Planner:
                 self.started.append(self._slices[-1])
 
     def _slice_size(self, req: Req) -> int:
-        """How many tokens to compute."""
+        """Choose how many tokens to compute."""
         room = self._budget if req.lacking == 1 else min(self._budget, self._chunk)
         if self._is_whole(req):
             return req.lacking if req.lacking <= room or not self._slices else 0
@@ -324,7 +329,7 @@ class Planner:
         return self._lookup.gains_from(req, leaders, max(MIN_SHARED_TOKENS, self._page_size))
 
     def _start(self, req: Req, verdict: Verdict) -> bool:
-        """Give `req` memory and its first slice, or let it load; False if memory is short."""
+        """Allocate memory for `req` and plan its first slice or load; False if memory is short."""
         kv = self._cache.acquire(
             self._lookup.key(req),
             self._lookup.limit(req),
@@ -339,13 +344,13 @@ class Planner:
             size = 0  # it has the pages that are being filled
         enough = (loads or size) and (self._cache.states is None or kv.state is not None)
         stop, from_ = req.computed + size, req.computed
-        if loads and size:  # what is filled ends in its last page: windows need no more memory
+        if loads and size:  # a load ends in its last page, so windows need no more memory
             from_ = max(from_, (stop - 1) // self._page_size * self._page_size)
         if not enough or not self._cache.extend(kv, stop, computed=from_):
             self._cache.release(kv, 0, req.tokens.view(0, 0), step=self.step)
             req.kv, req.computed = None, 0
             if loads and not self._running and not self._requests.loading:
-                req.may_load = False  # room for all its tokens at once there will never be
+                req.may_load = False  # its tokens can never all fit at once
             return False
         if not req.started_s:
             req.started_s = self._parts.clock()

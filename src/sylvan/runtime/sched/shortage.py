@@ -1,4 +1,4 @@
-"""When a step does not fit into the device's memory: take it back, and go on with smaller ones."""
+"""Out of device memory in a step: roll the step back and continue with smaller ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StepSize:
         self._steps = 0
 
     def shrink(self, failed: Batch) -> bool:
-        """Make steps smaller than one that failed; False, changing nothing, if that cannot be."""
+        """Lower the limits below the failed step; return False, changing nothing, if impossible."""
         whole = self._fixed or any(piece.whole for piece in failed.slices)
         if whole or failed.num_tokens < 2:
             return False
@@ -30,7 +30,7 @@ class StepSize:
         return True
 
     def skip(self, steps: int) -> None:
-        """So many steps fitted."""
+        """Count `steps` steps that fitted."""
         for _ in range(steps):
             if self.tokens == self._most:
                 return
@@ -61,7 +61,7 @@ def take_back(failed: Batch, later: Iterable[Batch], retract: Callable[[Req], No
     restarted: list[str] = []
     for req in reqs.values():
         if req.finish is None and req.kv is not None:
-            req.computed = 0  # nothing of it may be shared
+            req.computed = 0  # its KV is invalid: share nothing
             retract(req)
             restarted.append(req.rid)
     return restarted

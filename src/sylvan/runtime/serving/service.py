@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sylvan.api.native import Limits
+from sylvan.api.native import RequestBodyLimits
 from sylvan.api.sampling import SamplingDefaults, model_defaults, read_sampling
 from sylvan.config.tree import TextConfig
 from sylvan.protocol.errors import ConfigError, RequestError
@@ -55,7 +55,7 @@ class GenerationService:
     sessions: SessionStore
     text: TextConfig
     defaults: SamplingDefaults
-    bounds: Callable[[], Limits]
+    bounds: Callable[[], RequestBodyLimits]
     clock: Clock = monotonic
     wall: Callable[[], float] = wall_clock
     ids: Callable[[int], str] = secrets.token_hex
@@ -64,7 +64,7 @@ class GenerationService:
     origin: Origin = NO_ORIGIN
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RequestBodyLimits:
         """Bounds on one body."""
         return self.bounds()
 
@@ -87,7 +87,7 @@ class GenerationService:
 def make_service(
     manager: TokenizerManager,
     text: TextConfig,
-    bounds: Callable[[], Limits],
+    bounds: Callable[[], RequestBodyLimits],
     sessions: SessionLimits | None = None,
     clock: Clock = monotonic,
     wall: Callable[[], float] = wall_clock,

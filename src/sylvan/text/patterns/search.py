@@ -11,8 +11,18 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sylvan.text.patterns.compile import Program, compile_pattern
-from sylvan.text.patterns.states import Accept, Behind, Fork, Look, Side, State, Take, holds, side
+from sylvan.text.patterns.compile import PatternProgram, compile_pattern
+from sylvan.text.patterns.states import (
+    Accept,
+    Behind,
+    ForkState,
+    Look,
+    Side,
+    State,
+    Take,
+    holds,
+    side,
+)
 
 _MAX_CLASSES = 4096
 _WORDS_PER_STATE = 64  # of memory for what is remembered
@@ -67,7 +77,7 @@ class Automaton:
         empty: Where to begin.
     """
 
-    def __init__(self, program: Program, *, behind: bool = False) -> None:
+    def __init__(self, program: PatternProgram, *, behind: bool = False) -> None:
         self.behinds = tuple(Automaton(inner, behind=True) for inner in program.behinds)
         self.size = program.size
         self.steps = program.steps
@@ -247,7 +257,7 @@ def automaton_of(text: str) -> Automaton:
     return Automaton(compile_pattern(text))
 
 
-def _matches_empty(program: Program) -> bool:
+def _matches_empty(program: PatternProgram) -> bool:
     """Whether an expression matches a text without characters."""
     return _BehindSearch(Automaton(program, behind=True)).take((None, None), None)
 
@@ -256,7 +266,7 @@ def _nexts(
     state: State, sides: tuple[Side | None, Side | None], truths: Sequence[bool]
 ) -> tuple[int, ...]:
     match state:
-        case Fork(nexts=nexts):
+        case ForkState(nexts=nexts):
             return nexts
         case Look(kind=kind, next=after):
             return (after,) if holds(kind, *sides) else ()

@@ -25,7 +25,7 @@ from sylvan.runtime.executor.device.sampling_inputs import fill_sampling, fill_u
 from sylvan.runtime.executor.inputs import fill_step
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.sampling.api import SampleOutput
-from sylvan.runtime.sampling.constraints import Masks, Outcome
+from sylvan.runtime.sampling.constraints import Masks, RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
 _PROMPT_BLOCK_BYTES = 256 << 20  # logits of prompt positions held at once
@@ -99,7 +99,9 @@ class DeviceBackend:
         launch.prepare(masks)
         return launch.run(self._stream, lambda: self._logits_SV)
 
-    def accept(self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
+    def accept(
+        self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, RowOutcome]
+    ) -> None:
         """The device follows with the next step."""
         slots = plan.sample_slots
         for row, outcome in outcomes.items():

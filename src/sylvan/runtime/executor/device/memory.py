@@ -17,7 +17,7 @@ GRAPH_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class DeviceUsage:
     """Bytes, before the KV cache is made.
 
     `free` was free before anything was loaded, of `total`. `graphs` is a reserve until they are
@@ -45,7 +45,7 @@ class Measured:
 class MemoryReport:
     """Where the bytes went, for the start-up report."""
 
-    measured: Measured
+    measured: DeviceUsage
     num_pages: int
     page_bytes: int
     has_graphs: bool = False
@@ -66,7 +66,7 @@ class MemoryReport:
 
 
 def plan_pages(
-    measured: Measured, page_bytes: int, wanted: int | None, least: int, most: int | None = None
+    measured: DeviceUsage, page_bytes: int, wanted: int | None, least: int, most: int | None = None
 ) -> MemoryReport:
     """Pages that fit, padding page included.
 

@@ -11,7 +11,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.platform.api import Platform
 
 
-class PageTable:
+class DevicePageTable:
     """Only what changed is uploaded: a row of a long request is as long as its context.
 
     Shapes: G KV groups, S request slots, P pages of a request.

@@ -16,8 +16,8 @@ import torch
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.executor.runner import EagerRunner
-from sylvan.runtime.executor.sizes import Bucket
-from sylvan.runtime.platform.api import Graph, Platform
+from sylvan.runtime.executor.sizes import GraphBucket
+from sylvan.runtime.platform.api import Platform, PlatformGraph
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.params import SamplingSlots
 from sylvan.utils.clock import Clock, monotonic
@@ -30,17 +30,17 @@ class BucketRunner:
 
     verifies_drafts = False
 
-    def __init__(self, eager: EagerRunner, buckets: Iterable[Bucket]) -> None:
+    def __init__(self, eager: EagerRunner, buckets: Iterable[GraphBucket]) -> None:
         self._eager = eager
         self._buckets = sorted(buckets)
-        self._graphs: dict[Bucket, Graph] = {}
+        self._graphs: dict[GraphBucket, PlatformGraph] = {}
         self._logits_RV = torch.empty(0)  # of whichever graph was replayed last
         self._capture: Callable[[], None] = lambda: None  # all buckets again
 
     def capture(
         self,
         platform: Platform,
-        point: Callable[[Bucket], ForwardBatch],
+        point: Callable[[GraphBucket], ForwardBatch],
         clock: Clock = monotonic,
     ) -> None:
         """Capture all buckets, the largest first: the smaller ones fit into its memory.
@@ -74,7 +74,7 @@ class BucketRunner:
         self.release()
         self._capture()
 
-    def bucket(self, tokens: int, requests: int) -> Bucket | None:
+    def bucket(self, tokens: int, requests: int) -> GraphBucket | None:
         same = tokens == requests
         fits = (
             b
@@ -86,7 +86,7 @@ class BucketRunner:
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
         if not graph:
             return self._eager.run(batch)
-        self._graphs[Bucket(batch.num_tokens, batch.num_reqs)].replay()
+        self._graphs[GraphBucket(batch.num_tokens, batch.num_reqs)].replay()
         return self._logits_RV[: batch.num_reqs]
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:

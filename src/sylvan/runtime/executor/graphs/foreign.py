@@ -10,7 +10,7 @@ import torch
 from sylvan.config.env import threads_are_calm
 from sylvan.kernels.api import Unsupported
 from sylvan.runtime.executor.graphs.linears import use_native_linears
-from sylvan.runtime.executor.graphs.natives import Native, with_attention
+from sylvan.runtime.executor.graphs.natives import NativeKernels, with_attention
 from sylvan.runtime.executor.graphs.origins import Origins
 from sylvan.runtime.executor.graphs.rotary import turn_natively
 from sylvan.runtime.models.config import ModelConfig
@@ -26,7 +26,7 @@ def use_kernels(
     threads: int,
     pages: tuple[ModelConfig, KVShape] | None,
     origins: Origins | None = None,
-) -> Native | None:
+) -> NativeKernels | None:
     """Replace the matrix products of `model`, and make attention over native pages.
 
     Args:

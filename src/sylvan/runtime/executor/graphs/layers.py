@@ -32,9 +32,9 @@ from sylvan.runtime.executor.graphs.layer_standins import (
     NativeLayerNorm,
     NativeTable,
 )
-from sylvan.runtime.executor.graphs.natives import Native, with_attention
-from sylvan.runtime.executor.graphs.standins import MOST_ROWS, NativeRows, tile_rows
-from sylvan.runtime.executor.graphs.standins import Native as Part
+from sylvan.runtime.executor.graphs.natives import NativeKernels, with_attention
+from sylvan.runtime.executor.graphs.standins import MOST_ROWS, NativeRowsModule, tile_rows
+from sylvan.runtime.executor.graphs.standins import RowProgram as Part
 from sylvan.runtime.layers.attention import SpecialAttention
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.latent import LatentAttention
@@ -54,7 +54,7 @@ def use_layer_kernels(
     dtype: torch.dtype,
     threads: int,
     pages: tuple[ModelConfig, KVShape] | None,
-) -> Native | None:
+) -> NativeKernels | None:
     """Replace the layers of `model` that kernels compute, and make attention over native pages.
 
     Args:
@@ -84,7 +84,7 @@ def _reads_pages(model: nn.Module) -> bool:
     return latent or any(part.reads_pages for part in special)
 
 
-def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> Native | None:
+def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> NativeKernels | None:
     """Replace each layer that can be traced by itself.
 
     Returns:
@@ -121,7 +121,7 @@ def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> Nat
         made = _stand_in(one, part)
         for name in one.layer.names:
             model.set_submodule(name, made)
-    return Native(library, copies=layout.copies)
+    return NativeKernels(library, copies=layout.copies)
 
 
 def _tracer(library: Library, dtype: torch.dtype) -> NativeTracer:
@@ -258,13 +258,13 @@ def _stand_in(one: _Traced, part: Callable[..., Part]) -> nn.Module:
     if isinstance(module, Embedding):
         return NativeTable(module, part(ways[""]))
     if isinstance(module, Linear):
-        own = NativeRows(module, part(ways["own"]))
+        own = NativeRowsModule(module, part(ways["own"]))
         return NativeLayerLinear(
-            module, own, NativeRows(module, part(ways.get("f32", ways["own"])))
+            module, own, NativeRowsModule(module, part(ways.get("f32", ways["own"])))
         )
     if isinstance(module, RMSNorm | LayerNorm):
         residual = ways["residual"].residual
         assert residual is not None
         alone = {name: part(way, 1) for name, way in ways.items() if name != "residual"}
         return NativeLayerNorm(module, alone, part(ways["residual"], 1), residual)
-    return NativeRows(module, part(ways[""]))
+    return NativeRowsModule(module, part(ways[""]))

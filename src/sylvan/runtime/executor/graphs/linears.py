@@ -25,10 +25,10 @@ from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import NativeTracer
-from sylvan.runtime.executor.graphs.natives import Native as InUse
+from sylvan.runtime.executor.graphs.natives import NativeKernels as InUse
 from sylvan.runtime.executor.graphs.origins import Origins
 from sylvan.runtime.executor.graphs.recognise import (
-    Experts,
+    ExpertsPattern,
     Gated,
     Norm,
     experts_of,
@@ -38,12 +38,12 @@ from sylvan.runtime.executor.graphs.recognise import (
 from sylvan.runtime.executor.graphs.routers import use_native_routers
 from sylvan.runtime.executor.graphs.standins import (
     MOST_ROWS,
-    Native,
     NativeEmbedding,
     NativeExperts,
     NativeLinear,
     NativeNorm,
-    NativeRows,
+    NativeRowsModule,
+    RowProgram,
     only_looks_up,
     tile_rows,
 )
@@ -97,7 +97,7 @@ def use_native_linears(
         program = Program(library, layout, one.segment, one.segment + 1)
         single = len(program.ops) == 1
         rows = 1 if isinstance(one.what, Norm | _Choice) else tile
-        made = _made(one, Native(program, one.x, one.out, dtype, rows, single=single))
+        made = _made(one, RowProgram(program, one.x, one.out, dtype, rows, single=single))
         for name in names[one.module]:
             model.set_submodule(name, made)
     for router in use_native_routers(model, library, dtype, chosen):
@@ -127,7 +127,7 @@ class _Found:
     segment: int
 
 
-def _made(one: _Found, native: Native) -> nn.Module:
+def _made(one: _Found, native: RowProgram) -> nn.Module:
     if isinstance(one.what, nn.Linear):
         return NativeLinear(one.what, native)
     if isinstance(one.what, nn.Embedding):
@@ -136,7 +136,7 @@ def _made(one: _Found, native: Native) -> nn.Module:
         return NativeNorm(one.module, native)
     if isinstance(one.what, _Choice):
         return NativeExperts(one.module, native, one.what.both, one.what.num_experts)
-    return NativeRows(one.module, native)
+    return NativeRowsModule(one.module, native)
 
 
 @dataclass(slots=True)
@@ -263,7 +263,7 @@ class _Tracing:
         return self._inputs[cols]
 
 
-def _stack(stack: nn.Parameter, experts: Experts) -> DeferredWeight:
+def _stack(stack: nn.Parameter, experts: ExpertsPattern) -> DeferredWeight:
     """With outputs before inputs."""
     values = stack.detach()
     return _held(values.transpose(1, 2) if experts.turned else values)

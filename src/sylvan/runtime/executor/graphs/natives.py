@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sylvan.kernels.api import AttentionLayer
-from sylvan.kernels.native.attend import PagedAttention
+from sylvan.kernels.native.attend import NativePagedAttention
 from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.library import Library
 from sylvan.runtime.attention.native import NativeCalls
@@ -18,7 +18,7 @@ from sylvan.runtime.pool.mha import KVShape
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
+class NativeKernels:
     """Kernels in use, and pages with the attention over them where that is native, too."""
 
     library: Library
@@ -40,14 +40,14 @@ class Native:
 
 def with_attention(
     library: Library, dtype: torch.dtype, config: ModelConfig, shape: KVShape
-) -> Native:
+) -> NativeKernels:
     """Native attention over pages in kernel order.
 
     Raises:
         Unsupported: no kernel reads such pages or heads.
     """
     pool = NativePool(shape, dtype)
-    attention = PagedAttention(library, dtype, pool.layers)
+    attention = NativePagedAttention(library, dtype, pool.layers)
     attention.check(
         AttentionLayer(
             index=0,
@@ -57,4 +57,4 @@ def with_attention(
             scale=1.0,
         )
     )
-    return Native(library, pool, NativeCalls(attention))
+    return NativeKernels(library, pool, NativeCalls(attention))

@@ -10,7 +10,7 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import TracedTensor, Unsupported
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.copies import VectorCopy, WeightCopy
 from sylvan.kernels.native.cost import OpCost, program_costs, read_rate
@@ -116,7 +116,7 @@ class ProgramRunner:
         self._head = Program(library, layout, traced.take + 1)
         self._traced = traced
         self._rows = np.zeros(limits.most_samples, np.int32)
-        self._run = Run()
+        self._run = StepRun()
         self._batch: ForwardBatch | None = None
 
     def bucket(self, tokens: int, requests: int) -> None:
@@ -168,7 +168,7 @@ class ProgramRunner:
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         assert len(rows) <= len(self._rows)
         self._rows[: len(rows)] = np.asarray(rows)
-        step = Run(outputs=len(rows), out_rows=self._rows.ctypes.data)
+        step = StepRun(outputs=len(rows), out_rows=self._rows.ctypes.data)
         self._rows_and_head.run(step)
         return self._program.read(self._traced.logits, len(rows))
 
@@ -180,7 +180,7 @@ class ProgramRunner:
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
         self._program.write(self._traced.taken, vectors_RD)
-        self._head.run(Run(outputs=len(vectors_RD)))
+        self._head.run(StepRun(outputs=len(vectors_RD)))
         found = self._program.read(self._traced.logits, len(vectors_RD))
         return found.to(torch.float32, copy=True)
 
@@ -210,7 +210,7 @@ class ProgramRunner:
             return whole[first:]  # a view: rows of one request follow one another, mostly
         return whole[torch.as_tensor(rows).long()]
 
-    def _step(self, batch: ForwardBatch) -> Run:
+    def _step(self, batch: ForwardBatch) -> StepRun:
         if batch is not self._batch:
             self._batch, self._run = batch, run_arguments(batch.host)
         step = self._run

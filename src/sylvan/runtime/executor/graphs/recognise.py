@@ -58,7 +58,7 @@ class Gated:
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class ExpertsPattern:
     """Gated products, of which each row is told to visit some, and with what shares.
 
     `gate_up` is (E, 2 F, D), gate then up, and `down` (E, D, F); `turned`: (E, D, 2 F) and
@@ -127,7 +127,7 @@ def _gate(
     return None
 
 
-def experts_of(module: nn.Module, dtype: torch.dtype, chosen: int) -> Experts | None:
+def experts_of(module: nn.Module, dtype: torch.dtype, chosen: int) -> ExpertsPattern | None:
     """The experts that a module holds, if that is all: tried in float32 on weights of our own.
 
     Args:
@@ -144,7 +144,7 @@ def experts_of(module: nn.Module, dtype: torch.dtype, chosen: int) -> Experts | 
         wanted = (inner // 2, dim) if turned else (dim, inner // 2)
         if inner % 2 or tuple(down.shape) != (len(gate_up), *wanted):
             continue
-        one = Experts(gate_up, down, "silu", turned)
+        one = ExpertsPattern(gate_up, down, "silu", turned)
         if (act := trial.act_of(module, one)) is not None:
             return replace(one, act=act)
     return None
@@ -186,7 +186,7 @@ class _Trial:
         shares = torch.randn(len(_SIZES), chosen, generator=generator)
         return cls(stacks, torch.tensor(few)[places % len(few)], shares)
 
-    def act_of(self, module: nn.Module, experts: Experts) -> ActivationKind | None:
+    def act_of(self, module: nn.Module, experts: ExpertsPattern) -> ActivationKind | None:
         """By which function a module gates, if its stacks are what `experts` says."""
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         gate_up, down = (self.stacks[names[id(x)]] for x in (experts.gate_up, experts.down))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sylvan.kernels.memory import allocate
-from sylvan.kernels.native.layout import Layout
+from sylvan.kernels.native.layout import ProgramLayout
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.opset.attention import AttentionMerge
 from sylvan.kernels.native.program import Program
@@ -31,7 +31,12 @@ class SplitPrompt:
     """
 
     def __init__(
-        self, library: Library, layout: Layout, stop: int, limits: BatchLimits, page_size: int
+        self,
+        library: Library,
+        layout: ProgramLayout,
+        stop: int,
+        limits: BatchLimits,
+        page_size: int,
     ) -> None:
         self._parts = [Program(library, layout, ops=part) for part in _cuts(layout, stop)]
         entries = sorted({entry for entry in layout.home if entry >= 0})
@@ -62,7 +67,7 @@ class SplitPrompt:
         self._parts[part].run(self._run)
 
 
-def _cuts(layout: Layout, stop: int) -> Sequence[Sequence[int]]:
+def _cuts(layout: ProgramLayout, stop: int) -> Sequence[Sequence[int]]:
     """Ops that follow one another, one a part; what merges stays with what it merges."""
     chosen = [i for i, op in enumerate(layout.ops) if op.segment < stop]
     merges = [isinstance(layout.ops[i], AttentionMerge) for i in chosen]

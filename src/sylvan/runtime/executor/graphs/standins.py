@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from sylvan.kernels.api import TracedTensor
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.builder import padded
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
@@ -34,7 +34,7 @@ _TILE_ROWS = 16  # of a matrix tile
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
+class RowProgram:
     """A program from the rows of `x` to those of `out`.
 
     `tile`: its first op reads multiples of so many rows. `single`: it is one op, so that it keeps
@@ -56,13 +56,13 @@ def tile_rows(library: Library, dtype: torch.dtype) -> int:
     return _TILE_ROWS if library.variant == "amx" and dtype == torch.bfloat16 else 1
 
 
-class NativeRows(nn.Module):
+class NativeRowsModule(nn.Module):
     """Turns rows of K columns into rows of N, none of which depends on another in any bit.
 
     What else is asked of it the module answers that it stands for.
     """
 
-    def __init__(self, module: nn.Module, native: Native) -> None:
+    def __init__(self, module: nn.Module, native: RowProgram) -> None:
         super().__init__()
         self._stands_for = (module,)  # no child: its matrices have no contents any more
         program, x, out = native.program, native.x, native.out
@@ -75,7 +75,7 @@ class NativeRows(nn.Module):
         self._in, self._cols, self._padded = x.cols, out.cols, padded(out.cols)
         self._unpadded = padded(x.cols) == x.cols
         self._most = sys.maxsize if native.single else MOST_ROWS  # rows of one call
-        self._step = Run()
+        self._step = StepRun()
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -127,7 +127,7 @@ class NativeRows(nn.Module):
         return out_TN.to(self._made if self._widens else x.dtype).view(*x.shape[:-1], self._cols)
 
 
-class NativeExperts(NativeRows):
+class NativeExperts(NativeRowsModule):
     """Stands for experts of which each row is told to visit some, and with what shares.
 
     Shapes: T rows, K columns, C experts of a row.
@@ -136,7 +136,7 @@ class NativeExperts(NativeRows):
     def __init__(
         self,
         module: nn.Module,
-        native: Native,
+        native: RowProgram,
         choice: tuple[TracedTensor, TracedTensor],
         num_experts: int,
     ) -> None:
@@ -164,11 +164,11 @@ class NativeExperts(NativeRows):
         return self._computed(x, (self._ids, ids_TC), (self._shares, shares_TC))
 
 
-class NativeLinear(NativeRows):
+class NativeLinear(NativeRowsModule):
     """Stands for an `nn.Linear`, whose weight has no contents any more."""
 
 
-class NativeNorm(NativeRows):
+class NativeNorm(NativeRowsModule):
     """Stands for an RMSNorm, which still takes rows of other types than the model's."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -183,7 +183,7 @@ class NativeEmbedding(nn.Module):
     them, it does itself, with these rows for its table.
     """
 
-    def __init__(self, table: nn.Embedding, native: Native) -> None:
+    def __init__(self, table: nn.Embedding, native: RowProgram) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = table.num_embeddings, table.embedding_dim
         # Models take their device from their first parameter, and the weight has no contents.
@@ -198,7 +198,7 @@ class NativeEmbedding(nn.Module):
         ids_T = ids.reshape(-1).to(torch.int32).contiguous()
         rows_TK = torch.empty(len(ids_T), padded(self.embedding_dim), dtype=torch.float32)  # exact
         self._native.program.bind(self._out, rows_TK.data_ptr())
-        self._native.program.run(Run(tokens=len(ids_T), ids=ids_T.data_ptr()))
+        self._native.program.run(StepRun(tokens=len(ids_T), ids=ids_T.data_ptr()))
         rows_TK = rows_TK[:, : self.embedding_dim].to(self._native.dtype)
         return _look_up(self.table, rows_TK, torch.arange(len(ids_T)).view(ids.shape))
 

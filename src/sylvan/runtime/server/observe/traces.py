@@ -16,7 +16,7 @@ from typing import Any
 
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
-from sylvan.runtime.tokenizer.timeline import Process, Stage, began_s, stages
+from sylvan.runtime.tokenizer.timeline import Process, RequestStage, began_s, stages
 from sylvan.utils.clock import Clock
 
 KEPT = 1024
@@ -231,7 +231,7 @@ def _spans(
 
 
 def _stage_span(
-    stage: Stage, parent_id: str, facts: Mapping[str, Any], sample: SampleState
+    stage: RequestStage, parent_id: str, facts: Mapping[str, Any], sample: SampleState
 ) -> SpanRecord:
     usage = sample.usage
     if stage.name == "prefill_forward":

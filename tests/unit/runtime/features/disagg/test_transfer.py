@@ -15,7 +15,7 @@ from sylvan.runtime.features.disagg.attach import Attach
 from sylvan.runtime.features.disagg.data import (
     Asked,
     Expose,
-    Join,
+    JoinRoom,
     Leave,
     Left,
     Lost,
@@ -77,7 +77,7 @@ class Ends:
         return found
 
     def join(self, room: int = 7, digest: bytes = DIGEST) -> None:
-        self.receiver.begin((Join(1, HOST, self.port, room, digest),))
+        self.receiver.begin((JoinRoom(1, HOST, self.port, room, digest),))
 
 
 def ends(
@@ -196,7 +196,7 @@ def test_a_request_that_leaves_at_once_has_left(opened):
     jobs = range(200)
 
     for job in jobs:
-        join = Join(job, HOST, pair.port, job, DIGEST)
+        join = JoinRoom(job, HOST, pair.port, job, DIGEST)
         pair.receiver.begin((join, Leave(job)))
 
     left = sorted(pair.wait(Left).job for _ in jobs)
@@ -247,13 +247,13 @@ def test_a_room_and_a_prompt_are_given_once(opened):
     pair.sender.begin((Expose(1, 7, DIGEST),))
     pair.join(digest=b"other")
     assert "prompt or adapter" in pair.wait(Refused).reason
-    pair.receiver.begin((Join(1, HOST, pair.port, 7, DIGEST),))
+    pair.receiver.begin((JoinRoom(1, HOST, pair.port, 7, DIGEST),))
     pair.receiver.begin((Receive(1, 0, (1,)),))
     pair.wait(Asked)
     pair.sender.begin((SendPages(1, 0, (1,), last=True),))
     pair.wait(Received)
 
-    pair.receiver.begin((Join(1, HOST, pair.port, 7, DIGEST),))
+    pair.receiver.begin((JoinRoom(1, HOST, pair.port, 7, DIGEST),))
 
     assert "was used before" in pair.wait(Refused).reason
 
@@ -267,7 +267,7 @@ def test_faults_of_the_network_never_change_a_byte(opened, kind):
     ended = 0
     for room in range(40):
         pair.sender.begin((Expose(room, room, DIGEST),))
-        pair.receiver.begin((Join(room, HOST, pair.port, room, DIGEST),))
+        pair.receiver.begin((JoinRoom(room, HOST, pair.port, room, DIGEST),))
         pair.receiver.begin((Receive(room, 0, (1, 2), (Lot(2, (1,)),)),))
     for _ in range(1000 if kind in ("lost", "swapped") else 60_000):
         for event in pair.sender.events() or ():
