@@ -15,6 +15,7 @@ from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.copies import VectorCopy, WeightCopy
 from sylvan.kernels.native.cost import OpCost, program_costs, read_rate
 from sylvan.kernels.native.graph import ProgramLimits
+from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.schema import Op
@@ -83,10 +84,12 @@ class ProgramRunner:
         threads: int,
         hidden_layers: Sequence[int] = (),
         edits_inputs: bool = False,
+        kept: KeptWeights | None = None,
     ) -> None:
         """Trace and compile `model`, keeping the outputs of `hidden_layers`.
 
         With `edits_inputs` vectors may stand for token embeddings (`ForwardBatch.input_embeds`).
+        Weights that are in `kept` are not packed again; the others are put there.
 
         Raises:
             Unsupported: an op or shape has no kernel; the message names it.
@@ -98,7 +101,9 @@ class ProgramRunner:
         check_host_modules(called)
         sizes = [(type(module).__name__, weight_bytes(module)) for module in called]
         library.dll.sylvan_threads(threads)
-        layout = compile_graph(tracer.graph)
+        layout = compile_graph(tracer.graph, kept)
+        if kept is not None:
+            kept.write()
         self.weight_bytes = layout.weight_bytes
         self.buffer_bytes = sum(part.nbytes for part in layout.buffers)
         self.copies: Sequence[WeightCopy] = layout.copies
