@@ -114,11 +114,11 @@ def refuse_oversized(
 
 
 class Preemption:
-    """Chooses victims, none of which has a slice in the step being planned.
+    """Chooses victims among requests without a slice in the step being planned.
 
     Args:
-        running: The requests that run, as they are now.
-        threshold: Least difference of priorities at which one preempts another; None: never.
+        running: The live list of running requests.
+        threshold: Minimum priority difference for preemption; None disables it.
     """
 
     def __init__(self, running: Sequence[Req], threshold: int | None) -> None:
@@ -136,7 +136,7 @@ class Preemption:
         return priority - min(map(_priority, self._running)) >= self._threshold
 
     def victim_of(self, urgent: Req, slices: Iterable[Slice]) -> Req | None:
-        """The least urgent and newest that `urgent` may preempt; None: there is none."""
+        """Return the least urgent, newest request that `urgent` may preempt, or None."""
         threshold = self._threshold
         if threshold is None:
             return None

@@ -105,7 +105,7 @@ class Lifecycle:
 
 
 class Deadlines:
-    """Moments at which requests are to be looked at again; those that ended stay until then."""
+    """A heap of times at which requests must be checked; ended requests stay in it until then."""
 
     def __init__(self) -> None:
         self._moments: list[tuple[float, int, str]] = []
@@ -122,7 +122,7 @@ class Deadlines:
                 heapq.heappush(self._moments, (now_s + seconds, req.order, req.rid))
 
     def due(self, now_s: float) -> Iterator[tuple[int, str]]:
-        """Arrival numbers and names whose moment has come, each once a limit."""
+        """Requests (arrival number, rid) whose time has come, each at most once per limit."""
         while self._moments and self._moments[0][0] <= now_s:
             _, order, rid = heapq.heappop(self._moments)
             yield order, rid

@@ -245,7 +245,7 @@ def take_back(failed: Batch, later: Iterable[Batch], retract: Callable[[Req], No
     restarted: list[str] = []
     for req in reqs.values():
         if req.finish is None and req.kv is not None:
-            req.computed = 0  # nothing of it may be shared
+            req.computed = 0  # its KV is invalid: share nothing
             retract(req)
             restarted.append(req.rid)
     return restarted
