@@ -20,7 +20,7 @@ _TOKEN_BYTES = 4
 
 
 class MatchedPages(NamedTuple):
-    """The first `num_pages` pages of a node, which a prompt begins with or goes on with."""
+    """The first `num_pages` pages of a node that match the prompt."""
 
     node: Node
     num_pages: int
@@ -28,7 +28,7 @@ class MatchedPages(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Tail:
-    """The first `tokens` tokens of page `page` of a node, a start of which a prompt shares."""
+    """A partial match: the first `tokens` tokens of page `page` of a node."""
 
     node: Node
     page: int
@@ -59,7 +59,7 @@ def page_name(key: CacheKey, pos: int, end: int, page_size: int) -> bytes:
 
 
 def node_name(node: Node, page_size: int) -> bytes:
-    """Name of the first page of a node, by which its parent knows it."""
+    """The key under which a parent stores this child: its first page of tokens."""
     name = node.tokens[:page_size].tobytes()
     if not node.media:
         return name
@@ -67,7 +67,7 @@ def node_name(node: Node, page_size: int) -> bytes:
 
 
 def shared_tokens(child: Node, key: CacheKey, tokens: IntArray, pos: int, page_size: int) -> int:
-    """Tokens from `pos` on that are those of `child`, which was found by its first page."""
+    """Number of tokens from `pos` on that equal those of `child`, found by its first page."""
     if child.media or key.media:
         shared = common_prefix_len(child.tokens, tokens[pos:])
         return media_divergence(child.media, key.media, pos, pos + shared) - pos
@@ -79,9 +79,9 @@ def shared_tokens(child: Node, key: CacheKey, tokens: IntArray, pos: int, page_s
 def nearest_tail(
     node: Node, tokens: IntArray, key: CacheKey, pos: int, page_size: int
 ) -> tuple[Node | None, int]:
-    """The child of `node` whose first page shares most of the tokens from `pos` on, and how many.
+    """The child of `node` with the longest partial match from `pos` on, and its length.
 
-    It is a neighbour of these tokens among the sorted names of the children.
+    It is a neighbour of these tokens in the sorted child keys.
     """
     if page_size == 1 or pos >= len(tokens) or not node.order:
         return None, 0

@@ -1,10 +1,10 @@
-"""The step contract: what crosses between the scheduler and whatever runs the model. Data only.
+"""The step contract: the data that scheduler and executor exchange.
 
 A `StepPlan` goes to the executor, a `StepResult` comes back. Both are structs of numbers that can
 be written to a file, sent to another process and broadcast to ranks (see `core.wire`).
 
-Shapes: T rows (tokens that the step computes), R slices (one for each request of the step), S
-sampled rows, F rows in flight (their token is sampled by an earlier step that still runs).
+Shapes: T rows (tokens to compute), R slices (one per request of the step), S sampled rows, F rows
+in flight (an earlier, still running step samples their token).
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
 
     @property
     def sample_positions(self) -> NDArray[np.int64]:
-        """Position of the token that each row samples, (S,)."""
+        """Rows whose input id the previous step samples, (F,)."""
         if self.sample_rows is None:
             return self.stops[self.samples].astype(np.int64)
         return self.row_positions()[self.sample_rows].astype(np.int64) + 1

@@ -94,11 +94,11 @@ def build_executor(
 
     Args:
         model_dir: Its directory.
-        options: How to serve it.
-        progress: Told of the bytes that are loaded.
-        parts: What capabilities add.
-        platform: Instead of the one that `options.device` names.
-        mesh: The ranks that hold the model together; each of them calls this.
+        options: Options.
+        progress: Called with the number of bytes loaded.
+        parts: Parts that capabilities add.
+        platform: Overrides the platform of `options.device`.
+        mesh: The ranks that share the model; each of them calls this.
 
     Raises:
         ConfigError: the model or an option cannot be served; one clear sentence.
@@ -154,7 +154,7 @@ def build_executor(
 def _in_memory(
     plan: ModelPlan, parts: ExecutorParts, facts: LoadedModelInfo
 ) -> tuple[Executor, LoadedModelInfo]:
-    """Steps run in turn, or one ahead, in the memory of this process."""
+    """Build the executor for memory of this process: steps run in turn, or one ahead."""
     options, config, pooling = plan.options, plan.config, plan.pooling
     late = LateParts()
     workers = worker_halves(plan, parts, late)
@@ -215,7 +215,7 @@ def _in_memory(
 def _with_pages_beside(
     groups: Sequence[PageMemory], beside: Sequence[PagedBuffer]
 ) -> Sequence[PageMemory]:
-    """KV groups as they are moved: pages that lie beside those of the first one go with them."""
+    """KV groups for transfers: pages kept beside the first group are moved with it."""
     if not beside or not groups or not isinstance(groups[0], PagedBuffer):
         return groups
     return [JoinedPages([groups[0], *beside]), *groups[1:]]
@@ -228,7 +228,7 @@ def _control(
     beside: Sequence[PagedBuffer],
     ahead: PagesAhead,
 ) -> ExecutorControl:
-    """Commands between steps, over the memory of what was made."""
+    """Build the control object for commands between steps."""
     kept = [group.memory for group in made.pool.groups if isinstance(group, PagedBuffer)]
     kept += [pages.memory for pages in beside]
     kept += states.parts if states else ()
@@ -251,7 +251,7 @@ def _tree_paths(batch: ForwardBatch, shape: KVShape, options: LocalOptions) -> T
 
 
 def _sampler(made: Made, parts: ExecutorParts) -> TokenSampler:
-    """Custom processors are Python over tensors; so is everything where nothing is compiled."""
+    """Use Python sampling for custom processors, or if nothing is compiled."""
     if parts.custom or made.library is None:
         return Sampler(parts.custom)
     return NativeSampler(made.library)
@@ -333,7 +333,7 @@ def _with_traced(plan: ModelPlan) -> Made:
 
 
 def _nothing() -> None:
-    """Nothing depends on the contents of weights."""
+    """Do nothing: no cache depends on the weights."""
 
 
 def _with_tensors(plan: ModelPlan) -> Made:
@@ -398,7 +398,7 @@ def _with_kernels_inside(
 
 
 def _deferred(plan: ModelPlan) -> Any:
-    """A model of ours whose matrices are read when they are packed."""
+    """Build a native model whose matrices are read only when they are packed."""
     model = plan.model()
     if (kind := plan.options.load_format) == "dummy":
         dummy_weights(model, plan.options.seed, plan.formats.converted)
@@ -442,7 +442,7 @@ def _open(device: str) -> Platform:
 def _on_device(
     plan: ModelPlan, platform: Platform, parts: ExecutorParts, facts: LoadedModelInfo
 ) -> tuple[Executor, LoadedModelInfo]:
-    """Steps are launched ahead; decoding replays graphs where attention may be part of one."""
+    """Build the executor of a device: steps are queued, and decoding replays graphs if it can."""
     from sylvan.runtime.executor.device.build import DevicePlan, build_device  # not on a CPU
 
     options = plan.options
@@ -454,7 +454,7 @@ def _on_device(
 
     def make_pool(pages: int) -> KVCachePool:
         pool = tensor_pool(plan.config, shape_of(pages), plan.build, plan.kv_type, platform)
-        late.pages = pool.groups  # of the last one, which is used
+        late.pages = pool.groups  # the pool that is used
         return pool
 
     platform.trim()
@@ -533,10 +533,10 @@ def _load_by_transformers(model: Any, plan: ModelPlan) -> None:
 
 
 def load_attention(name: str, device: PlatformFacts | torch.device) -> Any:
-    """Make a backend by its name; `auto` takes the fused one of PyTorch.
+    """Build the attention backend `name`; `auto` selects PyTorch's fused attention.
 
     Raises:
-        ConfigError: there is none of that name, or not for this device.
+        ConfigError: no such backend, or not for this device.
     """
     backend = plugins.load(attention_backends, "torch" if name == "auto" else name).BACKEND
     kind = device.name if isinstance(device, PlatformFacts) else device.type

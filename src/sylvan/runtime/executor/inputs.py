@@ -40,8 +40,8 @@ def fill_step(
 
     `shifts` (S,) are added to the rotary positions of each request slot.
 
-    Ids of rows in flight are left as the plan has them: who reads `arrays` resolves them. What a
-    bucket adds writes to page 0, belongs to no request and attends to nothing.
+    Ids of rows in flight stay as in the plan; the reader of `arrays` resolves them. Padding rows of
+    a bucket write to page 0, belong to no request and attend to nothing.
     """
     lens = plan.stops - plan.starts
     tokens, requests, samples = plan.num_tokens, plan.num_slices, plan.num_samples
@@ -77,7 +77,7 @@ def _pad(arrays: Arrays, sizes: Sizes, bucket: GraphBucket) -> None:
     some = slice(sizes.requests, bucket.requests)
     for name in ("kv_lens", "req_slots"):
         arrays[name][some] = 0
-    # A request of padding has a row of padding where all have one, else none.
+    # In a decode-only bucket every padding request has one padding row, else none.
     ends = np.arange(some.start + 1, some.stop + 1) if bucket.decodes else sizes.tokens
     arrays["q_starts"][some.start + 1 : some.stop + 1] = ends
     arrays["sample_rows"][sizes.samples : bucket.requests] = 0

@@ -1,4 +1,4 @@
-"""From sampled rows to what each slice brought. One definition for every backend.
+"""Turns sampled rows into slice outputs, for every backend.
 
 Shapes: R slices of the step, S sampled rows.
 """
@@ -12,7 +12,7 @@ from sylvan.runtime.executor.verify import verified
 from sylvan.runtime.sampling.api import HOPELESS, SampleOutput
 from sylvan.runtime.sampling.constraints import RowOutcome
 
-CONSTRAINED_STATUS = 400  # what a request asked for is to blame, not the engine
+CONSTRAINED_STATUS = 400  # the request's constraints caused the error, not the engine
 
 
 def step_result(
@@ -21,13 +21,13 @@ def step_result(
     outcomes: Mapping[int, RowOutcome],
     errors: Mapping[int, str],
 ) -> StepResult:
-    """Put together what a step brought.
+    """Build the result of a step.
 
     Args:
         plan: Of the step.
         drawn: Its sampled rows.
-        outcomes: What constraints make of some rows.
-        errors: Slice index -> why its request fails.
+        outcomes: Outcomes of constrained rows.
+        errors: Slice index -> the error that fails its request.
     """
     if plan.drafts:
         return verified(plan, drawn, errors)
@@ -50,7 +50,7 @@ def step_result(
 
 
 def failing(outputs: Sequence[SliceOutput], errors: Mapping[int, str]) -> StepResult:
-    """Outputs slice by slice, but for those of requests that fail."""
+    """Outputs by slice, except for requests that fail."""
     failed = {index: SliceOutput(error=why) for index, why in errors.items()}
     return StepResult.of([failed.get(i) or output for i, output in enumerate(outputs)])
 
@@ -67,5 +67,5 @@ def _output(row: int, token: int, drawn: SampleOutput, outcome: RowOutcome | Non
 
 
 def hopeless(token_ids: list[int]) -> dict[int, str]:
-    """Errors of rows whose id is negative: nothing could be drawn."""
+    """Errors for rows with a negative id: no valid token to sample."""
     return {row: HOPELESS for row, token in enumerate(token_ids) if token < 0}

@@ -31,7 +31,7 @@ class ModelRunner(Protocol):
     verifies_drafts: bool
 
     def bucket(self, tokens: int, requests: int) -> GraphBucket | None:
-        """What a step of so many is padded to; None: it is run as it is."""
+        """Padded size for a step of this size; None: no padding."""
         ...
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
@@ -101,8 +101,7 @@ class EagerRunner:
         model: With its weights.
         prepare: Changes the batch before each pass, on the device.
         hidden_layers: Layers whose output is kept.
-        on_head: Called before the head, with the rows of the step that it takes; None: it takes
-            vectors that are no rows of a step.
+        on_head: Called before the head with the rows it runs on; None: vectors outside the step.
     """
 
     verifies_drafts = True
