@@ -22,7 +22,7 @@ from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSi
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.sched.capability import Capability
-from sylvan.runtime.sched.limits import Parts, SchedulerLimits
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from tests.support.kv import check_memory
@@ -85,7 +85,7 @@ class Serving:
         if store is not None:
             capabilities = (*capabilities, store.control(self.cache))
         self.scheduler = Scheduler(
-            Parts(
+            SchedulerDeps(
                 cache=self.cache,
                 executor=self.executor,
                 policy=schedule_policy("fcfs"),

@@ -25,7 +25,7 @@ from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.features.standard import standard_capabilities
 from sylvan.runtime.sched.capability import Capability
-from sylvan.runtime.sched.limits import Parts, SchedulerLimits
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.utils.clock import VirtualClock
@@ -377,7 +377,7 @@ class World:
         self.watcher = Watcher()
         if tiers is not None:
             capabilities = (*capabilities, tiers.join(self))
-        parts = Parts(
+        parts = SchedulerDeps(
             cache=self.cache,
             executor=self.executor,
             policy=schedule_policy(policy),

@@ -16,7 +16,7 @@ from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.features.flight_recorder.control import FlightRecorder
 from sylvan.runtime.features.flight_recorder.recording import Recorder, SchedulerSetup
-from sylvan.runtime.sched.limits import Parts
+from sylvan.runtime.sched.limits import SchedulerDeps
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.sim.clock import ReplicaClock
@@ -84,7 +84,7 @@ def record(
         limits=asdict(made.limits), num_slots=made.num_slots,
     )  # fmt: skip
     flight = FlightRecorder(Recorder(folder, setup))
-    parts = Parts(
+    parts = SchedulerDeps(
         cache=kv_cache(made.kv_groups, "radix", "lru"), executor=executor,
         policy=schedule_policy(made.policy), emit=lambda outputs: None, capabilities=(flight,),
         clock=flight.clock(clock),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sylvan.config.exact import Obstacle, obstacle
+from sylvan.config.exact import DeterminismBlocker, obstacle
 from sylvan.config.facts import AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get
 from sylvan.config.resolve import Resolved
@@ -38,7 +38,7 @@ class RuleCase:
         return self.facts.attention.get(self.config.attention)
 
     @property
-    def obstacle(self) -> Obstacle | None:
+    def obstacle(self) -> DeterminismBlocker | None:
         """What is in the way of the same bits always."""
         return obstacle(self.config, self.facts)
 

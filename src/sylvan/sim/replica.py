@@ -15,7 +15,7 @@ from sylvan.protocol.messages import TokenOutput
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.features.recurrent.control import RecurrentStates
-from sylvan.runtime.sched.limits import Parts
+from sylvan.runtime.sched.limits import SchedulerDeps
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.sim.clock import ReplicaClock
@@ -87,7 +87,7 @@ class SimulatedReplica:
         self._outputs: list[TokenOutput] = []
         cache = kv_cache(engine.kv_groups, engine.prefix, engine.eviction)
         states = () if cache.states is None else (RecurrentStates(cache, cache.states),)
-        parts = Parts(
+        parts = SchedulerDeps(
             cache=cache,
             executor=self.executor,
             policy=schedule_policy(engine.policy),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.text.foreign import foreign_tokenizer
+from sylvan.text.tokenizer_conversion import foreign_tokenizer
 from sylvan.utils.json_files import read_json
 
 

@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from sylvan.text.safe_encoding import alternation
 from sylvan.text.tokenizer import Tokenizer
-from sylvan.text.unforgeable import alternation
 
 ENTRY_BYTES = 256
 """What an entry takes besides its text and its ids, about."""

@@ -40,7 +40,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wish:
+class DraftTrainOptions:
     """What is asked for.
 
     Attributes:
@@ -60,7 +60,9 @@ class Wish:
     schedule: Schedule = field(default_factory=Schedule)
 
 
-def train_draft(config: Config, data: Path, out: Path, wish: Wish, tell: Tell) -> Evaluation:
+def train_draft(
+    config: Config, data: Path, out: Path, wish: DraftTrainOptions, tell: Tell
+) -> Evaluation:
     """Train a head for a model and write it to a directory; goes on where it was interrupted.
 
     What is needed for that is in `out/training`, which may be removed afterwards.
@@ -106,7 +108,9 @@ def train_draft(config: Config, data: Path, out: Path, wish: Wish, tell: Tell) -
     return evaluate(with_head, held_out, wish.answer_tokens)
 
 
-def train_contexts(config: Config, data: Path, out: Path, wish: Wish, tell: Tell) -> Evaluation:
+def train_contexts(
+    config: Config, data: Path, out: Path, wish: DraftTrainOptions, tell: Tell
+) -> Evaluation:
     """Make a tree of what a model mostly says, by which `ngram` guesses; as `train_draft`."""
     path = model_dir(config.model)
     model = load_config(path, trusted=config.trust_remote_code)
@@ -132,7 +136,7 @@ def answered(
     data: Path,
     work: Path,
     layers: Sequence[int] | None,
-    wish: Wish,
+    wish: DraftTrainOptions,
     tell: Tell,
 ) -> tuple[list[Path], list[IntArray]]:
     """Have the model answer prompts; files of texts, and prompts that are left for an evaluation.
@@ -204,7 +208,7 @@ def write_head(
     (out / "config.json").write_text(json.dumps(raw | {"draft_vocab_size": count}, indent=2) + "\n")
 
 
-def _begin(work: Path, config: Config, data: Path, wish: Wish) -> None:
+def _begin(work: Path, config: Config, data: Path, wish: DraftTrainOptions) -> None:
     """Note what is trained, or see that it is what was trained here before.
 
     Raises:
@@ -231,7 +235,7 @@ def _answer_all(
     config: Config,
     prompts: Sequence[IntArray],
     layers: Sequence[int] | None,
-    wish: Wish,
+    wish: DraftTrainOptions,
     work: Path,
     tell: Tell,
 ) -> list[Path]:

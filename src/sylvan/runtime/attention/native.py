@@ -17,7 +17,7 @@ from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardB
 
 
 class NativeAttention:
-    """Stands in a program's batch, and says what its attention can do; never asked to attend."""
+    """A placeholder in a program's batch: declares capabilities only, and never attends."""
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cpu"}),

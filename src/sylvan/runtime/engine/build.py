@@ -28,7 +28,7 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import Place
 from sylvan.runtime.core.memory import PageMemory
-from sylvan.runtime.engine.composition import Composition, Emit, Inspect
+from sylvan.runtime.engine.composition import Emit, EngineCore, Inspect
 from sylvan.runtime.engine.corpus import given_corpora, known_contexts
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
@@ -67,7 +67,7 @@ from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.sched.capability import Capability, Hooks
-from sylvan.runtime.sched.limits import Parts, SchedulerLimits
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.runtime.storage.identity import kv_manifest
@@ -106,7 +106,7 @@ def build_scheduler(
     progress: Progress | None = None,
     also: Additions = Additions(),
     ranks: RankGroup | None = None,
-) -> Composition:
+) -> EngineCore:
     """Load the model and wire everything that serves it.
 
     Args:
@@ -184,7 +184,7 @@ def build_scheduler(
             publisher.close()
         grammar.close()
 
-    return Composition(
+    return EngineCore(
         scheduler,
         facts={
             "context_len": _number(config.context_len),
@@ -431,7 +431,7 @@ def compose_scheduler(
         medium = "CPU" if config.device == "cpu" else "GPU"
         media = {Place.DEVICE: medium, Place.HOST: "CPU_PINNED"}
         capabilities = (*capabilities, KVEvents(cache.tree, publisher, media))
-    parts = Parts(
+    parts = SchedulerDeps(
         cache=cache,
         executor=executor,
         policy=schedule_policy(settings.policy),

@@ -25,7 +25,7 @@ from sylvan.config import Config
 from sylvan.media.encode import encode_images
 from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.runtime.engine.arguments import ServerArgs, configuration
-from sylvan.runtime.engine.feed import END, SHUT_DOWN, Feed
+from sylvan.runtime.engine.feed import END, SHUT_DOWN, ThreadBridge
 from sylvan.runtime.engine.runtime import Runtime
 from sylvan.runtime.engine.steering import EngineSteering
 from sylvan.runtime.engine.weights import EngineWeights, NamedTensors, safetensors_of
@@ -476,10 +476,10 @@ class Engine(EngineSteering):
             if not self._closed:
                 await self._bridge(feed.close())
 
-    def _feed(self, replies: AsyncGenerator[Reply, None]) -> Feed[Reply]:
+    def _feed(self, replies: AsyncGenerator[Reply, None]) -> ThreadBridge[Reply]:
         if self._closed:
             raise CapacityError(SHUT_DOWN)
-        return Feed(replies, self._loop)
+        return ThreadBridge(replies, self._loop)
 
     def _stop_loop(self) -> None:
         asyncio.run_coroutine_threadsafe(_wind_up(self._loop), self._loop).result()

@@ -49,7 +49,7 @@ from sylvan.protocol.requests import GenerateRequest, Request
 from sylvan.protocol.shared_params import ParamsReceiver
 from sylvan.protocol.tiers import TierCommand
 from sylvan.runtime.engine.commands import Commands
-from sylvan.runtime.engine.composition import Composition
+from sylvan.runtime.engine.composition import EngineCore
 from sylvan.runtime.engine.throughput import ThroughputMeter
 from sylvan.transport.api import MessageError, MessageReceiver, MessageSender
 from sylvan.utils.clock import Clock, monotonic, process_cpu
@@ -109,7 +109,7 @@ class SchedulerLoop:
 
     def __init__(
         self,
-        built: Composition,
+        built: EngineCore,
         ports: Ports,
         clock: Clock = monotonic,
         on_idle: Callable[[], None] = lambda: None,

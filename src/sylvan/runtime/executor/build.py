@@ -36,7 +36,7 @@ from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.load_cache import kept_weights
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
-from sylvan.runtime.executor.parts import Made, ModelPlan
+from sylvan.runtime.executor.parts import BuiltModel, ModelPlan
 from sylvan.runtime.executor.pools import (
     cache_groups,
     pages_shape,
@@ -223,7 +223,7 @@ def _with_pages_beside(
 
 def _control(
     plan: ModelPlan,
-    made: Made,
+    made: BuiltModel,
     states: TensorStates | None,
     beside: Sequence[PagedBuffer],
     ahead: PagesAhead,
@@ -250,14 +250,14 @@ def _tree_paths(batch: ForwardBatch, shape: KVShape, options: LocalOptions) -> T
     return TreePaths(batch, firsts, pages_of_path(options.tree_depth, shape.page_size))
 
 
-def _sampler(made: Made, parts: ExecutorParts) -> TokenSampler:
+def _sampler(made: BuiltModel, parts: ExecutorParts) -> TokenSampler:
     """Use Python sampling for custom processors, or if nothing is compiled."""
     if parts.custom or made.library is None:
         return Sampler(parts.custom)
     return NativeSampler(made.library)
 
 
-def _with_program(plan: ModelPlan) -> Made | None:
+def _with_program(plan: ModelPlan) -> BuiltModel | None:
     """A step program; None where it cannot be had and was not asked for by name."""
     options = plan.options
     if options.runner == "eager" and not options.deterministic:
@@ -281,7 +281,7 @@ def _with_program(plan: ModelPlan) -> Made | None:
         return None
 
 
-def _with_traced(plan: ModelPlan) -> Made:
+def _with_traced(plan: ModelPlan) -> BuiltModel:
     if plan.options.runner == "eager":
         raise Unsupported("runner eager was asked for")
     if plan.platform is not None:
@@ -319,7 +319,7 @@ def _with_traced(plan: ModelPlan) -> Made:
     if runner.host_calls:
         attention = NativeCalls(NativePagedAttention(library, plan.build.dtype, pool.layers))
         name, changed = f"{name}, PyTorch in {runner.host_calls}", attention.forget
-    return Made(
+    return BuiltModel(
         name,
         runner,
         pool,
@@ -336,7 +336,7 @@ def _nothing() -> None:
     """Do nothing: no cache depends on the weights."""
 
 
-def _with_tensors(plan: ModelPlan) -> Made:
+def _with_tensors(plan: ModelPlan) -> BuiltModel:
     if plan.kv_type == torch.int8:
         raise ConfigError("cache.dtype=int8 needs a step program on the CPU; leave it at model")
     attention = _attention(plan, plan.platform)
@@ -347,10 +347,10 @@ def _with_tensors(plan: ModelPlan) -> Made:
     name, library = (native.name, native.library) if native else ("eager", None)
     runner = EagerRunner(model, hidden_layers=layers, on_head=plan.on_head)
     if native and native.pool and native.attention:
-        return Made(name, runner, native.pool, native.attention, library, weights=weights)
+        return BuiltModel(name, runner, native.pool, native.attention, library, weights=weights)
     shape = with_paths(pages_shape(plan.config, plan.kv_shape, plan.options), plan.options)
     pool = tensor_pool(plan.config, shape, plan.build, plan.kv_type, plan.platform)
-    return Made(name, runner, pool, attention, library, weights=weights)
+    return BuiltModel(name, runner, pool, attention, library, weights=weights)
 
 
 def _with_kernels(plan: ModelPlan) -> tuple[Any, NativeKernels | None, LiveWeights | str]:
@@ -383,7 +383,7 @@ def _with_kernels_inside(
     plan: ModelPlan, pages: tuple[ModelConfig, KVShape] | None
 ) -> tuple[Any, NativeKernels | None, LiveWeights | str]:
     """The same of a model of transformers."""
-    from sylvan.runtime.executor.graphs.foreign import use_kernels  # for these models only
+    from sylvan.runtime.executor.graphs.hf_acceleration import use_kernels  # for these models only
     from sylvan.runtime.executor.graphs.origins import Origins
 
     model = _loaded(plan)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
 from sylvan.runtime.executor.verify import verified
-from sylvan.runtime.sampling.api import HOPELESS, SampleOutput
+from sylvan.runtime.sampling.api import NO_VALID_TOKEN, SampleOutput
 from sylvan.runtime.sampling.constraints import RowOutcome
 
 CONSTRAINED_STATUS = 400  # the request's constraints caused the error, not the engine
@@ -68,4 +68,4 @@ def _output(row: int, token: int, drawn: SampleOutput, outcome: RowOutcome | Non
 
 def hopeless(token_ids: list[int]) -> dict[int, str]:
     """Errors for rows with a negative id: no valid token to sample."""
-    return {row: HOPELESS for row, token in enumerate(token_ids) if token < 0}
+    return {row: NO_VALID_TOKEN for row, token in enumerate(token_ids) if token < 0}

@@ -76,11 +76,11 @@ class Platform(Protocol):
     chip: str
 
     def memory(self) -> Memory:
-        """What is free now; what torch keeps without using it is not, until `trim`."""
+        """Free memory now; memory that torch caches counts as used until `trim`."""
         ...
 
     def peak(self, work: Callable[[], None]) -> int:
-        """Run `work` to its end; bytes that it held at most beyond what was held before."""
+        """Run `work` to completion; return the peak of additional bytes it held."""
         ...
 
     def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -104,5 +104,5 @@ class Platform(Protocol):
         ...
 
     def trim(self) -> None:
-        """Give memory that torch holds without using it back to the device."""
+        """Return memory that torch caches to the device."""
         ...

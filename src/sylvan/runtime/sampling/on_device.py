@@ -1,4 +1,4 @@
-"""Sampling without waiting for the device: every row takes the same path, whatever it asks for.
+"""Sampling without waiting for the device: every row takes the same path, whatever its parameters.
 
 The definition is that of `draw`. Shapes: R rows, V vocabulary, C counts, M masks, E entries.
 """
@@ -25,7 +25,8 @@ class DeviceRowParams:
     seed: torch.Tensor  # int64; with sample and position the key of a row's random number
     sample: torch.Tensor
     position: torch.Tensor
-    uniform: torch.Tensor  # float64 in [0, 1): that number, for who cannot make it
+    # float64 in [0, 1): the random number, for backends that cannot generate it
+    uniform: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ class DeviceSampling(Protocol):
 
 
 class TorchSampling:
-    """PyTorch on any device: sorts the vocabulary, so it is the slow one."""
+    """PyTorch on any device; slow, because it sorts the vocabulary."""
 
     makes_numbers = False
 

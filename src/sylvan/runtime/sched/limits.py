@@ -43,7 +43,7 @@ class SchedulerLimits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
+class SchedulerDeps:
     """The parts that a scheduler is built from; wired in `engine.build`.
 
     `policy` builds the policy after the scheduler exists, because it reads from it; `seed` and

@@ -14,7 +14,7 @@ from sylvan.runtime.core.step import SliceOutput, StepResult
 from sylvan.runtime.executor.api import Pending
 from sylvan.runtime.sched.capability import Hooks
 from sylvan.runtime.sched.lifecycle import Lifecycle
-from sylvan.runtime.sched.limits import Parts
+from sylvan.runtime.sched.limits import SchedulerDeps
 from sylvan.runtime.sched.outputs import (
     accept_plain,
     emittable,
@@ -41,7 +41,7 @@ class Pipeline:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: SchedulerDeps,
         hooks: Hooks,
         planner: Planner,
         lifecycle: Lifecycle,

@@ -16,7 +16,7 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.core.req import NEVER, NO_GROWTH, Draft, Growth, Phase, Req, Slice
 from sylvan.runtime.sched.admission import Admission, Preemption, most_starts
 from sylvan.runtime.sched.capability import Hooks, Verdict
-from sylvan.runtime.sched.limits import Parts, SchedulerLimits, StepSize
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits, StepSize
 from sylvan.runtime.sched.lookup import Lookup
 from sylvan.runtime.sched.phases import RequestTable
 from sylvan.runtime.sched.policies.api import PacingPolicy
@@ -31,7 +31,7 @@ class Planner:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: SchedulerDeps,
         limits: SchedulerLimits,
         requests: RequestTable,
         lookup: Lookup,

@@ -13,7 +13,7 @@ from sylvan.runtime.core.step import PageCopy
 from sylvan.runtime.sched.admission import refuse_oversized
 from sylvan.runtime.sched.capability import Capability, Hooks
 from sylvan.runtime.sched.lifecycle import Deadlines, Lifecycle
-from sylvan.runtime.sched.limits import Parts, SchedulerLimits
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.lookup import Lookup
 from sylvan.runtime.sched.outputs import refusal
 from sylvan.runtime.sched.phases import RequestTable
@@ -44,7 +44,7 @@ class Scheduler:
         times: When steps ran, and the log of the last ones.
     """
 
-    def __init__(self, parts: Parts, limits: SchedulerLimits) -> None:
+    def __init__(self, parts: SchedulerDeps, limits: SchedulerLimits) -> None:
         capabilities = parts.capabilities
         lookup = Lookup(parts.cache, Hooks(capabilities))
         self.policy = parts.policy(

@@ -36,12 +36,12 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.pages import PageAllocator
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.core.step import StepPlan
-from sylvan.runtime.engine.composition import Composition
+from sylvan.runtime.engine.composition import EngineCore
 from sylvan.runtime.engine.scheduler_loop import AUDIT_S, HEARTBEAT_S, Ports, SchedulerLoop
 from sylvan.runtime.engine.throughput import ThroughputMeter
 from sylvan.runtime.executor.sim import SimExecutor
 from sylvan.runtime.sched.capability import Capability, Verdict
-from sylvan.runtime.sched.limits import Parts, SchedulerLimits
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.transport.api import MessageError
@@ -90,7 +90,7 @@ class Fixture:
         self.step_s = step_s
         self.clock, self.allocator = clock, PageAllocator(33, 4)
         self.cache = KVCacheManager(self.allocator, RadixCache(4, eviction_policy("lru")))
-        parts = Parts(
+        parts = SchedulerDeps(
             cache=self.cache,
             executor=self.executor,
             policy=schedule_policy("fcfs"),
@@ -101,7 +101,7 @@ class Fixture:
         limits = SchedulerLimits(max_running_reqs=4, max_waiting_reqs=6)
         self.scheduler = Scheduler(parts, limits)
         self.rests: list[float] = []
-        built = Composition(
+        built = EngineCore(
             self.scheduler,
             **{
                 "facts": {},

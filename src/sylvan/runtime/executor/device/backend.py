@@ -1,8 +1,8 @@
-"""Queues steps on a device without waiting for what they bring.
+"""Queues steps on a device without waiting for their results.
 
-The next step's inputs come from the last step's sampled ids on the device. Only where an output is
-constrained does the host have to see an id before the next one is drawn; the worker then lets the
-next forward pass run meanwhile. Shapes: T rows, R slices, S sampled rows, V vocabulary.
+The next step's inputs come from the last step's sampled ids on the device. Only constrained outputs
+need the host to see an id before the next one is sampled; the worker then runs the next forward
+pass meanwhile. Shapes: T rows, R slices, S sampled rows, V vocabulary.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
         platform.trim()
         free = platform.memory().free
         runner = _captured(parts, eager, buckets)
-        platform.trim()  # leaves what graphs keep for themselves
+        platform.trim()  # frees all but the graphs' private memory
         taken = max(0, free - platform.memory().free)
         report = replace(
             report, measured=replace(measured, graphs=taken), has_graphs=runner is not eager
@@ -170,7 +170,7 @@ def _control(
 
 
 class _Graphs:
-    """Implements `Occupation` for what was captured."""
+    """Implements `Occupation` for captured graphs."""
 
     def __init__(self, runner: ModelRunner, platform: Platform, num_bytes: int) -> None:
         self._runner, self._platform, self.num_bytes = runner, platform, num_bytes
@@ -190,7 +190,7 @@ class _Graphs:
 def _captured(
     parts: DeviceParts, eager: EagerRunner, buckets: Sequence[GraphBucket]
 ) -> ModelRunner:
-    """Graphs of all buckets, or none where a step does what no graph can hold."""
+    """Capture the graphs of all buckets; none if steps do something a graph cannot hold."""
     runner = BucketRunner(eager, buckets)
     try:
         runner.capture(parts.platform, parts.memory.point_bucket)
@@ -203,9 +203,9 @@ def _captured(
 
 
 def _largest_step(parts: DeviceParts, eager: EagerRunner, longest: int) -> None:
-    """Prompts of as many tokens as a step can have, and as many samples; inside `Stream.run`.
+    """Run the largest possible step of prompts and samples, inside `Stream.run`.
 
-    All of them write to the padding page and read what is there.
+    All rows read and write the padding page.
     """
     memory, limits = parts.memory, parts.limits
     tokens = limits.max_tokens
@@ -236,7 +236,7 @@ def _largest_step(parts: DeviceParts, eager: EagerRunner, longest: int) -> None:
 
 
 def _graph_reserve(parts: DeviceParts, eager: EagerRunner, buckets: Sequence[GraphBucket]) -> int:
-    """Bytes to keep for graphs: they share the memory that the largest computes in."""
+    """Bytes to reserve for graphs: they share the memory of the largest one."""
 
     def largest() -> None:
         with torch.inference_mode():

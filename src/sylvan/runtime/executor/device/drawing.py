@@ -83,7 +83,7 @@ class SampleLaunch:
             self._temperatures[row] = float(params.temperature[rows.slots[row]])
 
     def run(self, stream: PlatformStream, logits_of: Callable[[], torch.Tensor]) -> DeviceDrawing:
-        """Give it to the stream, after the forward pass."""
+        """Queue it on the stream after the forward pass."""
         if self._parts.custom:
             self._customise(stream, logits_of)
 
@@ -97,7 +97,7 @@ class SampleLaunch:
         return self._drawing
 
     def _customise(self, stream: PlatformStream, logits_of: Callable[[], torch.Tensor]) -> None:
-        """Processors of others may do anything, waiting for the device included."""
+        """Apply custom processors, which may do anything, including waiting for the device."""
 
         def edit() -> None:
             with torch.inference_mode():
@@ -123,7 +123,7 @@ class SampleLaunch:
         self._masks = bits, rows
 
     def _keep_entries(self, rows: SamplingBatch) -> None:
-        """Stop ids that come too early, and `logit_bias`."""
+        """Entries for early stop ids (banned) and `logit_bias`."""
         params, slots = rows.params, rows.slots
         parts: list[tuple[int, np.ndarray, np.ndarray]] = []
         for row in np.flatnonzero(rows.positions < params.min_position[slots]).tolist():

@@ -30,7 +30,7 @@ class StagedField:
 
 
 class StagedLayout:
-    """Where each field lies in a buffer of `words` int32 numbers."""
+    """Offsets of the fields in a buffer of `words` int32 numbers."""
 
     def __init__(self, fields: Iterable[StagedField]) -> None:
         self._places: dict[str, tuple[StagedField, int]] = {}
@@ -51,11 +51,11 @@ class StagedLayout:
 
 
 def step_layout(tokens: int, requests: int, groups: int = 1, samples: int = 0) -> StagedLayout:
-    """Of the inputs of a step of at most so many rows and requests, and so many KV groups.
+    """Layout of a step's inputs for at most that many rows, requests and KV groups.
 
-    `samples` are rows that are sampled, one of each request and guesses; 0: no guesses.
+    `samples` are sampled rows: one per request, plus guesses; 0: no guesses.
 
-    `feed` is the request slot whose newest token a row is to read, or -1.
+    `feed` is the request slot whose newest token a row reads, or -1.
     """
     per_token = ("input_ids", "positions", "feed")
     per_request = ("kv_lens", "req_slots")
@@ -79,9 +79,9 @@ def step_layout(tokens: int, requests: int, groups: int = 1, samples: int = 0) -
 
 
 class StagedInputs:
-    """A step's inputs on the device, and as many host copies as steps may be under way.
+    """A step's inputs on the device, with one host copy per step in flight.
 
-    Their addresses never change, so that a captured graph may read them.
+    Addresses never change, so captured graphs can read them.
     """
 
     def __init__(self, layout: StagedLayout, platform: Platform, copies: int) -> None:
@@ -109,7 +109,7 @@ class StagedInputs:
 
 
 class Host:
-    """One host copy: numpy arrays over pinned memory. `used` is past once they were uploaded."""
+    """One host copy: numpy arrays over pinned memory. `used` completes after the upload."""
 
     def __init__(self, layout: StagedLayout, platform: Platform) -> None:
         self.buffer = platform.pinned(layout.words, torch.int32)

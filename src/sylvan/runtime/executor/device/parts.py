@@ -1,4 +1,4 @@
-"""What a device worker is made of, and the memory that all its steps share."""
+"""Parts of a device worker, and the memory that all its steps share."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.sampling.on_device import DeviceSampling
 from sylvan.runtime.sampling.processors import LogitsProcessor
 
-_HOST_COPIES = 3  # two steps under way, and the one that is being written
+_HOST_COPIES = 3  # two steps in flight, and one being written
 
 
 class StepMemory:
     """Persistent inputs, narrow ones for decoding and wide ones for prompts, and newest tokens.
 
-    Inputs are what graphs read. `last_S` is the newest token of each request slot; one more
-    slot takes those of padding.
+    Graphs read these inputs. `last_S` is the newest token of each request slot, plus a slot for
+    padding.
     """
 
     def __init__(self, platform: Platform, batch: ForwardBatch, vocab_size: int) -> None:
@@ -41,13 +41,13 @@ class StepMemory:
         self._ids = self._feed = torch.empty(0)
 
     def inputs(self, tokens: int, requests: int) -> StagedInputs:
-        """Where a step of so many is written."""
+        """The inputs for a step of this size."""
         return self._narrow if tokens == requests else self._wide
 
     def point(self, inputs: StagedInputs, sizes: Sizes, host: Host | None = None) -> None:
         """Make the batch read the first rows of the inputs; inside `Stream.run`.
 
-        `host` is what they were uploaded from, for backends that plan on the host.
+        `host` is their source, for backends that plan on the host.
         """
         batch, device = self.batch, inputs.device
         if host is not None:
@@ -68,10 +68,10 @@ class StepMemory:
         self._feed = device["feed"][:rows]
 
     def feed(self, batch: ForwardBatch) -> None:
-        """Ids that were not known on the host are the newest tokens; part of graphs.
+        """Fill in ids in flight from the newest tokens; captured in graphs.
 
-        What is read are the persistent inputs, also when the batch was fed before: a graph is
-        captured after the same step was run to warm up.
+        Always reads the persistent inputs, even if the batch was resolved before, since the warm-up
+        step precedes the capture.
         """
         newest = self.last_S[self._feed.clamp_min(0)]
         ids = torch.where(self._feed >= 0, newest, self._ids)

@@ -23,7 +23,7 @@ class DevicePageTable:
         self._flat = tables_GSP.view(-1)
 
     def write(self, changes: IntArray) -> Callable[[], None] | None:
-        """Change the mirror; returns the work that changes the device's, if there is any.
+        """Update the host mirror; return the work that updates the device, if any.
 
         `changes` as in `StepPlan.pages`.
         """

@@ -19,7 +19,7 @@ from sylvan.runtime.sampling.params import SamplingSlots
 
 
 class NativeStep:
-    """Implements `FusedStep`. Between the numbers of a plan and its tokens there is no Python.
+    """Implements `FusedStep`. No Python runs between the numbers of a plan and its tokens.
 
     Args:
         program: A compiled model.
@@ -53,12 +53,12 @@ class NativeStep:
         )
         run.inputs = ctypes.addressof(self._inputs)
         limits = batch.limits
-        # where plans are copied to: asking an array for its address takes longer than that
+        # cached address of the plan buffer: asking an array for it takes longer than the copy
         self._numbers: IntArray = np.empty(
             5 * limits.max_reqs + limits.most_samples + limits.max_tokens, np.int32
         )
         self._inputs.numbers = self._numbers.ctypes.data
-        self._typed = True  # whether a token may be of another type than 0
+        self._typed = True  # whether a token may have a type other than 0
 
     def run(self, plan: StepPlan, *, draw: bool, masks: Masks | None = None) -> SampleOutput | None:
         inputs, batch = self._inputs, self._batch

@@ -19,21 +19,21 @@ from sylvan.runtime.pool.mha import KVShape
 
 @dataclass(frozen=True, slots=True)
 class NativeKernels:
-    """Kernels in use, and pages with the attention over them where that is native, too."""
+    """The kernels in use, and the pages with native attention if there is any."""
 
     library: Library
     pool: NativePool | None = None
     attention: NativeCalls | None = None
-    copies: Sequence[WeightCopy] = ()  # of the model's weights
+    copies: Sequence[WeightCopy] = ()  # copies of the model's weights
 
     def forget(self) -> None:
-        """What was made of weights is to be made anew."""
+        """Drop caches derived from the weights."""
         if self.attention:
             self.attention.forget()
 
     @property
     def name(self) -> str:
-        """Of the runner, for people."""
+        """Name of the runner, for logs."""
         what = "linears and attention" if self.attention else "linears"
         return f"eager (native {what}, {self.library.variant})"
 

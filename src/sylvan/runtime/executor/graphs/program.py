@@ -125,7 +125,7 @@ class ProgramRunner:
         self._batch: ForwardBatch | None = None
 
     def bucket(self, tokens: int, requests: int) -> None:
-        """Programs take steps of any size."""
+        """Programs accept steps of any size, so nothing is padded."""
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
         if self._program.calls_host:
@@ -137,7 +137,7 @@ class ProgramRunner:
         return self._program.read(self._traced.logits, batch.num_samples)
 
     def _run_edited(self, batch: ForwardBatch) -> None:
-        """A step of which some rows are vectors, or have vectors added to them."""
+        """Run a step in which some rows are vectors, or have vectors added."""
         edits = self._traced.edits
         assert edits, "the program was not made for that"
         for program, (layer, _, value) in zip(self._parts, edits, strict=False):
@@ -231,7 +231,7 @@ def host_calls(
     library: Library,
     dtype: torch.dtype,
 ) -> str:
-    """Names of the modules that a program would leave to PyTorch; nothing is changed.
+    """Names of the modules that a program would leave to PyTorch, without side effects.
 
     Raises:
         Unsupported: there can be no program.

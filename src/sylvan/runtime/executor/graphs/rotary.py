@@ -25,7 +25,7 @@ _TOKENS = 5
 _BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
-def turn_natively(model: Any, step: AttentionStep, dtype: torch.dtype) -> bool:
+def use_native_rotary(model: Any, step: AttentionStep, dtype: torch.dtype) -> bool:
     """Have attention turn queries and keys by itself; False: nothing has changed.
 
     Args:

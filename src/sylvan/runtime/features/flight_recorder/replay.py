@@ -41,7 +41,7 @@ from sylvan.runtime.features.flight_recorder.recording import (
 )
 from sylvan.runtime.features.standard import standard_capabilities
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
-from sylvan.runtime.sched.limits import Parts, SchedulerLimits
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 
@@ -164,7 +164,7 @@ def _scheduler(setup: SchedulerSetup, tape: _Tape) -> Scheduler:
     )
     # What gates answered is on the tape.
     silent = tuple(c for c in standard if not isinstance(c, NoEmbeddings))
-    parts = Parts(
+    parts = SchedulerDeps(
         cache=cache,
         executor=_TapeExecutor(tape, setup),
         policy=schedule_policy(setup.policy),

@@ -37,7 +37,7 @@ from sylvan.runtime.serving.conversation import (
     Conversation,
     RequestFacts,
 )
-from sylvan.text.infill import NOT_MADE, Infill
+from sylvan.text.fim import FIM_UNSUPPORTED, Infill
 from sylvan.text.output import ParsedOutput, ReasoningDelta, TextDelta
 from sylvan.utils.threads import call_in_thread
 
@@ -61,7 +61,7 @@ async def generate(call: Call[OllamaGenerateBody]) -> Response:
     if body.suffix:
         infill = Infill(call.context.engine.tokenizer)
         if not infill:
-            raise RequestError(NOT_MADE, param="suffix")
+            raise RequestError(FIM_UNSUPPORTED, param="suffix")
         ids = await call_in_thread(infill.encode, body.prompt, body.suffix)
         conversation = _conversation(call, [], ToolUse(), ids)
     elif body.raw:

@@ -9,13 +9,13 @@ from torch import nn
 from sylvan.kernels.api import AttentionLayer, LatentShape, Routing
 from sylvan.kernels.matmul.weights import DeferredWeight, quantise_int4, quantise_int8
 from sylvan.kernels.native.library import LibraryMissing, load
-from sylvan.runtime.executor.graphs.layer_standins import (
+from sylvan.runtime.executor.graphs.layers import use_native_layers
+from sylvan.runtime.executor.graphs.native_layers import (
     NativeLayerLinear,
     NativeLayerNorm,
     NativeTable,
 )
-from sylvan.runtime.executor.graphs.layers import use_native_layers
-from sylvan.runtime.executor.graphs.standins import MOST_ROWS, NativeRowsModule
+from sylvan.runtime.executor.graphs.native_modules import MOST_ROWS, NativeRowsModule
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.latent import LatentAttention

@@ -11,7 +11,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from sylvan.kernels.native.library import LibraryMissing, load
 from sylvan.runtime.executor.graphs.linears import use_native_linears
-from sylvan.runtime.executor.graphs.standins import (
+from sylvan.runtime.executor.graphs.native_modules import (
     MOST_ROWS,
     NativeEmbedding,
     NativeExperts,

@@ -1,4 +1,4 @@
-"""Modules that compute natively what a layer of ours computed through PyTorch.
+"""Native replacements for layers of our own models.
 
 Shapes: T rows, D columns of a row, V rows of a table.
 """
@@ -15,14 +15,14 @@ from sylvan.kernels import ops
 from sylvan.kernels.api import TracedTensor
 from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.builder import padded
-from sylvan.runtime.executor.graphs.standins import NativeRowsModule, RowProgram
+from sylvan.runtime.executor.graphs.native_modules import NativeRowsModule, RowProgram
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
 
 
 class NativeLayerLinear(nn.Module):
-    """Stands for a `Linear`, whose weight has no contents any more."""
+    """Replaces a `Linear`, whose weight has been freed."""
 
     def __init__(self, module: Linear, own: NativeRowsModule, wide: NativeRowsModule) -> None:
         """`own` makes rows of the model's dtype, `wide` of float32."""
@@ -38,7 +38,7 @@ class NativeLayerLinear(nn.Module):
 
 
 class NativeLayerNorm(nn.Module):
-    """Stands for a norm; what kernels do not take, it still does by PyTorch."""
+    """Replaces a norm; falls back to PyTorch for inputs without a kernel."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ def _is_stream(residual: torch.Tensor) -> bool:
 
 
 class _NormCall:
-    """One op on rows that lie one behind the other, without padding."""
+    """One op on contiguous rows without padding."""
 
     def __init__(self, native: RowProgram) -> None:
         program = native.program
@@ -85,7 +85,7 @@ class _NormCall:
         self._step = StepRun()
 
     def fits(self, x: torch.Tensor) -> bool:
-        """Whether rows may be read and written where they lie."""
+        """Whether rows can be read and written in place."""
         return self._unpadded and x.shape[-1] == self._cols
 
     def __call__(self, x: torch.Tensor, *beside: tuple[int, int]) -> torch.Tensor:
@@ -97,7 +97,7 @@ class _NormCall:
 
 
 class NativeTable(nn.Module):
-    """Stands for an embedding whose table is the packed weight of a head."""
+    """Replaces an embedding whose table is the packed weight of a head."""
 
     def __init__(self, module: Embedding, native: RowProgram) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ _FORMS = (
 )
 
 
-NOT_MADE = "suffix cannot be honoured: this model was not made to fill in."
+FIM_UNSUPPORTED = "suffix cannot be honoured: this model was not made to fill in."
 
 
 class Infill:
