@@ -61,7 +61,7 @@ def read_vectors(kind: MediaKind, given: Mapping[str, Any], path: str) -> MediaS
 
 
 def given_vectors(source: MediaSource, token: int) -> PreparedItem:
-    """What stands in a prompt for vectors that a client brings."""
+    """The prompt tokens for vectors that a client provides."""
     assert source.data is not None
     shape, grid = source.options[VECTORS], source.options.get(_GRID)
     found = hashlib.sha256(f"{FORMAT}|{source.kind}|{shape}|{grid}|".encode())

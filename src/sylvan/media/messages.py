@@ -1,4 +1,4 @@
-"""What crosses between the server and a process that prepares items."""
+"""Messages between the server and a process that prepares items."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class MediaWorkers:
                 message = f"{path}: the process that prepares the {order.kind} ended on it."
                 raise RequestError(message, param=path) from error
             except BaseException:
-                await worker.end()  # an answer to nobody would be taken for the next one's
+                await worker.end()  # otherwise a stale answer would be taken for the next one's
                 raise
             if self._closed:
                 await worker.end()

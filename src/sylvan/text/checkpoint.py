@@ -14,7 +14,7 @@ from sylvan.utils.json_files import read_json
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What a checkpoint says about its text side.
+    """Text-related files of a checkpoint.
 
     Attributes:
         tokenizer_json: Content of tokenizer.json, or what was made of other files; None: neither.

@@ -20,7 +20,7 @@ _MARKS = re.compile(f"[{chr(_PRIVATE_USE[0])}-{chr(_PRIVATE_USE[-1])}]")
 
 
 class ControlTokenEscaper:
-    """Replaces the forgeries of one request and finds their places in the rendered text.
+    """Replaces the forged control tokens of one request, and restores them in the rendered text.
 
     Args:
         pattern: Finds whole control tokens.
@@ -94,7 +94,7 @@ class Marks:
         return bool(self._marks)
 
     def of(self, text: str) -> str:
-        """The mark that stands for `text`.
+        """The mark that replaces `text`.
 
         Raises:
             RequestError: The request itself uses every character that could be a mark.

@@ -54,7 +54,7 @@ class OutputRules:
 
 
 class OutputReader:
-    """Reads one sample. What it returns does not depend on how the text was cut."""
+    """Parses one sample. The result does not depend on how the text was split."""
 
     def __init__(self, rules: OutputRules) -> None:
         self._thinking: ReasoningParser | None = None
@@ -72,7 +72,7 @@ class OutputReader:
         self.has_calls = False
 
     def feed(self, text: str) -> list[Piece]:
-        """Add text; return what is new."""
+        """Add text; return the new output."""
         self._length += len(text)
         if self._thinking is None:
             return self._answer(text, [TextSpan(self._length - len(text), self._length)])
@@ -105,7 +105,7 @@ class OutputReader:
         return [ReasoningDelta(text)] if text else []
 
     def _answer(self, text: str, spans: list[TextSpan]) -> list[Piece]:
-        """Read what is no thinking; it stands in the spans without `thinking`."""
+        """Parse text that is not thinking; it is in the spans without `thinking`."""
         answered: list[TextSpan] = []
         for span in spans:
             if self._calls is not None and not span.thinking:

@@ -43,7 +43,7 @@ class SpanMap:
         self._length = 0
 
     def extend(self, text: str, spans: list[TextSpan]) -> None:
-        """Append a text that consists of the spans; what is longer stands in no span, in front."""
+        """Append a text that ends with the spans; any excess in front belongs to no span."""
         place = self._length + len(text) - sum(span.stop - span.start for span in spans)
         for span in spans:
             here, there, length = self._parts[-1] if self._parts else (0, -1, 0)

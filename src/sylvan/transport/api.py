@@ -1,4 +1,4 @@
-"""What processes need of whatever carries their messages."""
+"""The interface of message transports between processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RecvCo = TypeVar("RecvCo", covariant=True)
 
 
 class MessageError(SylvanError):
-    """One message is not what it should be; those after it are unharmed."""
+    """One message is malformed; later ones are unaffected."""
 
 
 class ChannelFullError(CapacityError):

@@ -17,7 +17,7 @@ _SHARED_ARRAY = 2
 
 
 class MessageEncoder:
-    """Turns any message of at most `limit` bytes into bytes; None: of any size.
+    """Encodes messages of at most `limit` bytes; None: no limit.
 
     Large arrays go to `store`, if there is one.
     """

@@ -21,7 +21,7 @@ Delay = Callable[[], float]
 
 
 class LateSender(Generic[Message]):
-    """A sender whose messages leave late, and in order; one that nobody takes then is lost."""
+    """A sender that delays messages, in order; undeliverable ones are lost."""
 
     def __init__(self, sender: MessageSender[Message], delay: Delay) -> None:
         self._sender = sender

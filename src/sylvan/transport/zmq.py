@@ -46,7 +46,7 @@ class PushSender(Generic[Message]):
 
 
 class AsyncPushSender(Generic[Message]):
-    """The sending end inside an event loop: what the socket does not take waits in a backlog."""
+    """The sending end inside an event loop; what the socket cannot take waits in a backlog."""
 
     def __init__(self, context: Context, address: str, encoder: MessageEncoder) -> None:
         self._socket = _push(context, address)
@@ -125,7 +125,7 @@ class AsyncPullReceiver(Generic[Message]):
 
     async def receive(self) -> Message:
         while True:
-            # the descriptor tells of changes only: what is there is read before waiting again
+            # the descriptor signals changes only: read everything before waiting again
             self._readable.clear()
             try:
                 data = self._socket.recv(zmq.DONTWAIT)

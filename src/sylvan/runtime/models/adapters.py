@@ -1,4 +1,4 @@
-"""Adapters beside a model: its layers that they may change, and what an adapter puts into each.
+"""Adapters of a model: the layers they may change, and the matrices for each.
 
 Shapes: L rank, K inputs of a layer, N outputs of a part of it.
 """
@@ -45,13 +45,13 @@ class AdapterTarget:
     layer: LoraLayer
     number: int  # of the part, counted over all experts
     source: str  # name of its tensor, as the model calls it
-    splits: Splits  # of that tensor: which share of it this rank has
+    splits: Splits  # division of that tensor among ranks
     kind: LayerKind = "linear"
-    factor: float = 1.0  # by which the model multiplies what the layer makes
+    factor: float = 1.0  # the model's own multiplier of the layer's output
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the whole matrix, that of all ranks."""
+        """Shape of the whole matrix over all ranks."""
         layer = self.layer
         mine = layer.outputs[self.number % len(layer.outputs)], layer.inputs
         outputs, inputs = whole_shape(mine, self.splits)
@@ -62,14 +62,14 @@ Place = Callable[[LoraShape], LoraLayer]
 """Makes the place for adapters of a layer."""
 
 Content = Sequence[tuple[LoraLayer, tuple[Prepared | None, ...]]]
-"""What an adapter changes: of each layer, the matrices by part."""
+"""Changes of an adapter: by layer, the matrices by part."""
 
 
 class AdapterTargets:
     """The layers of a model that adapters may change.
 
-    Making one gives each of these layers its place for adapters (`Linear.lora`), so it is to be
-    made before the model is recorded or captured.
+    The constructor adds a place for adapters to each of these layers (`Linear.lora`), so call it
+    before the model is recorded or captured.
 
     Args:
         model: One of our families.
@@ -171,10 +171,10 @@ class AdapterTargets:
         self._paths[slot.sources[0].partition(".experts.")[0] + ".experts"] = path
 
     def prepare(self, adapter: Adapter, max_rank: int) -> Content:
-        """What an adapter changes, checked, in the form in which it is kept beside the model.
+        """Validate an adapter and convert it to the form kept beside the model.
 
         Raises:
-            ConfigError: it cannot be served beside this model; names the module and the reason.
+            ConfigError: the model cannot serve it; names the module and the reason.
         """
         _check_kind(adapter)
         found: dict[int, list[Prepared | None]] = {}
@@ -206,7 +206,7 @@ class AdapterTargets:
     def _of_stack(
         self, name: str, module: LowRank, stacks: Sequence[Sequence[AdapterTarget]]
     ) -> Iterator[tuple[str, LowRank, AdapterTarget]]:
-        """What is changed of each expert by what is changed of a stack; its shape tells which."""
+        """Split the change of a stack into changes of experts; its shape tells the layout."""
         if not all(self._keeps(stack) for stack in stacks):
             raise ConfigError(
                 f"the adapter changes {name!r}, a stack of experts that the model computes with "
@@ -230,7 +230,7 @@ class AdapterTargets:
         )
 
     def _keeps(self, stack: Sequence[AdapterTarget]) -> bool:
-        """Whether a stack lies in the model as it does in transformers."""
+        """Whether the model stores a stack in the layout of transformers."""
         first = stack[0]
         if first.source in self._found:
             return True  # the checkpoint has the experts one by one
@@ -314,7 +314,7 @@ class AdapterTargets:
 
 
 def _share(matrix: torch.Tensor, splits: Splits, dim: int) -> torch.Tensor:
-    """What this rank needs of a matrix of an adapter, which is divided as the model's is."""
+    """This rank's share of an adapter matrix, divided as the model's."""
     return splits[dim].take(matrix, dim) if dim in splits else matrix
 
 

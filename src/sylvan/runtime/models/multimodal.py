@@ -52,7 +52,7 @@ _TEXTS: Mapping[str, str] = MappingProxyType(
 _SAID: Mapping[str, Raw] = MappingProxyType(
     {"glm4v_text": {"attention_bias": True}, "qwen3_vl_moe_text": {"norm_topk_prob": True}}
 )
-"""What config.json of a half need not say."""
+"""Fields that config.json may omit for one half."""
 
 _WHOLE = frozenset({"Gemma3ForConditionalGeneration"})
 """Models in which the tokens of an image see each other, also later ones."""

@@ -24,7 +24,7 @@ from sylvan.runtime.models.config import ModelConfig, NotNative, architecture_of
 
 _HERE = "sylvan.runtime.models."
 PLUGINS = "sylvan.models"
-"""Group of entry points by which other packages add families: architecture = module."""
+"""Entry-point group for families of other packages: architecture = module."""
 
 MODELS: dict[str, str] = {
     "AXK1ForCausalLM": _HERE + "deepseek",
@@ -186,7 +186,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """What a model module gives: `parse(raw)` of config.json, and the class."""
+    """Exports of a model module: `parse(raw)` of config.json, and the class."""
 
     parse: Callable[[dict[str, Any]], ModelConfig]
     model: Callable[[ModelConfig, Build], torch.nn.Module]
@@ -243,7 +243,7 @@ def load_config(model_dir: Path, *, headless: bool = False, trusted: bool = Fals
 
 
 def choose_path(raw: dict[str, Any], code: Path | None = None) -> ServingPath:
-    """Native if the family and all its switches are; else through transformers if that can be.
+    """Choose native code if it supports the family and all switches, else transformers.
 
     Args:
         raw: config.json.
@@ -268,7 +268,7 @@ def choose_path(raw: dict[str, Any], code: Path | None = None) -> ServingPath:
 
 
 def family_of(config: ModelConfig) -> ModelFamily:
-    """What builds the model of a parsed config."""
+    """Constructor for a parsed config."""
     return load_family(config.architecture) if config.path == "native" else load_fallback()
 
 

@@ -118,15 +118,15 @@ class MiniMax(Decoder):
     }
 
     def source_name(self, source: str) -> str:
-        """Where the bias lies."""
+        """Name of the bias in the checkpoint."""
         return source.replace(".gate.e_score", ".e_score")
 
 
 class Exaone(Decoder):
-    """The bias for choosing lies beside the router."""
+    """Stores the selection bias beside the router."""
 
     def source_name(self, source: str) -> str:
-        """Where the bias lies."""
+        """Name of the bias in the checkpoint."""
         return source.replace(".gate.e_score", ".e_score")
 
 

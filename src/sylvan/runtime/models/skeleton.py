@@ -26,7 +26,7 @@ from sylvan.runtime.models.config import StatePart
 from sylvan.runtime.models.recurrent import Place, ProbeCache
 
 NAME = "sylvan_paged"
-"""How transformers knows our attention."""
+"""Name of our attention in transformers."""
 
 _STATE = "sylvan_attention"  # where an attention module finds its `_Layer`
 _ATTENDING = frozenset({"full_attention", "sliding_attention"})
@@ -51,7 +51,7 @@ UNTRACEABLE = (
     TypeError,
     ValueError,
 )
-"""What code that was not written to be traced may raise."""
+"""Exceptions that untraceable code may raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class RotaryCall:
 
 @dataclass(slots=True)
 class AttentionStep:
-    """What attention modules share: the batch being computed, or the calls that a probe notes."""
+    """State shared by attention modules: the current batch, or the calls that a probe records."""
 
     batch: ForwardBatch | None = None
     calls: list[AttentionCall] = field(default_factory=list)
-    # What each call of a pass was given, and what that means.
+    # The inputs of each call of a pass, and their meaning.
     specs: dict[int, tuple[tuple[Any, ...], AttentionLayer]] = field(default_factory=dict)
     done: int = 0  # calls of this pass: the same module may be called several times
     width: int = 0  # of a head in the pool
@@ -99,7 +99,7 @@ class AttentionStep:
 
 
 class _Known:
-    """Stands for the output of a base model: hidden vectors, and None for all else."""
+    """Stands in for a base model's output: hidden vectors, and None for everything else."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.last_hidden_state = hidden
@@ -119,10 +119,9 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a probe found: calls of attention in order, and states that recurrent layers keep.
+    """Result of a probe: attention calls in order, and states of recurrent layers.
 
-    `chosen`: of modules that hold stacks of matrices and are told which of them each row visits,
-    by name: how many that is.
+    `chosen`: by name, for modules with weight stacks, how many experts each row selects.
     """
 
     calls: list[AttentionCall]
@@ -166,7 +165,7 @@ def _turned(
     heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     given: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
-    """Attention over queries and keys that are still to be turned."""
+    """Attention over queries and keys that are not rotated yet."""
     turn, step.turn = step.turn, None
     assert turn is not None
     assert step.batch is not None
@@ -182,7 +181,7 @@ def _spec(
     scaling: float | None,
     options: dict[str, Any],
 ) -> AttentionLayer:
-    """Of the next call of this pass: the one of the pass before, unless something has changed."""
+    """The spec of the next call: that of the previous pass, unless something has changed."""
     given = (*about, scaling, options.get("sliding_window"), options.get("softcap"))
     sinks = options.get("s_aux")
     known = step.specs.get(step.done)
@@ -231,7 +230,7 @@ def skeleton(cls: Any, config: Any, dtype: torch.dtype) -> tuple[Any, AttentionS
     try:
         with torch.device("meta"):
             model = cls._from_config(config, attn_implementation=NAME, dtype=dtype)
-    except (*UNTRACEABLE, ImportError) as error:  # of code and a config that are not ours
+    except (*UNTRACEABLE, ImportError) as error:  # third-party code and configs may raise anything
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"{cls.__name__} cannot be made with our attention: {reason}") from None
     return model.eval(), attach(model, [name for name, _ in model.named_modules()])
@@ -278,7 +277,7 @@ def _placed(forward: Callable[..., Any], step: AttentionStep) -> Callable[..., A
 
 
 def first_position(model: Any) -> int:
-    """What position 0 is called: RoBERTa and its kin count from behind the padding."""
+    """Number of the first position: RoBERTa and its kin count from after the padding."""
     for module in called(model).modules():
         if hasattr(module, "create_position_ids_from_input_ids"):
             return int(module.padding_idx) + 1
@@ -341,7 +340,7 @@ def probe(model: Any, step: AttentionStep) -> ProbeResult:
 
 @contextmanager
 def _choices(model: Any) -> Iterator[dict[str, int]]:
-    """Notes what is asked of modules with stacks of matrices; see `ProbeResult.chosen`."""
+    """Records the calls of modules with weight stacks; see `ProbeResult.chosen`."""
     found: dict[str, int] = {}
     hooks = [
         module.register_forward_pre_hook(_noting(name, found), with_kwargs=True)

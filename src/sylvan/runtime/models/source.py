@@ -1,4 +1,4 @@
-"""Which classes make a model of transformers: its own, or those that a checkpoint brings."""
+"""Finds the classes of a transformers model: in the library, or in the checkpoint's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whisper: a decoder whose layers also attend to what an encoder makes of a sound.
+"""Whisper: a decoder whose layers also attend to the encoding of a sound.
 
 The encoder is a capability's (`features.multimodal`); the sound is an item of the prompt, whose
 placeholder is `<|startoftranscript|>`.
@@ -110,7 +110,7 @@ class Whisper(Decoder):
         return name.removeprefix("model.").removeprefix("decoder.")
 
     def source_name(self, name: str) -> str:
-        """What comes of a name: the bias that keys lack is read from one of as many columns."""
+        """Map a name: the missing bias of keys is read from another bias of the same size."""
         return _NO_BIAS if name.endswith(".self_attn.k_proj.bias") else name
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:

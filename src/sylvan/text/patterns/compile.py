@@ -22,7 +22,7 @@ from sylvan.text.patterns.states import (
 
 MAX_STATES = 1024
 MAX_STEPS = 4 * MAX_STATES
-"""Of compiling; a part that matches nothing adds no states."""
+"""Limit on compile steps; parts that match nothing add no states."""
 
 _parser: Any = importlib.import_module("re._parser")  # has no public name
 _NO_AUTOMATON = {
@@ -57,7 +57,7 @@ class PatternError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PatternProgram:
-    """An expression as states.
+    """A compiled expression.
 
     Attributes:
         states: Number 0 accepts.
@@ -86,10 +86,10 @@ class PatternProgram:
 
 
 def compile_pattern(text: str) -> PatternProgram:
-    """The program of a regular expression.
+    """Compile a regular expression.
 
     Raises:
-        PatternError: Says what is wrong with it.
+        PatternError: names the error.
     """
     try:
         tree = _parser.parse(text)
@@ -115,7 +115,7 @@ class _Room:
 
 
 class _Compiler:
-    """Compiles from the end to the beginning, so that each state knows the next."""
+    """Compiles from end to start, so that each state knows its successor."""
 
     def __init__(self, room: _Room) -> None:
         self._room = room

@@ -1,7 +1,7 @@
-"""Looks for a regular expression in text that arrives in parts.
+"""Searches text that arrives in parts for a regular expression.
 
-All ways in which the expression may go on are followed at once, ordered by preference, so that the
-match is the one that Python's `re` would find, and no text makes it take longer than its length
+All possible continuations of the expression are followed at once, ordered by preference, so that
+the match is the one that Python's `re` would find, and no text makes it take longer than its length
 times the states of the expression. What a character leads to is remembered, up to a bound.
 """
 
@@ -41,13 +41,7 @@ class _CharClass:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one character leads to.
-
-    Attributes:
-        threads: The states to go on from.
-        sources: For each of them the number of the earlier thread that it comes from.
-        matched: The thread that had matched before the character; None if there was none.
-    """
+    """Transition on one character."""
 
     threads: _Threads
     sources: tuple[int, ...]
@@ -56,7 +50,7 @@ class _Step:
 
 @dataclass(slots=True, eq=False)
 class _Threads:
-    """States to go on from, the preferred ones first, and the steps from there."""
+    """Current states, the preferred ones first, and their cached transitions."""
 
     states: tuple[int, ...]
     steps: dict[object, _Step] = field(default_factory=dict[object, _Step])
@@ -181,7 +175,7 @@ class Automaton:
 
 
 class _BehindSearch:
-    """Whether an expression matches what is right before a position."""
+    """Whether an expression matches right before a position."""
 
     def __init__(self, automaton: Automaton) -> None:
         self._automaton = automaton
@@ -215,9 +209,9 @@ class PatternSearch:
         return min(self._starts, default=None)
 
     def push(self, text: str) -> tuple[int, int] | None:
-        """Take in text; offsets of the match in the whole text so far, if there is one.
+        """Add text; return the offsets of the match in the whole text so far, or None.
 
-        Empty matches do not count. Nothing may be pushed after a match.
+        Empty matches do not count. Do not push after a match.
         """
         found: tuple[int, int] | None = None
         last = len(text) - 1

@@ -11,7 +11,7 @@ Predicate = Callable[[str], bool]
 
 
 class BoundaryKind(Enum):
-    """What a position between two characters may be asked for."""
+    """Kinds of positions between two characters."""
 
     TEXT_START = "text start"
     TEXT_END = "text end"
@@ -26,7 +26,7 @@ class BoundaryKind(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """What a position knows of the character on one side of it; there is one object for each case.
+    """Properties of the character on one side of a position; one object per case.
 
     Attributes:
         word: It belongs to a word.
@@ -51,14 +51,14 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class ForkState:
-    """Goes on in several states, the preferred one first."""
+    """Continues in several states, the preferred one first."""
 
     nexts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Goes on if the position is of a kind."""
+    """Continues if the position is of a kind."""
 
     kind: BoundaryKind
     next: int
@@ -66,7 +66,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Goes on if automaton `index` matches what was before, or with `negate` if it does not."""
+    """Continues if automaton `index` matches the text before, or with `negate` if it does not."""
 
     index: int
     negate: bool
