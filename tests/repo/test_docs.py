@@ -1,0 +1,89 @@
+"""Pages of docs/ against the code they speak of."""
+
+from __future__ import annotations
+
+import ast
+import re
+import xml.etree.ElementTree as ET
+from functools import cache
+from pathlib import Path
+
+from sylvan.cli.help import shown_sections
+from sylvan.config.schema import BENCH, ROUTE, SERVE, SIMULATE
+from tests.repo.test_house import SOURCES
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+ELLIPSIS = "…"
+
+
+@cache
+def messages():
+    """Every text in the sources, with `…` for what is put into it."""
+    found = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [
+                    part.value if isinstance(part, ast.Constant) else ELLIPSIS for part in node.values
+                ]
+                found.append("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return "\0".join([*found, ""])
+
+
+def quoted():
+    page = (DOCS / "troubleshooting.md").read_text()
+    for row in re.findall(r"^\| (.*) \|$", page, re.MULTILINE):
+        cells = [cell.strip() for cell in row.split(" | ")]
+        column = 1 if cells[0].isdigit() else 0
+        if found := re.fullmatch(r"`(.*[ …].*)`|`(Unauthorized|Forbidden)`", cells[column]):
+            yield found[1] or found[2]
+
+
+def is_said(message):
+    """Whether one text of the sources has all parts of a message, in order."""
+    parts = [part for part in message.split(ELLIPSIS) if part.strip()]
+    longest, texts, at = max(parts, key=len), messages(), -1
+    while (at := texts.find(longest, at + 1)) >= 0:
+        text = texts[texts.rfind("\0", 0, at) + 1 : texts.find("\0", at)]
+        if re.search(".*?".join(map(re.escape, parts)), text, re.DOTALL):
+            return True
+    return False
+
+
+def test_messages_of_troubleshooting_are_in_the_sources():
+    said = list(quoted())
+
+    assert [message for message in said if not is_said(message)] == []
+    assert len(said) > 60
+    assert not is_said("the architecture … is not forbidden")
+
+
+def test_diagrams_are_pictures_with_a_text_for_those_who_cannot_see_them():
+    pictures = sorted((DOCS / "concepts").glob("*.svg"))
+
+    assert len(pictures) == 5
+    assert all(ET.parse(picture).getroot().get("aria-label") for picture in pictures)
+
+
+def settings():
+    known = set()
+    for schema in (SERVE, ROUTE, BENCH, SIMULATE):
+        known |= set(schema.fields) | {info.path for info in shown_sections(schema)}
+    return known
+
+
+def test_settings_named_on_pages_exist():
+    known = settings()
+    sections = {path.partition(".")[0] for path in known if "." in path}
+    pages = ["troubleshooting", "sizing", "glossary", "getting-started", "not-here"]
+    pages += [f"concepts/{name}" for name in ("index", "request", "radix-cache", "step", "memory")]
+    wrong = []
+    for page in pages:
+        for name in re.findall(r"`(?:--)?([a-z_]+\.[a-z_-]+)`", (DOCS / f"{page}.md").read_text()):
+            path = name.replace("-", "_")
+            if path.partition(".")[0] in sections and path not in known:
+                wrong.append(f"{page}: {name}")
+    assert wrong == []
