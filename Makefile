@@ -6,7 +6,7 @@ ARGS   ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve test test-slow gpu-test fuzz parity sdk sdk-all stores check aot bench docs ui release lock audit clean
+.PHONY: help serve test test-slow gpu-test fuzz parity sdk sdk-all stores check aot bench docs site ui release lock audit clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -67,6 +67,9 @@ bench: $(VENV)/.dev  ## run the benchmarks on a quiet machine; results go to ben
 
 docs: $(VENV)/.dev  ## regenerate the generated parts of docs/
 	$(BIN)/python scripts/generate_docs.py
+
+site: $(VENV)/.dev  ## build the documentation as a site, into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 ui:  ## build the web page from ui/ into the package; needs npm, which installing does not
 	cd ui && npm ci --no-fund --no-audit && npm run build

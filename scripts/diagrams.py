@@ -111,7 +111,12 @@ def overview() -> str:
     d.box((20, 40, 190, 66), "HTTP clients", rest="OpenAI, Anthropic,\nOllama, SGLang APIs")
     d.box((20, 132, 190, 66), "Programs", rest="frontend language,\nsylvan.Engine")
     d.box((20, 224, 190, 66), "Web page", rest="/ui: chat, dashboard,\nprefix tree")
-    d.box((290, 112, 160, 106), "Gateway", "blue", "sylvan route (optional)\ncache-aware routing\nfailover")
+    d.box(
+        (290, 112, 160, 106),
+        "Gateway",
+        "blue",
+        "sylvan route (optional)\ncache-aware routing\nfailover",
+    )
     d.frame((530, 14, 350, 302), "sylvan serve: one replica")
     d.box((550, 44, 150, 58), "API process", "blue", "HTTP, tokenizer")
     d.box((550, 136, 150, 66), "Scheduler", "teal", "which tokens to\ncompute next")
@@ -133,20 +138,29 @@ def overview() -> str:
 
 def request() -> str:
     """The way of a request through the processes."""
-    d = Drawing(900, 420, "The way of a request: client, API process, scheduler, detokenizer and back")
+    d = Drawing(
+        900, 420, "The way of a request: client, API process, scheduler, detokenizer and back"
+    )
     d.box((20, 170, 120, 70), "Client", rest="HTTP, or\nsylvan.Engine")
     d.frame((190, 20, 220, 380), "API process (asyncio)")
     d.box((210, 60, 180, 56), "HTTP endpoint", "blue", "keys, limits, body")
     d.box((210, 140, 180, 56), "TokenizerManager", "blue", "template, token ids")
     d.box((210, 220, 180, 56), "ReplicaRouter", "blue", "chooses a replica")
-    d.box((210, 320, 180, 60), "LiveRequest", "blue", "text until it is sent;\nreplay after a crash")
+    d.box(
+        (210, 320, 180, 60), "LiveRequest", "blue", "text until it is sent;\nreplay after a crash"
+    )
     d.frame((480, 20, 400, 210), "Scheduler process")
     d.box((500, 60, 170, 64), "SchedulerLoop", "teal", "messages in, step,\nmessages out")
     d.box((500, 148, 170, 64), "Scheduler", "teal", "plan: prompts and\ndecodes in one batch")
     d.box((740, 60, 130, 64), "KVCacheManager", "amber", "radix tree, pages")
     d.box((740, 148, 130, 64), "Executor", "teal", "forward pass,\nsampling")
     d.frame((480, 270, 400, 130), "Detokenizer process")
-    d.box((500, 310, 360, 66), "DetokenizerManager", "", "text of new tokens, whole characters only;\nfinds stop strings")
+    d.box(
+        (500, 310, 360, 66),
+        "DetokenizerManager",
+        "",
+        "text of new tokens, whole characters only;\nfinds stop strings",
+    )
     d.arrow((140, 195), (170, 195), (170, 88), (208, 88))
     d.arrow((300, 116), (300, 138))
     d.arrow((300, 196), (300, 218))
@@ -170,9 +184,16 @@ def request() -> str:
 
 def radix() -> str:
     """The prefix tree with two requests that share."""
-    d = Drawing(900, 400, "A radix tree: two requests share the system prompt and differ in the question")
+    d = Drawing(
+        900, 400, "A radix tree: two requests share the system prompt and differ in the question"
+    )
     d.box((370, 16, 160, 40), "root")
-    d.box((300, 92, 300, 58), "You are a helpful assistant. ...", "amber", "system prompt: pages 0, 1, 2")
+    d.box(
+        (300, 92, 300, 58),
+        "You are a helpful assistant. ...",
+        "amber",
+        "system prompt: pages 0, 1, 2",
+    )
     d.box((60, 196, 280, 58), "What is the capital of France?", "amber", "pages 3, 4")
     d.box((560, 196, 280, 58), "What is 17 + 25?", "amber", "page 5")
     d.box((60, 300, 130, 50), "Paris.", "teal", "page 6")
@@ -197,9 +218,16 @@ def radix() -> str:
 
 def step() -> str:
     """One step: a mixed batch, its plan, and its result."""
-    d = Drawing(900, 400, "A step: decodes and a chunk of a prompt in one batch, from plan to result")
+    d = Drawing(
+        900, 400, "A step: decodes and a chunk of a prompt in one batch, from plan to result"
+    )
     d.frame((20, 16, 400, 290), "requests: tokens with KV, and tokens that lack it")
-    rows = (("A decodes", 9, 1), ("B decodes", 6, 1), ("C prompt, chunk 2", 4, 4), ("D waits", 0, 0))
+    rows = (
+        ("A decodes", 9, 1),
+        ("B decodes", 6, 1),
+        ("C prompt, chunk 2", 4, 4),
+        ("D waits", 0, 0),
+    )
     for i, (name, done, new) in enumerate(rows):
         y = 54 + 58 * i
         d.text(36, y + 22, name, anchor="start")
@@ -217,7 +245,12 @@ def step() -> str:
         x = (36, 130, 310)[k]
         d.box((x, 324, 18, 18), kind=kind)
         d.text(x + 26, 338, text, small=True, anchor="start")
-    d.box((470, 40, 180, 74), "Planner", "blue", "decodes first, then\nprompts, within\nmax_batch_tokens")
+    d.box(
+        (470, 40, 180, 74),
+        "Planner",
+        "blue",
+        "decodes first, then\nprompts, within\nmax_batch_tokens",
+    )
     d.box((470, 150, 180, 60), "StepPlan", "", "rows, page tables,\nsampled rows")
     d.box((700, 150, 180, 60), "Executor", "teal", "one forward pass,\n6 rows")
     d.box((700, 246, 180, 60), "StepResult", "", "one new token\nfor A and for B")
@@ -228,7 +261,13 @@ def step() -> str:
     d.arrow((790, 210), (790, 244))
     d.arrow((700, 276), (652, 276))
     d.arrow((470, 276), (422, 276))
-    d.text(450, 378, "C samples nothing yet: its prompt is not complete. Prefill and decode are the same operation on different", small=True)
+    d.text(
+        450,
+        378,
+        "C samples nothing yet: its prompt is not complete. Prefill and decode are the same "
+        "operation on different",
+        small=True,
+    )
     d.text(450, 394, "numbers of rows, so they share one batch.", small=True)
     return d.svg()
 
@@ -246,20 +285,50 @@ def memory() -> str:
     owners = ["teal", "teal", "teal", "teal", "", "teal", "amber", "teal", "teal", "amber", "", ""]
     for k, kind in enumerate(owners):
         d.box((340 + 88 * (k % 6), 50 + 66 * (k // 6), 80, 54), str(k), kind)
-    legend = ((340, "teal", "held by requests"), (500, "amber", "kept by the tree"), (660, "", "free"))
+    legend = (
+        (340, "teal", "held by requests"),
+        (500, "amber", "kept by the tree"),
+        (660, "", "free"),
+    )
     for x, kind, text in legend:
         d.box((x, 188, 18, 18), kind=kind)
         d.text(x + 26, 202, text, small=True, anchor="start")
     d.arrow((260, 116), (318, 116))
     d.box((320, 262, 260, 60), "Host tier", "amber", "--tiers.host-bytes")
-    d.box((620, 262, 260, 60), "Store", "amber", "--tiers.storage: disk, Redis, S3;\noutlives the server")
-    d.box((20, 262, 240, 60), "Weights", "", "read once per step, by all\nrequests of the step together")
+    d.box(
+        (620, 262, 260, 60),
+        "Store",
+        "amber",
+        "--tiers.storage: disk, Redis, S3;\noutlives the server",
+    )
+    d.box(
+        (20, 262, 240, 60),
+        "Weights",
+        "",
+        "read once per step, by all\nrequests of the step together",
+    )
     d.arrow((450, 216), (450, 260), both=True)
     d.text(462, 244, "evicted, loaded back", small=True, anchor="start")
     d.arrow((580, 292), (618, 292), both=True)
-    d.text(450, 360, "Pages 0 and 1 hold a prefix that A and B share. A page has one owner at a time: the allocator,", small=True)
-    d.text(450, 378, "a request, the tree, or a load in progress. When a request ends, the tree keeps its pages", small=True)
-    d.text(450, 396, "until memory is short; then the least recently used go down a tier, or are dropped.", small=True)
+    d.text(
+        450,
+        360,
+        "Pages 0 and 1 hold a prefix that A and B share. A page has one owner at a time: "
+        "the allocator,",
+        small=True,
+    )
+    d.text(
+        450,
+        378,
+        "a request, the tree, or a load in progress. When a request ends, the tree keeps its pages",
+        small=True,
+    )
+    d.text(
+        450,
+        396,
+        "until memory is short; then the least recently used go down a tier, or are dropped.",
+        small=True,
+    )
     return d.svg()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import diagrams
 import reference_pages
+
 from sylvan.cli import sglang_page
 from sylvan.cli.help import bench_markdown, markdown, route_markdown, simulate_markdown
 from sylvan.runtime.server import reference

@@ -1,7 +1,8 @@
 """What the documentation site needs beyond MkDocs: `mkdocs.yml` names this file.
 
-CHANGELOG.md and CONTRIBUTING.md become pages; links to other files outside docs/ become their path as code, since
-there is no public repository to link to; diagrams are put into the page, so that they follow its colours.
+CHANGELOG.md and CONTRIBUTING.md become pages. Links to other files outside docs/ become their path
+as code, since there is no public repository to link to. Diagrams are put into the page, so that
+they follow its colours.
 """
 
 from __future__ import annotations

@@ -16,7 +16,9 @@ BLOCKS = [
     (page, number, kind, code)
     for page in PAGES
     for number, (kind, code) in enumerate(
-        re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+        re.findall(
+            r"```(sh|python)\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL
+        )
     )
 ]
 README = (ROOT / "README.md").read_text()  # what stands there too runs in test_readme.py

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import os
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from functools import cache
 from pathlib import Path
@@ -25,7 +29,8 @@ def messages():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 parts = [
-                    part.value if isinstance(part, ast.Constant) else ELLIPSIS for part in node.values
+                    part.value if isinstance(part, ast.Constant) else ELLIPSIS
+                    for part in node.values
                 ]
                 found.append("".join(parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -87,3 +92,56 @@ def test_settings_named_on_pages_exist():
             if path.partition(".")[0] in sections and path not in known:
                 wrong.append(f"{page}: {name}")
     assert wrong == []
+
+
+def test_names_of_the_glossary_exist():
+    classes = {
+        node.name
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    rows = re.findall(r"^\| .* \| (`.*`) \|$", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`([\w.]+)`", row)]
+    known = classes | settings() | {"models.registry"}
+
+    assert [name for name in named if name not in known] == []
+    assert len(rows) >= 60
+
+
+def test_the_site_builds_without_warnings(tmp_path):
+    """Every page is in the navigation, and every link and anchor leads somewhere."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "<svg" in (tmp_path / "index.html").read_text()
+    assert (tmp_path / "changelog.html").exists()
+
+
+def test_links_that_leave_docs_become_code_or_pages():
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "scripts" / "mkdocs_hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+
+    def fixed(text):
+        return hooks.stay_inside(text, DOCS / "howto")
+
+    assert (
+        fixed("[here](gateway.md#a) and [x](../index.md)")
+        == "[here](gateway.md#a) and [x](../index.md)"
+    )
+    assert fixed("[its file](../../src/sylvan/rpc/scheduler.proto)") == (
+        "its file (`src/sylvan/rpc/scheduler.proto`)"
+    )
+    assert fixed("[`Makefile`](../../Makefile)") == "`Makefile`"
+    assert fixed("[log](../../CHANGELOG.md)") == "[log](../changelog.md)"
+    assert hooks.from_root("[how](docs/howto/ui.md)") == "[how](howto/ui.md)"
