@@ -32,13 +32,16 @@ def on_files(files: Files, config: Mapping[str, Any]) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
     """Rewrite links that leave docs/, and inline diagrams."""
+    if page.file.src_uri in EXTRA_PAGES.values():
+        return markdown  # see `on_files`
     folder = (ROOT / "docs" / page.file.src_uri).parent
     return inline_diagrams(stay_inside(markdown, folder), folder)
 
 
 def from_root(text: str) -> str:
     """A text of the repository's root as a page in docs/."""
-    return _LINK.sub(lambda m: m[0].replace("](docs/", "]("), text)
+    docs = ROOT / "docs"
+    return _LINK.sub(lambda found: _link(found, ROOT, docs), text)
 
 
 def stay_inside(markdown: str, folder: Path) -> str:
@@ -48,19 +51,20 @@ def stay_inside(markdown: str, folder: Path) -> str:
         markdown: A page.
         folder: Where the page lies.
     """
+    return _LINK.sub(lambda found: _link(found, folder, folder), markdown)
 
-    def fix(found: re.Match[str]) -> str:
-        text, target, anchor = found.groups()
-        path = Path(os.path.normpath(folder / target))
-        docs = ROOT / "docs"
-        if path.is_relative_to(docs) or not path.is_relative_to(ROOT):
-            return found[0]
-        name = str(path.relative_to(ROOT))
-        if page := EXTRA_PAGES.get(name):
-            return f"[{text}]({os.path.relpath(docs / page, folder)}{anchor or ''})"
-        return f"`{name}`" if text.strip("`") == name else f"{text} (`{name}`)"
 
-    return _LINK.sub(fix, markdown)
+def _link(found: re.Match[str], source: Path, page: Path) -> str:
+    """A link of a file in the folder `source`, as a page in the folder `page` has it."""
+    text, target, anchor = found.groups()
+    path, docs = Path(os.path.normpath(source / target)), ROOT / "docs"
+    if not path.is_relative_to(ROOT) or not path.exists():
+        return found[0]
+    name = str(path.relative_to(ROOT))
+    inside = docs / EXTRA_PAGES[name] if name in EXTRA_PAGES else path
+    if inside.is_relative_to(docs):
+        return f"[{text}]({os.path.relpath(inside, page)}{anchor or ''})"
+    return f"`{name}`" if text.strip("`") == name else f"{text} (`{name}`)"
 
 
 def inline_diagrams(markdown: str, folder: Path) -> str:
