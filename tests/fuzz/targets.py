@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sylvan.api.multipart import parse_form
 from sylvan.api.strict_json import decode_json
 from sylvan.api.validation import parse
 from sylvan.checkpoints import headers
@@ -45,7 +46,6 @@ from sylvan.runtime.features.grammar.spec import GrammarSpec, check_limits
 from sylvan.runtime.models.config import architecture_of, common_fields, make_config, read_config
 from sylvan.runtime.models.lora_config import parse_config
 from sylvan.runtime.server.batches.lines import read_lines
-from sylvan.runtime.server.batches.multipart import parse_form
 from sylvan.runtime.server.formats import unknown_formats
 from sylvan.runtime.server.routes import ENDPOINTS
 from sylvan.runtime.storage.manifest import GroupLayout, decode_manifest

@@ -82,8 +82,18 @@ def check_ranks(path: Path, size: int, **given: object) -> None:
     assert several.executor.lost == []
 
 
-@pytest.mark.parametrize("family", NATIVE)
+@pytest.mark.parametrize("family", FOUR_RANKS)
 def test_a_family_is_divided_between_two_ranks(family, tmp_path):
+    between_two_ranks(family, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted({*NATIVE} - {*FOUR_RANKS}))
+def test_every_other_family_is_divided_between_two_ranks(family, tmp_path):
+    between_two_ranks(family, tmp_path)
+
+
+def between_two_ranks(family, tmp_path):
     write(NATIVE[family](), len(family), tmp_path)
     assert load_config(tmp_path).path == "native"
 

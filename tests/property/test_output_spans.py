@@ -37,7 +37,7 @@ def join(text: str, spans: list[Span], *, thinking: bool) -> str:
 
 
 @given(cases())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_spans_hold_the_text_that_is_passed_on(case) -> None:
     rules, chunks = case
     text = "".join(chunks)

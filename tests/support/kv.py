@@ -158,7 +158,7 @@ class CheckingExecutor:
         """Nothing in memory may be read any more."""
         for memory in self.memory:
             memory[:] = -2
-        self.states = {0: 0} | dict.fromkeys(self.states.keys() - {0}, -2)
+        self.states.update(dict.fromkeys(self.states.keys() - {0}, -2))  # tiers hold the mapping
 
     def close(self) -> None:
         pass

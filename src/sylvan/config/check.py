@@ -128,7 +128,6 @@ def _not_with_a_role(case: Case) -> Sequence[str]:
             config.disagg.transfer == "store" and config.tiers is None,
             "disagg.transfer=store hands over through a store; give tiers.storage",
         ),
-        "{parallel.tp}": (config.parallel.tp > 1, "KV is handed over by one rank only so far"),
         "{server.replicas}": (
             config.server.replicas > 1 and config.disagg.role is not None,
             "start them with --pd P:D instead",
@@ -242,7 +241,7 @@ RULES = (
     ),
     Rule(
         "roles with others",
-        ("disagg", "tiers", "parallel.tp", "server.replicas", "device", "task", "cache.prefix"),
+        ("disagg", "tiers", "server.replicas", "device", "task", "cache.prefix"),
         lambda c: bool(_not_with_a_role(c)),
         lambda c: "\n".join(_not_with_a_role(c)),
     ),
@@ -352,6 +351,20 @@ RULES = (
         ("load_format",),
         lambda c: c.facts.model.weights == "pt" and c.config.load_format == "auto",
         lambda c: f"model: {c.facts.model.name!r} {PICKLED}",
+    ),
+    Rule(
+        "made up weights kept",
+        ("load_cache", "load_format"),
+        lambda c: c.config.load_cache is not None and c.config.load_format == "dummy",
+        "{load_cache} keeps weights of checkpoints, and {load_format} has none; leave load_cache "
+        "out",
+    ),
+    Rule(
+        "packed weights on a device",
+        ("load_cache", "device"),
+        lambda c: c.config.load_cache is not None and c.config.device not in ("cpu", "auto"),
+        "{load_cache} keeps weights that are packed for CPUs, and {device} is none; leave "
+        "load_cache out",
     ),
     Rule(
         "no such device",

@@ -510,6 +510,9 @@ class Config(Section, frozen=True):
     load_format: Literal["auto", "safetensors", "gguf", "pt", "dummy"] = "auto"
     """How weights are read; `auto` takes safetensors or GGUF, whichever is there; `pt` reads
     PyTorch's .bin files (tensors only, no code); `dummy` makes weights up (for benchmarks)."""
+    load_cache: str | None = None
+    """Directory in which packed weights are kept, so that later starts on a CPU read them instead
+    of packing the checkpoint again; it takes about as much disk as the weights take memory."""
     trust_remote_code: bool = False
     """Run Python files that the checkpoint brings (`auto_map`), where nothing else serves it. They
     can do whatever you can: only for directories whose makers you trust."""

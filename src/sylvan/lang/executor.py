@@ -187,7 +187,6 @@ class StreamExecutor:
     # Results of the interpreter (see `interpreter.Sink`)
 
     def publish(self, name: str) -> None:
-        """See `Sink.publish`."""
         with self.signal.lock:
             left = self._pending.get(name, 0) - 1
             if left > 0:
@@ -197,7 +196,6 @@ class StreamExecutor:
             self.signal.notify()
 
     def progress(self) -> None:
-        """See `Sink.progress`."""
         with self.signal.lock:
             self.signal.notify()
 

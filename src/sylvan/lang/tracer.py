@@ -146,7 +146,6 @@ class TracerProgramState(ProgramState):
         return state
 
     def take_results(self, states: Sequence[ProgramState], mode: JoinMode) -> None:
-        """See `ProgramState.take_results`."""
         traced = [state for state in states if isinstance(state, TracerProgramState)]
         if mode == "concate_and_append":
             self._add(ir.ConcatenateAndAppend(tuple(state.last_node for state in traced)))
@@ -178,7 +177,6 @@ class TracerProgramState(ProgramState):
         raise UntraceableError
 
     def messages(self) -> list[dict[str, Any]]:
-        """See `text`."""
         raise UntraceableError
 
     def sync(self, timeout: float | None = None) -> None:

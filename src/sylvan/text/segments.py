@@ -42,7 +42,6 @@ class SegmentedEncoder:
         self.hits = 0
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """See `Tokenizer.encode`."""
         if not self._max_bytes or not self._cuts:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         segments = self._segments(text)

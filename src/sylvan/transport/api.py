@@ -74,13 +74,9 @@ class AsyncReceiver(Protocol[RecvCo]):
 class Channel(Protocol[SendContra, RecvCo]):
     """Both directions, for a process that may block."""
 
-    def send(self, message: SendContra) -> None:
-        """See `Sender.send`."""
-        ...
+    def send(self, message: SendContra) -> None: ...
 
-    def receive(self, timeout_s: float = 0.0) -> RecvCo | None:
-        """See `Receiver.receive`."""
-        ...
+    def receive(self, timeout_s: float = 0.0) -> RecvCo | None: ...
 
     def close(self) -> None:
         """Let go of both ends."""
@@ -90,13 +86,9 @@ class Channel(Protocol[SendContra, RecvCo]):
 class AsyncChannel(Protocol[SendContra, RecvCo]):
     """Both directions, for a process that runs an event loop; `send` never blocks it."""
 
-    def send(self, message: SendContra) -> None:
-        """See `Sender.send`."""
-        ...
+    def send(self, message: SendContra) -> None: ...
 
-    async def receive(self) -> RecvCo:
-        """See `AsyncReceiver.receive`."""
-        ...
+    async def receive(self) -> RecvCo: ...
 
     def close(self) -> None:
         """Let go of both ends."""
@@ -111,15 +103,12 @@ class Duplex(Generic[Send, Recv]):
     receiver: Receiver[Recv]
 
     def send(self, message: Send) -> None:
-        """See `Channel.send`."""
         self.sender.send(message)
 
     def receive(self, timeout_s: float = 0.0) -> Recv | None:
-        """See `Channel.receive`."""
         return self.receiver.receive(timeout_s)
 
     def close(self) -> None:
-        """See `Channel.close`."""
         self.sender.close()
         self.receiver.close()
 
@@ -132,14 +121,11 @@ class AsyncDuplex(Generic[Send, Recv]):
     receiver: AsyncReceiver[Recv]
 
     def send(self, message: Send) -> None:
-        """See `AsyncChannel.send`."""
         self.sender.send(message)
 
     async def receive(self) -> Recv:
-        """See `AsyncChannel.receive`."""
         return await self.receiver.receive()
 
     def close(self) -> None:
-        """See `AsyncChannel.close`."""
         self.sender.close()
         self.receiver.close()

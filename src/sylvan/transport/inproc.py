@@ -26,7 +26,6 @@ class Pipe(Generic[Message]):
         self._closed = False
 
     def send(self, message: Message) -> None:
-        """See `Sender.send`."""
         with self._changed:
             room = self._changed.wait_for(self._has_room, self._send_timeout_s)
             if not room:
@@ -36,7 +35,6 @@ class Pipe(Generic[Message]):
                 self._changed.notify_all()
 
     def receive(self, timeout_s: float = 0.0) -> Message | None:
-        """See `Receiver.receive`."""
         with self._changed:
             if not self._messages and timeout_s > 0:
                 self._changed.wait_for(lambda: self._messages or self._closed, timeout_s)
@@ -47,7 +45,7 @@ class Pipe(Generic[Message]):
             return self._messages.popleft()
 
     def close(self) -> None:
-        """See `Sender.close`; what is sent from now on is dropped."""
+        """What is sent from now on is dropped."""
         with self._changed:
             self._closed = True
             self._messages.clear()
@@ -68,7 +66,6 @@ class AsyncPipe(Generic[Message]):
         self._closed = False
 
     def send(self, message: Message) -> None:
-        """See `Sender.send`."""
         self._pipe.send(message)
         if not self._closed and self._waking.acquire(blocking=False):
             try:
@@ -77,7 +74,6 @@ class AsyncPipe(Generic[Message]):
                 self.close()
 
     async def receive(self) -> Message:
-        """See `AsyncReceiver.receive`."""
         while (message := self._pipe.receive()) is None:
             self._arrived.clear()
             if self._waking.locked():
@@ -89,6 +85,5 @@ class AsyncPipe(Generic[Message]):
         return message
 
     def close(self) -> None:
-        """See `AsyncReceiver.close`."""
         self._closed = True
         self._pipe.close()

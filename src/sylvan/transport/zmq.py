@@ -35,7 +35,6 @@ class PushSender(Generic[Message]):
         self._encoder = encoder
 
     def send(self, message: Message) -> None:
-        """See `Sender.send`."""
         data = self._encoder.encode(message)
         try:
             self._socket.send(data)
@@ -43,7 +42,6 @@ class PushSender(Generic[Message]):
             raise ChannelFullError(f"{MAX_QUEUED_MESSAGES} messages wait to be read") from error
 
     def close(self) -> None:
-        """See `Sender.close`."""
         self._socket.close(linger=0)
 
 
@@ -58,7 +56,7 @@ class AsyncPushSender(Generic[Message]):
         self._retry: asyncio.TimerHandle | None = None
 
     def send(self, message: Message) -> None:
-        """See `Sender.send`; never blocks."""
+        """Never blocks."""
         if len(self._backlog) >= MAX_BACKLOG_MESSAGES:
             raise ChannelFullError(f"{MAX_BACKLOG_MESSAGES} messages wait to be read")
         self._backlog.append(self._encoder.encode(message))
@@ -66,7 +64,6 @@ class AsyncPushSender(Generic[Message]):
             self._flush()
 
     def close(self) -> None:
-        """See `Sender.close`."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -97,7 +94,6 @@ class PullReceiver(Generic[Message]):
         self._decoder = decoder
 
     def receive(self, timeout_s: float = 0.0) -> Message | None:
-        """See `Receiver.receive`."""
         try:
             data = self._socket.recv(zmq.DONTWAIT)
         except zmq.Again:
@@ -107,7 +103,6 @@ class PullReceiver(Generic[Message]):
         return self._decoder.decode(data)
 
     def close(self) -> None:
-        """See `Receiver.close`."""
         self._socket.close(linger=0)
 
 
@@ -129,7 +124,6 @@ class AsyncPullReceiver(Generic[Message]):
         self._loop.add_reader(self._fd, self._readable.set)
 
     async def receive(self) -> Message:
-        """See `AsyncReceiver.receive`."""
         while True:
             # the descriptor tells of changes only: what is there is read before waiting again
             self._readable.clear()
@@ -141,7 +135,6 @@ class AsyncPullReceiver(Generic[Message]):
                 return self._decoder.decode(data)
 
     def close(self) -> None:
-        """See `AsyncReceiver.close`."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._fd)

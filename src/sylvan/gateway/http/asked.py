@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import orjson
 
+from sylvan.api.multipart import parse_form
 from sylvan.protocol.errors import RequestError
 
 Fields = Mapping[str, Any]
@@ -69,6 +70,22 @@ def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -
         namespace=_namespace(fields),
         rid=rid if isinstance(rid, str) else None,
     )
+
+
+def read_form(raw: bytes, content_type: str) -> Asked:
+    """Read a body that is a form.
+
+    Raises:
+        RequestError: It is none.
+    """
+    parts = parse_form(content_type, raw)
+    fields = {
+        name: part.content.decode("utf-8", "replace").strip()
+        for name, part in parts.items()
+        if part.filename is None
+    }
+    stream = fields.get("stream", "").lower() in ("true", "1")
+    return Asked(raw=raw, fields=fields, model=fields.get("model") or None, stream=stream)
 
 
 def conversation(fields: Fields) -> bytes:

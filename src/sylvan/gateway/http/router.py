@@ -18,14 +18,14 @@ from sylvan.gateway.errors import (
 )
 from sylvan.gateway.flow.admission import Admission, Permit
 from sylvan.gateway.http.answer import Answer
-from sylvan.gateway.http.asked import Asked, nothing, read
+from sylvan.gateway.http.asked import Asked, nothing, read, read_form
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.http.exchange import Exchange, ExchangeParts, Pinned
 from sylvan.gateway.http.fanout import FanOut, servers
 from sylvan.gateway.http.following import Following
 from sylvan.gateway.http.inflight import Inflight
 from sylvan.gateway.http.outgoing import TARGET_WORKER
-from sylvan.gateway.http.pairs.exchange import PairExchange
+from sylvan.gateway.http.pairs.exchange import PairExchange, needs_one_worker
 from sylvan.gateway.http.routes import Passed
 from sylvan.gateway.http.search import Search
 from sylvan.gateway.observe.meter import Meter, ModelNames, Route
@@ -110,7 +110,10 @@ class HttpRouter:
             assert route.prompt_of is not None, "requests to one worker are read"
             if await self._following.resume(caller):
                 return
-            asked = read(raw, route.prompt_of, streams_by_default=route.streams)
+            if route.form:
+                asked = read_form(raw, caller.headers.get("content-type", ""))
+            else:
+                asked = read(raw, route.prompt_of, streams_by_default=route.streams)
             resumable = asked.stream and not self._parts.has_peers
             if resumable and self._following.wanted(caller):
                 await self._following.serve(caller, lambda c: self._answered(c, route, asked))
@@ -140,7 +143,8 @@ class HttpRouter:
             ids = await parts.prompts.of(route.path, asked)
             asked = replace(asked, token_ids=ids)
         registry = parts.exchange.registry
-        paired = route.pairs and registry.paired(asked.model, "http")
+        apart = route.pairs and registry.paired(asked.model, "http")
+        paired = apart and not needs_one_worker(asked)
         permit = await self._enter(caller.tenant)
         meter = self._meter(route, asked, backend="pd" if paired else "regular")
         serving = PairExchange if paired else Exchange

@@ -15,6 +15,8 @@ from sylvan.gateway.upstream.http import HttpUpstream, Incoming, Outgoing
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.journal import JOURNAL_HEADER, MEDIA_TYPE
 
+_RANK_HEADER = "x-data-parallel-rank"
+
 
 @dataclass(frozen=True, slots=True)
 class Sender:
@@ -41,13 +43,17 @@ class Sender:
             worker: Which one.
             body: Of the request.
         """
+        sent = self.forwarding.for_worker(headers, worker)
         if worker.dp_rank is not None:
-            body = spliced(body, b'"data_parallel_rank":%d' % worker.dp_rank)
+            if caller.headers.get("content-type", "").startswith("multipart/"):
+                sent.append((_RANK_HEADER, str(worker.dp_rank)))
+            else:
+                body = spliced(body, b'"data_parallel_rank":%d' % worker.dp_rank)
         return Outgoing(
             method=caller.method,
             url=worker.spec.url,
             target=caller.path + (f"?{caller.query}" if caller.query else ""),
-            headers=self.forwarding.for_worker(headers, worker),
+            headers=sent,
             body=body,
         )
 

@@ -9,17 +9,18 @@ from dataclasses import dataclass, replace
 import orjson
 
 from sylvan.api.errors import Family
+from sylvan.api.multipart import with_field
 from sylvan.config.route import LimitsConfig
 from sylvan.gateway.control.api import TEXT, Own, Params
 from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.flow.admission import Admission
 from sylvan.gateway.flow.retry import RETRYABLE
 from sylvan.gateway.http.answer import Answer
-from sylvan.gateway.http.asked import Asked, nothing, read
+from sylvan.gateway.http.asked import Asked, nothing, read, read_form
 from sylvan.gateway.http.caller import Caller, Refusal, end_to_end
 from sylvan.gateway.http.outgoing import OWN_HEADERS
 from sylvan.gateway.http.relay import RefusedError
-from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.http.routes import AUDIO, Passed
 from sylvan.gateway.observe.families import Families
 from sylvan.gateway.observe.meter import Meter, ModelNames, Route
 from sylvan.gateway.openai.catalog import Catalog, Target
@@ -39,9 +40,12 @@ _PATHS: Mapping[str, Family] = {
     "/v1/embeddings": Family.OPENAI,
     "/v1/responses": Family.RESPONSES,
 }
-ROUTES = tuple(
-    Passed(path=path, family=family, prompt_of=nothing, prefix="req-")
-    for path, family in _PATHS.items()
+ROUTES = (
+    *(
+        Passed(path=path, family=family, prompt_of=nothing, prefix="req-")
+        for path, family in _PATHS.items()
+    ),
+    *AUDIO,
 )
 
 
@@ -136,7 +140,11 @@ class PassThrough:
             CallerGoneError: The client left.
         """
         parts = self._parts
-        asked = read(await caller.body(parts.max_body_bytes), nothing)
+        raw = await caller.body(parts.max_body_bytes)
+        if route.form:
+            asked = read_form(raw, caller.headers.get("content-type", ""))
+        else:
+            asked = read(raw, nothing)
         if asked.model is None:
             raise RequestError("model must be given.", param="model")
         targets = parts.catalog.targets(asked.model)
@@ -222,7 +230,9 @@ class PassThrough:
             headers.append(("authorization", given))
         headers.append(("x-request-id", caller.request_id))
         body = asked.raw
-        if target.model != asked.model:
+        if target.model != asked.model and route.form:
+            body = with_field(caller.headers["content-type"], body, "model", target.model)
+        elif target.model != asked.model:
             body = orjson.dumps({**asked.fields, "model": target.model})
         return Outgoing(
             method="POST",

@@ -5,7 +5,7 @@
 
 constexpr int LINEAR_ROWS = HAS_TILES ? 256 : 128;  // rows of a tile, at most; neighbours in tile order share them
 constexpr int TILE_BYTES = 1 << 20;                 // of these rows: they stay in the second cache
-constexpr int FEW_ROWS = HAS_TILES ? 32 : 4;        // so few are bound by reading weights: wider tiles
+constexpr int FEW_ROWS = HAS_TILES ? 32 : std::max(4, TILE_ROWS);  // so few are bound by reading weights: wider tiles
 
 constexpr int WIDEST = 16;                          // column blocks of a tile, at most
 

@@ -147,7 +147,8 @@ def ops_digest() -> str:
 
 def _is_stale(dll: ctypes.CDLL) -> bool:
     """Whether it was made of other ops or structs than those of this package."""
-    if not hasattr(dll, "sylvan_ops_digest") or not hasattr(dll, "sylvan_pack_rows"):
+    newest = ("sylvan_ops_digest", "sylvan_pack_rows", "sylvan_ngram_match")
+    if not all(hasattr(dll, name) for name in newest):
         return True
     dll.sylvan_ops_digest.restype = ctypes.c_char_p
     mirrors = (Run, Inputs, SampleSlots, Sample, Given, PagedBytes, PackedRows)

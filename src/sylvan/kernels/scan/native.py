@@ -67,7 +67,7 @@ class NativeScans:
         *,
         silu: bool = False,
     ) -> torch.Tensor:
-        """See `Scans.conv`. Shape: (T, C)."""
+        """Shape: (T, C)."""
         x_TC = _rows(x_TC.to(self._dtype))
         channels, taps = weight_CK.shape
         if taps > _MOST_TAPS:
@@ -87,7 +87,7 @@ class NativeScans:
         return out_TC
 
     def space(self, inputs: SpaceInputs, state_SHPN: torch.Tensor, spans: Spans) -> torch.Tensor:
-        """See `Scans.space`. Shape: (T, H, P), float32."""
+        """Shape: (T, H, P), float32."""
         heads, width, states = state_SHPN.shape[1:]
         if states > _MOST_STATES:
             raise Unsupported(f"{states} numbers of state a channel")
@@ -119,7 +119,7 @@ class NativeScans:
         return out_THP
 
     def delta(self, inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans) -> torch.Tensor:
-        """See `Scans.delta`. Shape: (T, H, V), float32."""
+        """Shape: (T, H, V), float32."""
         heads, keys, values = state_SHKV.shape[1:]
         if keys > _MOST_STATES:
             raise Unsupported(f"keys of {keys} numbers")

@@ -38,14 +38,12 @@ class NativeBackend(BaseBackend):
         raise NotImplementedError
 
     def generate(self, s: Context, sampling_params: GenParams) -> tuple[Any, Any]:
-        """See `BaseBackend.generate`."""
         answer = self.send(_gen_body(s, sampling_params), s.scope)
         if isinstance(answer, list):
             return [x["text"] for x in answer], [x["meta_info"] for x in answer]
         return answer["text"], answer["meta_info"]
 
     def generate_stream(self, s: Context, sampling_params: GenParams) -> Iterator[StreamItem]:
-        """See `BaseBackend.generate_stream`."""
         body = {**_gen_body(s, sampling_params), "stream": True}
         samples: defaultdict[int, _Stream] = defaultdict(_Stream)
         for chunk in self.send_stream(body, s.scope):
@@ -56,15 +54,12 @@ class NativeBackend(BaseBackend):
             yield text, meta, sample
 
     def cache_prefix(self, prefix_str: str) -> None:
-        """See `BaseBackend.cache_prefix`."""
         self.send({"text": prefix_str, "sampling_params": {"max_new_tokens": _PREFILL}})
 
     def commit_lazy_operations(self, s: Context) -> None:
-        """See `BaseBackend.commit_lazy_operations`."""
         self.send(_prompt_body(s, s.text_, {"max_new_tokens": _PREFILL}), s.scope)
 
     def fill_image(self, s: Context) -> None:
-        """See `BaseBackend.fill_image`."""
         self.commit_lazy_operations(s)
 
     def select(

@@ -56,11 +56,9 @@ class Anthropic(BaseBackend):
         self._api_error: type[Exception] = sdk.APIError
 
     def get_model_name(self) -> str:
-        """See `BaseBackend.get_model_name`."""
         return self.model_name
 
     def generate(self, s: Context, sampling_params: GenParams) -> tuple[Any, Any]:
-        """See `BaseBackend.generate`."""
         try:
             answer = self.client.messages.create(**self._options(s, sampling_params))
         except self._api_error as error:
@@ -71,7 +69,6 @@ class Anthropic(BaseBackend):
         return text, {"finish_reason": answer.stop_reason}
 
     def generate_stream(self, s: Context, sampling_params: GenParams) -> Iterator[StreamItem]:
-        """See `BaseBackend.generate_stream`."""
         try:
             with self.client.messages.stream(**self._options(s, sampling_params)) as stream:
                 for text in stream.text_stream:

@@ -39,11 +39,9 @@ class LiteLLM(BaseBackend):
         self.client_params = {"timeout": 600, **client_params}
 
     def get_model_name(self) -> str:
-        """See `BaseBackend.get_model_name`."""
         return self.model_name
 
     def generate(self, s: Context, sampling_params: GenParams) -> tuple[Any, Any]:
-        """See `BaseBackend.generate`."""
         answer = self._sdk.completion(**self._options(s, sampling_params))
         s.scope.check()
         texts = [choice.message.content or "" for choice in answer.choices]
@@ -51,7 +49,6 @@ class LiteLLM(BaseBackend):
         return (texts, metas) if len(texts) > 1 else (texts[0], metas[0])
 
     def generate_stream(self, s: Context, sampling_params: GenParams) -> Iterator[StreamItem]:
-        """See `BaseBackend.generate_stream`."""
         for chunk in self._sdk.completion(stream=True, **self._options(s, sampling_params)):
             for choice in chunk.choices:
                 yield choice.delta.content or "", {}, choice.index

@@ -63,11 +63,10 @@ class OpenAI(BaseBackend):
         self._api_error = sdk.APIError
 
     def get_model_name(self) -> str:
-        """See `BaseBackend.get_model_name`."""
         return self.model_name
 
     def generate(self, s: Context, sampling_params: GenParams) -> tuple[Any, Any]:
-        """See `BaseBackend.generate`. Meta info has `finish_reason`."""
+        """Meta info has `finish_reason`."""
         dtype = sampling_params.dtype
         if dtype is None:
             return self._ask(s, self._options(sampling_params))
@@ -83,7 +82,6 @@ class OpenAI(BaseBackend):
         return (quoted if isinstance(texts, list) else quoted[0]), meta
 
     def generate_stream(self, s: Context, sampling_params: GenParams) -> Iterator[StreamItem]:
-        """See `BaseBackend.generate_stream`."""
         if sampling_params.dtype is not None:
             raise BackendError("dtype does not work with streaming from OpenAI models")
         options = self._options(sampling_params) | {
@@ -105,7 +103,7 @@ class OpenAI(BaseBackend):
         temperature: float,
         choices_method: ChoicesMethod = token_length_normalized,
     ) -> ChoicesDecision:
-        """See `BaseBackend.select`. Token by token; `choices_method` has no say."""
+        """Token by token; `choices_method` has no say."""
         del choices_method
         if self.is_chat_model:
             raise NotImplementedError(

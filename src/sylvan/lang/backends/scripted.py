@@ -66,18 +66,15 @@ class Scripted(BaseBackend):
         self._next = 0
 
     def get_model_name(self) -> str:
-        """See `BaseBackend.get_model_name`."""
         return "scripted"
 
     def generate(self, s: Context, sampling_params: GenParams) -> tuple[Any, Any]:
-        """See `BaseBackend.generate`."""
         self._record("generate", s, sampling_params)
         texts = [self._text(s, sampling_params) for _ in range(sampling_params.n)]
         metas = [{"finish_reason": {"type": "stop"}, "completion_tokens": len(t)} for t in texts]
         return (texts, metas) if len(texts) > 1 else (texts[0], metas[0])
 
     def generate_stream(self, s: Context, sampling_params: GenParams) -> Iterator[StreamItem]:
-        """See `BaseBackend.generate_stream`."""
         self._record("stream", s, sampling_params)
         texts = [self._text(s, sampling_params) for _ in range(sampling_params.n)]
         for sample, text in enumerate(texts):
@@ -92,7 +89,6 @@ class Scripted(BaseBackend):
         temperature: float,
         choices_method: ChoicesMethod = token_length_normalized,
     ) -> ChoicesDecision:
-        """See `BaseBackend.select`."""
         del temperature
         self._record("select", s, None)
         rows = [self._scored(s.text_, choice) for choice in choices]
@@ -106,12 +102,10 @@ class Scripted(BaseBackend):
         )
 
     def cache_prefix(self, prefix_str: str) -> None:
-        """See `BaseBackend.cache_prefix`."""
         with self._lock:
             self.calls.append(Call("cache", prefix_str))
 
     def commit_lazy_operations(self, s: Context) -> None:
-        """See `BaseBackend.commit_lazy_operations`."""
         self._record("commit", s, None)
 
     def _record(self, kind: str, s: Context, params: GenParams | None) -> None:

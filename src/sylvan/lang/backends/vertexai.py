@@ -64,11 +64,9 @@ class VertexAI(BaseBackend):
         self._api_error: type[Exception] = load_sdk("google.genai.errors", "vertexai").APIError
 
     def get_model_name(self) -> str:
-        """See `BaseBackend.get_model_name`."""
         return self.model_name
 
     def generate(self, s: Context, sampling_params: GenParams) -> tuple[Any, Any]:
-        """See `BaseBackend.generate`."""
         try:
             answer = self.client.models.generate_content(**self._options(s, sampling_params))
         except self._api_error as error:
@@ -81,7 +79,6 @@ class VertexAI(BaseBackend):
         return (texts, [{} for _ in texts]) if len(texts) > 1 else (texts[0], {})
 
     def generate_stream(self, s: Context, sampling_params: GenParams) -> Iterator[StreamItem]:
-        """See `BaseBackend.generate_stream`."""
         chunk = None
         try:
             for chunk in self.client.models.generate_content_stream(

@@ -36,7 +36,6 @@ class DenseAttention:
         v_TKH: torch.Tensor,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
         batch.kv.store(spec.index, batch.slots_of(spec.index), k_TKH, v_TKH)
         out_TNH = q_TNH.new_empty(len(q_TNH), spec.num_heads, spec.value_dim)
         longest = batch.page_tables.shape[2] * batch.kv.page_size

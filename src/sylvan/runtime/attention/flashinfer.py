@@ -99,7 +99,6 @@ class FlashInferAttention:
         v_TKH: torch.Tensor,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
         if spec.sinks is not None:
             raise ConfigError("attention=flashinfer has no sinks; leave attention at auto")
         batch.kv.store(spec.index, batch.slots_of(spec.index), k_TKH, v_TKH)

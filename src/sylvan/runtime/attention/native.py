@@ -110,7 +110,6 @@ class NativeCalls:
         v_TKH: torch.Tensor,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
         return self._attention.run(spec, (q_TNH, k_TKH, v_TKH), self._step)
 
     def run_fused(
@@ -121,7 +120,6 @@ class NativeCalls:
         norms: tuple[HeadNorm | None, HeadNorm | None],
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """See `FusedAttention.run_fused`."""
         return self._attention.run_fused(spec, qkv, rope, norms, self._positioned)
 
     def run_turned(
@@ -133,7 +131,6 @@ class NativeCalls:
         batch: ForwardBatch,
         table_TR: torch.Tensor,
     ) -> torch.Tensor:
-        """See `TurningAttention.run_turned`."""
         return self._attention.run(spec, (q_TNH, k_TKH, v_TKH), self._step, HeadWork(table_TR))
 
 

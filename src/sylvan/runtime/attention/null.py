@@ -30,7 +30,6 @@ class NullAttention:
         v_TKH: torch.Tensor,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
         return q_TNH.new_zeros(len(q_TNH), spec.num_heads, spec.value_dim)
 
 

@@ -39,7 +39,6 @@ class Extents:
         self._min_load_tokens = min_load_tokens
 
     def peek(self, key: CacheKey, limit: int, load: int) -> int:
-        """See `RadixCache.peek`."""
         size = self._nodes.page_size
         found = walk(self._nodes.roots.get(key.namespace), key, limit, size)
         if found.end is not None:

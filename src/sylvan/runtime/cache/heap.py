@@ -113,22 +113,19 @@ class StagedHeap:
         self._unwritten: OrderedDict[Node, int] = OrderedDict()
 
     def push(self, node: Node) -> None:
-        """See `Victims.push`; nodes without pages on the device are not pushed."""
+        """Nodes without pages on the device are not pushed."""
         self._unstage(node)
         if len(node.pages):
             self._heap.push(node)
 
     def forget(self, node: Node) -> None:
-        """See `Victims.forget`."""
         self._unstage(node)
         self._heap.forget(node)
 
     def holds(self, node: Node) -> bool:
-        """See `Victims.holds`."""
         return self._heap.holds(node) or node in self._written or node in self._unwritten
 
     def pop(self) -> Node | None:
-        """See `Victims.pop`."""
         for staged in (self._written, self._unwritten):
             while staged:
                 node, pages = staged.popitem(last=False)

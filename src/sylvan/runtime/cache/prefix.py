@@ -135,21 +135,17 @@ class NoPrefixCache:
         self._node = Node(EMPTY_IDS, EMPTY_IDS, parent=None)
 
     def peek(self, key: CacheKey, limit: int, load: int = ANY) -> int:
-        """See `PrefixCache.peek`."""
         return 0
 
     def first_page(self, key: CacheKey) -> bytes:
-        """See `PrefixCache.first_page`."""
         return b""
 
     def roots(self) -> Mapping[str, Node]:
-        """See `PrefixCache.roots`."""
         return {}
 
     def match(
         self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: int = 0
     ) -> Match:
-        """See `PrefixCache.match`."""
         return Match(self._node, 0)
 
     def insert(
@@ -162,31 +158,26 @@ class NoPrefixCache:
         priority: int = 0,
         held: Node | None = None,
     ) -> Insertion:
-        """See `PrefixCache.insert`; takes nothing."""
+        """Takes nothing."""
         return Insertion(self._node, 0, 0, EMPTY_IDS)
 
     def pages(self, node: Node) -> IntArray:
-        """See `PrefixCache.pages`."""
         return EMPTY_IDS
 
     def all_pages(self) -> Iterator[IntArray]:
-        """See `PrefixCache.all_pages`."""
         return iter(())
 
     def lock(self, node: Node) -> None:
-        """See `PrefixCache.lock`."""
+        pass
 
     def unlock(self, node: Node) -> None:
-        """See `PrefixCache.unlock`."""
+        pass
 
     def evict(self, num_pages: int) -> IntArray:
-        """See `PrefixCache.evict`."""
         return EMPTY_IDS
 
     def clear(self) -> IntArray:
-        """See `PrefixCache.clear`."""
         return EMPTY_IDS
 
     def restore(self, locks: Mapping[Node, int]) -> int:
-        """See `PrefixCache.restore`."""
         return 0

@@ -52,22 +52,19 @@ class NodeStates:
         return self._take(node)
 
     def on_split(self, upper: Node, lower: Node, num_pages: int) -> None:
-        """See `Component.on_split`: a state stays with the end of its node."""
+        """A state stays with the end of its node."""
 
     def on_leave(self, node: Node, keep: int) -> None:
-        """See `Component.on_leave`."""
         if slot := self._take(node):
             self.dropped.append(slot)
 
     def longest(self, path: Sequence[Segment], limit: int, *, lower: bool) -> int:
-        """See `Component.longest`."""
         for node, _ in reversed(path):
             if node.stop <= limit and has_state(node, lower=lower):
                 return node.stop
         return 0
 
     def can_end(self, path: Sequence[Segment], tail: Node, page: int, tokens: int) -> bool:
-        """See `Component.can_end`."""
         return tokens == tail.stop and has_state(tail, lower=False)
 
     def _take(self, node: Node) -> int:

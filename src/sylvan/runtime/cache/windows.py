@@ -149,7 +149,6 @@ class WindowPages:
     # ---- Component
 
     def on_split(self, upper: Node, lower: Node, num_pages: int) -> None:
-        """See `Component.on_split`."""
         whole = _windows(lower)[self.index]
         moved = whole[:num_pages].copy()
         _windows(upper).append(moved)
@@ -157,7 +156,6 @@ class WindowPages:
         self._owner[moved[moved != 0]] = upper
 
     def on_leave(self, node: Node, keep: int) -> None:
-        """See `Component.on_leave`."""
         kept = _windows(node)[self.index]
         gone = kept[keep:]
         gone = gone[gone != 0]
@@ -167,7 +165,6 @@ class WindowPages:
         self._forget(gone)
 
     def longest(self, path: Sequence[Segment], limit: int, *, lower: bool) -> int:
-        """See `Component.longest`."""
         size, total = self.page_size, limit // self.page_size
         if not total:
             return 0
@@ -179,7 +176,6 @@ class WindowPages:
         return (int(usable[-1]) + 1) * size if len(usable) else 0
 
     def can_end(self, path: Sequence[Segment], tail: Node, page: int, tokens: int) -> bool:
-        """See `Component.can_end`."""
         if not _windows(tail)[self.index][page]:
             return False
         there = self._present(path, lower=False)

@@ -14,7 +14,7 @@ from sylvan.protocol.messages import DraftCounts, Finish
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import CacheKey, KVHandle
 from sylvan.runtime.core.held import Held
-from sylvan.runtime.core.step import PageCopy
+from sylvan.runtime.core.step import PageCopy, chain
 
 NEVER = sys.maxsize
 """More tokens than there can be."""
@@ -180,7 +180,7 @@ class Draft:
     @property
     def is_chain(self) -> bool:
         """Whether each guess follows the one before it."""
-        return self.parents == tuple(range(-1, len(self.parents) - 1))
+        return self.parents == chain(len(self.parents))
 
     @property
     def paths(self) -> int:

@@ -9,6 +9,7 @@ sampled rows, F rows in flight (their token is sampled by an earlier step that s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -44,6 +45,12 @@ class PageCopy(NamedTuple):
     group: int = 0
 
 
+@functools.lru_cache(256)
+def chain(count: int) -> tuple[int, ...]:
+    """Parents of so many guesses that follow one another."""
+    return tuple(range(-1, count - 1))
+
+
 class DraftRows(msgspec.Struct, frozen=True):
     """The last rows of slice `index` are guesses to verify.
 
@@ -57,7 +64,7 @@ class DraftRows(msgspec.Struct, frozen=True):
     @property
     def is_chain(self) -> bool:
         """Whether each guess follows the one before it."""
-        return self.parents == tuple(range(-1, len(self.parents) - 1))
+        return self.parents == chain(len(self.parents))
 
 
 EMBEDDINGS = -1

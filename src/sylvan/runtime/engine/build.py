@@ -283,10 +283,17 @@ def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]
         ConfigError: see `build_scheduler`.
     """
     grammar = _grammar(config)
-    workers = (lambda site: grammar.worker, media_worker, *_lora_worker(config))
+    disagg = _disagg(config)
+    workers = (
+        lambda site: grammar.worker,
+        media_worker,
+        *disagg.workers,
+        *_lora_worker(config),
+    )
     if _head(config):  # it guesses on the first rank
         workers = (*workers, lambda site: NoHeadWorker())
-    executor, _ = _own_executor(config, workers, mesh, None)
+    executor, model = _own_executor(config, workers, mesh, None)
+    disagg.open(_identity(config, model))
 
     def close() -> None:
         executor.close()
@@ -532,6 +539,7 @@ def _options(config: Config) -> LocalOptions:
         embed=_wish(config),
         headless=config.task == "embed",
         seed=config.seed or 0,
+        load_cache=Path(config.load_cache) if config.load_cache is not None else None,
     )
 
 

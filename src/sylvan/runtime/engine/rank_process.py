@@ -1,4 +1,4 @@
-"""`python -m sylvan.runtime.engine.rank_process`: a rank beside the scheduler's process.
+"""A rank beside the scheduler's process.
 
 Started by the supervisor. It holds its share of the model and follows the scheduler's steps.
 """
@@ -6,7 +6,6 @@ Started by the supervisor. It holds its share of the model and follows the sched
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -75,7 +74,3 @@ def _beat(replies: Sender[Alive], interval_s: float) -> None:
     pause = threading.Event()
     while not pause.wait(interval_s):
         replies.send(Alive())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

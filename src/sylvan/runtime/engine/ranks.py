@@ -20,6 +20,8 @@ from sylvan.runtime.engine.child_main import ChildMain
 from sylvan.runtime.engine.roles import MEETING, streams_of
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.ranks import FromRank, RankedExecutor, ToRank
+from sylvan.runtime.features.disagg.decode import DecodeRole
+from sylvan.runtime.features.disagg.prefill import PrefillRole
 from sylvan.runtime.features.embeddings.control import Embeddings
 from sylvan.runtime.features.grammar.control import GrammarControl
 from sylvan.runtime.features.lora.control import Lora
@@ -36,6 +38,8 @@ _WITH_WORKERS = (
     GrammarControl,
     Lora,
     HeadSpeculation,
+    PrefillRole,
+    DecodeRole,
 )
 """Control halves whose data goes to every rank."""
 

@@ -1,9 +1,8 @@
-"""`python -m sylvan.runtime.engine.scheduler_process`: started by the supervisor."""
+"""The scheduler's process, which the supervisor starts."""
 
 from __future__ import annotations
 
 import logging
-import sys
 from functools import partial
 from typing import Any, cast
 
@@ -37,7 +36,8 @@ def main(build: Build | None = None) -> int:
         built = make(child.config, ports.emit)
         built.scheduler.times.log.move_to(child.path(STEPS))
 
-    code = run_start(replies, start)
+    with garbage.postponed():
+        code = run_start(replies, start)
     if ports is not None and built is not None:
         replies.send(Ready(facts=dict(built.facts)))
         code = _serve(SchedulerLoop(built, ports, on_idle=garbage.settle))
@@ -54,7 +54,3 @@ def _serve(loop: SchedulerLoop) -> int:
         logger.exception("the executor is lost; this process ends")
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

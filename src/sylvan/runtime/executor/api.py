@@ -70,11 +70,9 @@ class Carried:
     result: CommandResult
 
     def done(self) -> bool:
-        """See `PendingCommand.done`."""
         return True
 
     def wait(self) -> CommandResult:
-        """See `PendingCommand.wait`."""
         return self.result
 
 

@@ -33,6 +33,7 @@ from sylvan.runtime.executor.graphs.layers import use_layer_kernels
 from sylvan.runtime.executor.graphs.natives import Native
 from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls
 from sylvan.runtime.executor.immediate import ImmediateBackend
+from sylvan.runtime.executor.load_cache import kept_weights
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
 from sylvan.runtime.executor.parts import Made, ModelPlan
@@ -66,6 +67,7 @@ from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.runtime.platform.find import load_kinds, open_platform
+from sylvan.runtime.pool.ahead import PagesAhead, ReleasedAhead
 from sylvan.runtime.pool.mha import KVShape, bytes_of
 from sylvan.runtime.pool.occupation import Occupation, TensorMemory
 from sylvan.runtime.pool.pages import JoinedPages, PagedBuffer
@@ -177,9 +179,10 @@ def _in_memory(
     shape = pages_shape(config, plan.kv_shape, options)
     trees = _tree_paths(batch, shape, options)
     backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots, trees)
-    control = _control(plan, made, states, beside)
+    ahead = PagesAhead(made.pool.groups)
+    control = _control(plan, made, states, beside, ahead)
     control.extend(workers)
-    worker = Worker(backend, slots, workers, control.gate)
+    worker = Worker(backend, slots, workers, control.gate, ahead)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
     masked = made.attention.caps.tree_mask and not config.states
     caps = ExecutorCaps(
@@ -205,6 +208,7 @@ def _in_memory(
     )
     if pooling is not None:
         facts = replace(facts, vector_size=pooling.size)
+    ahead.start()
     return LocalExecutor(worker, caps, control, overlap=options.overlap), facts
 
 
@@ -218,14 +222,19 @@ def _with_pages_beside(
 
 
 def _control(
-    plan: ModelPlan, made: Made, states: TensorStates | None, beside: Sequence[PagedBuffer]
+    plan: ModelPlan,
+    made: Made,
+    states: TensorStates | None,
+    beside: Sequence[PagedBuffer],
+    ahead: PagesAhead,
 ) -> ExecutorControl:
     """Commands between steps, over the memory of what was made."""
     kept = [group.memory for group in made.pool.groups if isinstance(group, PagedBuffer)]
     kept += [pages.memory for pages in beside]
     kept += states.parts if states else ()
     graphs = TensorMemory(made.buffers)
-    memory: dict[MemoryTag, Occupation] = {"kv_cache": TensorMemory(kept), "graphs": graphs}
+    pages = ReleasedAhead(TensorMemory(kept), ahead)
+    memory: dict[MemoryTag, Occupation] = {"kv_cache": pages, "graphs": graphs}
     if isinstance(made.weights, LiveWeights):
         memory["weights"] = TensorMemory(made.weights.memory)
     control = ExecutorControl(made.weights, memory, made.pool.groups, plan.checkpoints)
@@ -267,6 +276,8 @@ def _with_program(plan: ModelPlan) -> Made | None:
                 f"runner program cannot be used: {why}; runner eager serves every model"
             ) from None
         logger.warning("no step program, PyTorch computes each op: %s", why)
+        if options.load_cache is not None:
+            logger.warning("load_cache is not used: weights are packed for step programs only")
         return None
 
 
@@ -302,6 +313,7 @@ def _with_traced(plan: ModelPlan) -> Made:
         threads=plan.threads,
         hidden_layers=plan.hidden_layers,
         edits_inputs=plan.edits_inputs,
+        kept=kept_weights(plan),
     )
     attention, name, changed = NativeAttention(), f"program ({library.variant})", _nothing
     if runner.host_calls:

@@ -55,7 +55,6 @@ class ImmediateBackend:
         self._prompt_rows = max(1, min(batch.limits.max_reqs, block))
 
     def update(self, plan: StepPlan) -> None:
-        """See `StepBackend.update`."""
         self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
         if self._trees is not None:
             self._trees.forget()
@@ -68,7 +67,6 @@ class ImmediateBackend:
             copy_tokens(self.batch.kv.groups, plan.copies)
 
     def forward(self, plan: StepPlan, *, graph: bool) -> None:
-        """See `StepBackend.forward`."""
         if self._fused is not None and self._is_fusible(plan):
             self._fused.run(plan, draw=False)
             self._logits_SV = self._fused.logits()
@@ -78,7 +76,6 @@ class ImmediateBackend:
             self._logits_SV = self._runner.run(self.batch)
 
     def step(self, plan: StepPlan, masks: Masks | None) -> Drawing:
-        """See `StepBackend.step`."""
         if self._fused is not None and self._is_fusible(plan):
             drawn = self._fused.run(plan, draw=True, masks=masks)
             if drawn is not None:
@@ -89,12 +86,10 @@ class ImmediateBackend:
         return self.draw(plan, masks)
 
     def draw(self, plan: StepPlan, masks: Masks | None) -> Drawing:
-        """See `StepBackend.draw`."""
         every = np.arange(plan.num_samples, dtype=np.int32)
         return self._draw(self._logits_SV, every, self._slots.rows(plan), masks)
 
     def draw_rows(self, rows: IntArray, batch: SamplingBatch, masks: Masks | None) -> SampleOutput:
-        """See `StepBackend.draw_rows`."""
         with torch.inference_mode():
             logits_RV = self._logits_SV[torch.from_numpy(rows).long()]
         return self._draw(logits_RV, rows, batch, masks)
@@ -111,10 +106,9 @@ class ImmediateBackend:
         return drawn
 
     def correct(self, plan: StepPlan) -> None:
-        """See `StepBackend.correct`; nothing is ever late."""
+        """Nothing is ever late."""
 
     def accept(self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
-        """See `StepBackend.accept`."""
         if plan.drafts and not all(draft.is_chain for draft in plan.drafts):
             self.keep(accepted_guesses(plan, drawn.token_ids), {})
         params = self._slots.params
@@ -134,7 +128,6 @@ class ImmediateBackend:
             params.sampled(each, ids)
 
     def keep(self, paths: Mapping[int, Sequence[int]], newest: Mapping[int, int]) -> None:
-        """See `StepBackend.keep`."""
         for slot, token in newest.items():
             self._last_token[slot] = token
         if self._trees is not None:
@@ -152,23 +145,20 @@ class ImmediateBackend:
                 self.batch.kv.move(group, slots[sources], slots[targets])
 
     def finish(self, drawing: Drawing) -> None:
-        """See `StepBackend.finish`; everything has happened."""
+        """Everything has happened."""
 
     def discard(self) -> None:
-        """See `StepBackend.discard`; nothing outlives a failed step."""
+        """Nothing outlives a failed step."""
 
     def logits(self, rows: IntArray) -> torch.Tensor:
-        """See `StepContext.logits`."""
         with torch.inference_mode():
             return self._runner.logits(self._computed(rows))
 
     def hidden(self, rows: IntArray) -> torch.Tensor:
-        """See `StepContext.hidden`."""
         with torch.inference_mode():
             return self._runner.hidden(self._computed(rows))
 
     def layer_hidden(self, layer: int, rows: IntArray) -> torch.Tensor:
-        """See `StepContext.layer_hidden`."""
         with torch.inference_mode():
             return self._runner.layer_hidden(layer, self._computed(rows))
 

@@ -66,7 +66,6 @@ class Rounds:
         self._told = tell(next(plan))
 
     def done(self) -> bool:
-        """See `PendingCommand.done`."""
         while self._result is None and self._told.done():
             self._advance()
         return self._result is not None

@@ -84,13 +84,11 @@ class RankedExecutor:
         self._agree_timeout_s = agree_timeout_s
 
     def launch(self, plan: StepPlan) -> Pending:
-        """See `Executor.launch`."""
         self._send(RunStep(self._codec.encode(plan)))
         pending = self._executor.launch(plan)
         return _RankedStep(pending, lambda: self._agree_on_failure(plan.number), self._check)
 
     def control(self, command: ExecutorCommand) -> PendingCommand:
-        """See `Executor.control`."""
         plan = plan_of(command, 1 + len(self._others))
         if isinstance(plan, str):
             return Carried(CommandResult(error=plan))
@@ -104,7 +102,7 @@ class RankedExecutor:
         return _ToldRanks(self._executor.control(own), told, self._codec)
 
     def close(self) -> None:
-        """See `Executor.close`; the other ranks end. Whoever made the channels closes them."""
+        """The other ranks end. Whoever made the channels closes them."""
         self._send(Close())
         self._executor.close()
 
@@ -135,7 +133,6 @@ class _RankedStep:
     check: Callable[[], None]
 
     def done(self) -> bool:
-        """See `Pending.done`."""
         return self.pending.done()
 
     def wait(self) -> StepResult:
@@ -168,12 +165,10 @@ class _ToldRanks:
         self._found: dict[int, CommandResult] = {}
 
     def done(self) -> bool:
-        """See `Told.done`."""
         self._receive(0.0)
         return self._own.done() and not self._missing
 
     def wait(self) -> list[CommandResult]:
-        """See `Told.wait`."""
         own = self._own.wait()
         while self._missing:
             self._receive(_POLL_S)

@@ -120,11 +120,9 @@ class EagerRunner:
         keep_outputs(model, hidden_layers, self._layers)
 
     def bucket(self, tokens: int, requests: int) -> Bucket | None:
-        """See `ModelRunner.bucket`."""
         return None
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
-        """See `ModelRunner.run`."""
         if self._prepare is not None:
             self._prepare(batch)
         batch.attention.plan(batch)
@@ -138,25 +136,20 @@ class EagerRunner:
         return self._model.head(ops.take_rows(self._hidden_TD, batch.sample_rows))
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.logits`."""
         self._on_head(rows)
         return self._model.head(self._take(self._hidden_TD, rows))
 
     def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.hidden`."""
         return self._take(self._hidden_TD, rows).float()
 
     def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.layer_hidden`."""
         return self._take(self._layers[layer], rows)
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.head`."""
         self._on_head(None)
         return self._model.head(vectors_RD.to(self._hidden_TD)).float()
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.constant`."""
         return tensor
 
     def fuse(
@@ -166,7 +159,7 @@ class EagerRunner:
         last_token: IntArray,
         params: SamplingSlots,
     ) -> None:
-        """See `ModelRunner.fuse`."""
+        pass
 
     def _take(self, values: torch.Tensor, rows: IntArray | torch.Tensor) -> torch.Tensor:
         index = rows if isinstance(rows, torch.Tensor) else torch.from_numpy(rows)

@@ -59,8 +59,11 @@ def path_of(parents: Sequence[int], guesses: Sequence[int], tokens: Sequence[int
 
 def accepted_guesses(plan: StepPlan, token_ids: IntArray) -> dict[int, list[int]]:
     """`accepted_path` by index of the slices with guesses, from all that the step sampled (S,)."""
+    return _accepted(plan, token_ids.tolist(), plan.samples.tolist())
+
+
+def _accepted(plan: StepPlan, drawn: Sequence[int], samples: Sequence[int]) -> dict[int, list[int]]:
     assert plan.sample_rows is not None
-    drawn, samples = token_ids.tolist(), plan.samples.tolist()
     fed = plan.input_ids[plan.sample_rows].tolist()  # of each sampled row
     found: dict[int, list[int]] = {}
     for draft in plan.drafts:
@@ -97,10 +100,10 @@ def without_guesses(plan: StepPlan, slices: Collection[int]) -> StepPlan:
 
 def verified(plan: StepPlan, drawn: SampleOutput, errors: Mapping[int, str]) -> StepResult:
     """What a step with guesses brought: the accepted ones, and the token sampled after them."""
-    paths, ids = accepted_guesses(plan, drawn.token_ids), drawn.token_ids.tolist()
+    ids, samples = drawn.token_ids.tolist(), plan.samples.tolist()
+    paths = _accepted(plan, ids, samples)
     tokens = [-1] * plan.num_slices
     others: dict[int, SliceOutput] = {}
-    samples = plan.samples.tolist()
     plain = not drawn.logprobs and not drawn.errors
     last = -1
     for first, index in enumerate(samples):

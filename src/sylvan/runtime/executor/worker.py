@@ -27,6 +27,7 @@ from sylvan.runtime.executor.results import failing, step_result
 from sylvan.runtime.executor.rounds import verify_in_rounds
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.verify import without_guesses
+from sylvan.runtime.pool.ahead import PagesAhead
 from sylvan.runtime.sampling.constraints import Constraints, Masks, Outcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
@@ -59,11 +60,9 @@ class LaunchedStep:
     result: StepResult | None = None
 
     def done(self) -> bool:
-        """See `Pending.done`."""
         return self.result is not None or self.drawing is None or self.drawing.done()
 
     def wait(self) -> StepResult:
-        """See `Pending.wait`."""
         if self.result is None:
             self.complete()
         if self.error is not None:
@@ -94,8 +93,10 @@ class Worker:
         slots: RequestSlots,
         capabilities: Sequence[CapabilityWorker] = (),
         gate: StepGate | None = None,
+        ahead: PagesAhead | None = None,
     ) -> None:
-        """`gate` is closed while no step may run."""
+        """`gate` is closed while no step may run; `ahead` is told when steps run."""
+        self._ahead = ahead
         self._backend, self._slots, self._gate = backend, slots, gate or StepGate()
         self._capabilities = tuple(capabilities)
         self._by_name = {c.name: c for c in capabilities}
@@ -114,12 +115,16 @@ class Worker:
             plan = self._drawable(plan)
         step = LaunchedStep(self, plan)
         self._unapplied = plan
+        if self._ahead is not None:
+            self._ahead.begin(plan.pages)
         try:
             self._launch(plan, step)
         except FAILURES as error:
             self._backend.discard()
             step.drawing, step.error = None, failure(error)
             self._follow(plan)
+        if self._ahead is not None:
+            self._ahead.end()
         return step
 
     def complete(self, step: LaunchedStep, drawing: Drawing) -> StepResult:
@@ -143,6 +148,8 @@ class Worker:
         """End what capabilities started."""
         for capability in self._capabilities:
             capability.close()
+        if self._ahead is not None:
+            self._ahead.close()
 
     def _launch(self, plan: StepPlan, step: LaunchedStep) -> None:
         backend = self._backend
@@ -215,8 +222,11 @@ class Worker:
 
     def _is_penalised(self, plan: StepPlan) -> bool:
         """Whether what was generated counts for a slice with guesses."""
+        params = self._slots.params
+        if not params.counts:
+            return False
         slots = [int(plan.slots[draft.index]) for draft in plan.drafts]
-        return bool(self._slots.params.has_penalty[slots].any())
+        return bool(params.has_penalty[slots].any())
 
     def _drawable(self, plan: StepPlan) -> StepPlan:
         """A device draws all rows of a step at once, before it is known which guesses are right."""

@@ -123,11 +123,9 @@ class Eagle3Head(nn.Module):
         self.lm_head = ColumnParallel(build, dim, (config.num_guessed,))
 
     def fuse(self, read_TF: X) -> X:
-        """See `EagleHead.fuse`."""
         return self.fc(read_TF)
 
     def forward(self, hidden_TD: X, batch: ForwardBatch) -> tuple[X, X]:
-        """See `EagleHead.forward`."""
         embeds_TD, _ = self.input_layernorm(self.embed_tokens(batch.input_ids_T))
         normed_TD, _ = self.hidden_norm(hidden_TD)
         attn = self.self_attn
@@ -137,7 +135,6 @@ class Eagle3Head(nn.Module):
         return self.norm(self.mlp(h_TD), stream_TD)
 
     def head(self, rows_RD: X) -> X:
-        """See `EagleHead.head`."""
         return self.lm_head(rows_RD, out_f32=True)
 
 

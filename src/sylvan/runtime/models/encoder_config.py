@@ -145,7 +145,7 @@ class EncoderKind:
     sizes: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def rename(self, name: str) -> str:
-        """See `Encoder.rename`; some old checkpoints call a norm's parameters gamma and beta."""
+        """Some old checkpoints call a norm's parameters gamma and beta."""
         for start in self.prefix:
             name = name.removeprefix(start)
         for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
@@ -154,14 +154,12 @@ class EncoderKind:
         return name
 
     def unused(self, *, scores: bool) -> tuple[str, ...]:
-        """See `Encoder.unused`."""
         if not scores:
             return (*_HEADS, *_CLASSES)
         used = {parts[0] for key in ("dense", "out") if (parts := self.names[key])}
         return (*_HEADS, *(n for n in _CLASSES if not any(u.startswith(n) for u in used)))
 
     def convert(self, name: str, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-        """See `Encoder.convert`."""
         if self.offset and name.endswith("position_embeddings.weight"):
             return tensor[-config.max_position_embeddings :]
         if name.endswith("up_gate_proj.weight"):

@@ -28,22 +28,14 @@ class Holder(Protocol):
         """The memory, as tensors over it."""
         ...
 
-    def read(self) -> Content | None:
-        """See `WeightCopy.read`."""
-        ...
+    def read(self) -> Content | None: ...
 
-    def write(self, content: Content) -> None:
-        """See `WeightCopy.write`."""
-        ...
+    def write(self, content: Content) -> None: ...
 
     @property
-    def takes_rows(self) -> bool:
-        """See `WeightCopy.takes_rows`."""
-        ...
+    def takes_rows(self) -> bool: ...
 
-    def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
-        """See `WeightCopy.write_rows`."""
-        ...
+    def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +46,25 @@ class TensorHolder:
 
     @property
     def form(self) -> Form:
-        """See `Holder.form`."""
         return Form()
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """See `Holder.tensors`."""
         return (self.tensor.detach(),)
 
     def read(self) -> Content | None:
-        """See `Holder.read`."""
         return self.tensor.detach().to("cpu", copy=True)
 
     def write(self, content: Content) -> None:
-        """See `Holder.write`."""
         if not isinstance(content, torch.Tensor) or content.shape != self.tensor.shape:
             raise Unsupported(f"contents of another shape than {list(self.tensor.shape)}")
         self.tensor.detach().copy_(content)
 
     @property
     def takes_rows(self) -> bool:
-        """See `Holder.takes_rows`."""
         return False
 
     def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
-        """See `Holder.write_rows`."""
         raise Unsupported("rows of what is written whole")
 
 
@@ -90,20 +76,16 @@ class QuantisedHolder:
 
     @property
     def form(self) -> Form:
-        """See `Holder.form`."""
         return self.weight.form
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """See `Holder.tensors`."""
         return self.weight.tensors
 
     def read(self) -> Content | None:
-        """See `Holder.read`."""
         return self.weight.like([part.clone() for part in self.weight.tensors])
 
     def write(self, content: Content) -> None:
-        """See `Holder.write`."""
         if isinstance(content, torch.Tensor) or content.form != self.form:
             raise Unsupported(f"contents that are not {self.form}")
         for own, new in zip(self.weight.tensors, content.tensors, strict=True):
@@ -111,11 +93,9 @@ class QuantisedHolder:
 
     @property
     def takes_rows(self) -> bool:
-        """See `Holder.takes_rows`."""
         return False
 
     def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
-        """See `Holder.write_rows`."""
         raise Unsupported("rows of what is written whole")
 
 
@@ -127,29 +107,23 @@ class CopyHolder:
 
     @property
     def form(self) -> Form:
-        """See `Holder.form`."""
         return self.copy.form
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """See `Holder.tensors`."""
         return tuple(torch.from_numpy(part) for part in self.copy.memory)
 
     def read(self) -> Content | None:
-        """See `Holder.read`."""
         return self.copy.read()
 
     def write(self, content: Content) -> None:
-        """See `Holder.write`."""
         self.copy.write(content)
 
     @property
     def takes_rows(self) -> bool:
-        """See `Holder.takes_rows`."""
         return self.copy.takes_rows
 
     def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
-        """See `Holder.write_rows`."""
         return self.copy.write_rows(rows_NK, first)
 
 
@@ -163,21 +137,18 @@ class RowsHolder:
 
     @property
     def form(self) -> Form:
-        """See `Holder.form`."""
         return self.copy.form
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """See `Holder.tensors`; those of the whole copy."""
+        """Those of the whole copy."""
         return CopyHolder(self.copy).tensors
 
     def read(self) -> Content | None:
-        """See `Holder.read`."""
         whole = self.copy.read()
         return None if whole is None else whole[self.first : self.first + self.count]
 
     def write(self, content: Content) -> None:
-        """See `Holder.write`."""
         whole = self.copy.read()
         if not isinstance(content, torch.Tensor) or not isinstance(whole, torch.Tensor):
             raise Unsupported("rows that are no plain numbers")
@@ -186,11 +157,9 @@ class RowsHolder:
 
     @property
     def takes_rows(self) -> bool:
-        """See `Holder.takes_rows`."""
         return self.copy.takes_rows
 
     def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
-        """See `Holder.write_rows`."""
         return self.copy.write_rows(rows_NK, self.first + first)
 
 

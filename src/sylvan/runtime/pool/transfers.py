@@ -69,8 +69,6 @@ class HostTransfers:
         check: Work | None = None,
         hashes: Hashing | None = None,
     ) -> Transfer:
-        """See `Transfers.start`."""
-
         def run() -> Checksums | None:
             if check is not None:
                 check()
@@ -80,11 +78,10 @@ class HostTransfers:
         return ThreadedTransfer(num_bytes, self._thread.submit(run))
 
     def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
-        """See `Transfers.host_memory`; becomes resident when it is written."""
+        """Becomes resident when it is written."""
         return allocate(num_bytes)
 
     def suits(self, buffer: torch.Tensor) -> bool:
-        """See `Transfers.suits`."""
         return buffer.device.type == "cpu"
 
 
@@ -109,7 +106,6 @@ class DeviceTransfers:
         check: Work | None = None,
         hashes: Hashing | None = None,
     ) -> Transfer:
-        """See `Transfers.start`."""
         written = self._steps.event()
         if check is None and hashes is None:
             return StreamTransfer(num_bytes, self._launch(work, written), work)
@@ -124,11 +120,10 @@ class DeviceTransfers:
         return ThreadedTransfer(num_bytes, self._thread.submit(run))
 
     def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
-        """See `Transfers.host_memory`; pinned."""
+        """Pinned."""
         return self._platform.pinned(num_bytes, torch.uint8).numpy()
 
     def suits(self, buffer: torch.Tensor) -> bool:
-        """See `Transfers.suits`."""
         return self._platform.device.type == "cpu" or buffer.is_pinned()
 
     def _launch(self, work: Work, written: Event) -> Event:
@@ -156,21 +151,17 @@ class ThreadedTransfer:
 
     @property
     def error(self) -> str | None:
-        """See `Transfer.error`."""
         failed = self._future.exception() if self._future.done() else None
         return None if failed is None else str(failed)
 
     @property
     def checksums(self) -> Checksums | None:
-        """See `Transfer.checksums`."""
         return self._future.result() if self.done() and self.error is None else None
 
     def done(self) -> bool:
-        """See `Transfer.done`."""
         return self._future.done()
 
     def wait(self) -> None:
-        """See `Transfer.wait`."""
         self._future.exception()
 
 
@@ -186,12 +177,9 @@ class StreamTransfer:
         self._running: tuple[Event, Work] | None = event, work
 
     def done(self) -> bool:
-        """See `Transfer.done`."""
         return self._settled(lambda event: event.done())
 
     def wait(self) -> None:
-        """See `Transfer.wait`."""
-
         def waited(event: Event) -> bool:
             event.wait()
             return True

@@ -84,7 +84,6 @@ class NativeSampler:
     def sample(
         self, logits_RV: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None
     ) -> SampleOutput:
-        """See `TokenSampler.sample`."""
         count = len(batch.slots)
         rows = self._rows
         if rows is None or rows.params is not batch.params or rows.max_rows < count:
@@ -101,7 +100,6 @@ class NativeSampler:
     def token_logprobs(
         self, logits_PV: torch.Tensor, token_ids: IntArray, options: LogprobOptions
     ) -> TokenLogprobs:
-        """See `TokenSampler.token_logprobs`."""
         found = logprobs_of(
             self._library,
             logits_PV.numpy(),

@@ -90,7 +90,6 @@ class TorchSampling:
     makes_numbers = False
 
     def edit(self, logits_RV: torch.Tensor, edits: Edits) -> None:
-        """See `DeviceSampling.edit`."""
         if (p := edits.penalties) is not None:
             _penalise(logits_RV, p)
         if (masks := edits.masks) is not None:
@@ -105,7 +104,7 @@ class TorchSampling:
     def draw(
         self, logits_RV: torch.Tensor, rows: Rows | None, *, filtered: bool = True
     ) -> torch.Tensor:
-        """See `DeviceSampling.draw`; every row takes the same path."""
+        """Every row takes the same path."""
         del filtered
         clean_RV = cleaned(logits_RV)
         best_R, ids_R = clean_RV.max(-1)

@@ -34,7 +34,6 @@ class Sampler:
     def sample(
         self, logits_RV: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None
     ) -> SampleOutput:
-        """See `TokenSampler.sample`."""
         if batch.plain and not self._custom:
             if masks is not None:
                 apply_masks(logits_RV, masks)
@@ -54,7 +53,6 @@ class Sampler:
     def token_logprobs(
         self, logits_PV: torch.Tensor, token_ids: IntArray, options: LogprobOptions
     ) -> TokenLogprobs:
-        """See `TokenSampler.token_logprobs`."""
         return token_logprobs(logits_PV, token_ids, options)
 
     def _logprobs(

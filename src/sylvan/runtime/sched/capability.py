@@ -442,12 +442,10 @@ class Hooks:
     # ---- notifications
 
     def on_arrival(self, req: Req) -> None:
-        """See `Capability.on_arrival`."""
         for capability in self._greeters:
             capability.on_arrival(req)
 
     def poll(self) -> None:
-        """See `Capability.poll`."""
         for capability in self._pollers:
             capability.poll()
 
@@ -462,37 +460,30 @@ class Hooks:
             capability.on_batch(batch)
 
     def on_load(self, req: Req) -> None:
-        """See `Capability.on_load`."""
         for capability in self._loaders:
             capability.on_load(req)
 
     def on_tokens(self, req: Req, tokens: Sequence[int]) -> None:
-        """See `Capability.on_tokens`."""
         for capability in self._followers:
             capability.on_tokens(req, tokens)
 
     def on_finish(self, req: Req) -> None:
-        """See `Capability.on_finish`."""
         for capability in self._finishers:
             capability.on_finish(req)
 
     def on_call(self, method: str, *arguments: Any) -> None:
-        """See `Observer.on_call`."""
         for capability in self._observers:
             capability.on_call(method, arguments)
 
     def on_plan(self, plan: StepPlan) -> None:
-        """See `Observer.on_plan`."""
         for capability in self._observers:
             capability.on_plan(plan)
 
     def on_completed(self, result: StepResult | Exception) -> None:
-        """See `Observer.on_completed`."""
         for capability in self._observers:
             capability.on_completed(result)
 
     def on_step_end(self) -> None:
-        """See `Observer.on_step_end`."""
         for capability in self._observers:
             capability.on_step_end()
 

@@ -1,8 +1,10 @@
-"""How requests end: finished, aborted or refused, and when their memory goes."""
+"""How requests end: finished, aborted, refused or too late, and when their memory goes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish, TokenOutput
@@ -100,3 +102,27 @@ class Lifecycle:
         self._requests.move(req, Phase.ENDED)
         if req.kv is not None:
             self._planner.drop(req)
+
+
+class Deadlines:
+    """Moments at which requests are to be looked at again; those that ended stay until then."""
+
+    def __init__(self) -> None:
+        self._moments: list[tuple[float, int, str]] = []
+
+    @property
+    def next_s(self) -> float:
+        """The first of them."""
+        return self._moments[0][0] if self._moments else math.inf
+
+    def add(self, req: Req, now_s: float, limits_s: Iterable[float | None]) -> None:
+        """Look at `req` again after each of the limits that is set."""
+        for seconds in limits_s:
+            if seconds is not None:
+                heapq.heappush(self._moments, (now_s + seconds, req.order, req.rid))
+
+    def due(self, now_s: float) -> Iterator[tuple[int, str]]:
+        """Arrival numbers and names whose moment has come, each once a limit."""
+        while self._moments and self._moments[0][0] <= now_s:
+            _, order, rid = heapq.heappop(self._moments)
+            yield order, rid

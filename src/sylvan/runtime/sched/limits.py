@@ -1,4 +1,4 @@
-"""What a scheduler is composed of, and its bounds."""
+"""What a scheduler is composed of, and its bounds, of which one moves: the tokens of a step."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 
 from sylvan.protocol.messages import TokenOutput
 from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.core.req import Batch
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.sched.policies.api import PolicyContext, SchedulePolicy
 from sylvan.utils.clock import Clock, monotonic
+
+RECOVER_STEPS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,3 +59,39 @@ class Parts:
     clock: Clock = monotonic
     seed: int = 0
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+class StepSize:
+    """Tokens that a step may have.
+
+    Halved when a step did not fit, and doubled again after `RECOVER_STEPS` steps that did. Where
+    it is `fixed`, because prompts are never split, a step that does not fit fails.
+    """
+
+    def __init__(self, most: int, *, fixed: bool) -> None:
+        self.tokens = most
+        self._most, self._fixed = most, fixed
+        self._steps = 0
+
+    def shrink(self, failed: Batch) -> bool:
+        """Make steps smaller than one that failed; False, changing nothing, if that cannot be."""
+        whole = self._fixed or any(piece.whole for piece in failed.slices)
+        if whole or failed.num_tokens < 2:
+            return False
+        self.tokens, self._steps = failed.num_tokens // 2, 0
+        return True
+
+    def skip(self, steps: int) -> None:
+        """So many steps fitted."""
+        for _ in range(steps):
+            if self.tokens == self._most:
+                return
+            self.on_step()
+
+    def on_step(self) -> None:
+        """A step fitted."""
+        if self.tokens == self._most:
+            return
+        self._steps += 1
+        if self._steps >= RECOVER_STEPS:
+            self.tokens, self._steps = min(self._most, 2 * self.tokens), 0

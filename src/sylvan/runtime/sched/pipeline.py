@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from sylvan.protocol.errors import DeviceMemoryError, ExecutorError, RequestError
 from sylvan.protocol.messages import Finish
@@ -26,7 +26,6 @@ from sylvan.runtime.sched.outputs import (
 )
 from sylvan.runtime.sched.plan_builder import PlanBuilder
 from sylvan.runtime.sched.planner import Planner
-from sylvan.runtime.sched.shortage import take_back
 from sylvan.runtime.sched.statistics import Statistics
 from sylvan.runtime.sched.step_times import StepTimes
 
@@ -228,3 +227,25 @@ class Pipeline:
                     req.pending -= 1
         req.computed = min(req.computed, req.tokens.length + 1)
         self._builder.look_again()
+
+
+def take_back(failed: Batch, later: Iterable[Batch], retract: Callable[[Req], None]) -> list[str]:
+    """Undo a step that did not run, and what steps launched after it make of its tokens.
+
+    Returns the rids of requests that start anew, which the executor is to forget.
+    """
+    reqs = {piece.req.rid: piece.req for piece in failed.slices}
+    for piece in failed.slices:
+        piece.req.pending -= piece.samples
+    for batch in later:
+        for piece in batch.slices:
+            if piece.samples and piece.req.rid in reqs:
+                piece.samples = False
+                piece.req.pending -= 1
+    restarted: list[str] = []
+    for req in reqs.values():
+        if req.finish is None and req.kv is not None:
+            req.computed = 0  # nothing of it may be shared
+            retract(req)
+            restarted.append(req.rid)
+    return restarted

@@ -158,7 +158,7 @@ class _DecodeSteps:
         pages: IntArray,
         work: dict[str, Any] | None,
     ) -> StepPlan:
-        """See `PlanBuilder.build`; `pages` are `StepPlan.pages`."""
+        """`pages` are `StepPlan.pages`."""
         count = len(batch.slices)
         if self._numbers is None:
             slots = [piece.req.slot for piece in batch.slices]
@@ -242,7 +242,6 @@ class _PageTables:
 
 
 def _packed(blocks: Sequence[IntArray]) -> IntArray:
-    """See `StepPlan.pages`."""
     if len(blocks) > 1:
         return np.concatenate(blocks, axis=1)
     return blocks[0] if blocks else NO_PAGES
@@ -267,7 +266,7 @@ class _Layout:
 
     @property
     def num_slices(self) -> int:
-        """See `StepPlan`, as for the following."""
+        """As for the following."""
         return self._count + len(self._slots)
 
     @property
@@ -329,13 +328,11 @@ class _Layout:
         self.drafts.append(DraftRows(index, parents))
 
     def sample_rows(self) -> IntArray | None:
-        """See `StepPlan.sample_rows`."""
         if not self.drafts:
             return None
         return np.array([*range(self._count), *self._sampled], np.int32)
 
     def token_types(self) -> IntArray | None:
-        """See `StepPlan.token_types`."""
         if not self._types:
             return None
         found = np.zeros(self.num_tokens, np.int32)
@@ -344,7 +341,6 @@ class _Layout:
         return found
 
     def numbers(self) -> IntArray:
-        """See `StepPlan.numbers`."""
         lists = (
             self._slots,
             self._starts,

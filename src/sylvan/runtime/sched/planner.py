@@ -8,20 +8,21 @@ speculation all follow from that one rule.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
-from sylvan.runtime.core.req import NEVER, Draft, Growth, Phase, Req, Slice
-from sylvan.runtime.sched.admission import Admission, most_starts
+from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.core.req import NEVER, NO_GROWTH, Draft, Growth, Phase, Req, Slice
+from sylvan.runtime.sched.admission import Admission, Preemption, most_starts
 from sylvan.runtime.sched.capability import Hooks, Verdict
-from sylvan.runtime.sched.decodes import Decodes
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import Limits, Parts, StepSize
 from sylvan.runtime.sched.lookup import Lookup
-from sylvan.runtime.sched.pacing import paced_tokens
 from sylvan.runtime.sched.phases import RequestTable
-from sylvan.runtime.sched.preemption import Preemption
-from sylvan.runtime.sched.shortage import StepSize
+from sylvan.runtime.sched.policies.api import PacingPolicy
+from sylvan.runtime.sched.queue import WaitingQueue
 
+AGED_TOKENS = 64  # of prompts in a step, whatever the pace, while a request has waited too long
 MIN_SHARED_TOKENS = 32  # a shorter common start is not worth waiting for
 
 
@@ -155,35 +156,38 @@ class Planner:
         """Give decoding requests their slices one by one; returns prompts under way."""
         prompts: list[Req] = []
         slices, extend, page_size = self._slices, self._cache.extend, self._page_size
-        plain = self._plain and not self._loaded
+        quick = not self._hooks.gates_running and not self._loaded
         for req in tuple(self._running):
             start, pending = req.computed, req.pending
             known = req.tokens.length + pending
             if known - start > 1:
                 prompts.append(req)
-            elif known <= start or (pending and known >= req.max_tokens):
+                continue
+            if known <= start or (pending and known >= req.max_tokens):
                 continue  # nothing lacks, or what is in flight brings its last token
-            elif (
-                plain
-                and self._budget > 0
-                and start >= req.prompt_len
-                and (kv := req.kv) is not None
-                and (start < kv.num_pages * page_size or extend(kv, start + 1, computed=start))
-            ):  # `_schedule_running` for the plainest and most frequent case
-                self.num_decodes += self.num_decodes == len(slices)
-                slices.append(Slice(req, start, start + 1, True))
-                req.computed, req.pending = start + 1, pending + 1
-                self._budget -= 1
-                self.planned_tokens += 1
-            else:
+            kv = req.kv
+            if not (quick and self._budget > 0 and start >= req.prompt_len and kv is not None):
                 self._schedule_running(req)
+                continue
+            draft = self._draft(req, 1)
+            fits = start < kv.num_pages * page_size or extend(kv, start + 1, computed=start)
+            if draft or not fits:
+                self._schedule_running(req, draft)
+                continue
+            # `_schedule_running` for the plainest and most frequent case
+            self.num_decodes += self.num_decodes == len(slices)
+            slices.append(Slice(req, start, start + 1, True))
+            req.computed, req.pending = start + 1, pending + 1
+            self._budget -= 1
+            self.planned_tokens += 1
         return prompts
 
-    def _schedule_running(self, req: Req) -> None:
+    def _schedule_running(self, req: Req, draft: Draft | None = None) -> None:
+        """`draft`: what was drafted for it, if it was asked for."""
         if req.kv is None or not self._may_run(req, running=True):
             return
         size = self._slice_size(req)
-        draft, start = self._draft(req, size), req.computed
+        draft, start = draft or self._draft(req, size), req.computed
         while size and req.kv and not self._cache.extend(req.kv, start + size, computed=start):
             victim = self._preemption.victim(self._slices)
             if victim is req and len(self._running) == 1:
@@ -399,3 +403,80 @@ class Planner:
 
     def _is_whole(self, req: Req) -> bool:
         return self._limits.whole_prompts and isinstance(req.request, EmbedRequest)
+
+
+class Decodes:
+    """Gives all requests that decode their slices at once, and the same objects at each step.
+
+    Only where no step is in flight while the next one is planned: a step in flight owns its slices.
+    """
+
+    def __init__(self, cache: KVCacheManager) -> None:
+        self._cache = cache
+        self._slices: tuple[Slice, ...] = ()  # of the step before, if all it did was to decode
+        self.growth = NO_GROWTH  # of those planned last
+
+    def plan(self, running: Sequence[Req]) -> tuple[list[Slice], list[Req]] | None:
+        """Slices of those that decode, and the others, in order.
+
+        None, changing nothing, if memory is short.
+        """
+        page_size = self._cache.page_size
+        slices: list[Slice] = []
+        others: list[Req] = []
+        grown: list[Req] = []
+        for req in running:
+            start, kv = req.computed, req.kv
+            if req.tokens.length != start + 1 or start < req.prompt_len or req.pending or not kv:
+                others.append(req)
+                continue
+            if start >= kv.num_pages * page_size:
+                grown.append(req)
+            piece = req.decode
+            if piece is None:
+                piece = req.decode = Slice(req, start, start + 1, True)
+            piece.start = start
+            piece.stop = req.computed = start + 1
+            req.pending = 1
+            slices.append(piece)
+        if not grown:
+            self.growth = NO_GROWTH
+            return slices, others
+        pages = self._cache.grow([req.kv for req in grown if req.kv is not None])
+        if pages is None:
+            for piece in slices:
+                piece.req.computed, piece.req.pending = piece.start, 0
+            return None
+        self.growth = Growth(tuple(grown), pages)
+        return slices, others
+
+    def whole_step(self, slices: Sequence[Slice], num_decodes: int) -> tuple[Slice, ...]:
+        """All slices of the step that was planned: the very same tuple if nothing but that changed.
+
+        `num_decodes`: how many of them, the first ones, are from `plan`.
+        """
+        before = self._slices
+        only = 0 < num_decodes == len(slices)
+        if only and len(before) == len(slices) and all(map(is_, before, slices)):
+            return before
+        whole = tuple(slices)
+        self._slices = whole if only else ()
+        return whole
+
+
+def paced_tokens(policy: PacingPolicy, running: Sequence[Req], waiting: WaitingQueue) -> int | None:
+    """Most prompt tokens of this step; None: no prompt lacks any.
+
+    Never zero while a request, waiting or not, is aged: the bound on starvation.
+    """
+    prompts = [r for r in running if r.lacking > 1]
+    urgent = max((r.priority for r in prompts), default=None)
+    if len(waiting):
+        highest = waiting.highest_priority
+        urgent = highest if urgent is None else max(urgent, highest)
+    if urgent is None:
+        return None
+    tokens = policy.prompt_tokens(running, urgent)
+    if tokens < AGED_TOKENS and (waiting.any_aged or any(map(waiting.is_aged, prompts))):
+        return AGED_TOKENS
+    return tokens

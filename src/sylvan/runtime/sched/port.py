@@ -34,27 +34,22 @@ class Port:
 
     @property
     def completed_step(self) -> int:
-        """See `SchedulerPort.completed_step`."""
         return self._pipeline.completed_step
 
     def cached_tokens(self, req: Req) -> int:
-        """See `SchedulerPort.cached_tokens`."""
         return self._planner.cached_tokens(req)
 
     def loaded(self, rid: str, num_computed: int) -> None:
-        """See `SchedulerPort.loaded`."""
         self._hooks.on_call("loaded", rid, num_computed)
         if req := self._requests.loading.get(rid):
             self._planner.run_loaded(req, num_computed)
 
     def load_failed(self, rid: str) -> None:
-        """See `SchedulerPort.load_failed`."""
         self._hooks.on_call("load_failed", rid)
         if req := self._requests.loading.get(rid):
             self._restart(req)
 
     def release(self, rid: str) -> None:
-        """See `SchedulerPort.release`."""
         self._hooks.on_call("release", rid)
         if req := self._requests.held.get(rid):
             self._lifecycle.end(req)

@@ -12,8 +12,7 @@ from sylvan.runtime.core.req import Batch, Phase, Req
 from sylvan.runtime.core.step import PageCopy
 from sylvan.runtime.sched.admission import refuse_oversized
 from sylvan.runtime.sched.capability import Capability, Hooks
-from sylvan.runtime.sched.deadlines import Deadlines
-from sylvan.runtime.sched.lifecycle import Lifecycle
+from sylvan.runtime.sched.lifecycle import Deadlines, Lifecycle
 from sylvan.runtime.sched.limits import Limits, Parts
 from sylvan.runtime.sched.lookup import Lookup
 from sylvan.runtime.sched.outputs import refusal

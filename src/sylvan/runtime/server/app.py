@@ -68,9 +68,7 @@ def app_of(context: Context) -> ASGIApp:
         redirect_slashes=False,
     )
     table = with_other_paths(ENDPOINTS)
-    document = describe(table)
-    api.openapi = lambda: document  # type: ignore[method-assign]
-    api.state.openapi = document
+    api.openapi = lambda: describe(table)  # type: ignore[method-assign]
     gate = Gate(context.current, context.keyring)
     for endpoint in table:
         api.add_route(endpoint.path, serve(endpoint, context, gate), methods=list(endpoint.methods))

@@ -31,7 +31,6 @@ class BlockReasoning:
         self._spans = SpanLog()
 
     def feed(self, text: str) -> tuple[str, str]:
-        """See `ReasoningParser.feed`."""
         self._held += text
         thinking, answer = "", ""
         while True:
@@ -44,7 +43,6 @@ class BlockReasoning:
                 return thinking, answer
 
     def finish(self) -> tuple[str, str]:
-        """See `ReasoningParser.finish`."""
         held, self._held = self._held, ""
         if self._fresh and not held.strip():
             return "", ""
@@ -53,7 +51,6 @@ class BlockReasoning:
         return (held, "") if thinks else ("", held)
 
     def spans(self) -> list[Span]:
-        """See `ReasoningParser.spans`."""
         return self._spans.take()
 
     def _step(self) -> tuple[bool, str]:

@@ -60,7 +60,6 @@ class MarkedReasoning:
         self._spans = SpanLog()
 
     def feed(self, text: str) -> Split:
-        """See `ReasoningParser.feed`."""
         self._held += text
         reasoning = content = ""
         if self._place is _Place.BEFORE:
@@ -75,7 +74,6 @@ class MarkedReasoning:
         return reasoning, content
 
     def finish(self) -> Split:
-        """See `ReasoningParser.finish`."""
         held, self._held = self._held, ""
         if self._place is _Place.GAP:
             return "", ""
@@ -87,7 +85,6 @@ class MarkedReasoning:
         return (held, "") if thinking else ("", held)
 
     def spans(self) -> list[Span]:
-        """See `ReasoningParser.spans`."""
         return self._spans.take()
 
     def _answer(self, stop: int) -> str:
@@ -155,7 +152,6 @@ class TaggedAnswer:
         self._spans = SpanLog()
 
     def feed(self, text: str) -> Split:
-        """See `ReasoningParser.feed`."""
         self._spans.add(self._at, len(text))
         self._at += len(text)
         if text:
@@ -163,11 +159,9 @@ class TaggedAnswer:
         return "", text
 
     def finish(self) -> Split:
-        """See `ReasoningParser.finish`."""
         return "", ""
 
     def spans(self) -> list[Span]:
-        """See `ReasoningParser.spans`."""
         return self._spans.take()
 
 

@@ -37,7 +37,6 @@ from sylvan.gateway.policies.api import Outcome
 from sylvan.gateway.upstream.http import Outgoing
 from sylvan.gateway.workers.spec import Kind
 from sylvan.gateway.workers.worker import Worker
-from sylvan.protocol.errors import RequestError
 from sylvan.protocol.journal import Totals
 
 MAX_MERGED_BYTES = 256 << 20
@@ -138,10 +137,8 @@ class PairExchange:
 
         Raises:
             UnknownModelError: No worker serves the model.
-            RequestError: It needs something that one worker keeps.
             CallerGoneError: The client left.
         """
-        check_pairable(self._asked)
         while True:
             try:
                 await self._attempt(*self._pair(pinned))
@@ -317,13 +314,6 @@ class PairExchange:
         return [pair for pair in headers if pair[0] != "accept-encoding"]  # it is read here
 
 
-def check_pairable(asked: Asked) -> None:
-    """Refuse what needs a thing that only one worker keeps.
-
-    Raises:
-        RequestError: Names the field.
-    """
-    for name in _KEPT_FIELDS:
-        if asked.fields.get(name):
-            message = f"{name} is not served where prefill and decode are apart."
-            raise RequestError(message, param=name, status=501)
+def needs_one_worker(asked: Asked) -> bool:
+    """Whether a request needs what only one worker keeps, which then serves it alone."""
+    return any(asked.fields.get(name) for name in _KEPT_FIELDS)

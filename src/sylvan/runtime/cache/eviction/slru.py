@@ -8,5 +8,4 @@ PROTECTED_HITS = 2
 
 
 def key(node: Node) -> tuple[int, ...]:
-    """See `EvictionPolicy`."""
     return (int(node.hits >= PROTECTED_HITS), node.last_used)

@@ -176,7 +176,6 @@ class _Graphs:
         self._runner, self._platform, self.num_bytes = runner, platform, num_bytes
 
     def release(self) -> int:
-        """See `Occupation.release`."""
         if not isinstance(self._runner, BucketRunner):
             return 0
         self._runner.release()
@@ -184,7 +183,6 @@ class _Graphs:
         return self.num_bytes
 
     def resume(self) -> None:
-        """See `Occupation.resume`."""
         if isinstance(self._runner, BucketRunner):
             self._runner.capture_again()
 

@@ -32,11 +32,9 @@ class DeviceDrawing:
     event: Event | None = None  # None: not everything of the step is queued yet
 
     def done(self) -> bool:
-        """See `Drawing.done`."""
         return self.event is not None and self.event.done()
 
     def wait(self) -> SampleOutput:
-        """See `Drawing.wait`."""
         assert self.event is not None
         self.event.wait()
         ids = self.ids.numpy().copy()

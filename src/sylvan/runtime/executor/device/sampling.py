@@ -20,7 +20,6 @@ class TritonSampling:
         self._kernels = kernels
 
     def edit(self, logits_RV: torch.Tensor, edits: Edits) -> None:
-        """See `DeviceSampling.edit`."""
         parts: dict[str, torch.Tensor] = {}
         if (p := edits.penalties) is not None:
             parts |= {
@@ -43,7 +42,6 @@ class TritonSampling:
     def draw(
         self, logits_RV: torch.Tensor, rows: Rows | None, *, filtered: bool = True
     ) -> torch.Tensor:
-        """See `DeviceSampling.draw`."""
         if rows is None:
             return TorchSampling().draw(logits_RV, None)
         chosen = self._kernels.Rows(

@@ -75,7 +75,6 @@ class BucketRunner:
         self._capture()
 
     def bucket(self, tokens: int, requests: int) -> Bucket | None:
-        """See `ModelRunner.bucket`."""
         same = tokens == requests
         fits = (
             b
@@ -85,30 +84,24 @@ class BucketRunner:
         return next(fits, None)
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
-        """See `ModelRunner.run`."""
         if not graph:
             return self._eager.run(batch)
         self._graphs[Bucket(batch.num_tokens, batch.num_reqs)].replay()
         return self._logits_RV[: batch.num_reqs]
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.logits`."""
         return self._eager.logits(rows)
 
     def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.hidden`."""
         return self._eager.hidden(rows)
 
     def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.layer_hidden`."""
         return self._eager.layer_hidden(layer, rows)
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.head`."""
         return self._eager.head(vectors_RD)
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.constant`."""
         return self._eager.constant(tensor)
 
     def fuse(
@@ -118,7 +111,7 @@ class BucketRunner:
         last_token: IntArray,
         params: SamplingSlots,
     ) -> None:
-        """See `ModelRunner.fuse`."""
+        pass
 
     def _warm_up(self, batch: ForwardBatch, most: int) -> None:
         with torch.inference_mode():

@@ -61,7 +61,6 @@ class NativeStep:
         self._typed = True  # whether a token may be of another type than 0
 
     def run(self, plan: StepPlan, *, draw: bool, masks: Masks | None = None) -> SampleOutput | None:
-        """See `FusedStep.run`."""
         inputs, batch = self._inputs, self._batch
         self._numbers[: len(plan.numbers)] = plan.numbers
         inputs.seqs = batch.num_reqs = plan.num_slices
@@ -88,5 +87,4 @@ class NativeStep:
         self._typed = plan.token_types is not None
 
     def logits(self) -> torch.Tensor:
-        """See `FusedStep.logits`."""
         return self._logits_RV[: self._batch.num_samples]

@@ -59,7 +59,7 @@ class NativeLayerNorm(nn.Module):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `ops.rms_norm`. A float32 residual is updated in place. Shape: (T, D)."""
+        """A float32 residual is updated in place. Shape: (T, D)."""
         kind = "f32" if x.dtype == torch.float32 else "bf16"
         known = x.dtype in (torch.float32, self._dtype) and x.is_contiguous()
         if residual is None:

@@ -116,7 +116,6 @@ class _Seen:
     def run(
         self, spec: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Any
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
         self.given += [q.float(), k.float(), v.float()]
         return v.repeat_interleave(spec.num_heads // spec.num_kv_heads, 1)
 
@@ -129,7 +128,6 @@ class _Seen:
         batch: Any,
         table_TR: torch.Tensor,
     ) -> torch.Tensor:
-        """See `TurningAttention.run_turned`."""
         self.turned += 1
         return self.run(spec, turned(q, table_TR), turned(k, table_TR), v, batch)
 

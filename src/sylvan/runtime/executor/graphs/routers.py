@@ -113,7 +113,6 @@ class _Product(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """See `TorchFunctionMode`."""
         if func is F.linear and len(args) == 2 and not kwargs and args[1].shape == self._shape:
             return self._rows(args[0])
         return func(*args, **(kwargs or {}))
@@ -129,7 +128,6 @@ class _Products(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """See `TorchFunctionMode`."""
         if func is F.linear:
             self.seen.append((*args, *(kwargs or {}).values()))
         return func(*args, **(kwargs or {}))

@@ -42,6 +42,7 @@ from sylvan.runtime.features.disagg.messages import (
     Ask,
     Denied,
     Done,
+    Elsewhere,
     Failed,
     Hello,
     Kept,
@@ -230,10 +231,7 @@ class Receiver:
         ended: Event = Left(work.job)
         channel = None
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                channel = await self._network.connect(work.host, work.port)
-                hello, ask = await self._ask(channel, work)
-            accepted = await self._await_acceptance(channel, hello, ask)
+            channel, accepted = await self._enter(work)
             self._client.learn(work.host, work.port, accepted.offers.get(HTTP_PORT, b""))
             self._tell(Progress(work.job))
             reached = self._reach(channel, accepted)
@@ -263,6 +261,30 @@ class Receiver:
             del self._jobs[work.job]
             self._tell(ended)
 
+    async def _enter(self, work: Join) -> tuple[Channel, Accepted]:
+        """Be let in by the rank of the prefill server that has this rank's part."""
+        channel, answer = await self._meet(work, work.port)
+        if isinstance(answer, Elsewhere):
+            channel.close()
+            channel, answer = await self._meet(work, answer.port)
+        if not isinstance(answer, Accepted):
+            channel.close()
+            raise ChannelError("no rank has the part of this one")
+        return channel, answer
+
+    async def _meet(self, work: Join, port: int) -> tuple[Channel, Accepted | Elsewhere]:
+        """Say which part is wanted to whoever listens at a port."""
+        channel = None
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                channel = await self._network.connect(work.host, port)
+                hello, ask = await self._ask(channel, work)
+            return channel, await self._await_answer(channel, hello, ask)
+        except BaseException:
+            if channel is not None:
+                channel.close()
+            raise
+
     async def _ask(self, channel: Channel, work: Join) -> tuple[Hello, Ask]:
         hello = await _next(channel, Hello)
         if hello.protocol != PROTOCOL:
@@ -275,8 +297,11 @@ class Receiver:
         await channel.send(encode(Ask(PROTOCOL, nonce, mine, ask.identity, ask.room, ask.digest)))
         return hello, ask
 
-    async def _await_acceptance(self, channel: Channel, hello: Hello, ask: Ask) -> Accepted:
-        accepted = await _next(channel, Accepted)
+    async def _await_answer(self, channel: Channel, hello: Hello, ask: Ask) -> Accepted | Elsewhere:
+        answer = decode((await channel.receive())[0])
+        if isinstance(answer, Elsewhere):
+            return answer
+        accepted = _expected(answer, Accepted)
         if not hmac.compare_digest(accepted.proof, proof(self._secret, b"prefill", hello, ask)):
             raise _RefusedError("the prefill server does not know the secret of disagg.secret_file")
         return accepted

@@ -45,11 +45,9 @@ class CudaKind:
         self._root, self._build, self._capability = root, build, capability
 
     def problem(self) -> str | None:
-        """See `Kind.problem`."""
         return nvidia_problem(self._root, lambda: self._build or find_build(), self._capability)
 
     def memory(self) -> tuple[int, int] | None:
-        """See `Kind.memory`."""
         return nvidia_memory()
 
 

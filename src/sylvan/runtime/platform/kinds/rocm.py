@@ -33,11 +33,9 @@ class RocmKind:
         self._root, self._build = root, build
 
     def problem(self) -> str | None:
-        """See `Kind.problem`."""
         return amd_problem(self._root, lambda: self._build or find_build())
 
     def memory(self) -> tuple[int, int] | None:
-        """See `Kind.memory`."""
         return amd_memory(self._root)
 
 

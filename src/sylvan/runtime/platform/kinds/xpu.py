@@ -27,11 +27,9 @@ class XpuKind:
         self._root, self._build = root, build
 
     def problem(self) -> str | None:
-        """See `Kind.problem`."""
         return intel_problem(self._root, lambda: self._build or find_build())
 
     def memory(self) -> tuple[int, int] | None:
-        """See `Kind.memory`."""
         return None
 
 

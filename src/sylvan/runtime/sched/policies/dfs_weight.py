@@ -22,7 +22,6 @@ class DepthFirstWeight:
         self._likely_hits = context.likely_hits
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
-        """See `SchedulePolicy.order`."""
         weights: dict[bytes, int] = {}
         keys = {r.order: _bytes(r) for r in waiting}
         branches = {order: key[: 4 * BRANCH_TOKENS] for order, key in keys.items()}
@@ -44,5 +43,4 @@ def _bytes(req: Req) -> bytes:
 
 
 def build(context: PolicyContext) -> SchedulePolicy:
-    """See `schedule_policy`."""
     return DepthFirstWeight(context)

@@ -20,7 +20,6 @@ class LongestPrefixMatch:
         self._likely_hits = context.likely_hits
 
     def order(self, waiting: Sequence[Req]) -> Iterable[Req]:
-        """See `SchedulePolicy.order`."""
         hits = [*islice(self._likely_hits(islice(waiting, SCAN)), WINDOW)]
         if not hits:
             return waiting
@@ -29,5 +28,4 @@ class LongestPrefixMatch:
 
 
 def build(context: PolicyContext) -> SchedulePolicy:
-    """See `schedule_policy`."""
     return LongestPrefixMatch(context)

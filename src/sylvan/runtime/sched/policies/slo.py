@@ -44,14 +44,12 @@ class LeastSlack(Capability):
         self._under_way: deque[int] = deque(maxlen=context.inflight)  # their prompt tokens
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
-        """See `SchedulePolicy.order`."""
         now = self._clock()
         slack = {r.order: self._slack(r, now) for r in waiting[:WINDOW]}
         ranked = sorted(waiting[:WINDOW], key=lambda r: (slack[r.order] < 0, slack[r.order]))
         return [*ranked, *waiting[WINDOW:]]
 
     def prompt_tokens(self, running: Sequence[Req], priority: int) -> int:
-        """See `PacingPolicy.prompt_tokens`."""
         now = self._clock()
         spare = min((self._spare(r, now) for r in running if r.priority >= priority), default=inf)
         return sys.maxsize if spare == inf else max(0, int(spare / self._token_s))
@@ -110,5 +108,4 @@ class LeastSlack(Capability):
 
 
 def build(context: PolicyContext) -> SchedulePolicy:
-    """See `schedule_policy`."""
     return LeastSlack(context)

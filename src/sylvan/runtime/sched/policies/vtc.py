@@ -28,7 +28,6 @@ class VirtualTokenCounter(Capability):
         self._waiting: set[str] = set()  # tenants that had requests waiting when last asked
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
-        """See `SchedulePolicy.order`."""
         queues: dict[str, list[Req]] = {}
         for req in reversed(waiting):
             queues.setdefault(req.request.tenant, []).append(req)
@@ -69,5 +68,4 @@ class VirtualTokenCounter(Capability):
 
 
 def build(context: PolicyContext) -> SchedulePolicy:
-    """See `schedule_policy`."""
     return VirtualTokenCounter(context)

@@ -34,7 +34,6 @@ class IsolatedLoader:
     """
 
     isolated = True
-    loads_unlocked = True
 
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
