@@ -148,3 +148,11 @@ def test_links_that_leave_docs_become_code_or_pages():
     assert hooks.from_root("[log](CHANGELOG.md), [make](Makefile)") == (
         "[log](changelog.md), make (`Makefile`)"
     )
+
+
+def test_files_named_on_the_map_of_the_code_exist():
+    page = (DOCS / "concepts" / "find-your-way.md").read_text()
+    named = set(re.findall(r"`([\w/]+(?:\.py|/))`", page)) - {"src/sylvan/"}
+
+    assert [name for name in named if not (ROOT / "src" / "sylvan" / name).exists()] == []
+    assert len(named) > 40
