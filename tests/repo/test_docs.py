@@ -22,9 +22,9 @@ ELLIPSIS = "…"
 
 
 @cache
-def messages():
-    """Every text in the sources, with `…` for what is put into it."""
-    found = []
+def sources():
+    """Every text in the sources, with `…` for what is put into it; and the names of classes."""
+    texts, classes = [], set()
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
@@ -32,10 +32,12 @@ def messages():
                     part.value if isinstance(part, ast.Constant) else ELLIPSIS
                     for part in node.values
                 ]
-                found.append("".join(parts))
+                texts.append("".join(parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
-    return "\0".join([*found, ""])
+                texts.append(node.value)
+            elif isinstance(node, ast.ClassDef):
+                classes.add(node.name)
+    return "\0".join([*texts, ""]), classes
 
 
 def quoted():
@@ -50,7 +52,7 @@ def quoted():
 def is_said(message):
     """Whether one text of the sources has all parts of a message, in order."""
     parts = [part for part in message.split(ELLIPSIS) if part.strip()]
-    longest, texts, at = max(parts, key=len), messages(), -1
+    longest, texts, at = max(parts, key=len), sources()[0], -1
     while (at := texts.find(longest, at + 1)) >= 0:
         text = texts[texts.rfind("\0", 0, at) + 1 : texts.find("\0", at)]
         if re.search(".*?".join(map(re.escape, parts)), text, re.DOTALL):
@@ -95,15 +97,9 @@ def test_settings_named_on_pages_exist():
 
 
 def test_names_of_the_glossary_exist():
-    classes = {
-        node.name
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-    }
     rows = re.findall(r"^\| .* \| (`.*`) \|$", (DOCS / "glossary.md").read_text(), re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`([\w.]+)`", row)]
-    known = classes | settings() | {"models.registry"}
+    known = sources()[1] | settings() | {"models.registry"}
 
     assert [name for name in named if name not in known] == []
     assert len(rows) >= 60
