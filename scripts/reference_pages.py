@@ -25,12 +25,12 @@ from sylvan.kernels.inventory import op_uses
 from sylvan.kernels.native.library import Description
 from sylvan.kernels.native.opset import OPS
 from sylvan.protocol.disagg import DisaggLoad
-from sylvan.protocol.messages import Load
+from sylvan.protocol.messages import SchedulerLoad
 from sylvan.protocol.tiers import TierLoad
 from sylvan.runtime.engine.engine import Engine
 from sylvan.runtime.server.metrics import Accounts
 from sylvan.runtime.server.settings import ServerSettings
-from sylvan.runtime.tokenizer.types import ModelFacts
+from sylvan.runtime.tokenizer.types import ServedModelInfo
 from sylvan.utils.clock import monotonic
 
 ROOT = Path(__file__).parents[1]
@@ -221,8 +221,8 @@ class _Placing:
 
 
 def _server_registry() -> CollectorRegistry:
-    load = Load(swa_total_tokens=1, tiers=TierLoad(), disagg=DisaggLoad(mode="prefill"))
-    facts = ModelFacts(model_path="", served_name="", context_len=0, vocab_size=0)
+    load = SchedulerLoad(swa_total_tokens=1, tiers=TierLoad(), disagg=DisaggLoad(mode="prefill"))
+    facts = ServedModelInfo(model_path="", served_name="", context_len=0, vocab_size=0)
     client = SimpleNamespace(load=load, facts=facts, replica=0)
     router = SimpleNamespace(clients=(client,), observers=[])
     manager: Any = SimpleNamespace(load=lambda: load, facts=facts, router=router)
