@@ -31,7 +31,7 @@ from sylvan.runtime.core.req import Batch
 from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.sim import SimExecutor
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.plan_builder import PlanBuilder
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
@@ -117,13 +117,15 @@ def whole_steps(num_running: int = 256, nodes: int = 200_000) -> dict[str, objec
         lambda batch: 0.0,
         ExecutorCaps(max_batch_tokens=8192, max_running_reqs=num_running),
     )
-    parts = Parts(
+    parts = SchedulerDeps(
         cache=cache,
         executor=executor,
         policy=schedule_policy("lpm"),
         emit=lambda outputs: None,
     )
-    scheduler = Scheduler(parts, Limits(max_running_reqs=num_running, max_waiting_reqs=100_000))
+    scheduler = Scheduler(
+        parts, SchedulerLimits(max_running_reqs=num_running, max_waiting_reqs=100_000)
+    )
     for number in range(num_running * 6):
         scheduler.add(
             GenerateRequest(

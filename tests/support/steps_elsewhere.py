@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.library import load
 from sylvan.runtime.executor import build
 from sylvan.runtime.executor.options import LocalOptions
@@ -53,11 +53,11 @@ def write_step(model_dir: Path, options: LocalOptions, path: Path, monkeypatch) 
             put(*((~inside,) if 0 <= inside < pages.nbytes else (memory.nbytes, memory)))
         put(len(layout.records), layout.records.nbytes, layout.records)
         arrays = {array.ctypes.data: array for array in vars(batch.host).values()}
-        fields = {name: getattr(run, name) for name, _ in Run._fields_}
+        fields = {name: getattr(run, name) for name, _ in StepRun._fields_}
         pointed = {n: arrays[v] for n, v in fields.items() if v in arrays}
         put(ctypes.sizeof(run), run, len(pointed))
         for name, array in pointed.items():
-            put(getattr(Run, name).offset, array.nbytes, np.ascontiguousarray(array))
+            put(getattr(StepRun, name).offset, array.nbytes, np.ascontiguousarray(array))
     runner.run(batch)
     found = layout.memory[out][:out_bytes].tobytes() + pages.tobytes()
     executor.close()

@@ -123,11 +123,11 @@ class ServeJob:
 
 async def _serve(job: ServeJob) -> None:
     """Start, serve until told to stop, drain, close."""
-    from sylvan.cli.http import HttpServer, Stop
+    from sylvan.cli.http import HttpServer, StopSignal
     from sylvan.runtime.engine.runtime import Runtime
 
     config = job.settings.resolved.config
-    with Stop(at_eof=job.until_eof) as stop:
+    with StopSignal(at_eof=job.until_eof) as stop:
         with starting(f"loading {config.model}", quiet=job.quiet) as progress:
             starting_up = Runtime.start(
                 config, progress=progress, during_start=_import_app, prewarmed=job.prewarmed

@@ -21,7 +21,7 @@ Call = Callable[[GenParams], tuple[Any, dict[str, Any]]]
 Results = list[tuple[str | None, str]]  # (variable or None for the program's text, text)
 
 
-class Speculation(Protocol):
+class StateSpeculation(Protocol):
     """How a state fills in texts and gens while it speculates."""
 
     def fill(self, text: str, *, of_message: bool) -> bool:
@@ -106,7 +106,7 @@ class ChatSpeculation:
         return of_message
 
     def gen(self, name: str | None, params: GenParams) -> None:
-        """See `Speculation.gen`.
+        """See `StateSpeculation.gen`.
 
         Raises:
             ValueError: the gens of one message differ in more than name, length and stops.
@@ -121,7 +121,7 @@ class ChatSpeculation:
         self._terms.append(_Term(None, name, tuple(as_list(params.stop))))
 
     def end_message(self) -> Results:
-        """See `Speculation.end_message`.
+        """See `StateSpeculation.end_message`.
 
         Raises:
             BackendError: the model did not keep to the program's texts in any of the tries.

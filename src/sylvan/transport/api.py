@@ -1,4 +1,4 @@
-"""What processes need of whatever carries their messages."""
+"""The interface of message transports between processes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ RecvCo = TypeVar("RecvCo", covariant=True)
 
 
 class MessageError(SylvanError):
-    """One message is not what it should be; those after it are unharmed."""
+    """One message is malformed; later ones are unaffected."""
 
 
 class ChannelFullError(CapacityError):
     """The other side does not take messages as fast as they come."""
 
 
-class Sender(Protocol[SendContra]):
+class MessageSender(Protocol[SendContra]):
     """The sending end. Messages arrive whole and in order, or not at all."""
 
     def send(self, message: SendContra) -> None:
@@ -39,7 +39,7 @@ class Sender(Protocol[SendContra]):
         ...
 
 
-class Receiver(Protocol[RecvCo]):
+class MessageReceiver(Protocol[RecvCo]):
     """The receiving end, for a process that may block."""
 
     def receive(self, timeout_s: float = 0.0) -> RecvCo | None:
@@ -71,7 +71,7 @@ class AsyncReceiver(Protocol[RecvCo]):
         ...
 
 
-class Channel(Protocol[SendContra, RecvCo]):
+class DuplexChannel(Protocol[SendContra, RecvCo]):
     """Both directions, for a process that may block."""
 
     def send(self, message: SendContra) -> None: ...
@@ -97,10 +97,10 @@ class AsyncChannel(Protocol[SendContra, RecvCo]):
 
 @dataclass(frozen=True, slots=True)
 class Duplex(Generic[Send, Recv]):
-    """A `Channel` made of two ends."""
+    """A `DuplexChannel` made of two ends."""
 
-    sender: Sender[Send]
-    receiver: Receiver[Recv]
+    sender: MessageSender[Send]
+    receiver: MessageReceiver[Recv]
 
     def send(self, message: Send) -> None:
         self.sender.send(message)
@@ -117,7 +117,7 @@ class Duplex(Generic[Send, Recv]):
 class AsyncDuplex(Generic[Send, Recv]):
     """An `AsyncChannel` made of two ends."""
 
-    sender: Sender[Send]
+    sender: MessageSender[Send]
     receiver: AsyncReceiver[Recv]
 
     def send(self, message: Send) -> None:

@@ -45,7 +45,7 @@ class Pipe(Generic[Message]):
             return self._messages.popleft()
 
     def close(self) -> None:
-        """What is sent from now on is dropped."""
+        """Drop all later messages."""
         with self._changed:
             self._closed = True
             self._messages.clear()
@@ -70,7 +70,7 @@ class AsyncPipe(Generic[Message]):
         if not self._closed and self._waking.acquire(blocking=False):
             try:
                 self._loop.call_soon_threadsafe(self._arrived.set)
-            except RuntimeError:  # the loop has ended, and with it whoever would read this
+            except RuntimeError:  # the loop has ended, so nobody reads this
                 self.close()
 
     async def receive(self) -> Message:
@@ -78,7 +78,8 @@ class AsyncPipe(Generic[Message]):
             self._arrived.clear()
             if self._waking.locked():
                 self._waking.release()
-            # sent between the two lines above: the sender saw the lock held and woke nobody
+            # sent between the two lines above: the sender saw the lock held and did not wake the
+            # reader
             if (message := self._pipe.receive()) is not None:
                 return message
             await self._arrived.wait()

@@ -13,7 +13,7 @@ from sylvan.transport.api import (
     ChannelFullError,
     Message,
     MessageError,
-    Sender,
+    MessageSender,
 )
 
 Delay = Callable[[], float]
@@ -21,9 +21,9 @@ Delay = Callable[[], float]
 
 
 class LateSender(Generic[Message]):
-    """A sender whose messages leave late, and in order; one that nobody takes then is lost."""
+    """A sender that delays messages, in order; undeliverable ones are lost."""
 
-    def __init__(self, sender: Sender[Message], delay: Delay) -> None:
+    def __init__(self, sender: MessageSender[Message], delay: Delay) -> None:
         self._sender = sender
         self._delay = delay
         self._due_s = 0.0

@@ -15,7 +15,7 @@ from typing import Generic
 import zmq
 
 from sylvan.transport.api import ChannelFullError, Message, MessageError
-from sylvan.transport.codec import MAX_MESSAGE_BYTES, Decoder, Encoder
+from sylvan.transport.codec import MAX_MESSAGE_BYTES, MessageDecoder, MessageEncoder
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -29,7 +29,7 @@ _RECONNECT_MS = 20
 class PushSender(Generic[Message]):
     """The sending end; for one thread."""
 
-    def __init__(self, context: Context, address: str, encoder: Encoder) -> None:
+    def __init__(self, context: Context, address: str, encoder: MessageEncoder) -> None:
         self._socket = _push(context, address)
         self._socket.setsockopt(zmq.SNDTIMEO, int(SEND_TIMEOUT_S * 1000))
         self._encoder = encoder
@@ -46,9 +46,9 @@ class PushSender(Generic[Message]):
 
 
 class AsyncPushSender(Generic[Message]):
-    """The sending end inside an event loop: what the socket does not take waits in a backlog."""
+    """The sending end inside an event loop; what the socket cannot take waits in a backlog."""
 
-    def __init__(self, context: Context, address: str, encoder: Encoder) -> None:
+    def __init__(self, context: Context, address: str, encoder: MessageEncoder) -> None:
         self._socket = _push(context, address)
         self._encoder = encoder
         self._loop = asyncio.get_running_loop()
@@ -88,7 +88,7 @@ class PullReceiver(Generic[Message]):
         self,
         context: Context,
         addresses: Sequence[str],
-        decoder: Decoder[Message],
+        decoder: MessageDecoder[Message],
     ) -> None:
         self._socket = _pull(context, addresses)
         self._decoder = decoder
@@ -113,7 +113,7 @@ class AsyncPullReceiver(Generic[Message]):
         self,
         context: Context,
         addresses: Sequence[str],
-        decoder: Decoder[Message],
+        decoder: MessageDecoder[Message],
     ) -> None:
         self._socket = _pull(context, addresses)
         self._decoder = decoder
@@ -125,7 +125,7 @@ class AsyncPullReceiver(Generic[Message]):
 
     async def receive(self) -> Message:
         while True:
-            # the descriptor tells of changes only: what is there is read before waiting again
+            # the descriptor signals changes only: read everything before waiting again
             self._readable.clear()
             try:
                 data = self._socket.recv(zmq.DONTWAIT)

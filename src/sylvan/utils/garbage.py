@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 YOUNG_OBJECTS = 2000
-"""When there are so many more objects than before, the new ones are looked at: 0.1 to 0.5 ms."""
+"""Number of additional objects that triggers a look at the new ones: 0.1 to 0.5 ms."""
 
 YOUNG_PASSES = 0
 """After each second of those looks what the first one left is looked at too, and is old then."""
 
 OLD_PASSES = 750
-"""So many of those until all is walked: millions of objects later, so only if something leaks."""
+"""Young collections per full one: millions of objects later, so only if something leaks."""
 
 
 def settle(young_objects: int = YOUNG_OBJECTS) -> None:

@@ -1,4 +1,4 @@
-"""Attention that computes nothing: what everything else costs."""
+"""Attention that computes nothing, to measure the cost of everything else."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from sylvan.runtime.engine.child_main import ChildMain, run_start
 from sylvan.runtime.engine.ranks import StartRank, join_mesh, rank_channel, step_codec
 from sylvan.runtime.engine.roles import MEETING
 from sylvan.runtime.executor.ranks import Follower
-from sylvan.transport.api import Sender
+from sylvan.transport.api import MessageSender
 from sylvan.utils import garbage
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def _follow(follower: Follower) -> int:
     return 0
 
 
-def _beat(replies: Sender[Alive], interval_s: float) -> None:
+def _beat(replies: MessageSender[Alive], interval_s: float) -> None:
     """Tell the parent that this process runs, whatever its steps take."""
     pause = threading.Event()
     while not pause.wait(interval_s):

@@ -10,7 +10,7 @@ from sylvan.protocol.errors import ExecutorError, RankLostError
 from sylvan.protocol.messages import Ready, ToScheduler
 from sylvan.runtime.engine.build import build_scheduler
 from sylvan.runtime.engine.child_main import ChildMain, run_start
-from sylvan.runtime.engine.composition import Build, Composition
+from sylvan.runtime.engine.composition import Build, EngineCore
 from sylvan.runtime.engine.progress import ReportedProgress
 from sylvan.runtime.engine.ranks import rank_group
 from sylvan.runtime.engine.roles import STEPS
@@ -26,7 +26,7 @@ def main(build: Build | None = None) -> int:
     replies = cast(Any, child.sender("replies"))
     progress = ReportedProgress(replies.send) if child.reports_loading else None
     ports: Ports | None = None
-    built: Composition | None = None
+    built: EngineCore | None = None
 
     def start() -> None:
         nonlocal ports, built

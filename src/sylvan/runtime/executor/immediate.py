@@ -25,10 +25,10 @@ from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths
 from sylvan.runtime.executor.verify import accepted_guesses
 from sylvan.runtime.sampling.api import SampleOutput, TokenSampler
-from sylvan.runtime.sampling.constraints import Masks, Outcome
+from sylvan.runtime.sampling.constraints import Masks, RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
-_PROMPT_BLOCK_BYTES = 32 << 20  # logits of prompt positions held at once
+_PROMPT_BLOCK_BYTES = 32 << 20  # bytes of prompt-position logits held at once
 
 
 class ImmediateBackend:
@@ -102,13 +102,15 @@ class ImmediateBackend:
                 drawn = self._sampler.sample(logits_RV, batch, masks)
             except FAILURES:
                 drawn = self._draw_each(rows, batch, masks)
-        self._last_token[batch.slots] = drawn.token_ids  # of slices with guesses nobody reads it
+        self._last_token[batch.slots] = drawn.token_ids  # not read for slices with guesses
         return drawn
 
     def correct(self, plan: StepPlan) -> None:
-        """Nothing is ever late."""
+        """Results are never late."""
 
-    def accept(self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
+    def accept(
+        self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, RowOutcome]
+    ) -> None:
         if plan.drafts and not all(draft.is_chain for draft in plan.drafts):
             self.keep(accepted_guesses(plan, drawn.token_ids), {})
         params = self._slots.params
@@ -120,7 +122,8 @@ class ImmediateBackend:
         tokens: list[tuple[int, ...]] = [(token,) for token in drawn.token_ids.tolist()]
         for row, outcome in outcomes.items():
             tokens[row] = outcome.tokens
-            if outcome.tokens:  # a step in flight may feed the first; the others are known by then
+            # a step in flight may read the first; the others are on the host by then
+            if outcome.tokens:
                 self._last_token[slots[row]] = outcome.tokens[0]
         if params.counts:
             each = np.repeat(slots, [len(t) for t in tokens])
@@ -136,7 +139,7 @@ class ImmediateBackend:
         ends = self.batch.host.q_starts[1:]
         for draft in self.batch.drafts:
             if draft.is_chain:
-                continue  # it is there already
+                continue  # already in place
             path = paths[draft.index]
             first = int(ends[draft.index]) - len(draft.parents)
             sources = [first + guess for at, guess in enumerate(path) if at != guess]
@@ -148,7 +151,7 @@ class ImmediateBackend:
         """Everything has happened."""
 
     def discard(self) -> None:
-        """Nothing outlives a failed step."""
+        """A failed step leaves nothing to release."""
 
     def logits(self, rows: IntArray) -> torch.Tensor:
         with torch.inference_mode():

@@ -9,7 +9,7 @@ from sylvan.protocol.commands import CommandResult, ExecutorCommand
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.executor.api import ExecutorCaps, Pending, PendingCommand
 from sylvan.runtime.executor.control import ExecutorControl
-from sylvan.runtime.executor.worker import LaunchedStep, Worker
+from sylvan.runtime.executor.worker import LaunchedStep, StepWorker
 
 
 class LocalExecutor:
@@ -20,7 +20,7 @@ class LocalExecutor:
     """
 
     def __init__(
-        self, worker: Worker, caps: ExecutorCaps, control: ExecutorControl, *, overlap: bool
+        self, worker: StepWorker, caps: ExecutorCaps, control: ExecutorControl, *, overlap: bool
     ) -> None:
         self.caps = caps
         self._worker = worker
@@ -48,7 +48,7 @@ class LocalExecutor:
 class DeviceExecutor:
     """One worker, whose backend queues: `launch` returns while the device still works."""
 
-    def __init__(self, worker: Worker, caps: ExecutorCaps, control: ExecutorControl) -> None:
+    def __init__(self, worker: StepWorker, caps: ExecutorCaps, control: ExecutorControl) -> None:
         self.caps = caps
         self._worker = worker
         self._commands = _Commands(control)
@@ -109,7 +109,7 @@ class _Threaded:
 class _Lazy:
     """A step that runs when it is waited for, after all launched before it."""
 
-    def __init__(self, worker: Worker, plan: StepPlan, waiting: deque[_Lazy]) -> None:
+    def __init__(self, worker: StepWorker, plan: StepPlan, waiting: deque[_Lazy]) -> None:
         self._worker, self._plan, self._waiting = worker, plan, waiting
         self._step: LaunchedStep | None = None
 

@@ -18,8 +18,8 @@ from sylvan.protocol.errors import ExecutorError, RankLostError
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.executor.api import Carried, Executor, Pending, PendingCommand
-from sylvan.runtime.executor.rank_commands import Round, Rounds, Told, plan_of
-from sylvan.transport.api import Channel
+from sylvan.runtime.executor.rank_commands import CommandRound, Round, Rounds, plan_of
+from sylvan.transport.api import DuplexChannel
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class RankedExecutor:
     def __init__(
         self,
         executor: Executor,
-        others: Sequence[Channel[ToRank, FromRank]],
+        others: Sequence[DuplexChannel[ToRank, FromRank]],
         codec: StepCodec,
         check: Callable[[], None],
         agree_timeout_s: float = AGREE_TIMEOUT_S,
@@ -94,7 +94,7 @@ class RankedExecutor:
             return Carried(CommandResult(error=plan))
         return Rounds(plan, self._tell)
 
-    def _tell(self, commands: Round) -> Told:
+    def _tell(self, commands: Round) -> CommandRound:
         own, *theirs = commands
         told = self._others[: len(theirs)]
         for other, command in zip(told, theirs, strict=True):
@@ -152,12 +152,12 @@ class _RankedStep:
 
 
 class _ToldRanks:
-    """Implements `Told`: done when all ranks are."""
+    """Implements `CommandRound`: done when all ranks are."""
 
     def __init__(
         self,
         own: PendingCommand,
-        others: Sequence[Channel[ToRank, FromRank]],
+        others: Sequence[DuplexChannel[ToRank, FromRank]],
         codec: StepCodec,
     ) -> None:
         self._own, self._codec = own, codec
@@ -198,7 +198,7 @@ class Follower:
     def __init__(
         self,
         executor: Executor,
-        first: Channel[FromRank, ToRank],
+        first: DuplexChannel[FromRank, ToRank],
         codec: StepCodec,
         check: Callable[[], None],
         agree_timeout_s: float = AGREE_TIMEOUT_S,

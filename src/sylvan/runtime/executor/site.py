@@ -25,7 +25,7 @@ from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 
 
 class LateParts:
-    """What is made after the worker halves that use it."""
+    """Parts that are built after the worker halves that use them."""
 
     def __init__(self) -> None:
         self.runner: ModelRunner | None = None
@@ -69,7 +69,7 @@ class LateParts:
         if plain.all():
             best = logits_RW.argmax(-1)
             return (best if ids is None else ids[best]).numpy().astype(np.int32)
-        if ids is not None:  # the others are impossible
+        if ids is not None:  # all other ids are impossible
             few_RW = logits_RW
             logits_RW = torch.full((len(few_RW), params.vocab_size), -torch.inf)
             logits_RW.index_copy_(1, ids, few_RW)

@@ -77,7 +77,7 @@ class Share(NamedTuple):
 
 
 class Split:
-    """What a rank holds of a dimension: a share of each tensor that is joined there, in order."""
+    """This rank's part of a divided dimension: a share of each tensor joined there, in order."""
 
     __slots__ = ("shares",)
 
@@ -101,7 +101,7 @@ class Split:
 
     @property
     def is_divided(self) -> bool:
-        """Whether other ranks hold something else."""
+        """Whether other ranks hold other parts."""
         return self.size != self.whole
 
     @property

@@ -1,4 +1,4 @@
-"""What kinds of encoders there are: their config.json, and the names in their checkpoints."""
+"""Kinds of encoders: their config.json, and the names in their checkpoints."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class EncoderKind:
         return tensor
 
     def head_activation(self, config: ModelConfig) -> ActivationKind:
-        """Of a head whose activation the config names."""
+        """Activation of a head, by its name in the config."""
         return _activation(config.raw.get("classifier_activation", "gelu"))
 
 
@@ -204,7 +204,7 @@ KINDS: Mapping[str, EncoderKind] = MappingProxyType(
         "XLMRoberta": _ROBERTA,
     }
 )
-"""By the start of the architecture's name."""
+"""By prefix of the architecture's name."""
 
 
 def kind_of(architecture: str) -> EncoderKind:

@@ -169,13 +169,13 @@ def with_tensors(
     packed: Mapping[str, Sequence[Holder]],
     lost: Collection[str],
 ) -> Mapping[str, tuple[Holder, ...]]:
-    """Everything that keeps contents of each parameter of `model`; nothing of those in `lost`.
+    """Find everything that holds each parameter of `model`; nothing for those in `lost`.
 
     Args:
-        model: As it is run now.
+        model: The running model.
         slots: Its parameters.
-        packed: What kernels keep.
-        lost: Parameters of which there are copies besides.
+        packed: Packed copies of the kernels.
+        lost: Parameters with further copies that cannot be updated.
     """
     found: dict[str, tuple[Holder, ...]] = {}
     for slot in slots:
@@ -186,7 +186,7 @@ def with_tensors(
 
 
 class ParameterNames:
-    """Tells which parameter of a model an object is; made before any of them is packed."""
+    """Maps objects to parameter names of a model; built before any parameter is packed."""
 
     def __init__(self, model: nn.Module, slots: Iterable[Slot]) -> None:
         self._slots = list(slots)
@@ -194,7 +194,7 @@ class ParameterNames:
         self._names = {id(value): name for name, value in self._kept.items() if value is not None}
 
     def of(self, source: object) -> str | None:
-        """The parameter that `source` is or stands for; None: it is none."""
+        """The parameter that `source` is or was made from, or None."""
         if isinstance(source, DeferredWeight):
             return source.key
         return self._names.get(id(source))
@@ -216,7 +216,7 @@ class ParameterNames:
 
 
 def _attribute(model: nn.Module, slot: Slot) -> object:
-    """What the model has by the name of a parameter; None where a layer was replaced."""
+    """The model's attribute with the name of a parameter; None if a layer was replaced."""
     path, _, attribute = slot.name.rpartition(".")
     try:
         return getattr(model.get_submodule(path), attribute)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.platform.api import Event, Graph, Memory, Stream
+from sylvan.runtime.platform.api import Event, Memory, PlatformGraph, PlatformStream
 from sylvan.runtime.platform.facts import PlatformFacts
 
 
@@ -100,13 +100,13 @@ class Accelerator:
     def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(size, dtype=dtype, pin_memory=True)
 
-    def stream(self) -> Stream:
+    def stream(self) -> PlatformStream:
         return self._stream
 
-    def side_stream(self) -> Stream:
+    def side_stream(self) -> PlatformStream:
         return DeviceStream(self._module, self.device)
 
-    def graph(self) -> Graph | None:
+    def graph(self) -> PlatformGraph | None:
         if self._graph_type is None:
             return None
         return DeviceGraph(self._module, self._graph_type(), self._pool, self._stream.raw)

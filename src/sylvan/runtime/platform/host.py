@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import torch
 
-from sylvan.runtime.platform.api import Event, Graph, Memory, Stream
+from sylvan.runtime.platform.api import Event, Memory, PlatformGraph, PlatformStream
 from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.utils.machine import inspect_machine
 
 
-class Past:
+class CompletedEvent:
     """An event of a stream that never lags."""
 
     def done(self) -> bool:
@@ -30,7 +30,7 @@ class InlineStream:
         work()
 
     def event(self) -> Event:
-        return Past()
+        return CompletedEvent()
 
     def after(self, event: Event) -> None:
         event.wait()
@@ -57,13 +57,13 @@ class HostPlatform:
     def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(size, dtype=dtype)
 
-    def stream(self) -> Stream:
+    def stream(self) -> PlatformStream:
         return self._stream
 
-    def side_stream(self) -> Stream:
+    def side_stream(self) -> PlatformStream:
         return InlineStream()
 
-    def graph(self) -> Graph | None:
+    def graph(self) -> PlatformGraph | None:
         return None
 
     @contextmanager

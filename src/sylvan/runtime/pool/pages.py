@@ -128,10 +128,10 @@ class PagedBuffer:
 
     @property
     def through(self) -> Transfers:
-        """Who carries out exports and imports.
+        """The object that runs exports and imports.
 
         Raises:
-            ValueError: there is nobody.
+            ValueError: there is none.
         """
         if self._transfers is None:
             raise ValueError("this pool was made without a way to the host")
@@ -211,10 +211,10 @@ class JoinedPages:
 def check_of_import(
     pages: IntArray, buffer: NDArray[np.uint8], page_bytes: int, checksums: Checksums | None
 ) -> Callable[[], None] | None:
-    """What is to be found right before pages are written; None: nothing.
+    """Checksums to verify before writing pages; None: no verification.
 
     Raises:
-        ValueError: a page comes twice, or there is not one checksum a page.
+        ValueError: a page is repeated, or the number of checksums differs.
     """
     if len(np.unique(pages)) < len(pages):
         raise ValueError("an import writes each page once")
@@ -232,10 +232,10 @@ def check_of_import(
 
 
 def host_bytes(buffer: NDArray[np.uint8], count: int, page_bytes: int) -> torch.Tensor:
-    """Host memory of so many pages.
+    """View host memory as bytes of that many pages.
 
     Raises:
-        ValueError: it is too small, or not of bytes side by side.
+        ValueError: too small, or not contiguous bytes.
     """
     needed = count * page_bytes
     if buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:

@@ -1,4 +1,4 @@
-"""Who carries out transfers: a thread beside the steps, or a stream of the device beside theirs."""
+"""Runs transfers: a thread beside the steps, or a separate stream of the device."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 
 from sylvan.kernels.memory import allocate
 from sylvan.runtime.core.memory import Checksums, Transfer
-from sylvan.runtime.platform.api import Event, Platform, Stream
+from sylvan.runtime.platform.api import Event, Platform, PlatformStream
 
 Work = Callable[[], None]
 Hashing = Callable[[], Checksums]
 
 
 class ChecksumError(RuntimeError):
-    """Bytes are not those that were exported."""
+    """The bytes differ from those exported."""
 
 
 class Transfers(Protocol):
-    """Starts transfers, and has the host memory that they take."""
+    """Starts transfers, and allocates the host memory they use."""
 
     def start(
         self,
@@ -53,9 +53,9 @@ class Transfers(Protocol):
 
 
 class HostTransfers:
-    """Between memories of the host: one thread, which sleeps where there is nothing to copy.
+    """Copies within host memory: one thread, which sleeps when idle.
 
-    It is no thread of the kernels: a step that runs meanwhile keeps all of these.
+    It is not a kernel thread, so a concurrent step keeps all of its threads.
     """
 
     def __init__(self) -> None:
@@ -86,10 +86,10 @@ class HostTransfers:
 
 
 class DeviceTransfers:
-    """Between a device and the host: a stream beside that of the steps.
+    """Copies between a device and the host, on a separate stream.
 
-    A copy begins after what the steps' stream was given before, and runs beside what it is given
-    later. A thread is needed for checksums only: to look at bytes while nobody waits.
+    A copy starts after all work queued on the steps' stream so far, and runs beside later work.
+    Only checksums need a thread, to hash bytes in the background.
     """
 
     def __init__(self, platform: Platform) -> None:
@@ -130,7 +130,7 @@ class DeviceTransfers:
         return launch_after(self._stream, written, work)
 
 
-def launch_after(stream: Stream, event: Event, work: Work) -> Event:
+def launch_after(stream: PlatformStream, event: Event, work: Work) -> Event:
     """Give `stream` work that begins after `event` of another stream; returns its own event."""
 
     def run() -> None:

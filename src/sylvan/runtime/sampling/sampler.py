@@ -10,7 +10,7 @@ import torch
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
-from sylvan.runtime.sampling.api import HOPELESS, SampleOutput
+from sylvan.runtime.sampling.api import NO_VALID_TOKEN, SampleOutput
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.draw import draw
 from sylvan.runtime.sampling.logprobs import token_logprobs
@@ -80,4 +80,4 @@ def _hopeless(logits_RV: torch.Tensor, ids: IntArray) -> dict[int, str]:
     index = torch.from_numpy(ids.astype(np.int64)).to(logits_RV.device)
     best = logits_RV.gather(-1, index[:, None])[:, 0]
     bad = torch.nonzero(torch.isinf(best) & (best < 0))[:, 0].tolist()
-    return dict.fromkeys(bad, HOPELESS)
+    return dict.fromkeys(bad, NO_VALID_TOKEN)

@@ -1,7 +1,7 @@
-"""From a batch of live requests to the step plan that crosses to the executor.
+"""Turns a batch of requests into the step plan for the executor.
 
-A plan is made when a batch is launched and copies what the step needs, so that the scheduler may
-change its objects while the step runs, in this process or in another one.
+A plan copies what the step needs, so the scheduler may change its objects while the step runs, in
+this process or another.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from sylvan.runtime.core.step import NO_PAGES, DraftRows, Join, StepPlan
 
 
 class PlanBuilder:
-    """Assigns request slots and finds what changed since the last step.
+    """Assigns request slots and computes what changed since the last step.
 
-    A rid keeps its slot until it is named in `Batch.ended` or comes back as another `Req`. Pages
-    are sent again from the start when the handle is another one, or its version changed: that is
-    what a preempted request looks like when it returns.
+    A rid keeps its slot until it is named in `Batch.ended` or comes back as another `Req`. All
+    pages are sent again when the handle or its version has changed, as it has after preemption.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -36,7 +35,7 @@ class PlanBuilder:
         self._steps = 0
 
     def build(self, batch: Batch, work: dict[str, Any] | None = None) -> StepPlan:
-        """Copy out what the step needs; `work` is that of capabilities.
+        """Build the plan; `work` holds the entries of capabilities.
 
         Raises:
             ExecutorError: more requests than slots.
@@ -79,7 +78,7 @@ class PlanBuilder:
         )
 
     def skip(self, steps: int) -> None:
-        """So many steps were not built; see `skipping`."""
+        """Account for `steps` steps that were not built; see `skipping`."""
         self._steps += steps
         self.look_again()
 
@@ -129,14 +128,14 @@ class PlanBuilder:
 
 
 class _DecodeSteps:
-    """Plans steps in which the same requests decode as in the step before.
+    """Fast path for steps that decode the same requests as the step before.
 
-    Each of them got one token, whose id the executor has: it is the newest of its slot. So the
-    numbers are those of the step before with all positions one further.
+    Each request got one token, and its id is still on the device, so the plan is the previous one
+    with all positions advanced by one.
     """
 
     def __init__(self, slices: Sequence[Slice] = ()) -> None:
-        """`slices`: of a step of decodes; empty if the last step was another kind."""
+        """`slices`: of a decode-only step; empty if the last step was of another kind."""
         self._slices = slices
         self._numbers: IntArray | None = None
 
@@ -185,7 +184,7 @@ class _DecodeSteps:
 
 
 class _PageTables:
-    """What the executor knows of the pages of each slot."""
+    """Tracks which pages the executor knows for each slot."""
 
     def __init__(self, num_slots: int) -> None:
         self._handles: list[KVHandle | None] = [None] * num_slots
@@ -198,7 +197,7 @@ class _PageTables:
         self._handles[slot] = None
 
     def changes(self, pieces: Sequence[Slice], growth: Growth | None) -> IntArray:
-        """What is new of the pages of plain decodes, of which `growth` tells if it is known."""
+        """Page updates of plain decodes; `growth` says which, if known."""
         if growth is NO_GROWTH:
             return NO_PAGES
         blocks: list[IntArray] = []
@@ -214,7 +213,7 @@ class _PageTables:
         return _packed(blocks)
 
     def update(self, req: Req, blocks: list[IntArray]) -> None:
-        """Add what is new of the pages of a request."""
+        """Add the page updates of one request."""
         kv, slot = req.kv, req.slot
         assert kv is not None, "a slice of a request without memory"
         known, count = self._count[slot], kv.num_pages
@@ -232,7 +231,7 @@ class _PageTables:
             blocks.append(block)
 
     def _grow(self, growth: Growth) -> IntArray:
-        """One page more of requests whose other pages are known; see `Growth`."""
+        """Add the one new page of each request that grew; see `Growth`."""
         slots = np.array([req.slot for req in growth.reqs], np.int32)
         block = np.empty((4, len(slots)), np.int32)
         block[0], block[1], block[3] = 0, slots, growth.pages
@@ -248,12 +247,12 @@ def _packed(blocks: Sequence[IntArray]) -> IntArray:
 
 
 class _Layout:
-    """Gathers the numbers of a step: plain decodes all at once, then the others slice by slice."""
+    """Collects the arrays of a step: plain decodes at once, then the other slices one by one."""
 
     def __init__(self) -> None:
         self.drafts: list[DraftRows] = []
-        self._decodes: tuple[IntArray, ...] = ()  # the arrays that the following lists go on from
-        self._count = 0  # of the plain decodes
+        self._decodes: tuple[IntArray, ...] = ()  # arrays of the plain decodes, which come first
+        self._count = 0  # number of plain decodes
         self._slots: list[int] = []
         self._starts: list[int] = []
         self._stops: list[int] = []
@@ -282,7 +281,7 @@ class _Layout:
         return (len(self._decodes[4]) if self._decodes else 0) + len(self._rows)
 
     def add_decodes(self, pieces: Sequence[Slice], slots: IntArray, *, in_flight: bool) -> None:
-        """Slices of plain decodes, which come first; some of their ids may be `in_flight`."""
+        """Add plain decodes, which come first; `in_flight` marks ids still on the device."""
         self._count = count = len(pieces)
         starts = np.array([piece.start for piece in pieces], np.int32)
         stops, each = starts + 1, np.arange(count, dtype=np.int32)
@@ -301,7 +300,7 @@ class _Layout:
         self._slots.append(slot)
         self._starts.append(start)
         self._stops.append(stop)
-        if known == stop == start + 1:  # a decoding request whose newest token is known
+        if known == stop == start + 1:  # a decode whose input token is known on the host
             self._ids.append(tokens.last)
         else:
             self._ids.extend(tokens.view(start, min(stop, known)).tolist() if start < known else ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sylvan.text.markers import possible_start
-from sylvan.text.spans import Span, SpanLog
+from sylvan.text.spans import SpanLog, TextSpan
 
 
 class BlockReasoning:
@@ -50,7 +50,7 @@ class BlockReasoning:
         self._spans.add(self._at, len(held), thinking=thinks)
         return (held, "") if thinks else ("", held)
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TextSpan]:
         return self._spans.take()
 
     def _step(self) -> tuple[bool, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sylvan.text.markers import possible_start
-from sylvan.text.spans import Span, SpanLog
+from sylvan.text.spans import SpanLog, TextSpan
 
 _MESSAGE = "<|message|>"
 _FILLER = "commentary"
@@ -82,7 +82,7 @@ class ChannelReasoning:
         self._spans.add(self._at, len(held), thinking=thinks)
         return (held, "") if thinks else ("", held)
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TextSpan]:
         return self._spans.take()
 
     def _started(self) -> bool:

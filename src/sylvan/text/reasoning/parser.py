@@ -9,7 +9,7 @@ from sylvan.text.markers import possible_start
 from sylvan.text.reasoning.blocks import BlockReasoning
 from sylvan.text.reasoning.channels import ChannelReasoning
 from sylvan.text.reasoning.families import ReasoningFamily
-from sylvan.text.spans import Span, SpanLog
+from sylvan.text.spans import SpanLog, TextSpan
 
 Split = tuple[str, str]
 
@@ -29,7 +29,7 @@ class ReasoningParser(Protocol):
         """Return what was held back, as `feed` does."""
         ...
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TextSpan]:
         """Where the text returned since the last call stands in the output, in its order."""
         ...
 
@@ -84,7 +84,7 @@ class MarkedReasoning:
         self._spans.add(self._at, len(held), thinking=thinking)
         return (held, "") if thinking else ("", held)
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TextSpan]:
         return self._spans.take()
 
     def _answer(self, stop: int) -> str:
@@ -161,7 +161,7 @@ class TaggedAnswer:
     def finish(self) -> Split:
         return "", ""
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TextSpan]:
         return self._spans.take()
 
 

@@ -1,4 +1,4 @@
-"""Segmented LRU: what was used twice or more is protected; least recently used first in each."""
+"""Segmented LRU: entries used at least twice are protected; least recently used first in each."""
 
 from __future__ import annotations
 

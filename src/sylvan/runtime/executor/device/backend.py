@@ -1,8 +1,8 @@
-"""Queues steps on a device without waiting for what they bring.
+"""Queues steps on a device without waiting for their results.
 
-The next step's inputs come from the last step's sampled ids on the device. Only where an output is
-constrained does the host have to see an id before the next one is drawn; the worker then lets the
-next forward pass run meanwhile. Shapes: T rows, R slices, S sampled rows, V vocabulary.
+The next step's inputs come from the last step's sampled ids on the device. Only constrained outputs
+need the host to see an id before the next one is sampled; the worker then runs the next forward
+pass meanwhile. Shapes: T rows, R slices, S sampled rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sylvan.runtime.executor.device.sampling_inputs import fill_sampling, fill_u
 from sylvan.runtime.executor.inputs import fill_step
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.sampling.api import SampleOutput
-from sylvan.runtime.sampling.constraints import Masks, Outcome
+from sylvan.runtime.sampling.constraints import Masks, RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
 _PROMPT_BLOCK_BYTES = 256 << 20  # logits of prompt positions held at once
@@ -99,7 +99,9 @@ class DeviceBackend:
         launch.prepare(masks)
         return launch.run(self._stream, lambda: self._logits_SV)
 
-    def accept(self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
+    def accept(
+        self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, RowOutcome]
+    ) -> None:
         """The device follows with the next step."""
         slots = plan.sample_slots
         for row, outcome in outcomes.items():

@@ -10,7 +10,7 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import TracedTensor, Unsupported
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.copies import VectorCopy, WeightCopy
 from sylvan.kernels.native.cost import OpCost, program_costs, read_rate
@@ -121,11 +121,11 @@ class ProgramRunner:
         self._head = Program(library, layout, traced.take + 1)
         self._traced = traced
         self._rows = np.zeros(limits.most_samples, np.int32)
-        self._run = Run()
+        self._run = StepRun()
         self._batch: ForwardBatch | None = None
 
     def bucket(self, tokens: int, requests: int) -> None:
-        """Programs take steps of any size."""
+        """Programs accept steps of any size, so nothing is padded."""
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
         if self._program.calls_host:
@@ -137,7 +137,7 @@ class ProgramRunner:
         return self._program.read(self._traced.logits, batch.num_samples)
 
     def _run_edited(self, batch: ForwardBatch) -> None:
-        """A step of which some rows are vectors, or have vectors added to them."""
+        """Run a step in which some rows are vectors, or have vectors added."""
         edits = self._traced.edits
         assert edits, "the program was not made for that"
         for program, (layer, _, value) in zip(self._parts, edits, strict=False):
@@ -173,7 +173,7 @@ class ProgramRunner:
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         assert len(rows) <= len(self._rows)
         self._rows[: len(rows)] = np.asarray(rows)
-        step = Run(outputs=len(rows), out_rows=self._rows.ctypes.data)
+        step = StepRun(outputs=len(rows), out_rows=self._rows.ctypes.data)
         self._rows_and_head.run(step)
         return self._program.read(self._traced.logits, len(rows))
 
@@ -185,7 +185,7 @@ class ProgramRunner:
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
         self._program.write(self._traced.taken, vectors_RD)
-        self._head.run(Run(outputs=len(vectors_RD)))
+        self._head.run(StepRun(outputs=len(vectors_RD)))
         found = self._program.read(self._traced.logits, len(vectors_RD))
         return found.to(torch.float32, copy=True)
 
@@ -215,7 +215,7 @@ class ProgramRunner:
             return whole[first:]  # a view: rows of one request follow one another, mostly
         return whole[torch.as_tensor(rows).long()]
 
-    def _step(self, batch: ForwardBatch) -> Run:
+    def _step(self, batch: ForwardBatch) -> StepRun:
         if batch is not self._batch:
             self._batch, self._run = batch, run_arguments(batch.host)
         step = self._run
@@ -231,7 +231,7 @@ def host_calls(
     library: Library,
     dtype: torch.dtype,
 ) -> str:
-    """Names of the modules that a program would leave to PyTorch; nothing is changed.
+    """Names of the modules that a program would leave to PyTorch, without side effects.
 
     Raises:
         Unsupported: there can be no program.

@@ -81,7 +81,7 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors:
-    """All schemes of a checkpoint; without any, its tensors alone tell what they are."""
+    """All schemes of a checkpoint; without any, its tensors identify the scheme."""
 
     schemes: tuple[Scheme, ...] = ()
 
@@ -303,7 +303,7 @@ def _small_floats(
 
 
 def quantization_config(wanted: Format, group: int | None, ignore: Sequence[str]) -> dict[str, Any]:
-    """What config.json says of a checkpoint that the tensors of `stored_as` were written to."""
+    """The `quantization_config` for tensors written by `stored_as`."""
     kind = "float" if wanted.code == "fp8_e4m3" else "int"
     weights: dict[str, Any] = {"num_bits": wanted.bits, "type": kind, "symmetric": True}
     weights |= {"dynamic": False, "strategy": "channel" if wanted.bits == 8 else "group"}

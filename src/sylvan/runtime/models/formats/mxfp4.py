@@ -33,7 +33,7 @@ class Mxfp4:
         return False
 
     def read(self, name: str, parts: Sequence[str], tensor: Tensors) -> CodedWeight:
-        """A stack (E, N, K) of which outputs may lie in another order."""
+        """A stack (E, N, K), with outputs possibly in another order."""
         blocks, scales = (tensor(part) for part in parts)
         fits = blocks.dtype == scales.dtype == torch.uint8 and blocks.dim() == 4
         if not fits or blocks.shape != (*scales.shape, _BYTES):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from sylvan.runtime.platform.facts import PlatformFacts
-from sylvan.runtime.platform.probe import Build, find_build, intel_problem
+from sylvan.runtime.platform.probe import TorchBuild, find_build, intel_problem
 
 
 class XpuKind:
@@ -22,7 +22,7 @@ class XpuKind:
         opener="sylvan.runtime.platform.accelerator:open_accelerator",
     )
 
-    def __init__(self, root: Path = Path("/"), build: Build | None = None) -> None:
+    def __init__(self, root: Path = Path("/"), build: TorchBuild | None = None) -> None:
         """`root` and `build` stand for this machine and the installed torch, in tests."""
         self._root, self._build = root, build
 
