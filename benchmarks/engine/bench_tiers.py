@@ -66,6 +66,8 @@ class Server:
             "log_level": "error",
             "cache__max_tokens": max_tokens,
         }
+        if args.page_size:
+            options["cache__page_size"] = args.page_size
         if args.threads:
             options["threads"] = args.threads
         if args.load_format:
@@ -174,6 +176,8 @@ def compare_chats(args: argparse.Namespace) -> dict[str, Any]:
                 if kind == "on":
                     server.settle()
                     counts = server.built.stores.describe()["counts"] if server.built.stores else {}
+                    facts = server.built.facts
+                    token_bytes = int(facts["kv_bytes"] or 0) / int(facts["max_total_tokens"] or 1)
                 server.close()
     ratios = {
         f"{name}_ratio": spread(
@@ -194,6 +198,7 @@ def compare_chats(args: argparse.Namespace) -> dict[str, Any]:
         "stored_bytes": counts["stored_bytes"],
         "loaded_tokens": counts["loaded_tokens"],
         "stored_bytes_per_token": counts["stored_bytes"] / new_tokens(args),
+        "write_amplification": counts["stored_bytes"] / new_tokens(args) / token_bytes,
     }
 
 
@@ -336,6 +341,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--history", type=int, default=1024, help="tokens that a chat begins with")
     parser.add_argument("--times", type=int, default=5, help="histories over the device's memory")
+    parser.add_argument("--page-size", type=int, default=0, help="default: as the engine chooses")
     parser.add_argument("--system", type=int, default=2048, help="tokens of the system prompt")
     parser.add_argument("--pairs", type=int, default=3)
     args = parser.parse_args()

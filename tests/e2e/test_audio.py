@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from sylvan.media.container import sound_samples
-from sylvan.media.messages import Prepare
+from sylvan.media.messages import PrepareItem
 from sylvan.media.processor import Processor
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.text.whisper import WhisperTokens
@@ -218,7 +218,7 @@ def test_a_model_of_chats_hears(tmp_path):
         {"type": "text", "text": "what?"},
     ]
     model = transformers.AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32)
-    made = Processor(folder).prepare(Prepare(id=1, kind="audio", data=data, max_pixels=1))
+    made = Processor(folder).prepare(PrepareItem(id=1, kind="audio", data=data, max_pixels=1))
     with (
         running(str(folder), "--dtype", "float32") as server,
         httpx.Client(base_url=server.url, timeout=180) as http,

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import Server, running
+from tests.support.adapters import write_random_adapter
 from tests.support.draft_heads import write_head
 from tests.support.random_model import write_random_model
 from tests.support.tiny import write_model
@@ -64,7 +65,7 @@ class Pair:
         return state["disaggregation"]
 
 
-@pytest.fixture(scope="module", params=["tcp", "shm"])
+@pytest.fixture(scope="module", params=["tcp", pytest.param("shm", marks=pytest.mark.slow)])
 def pair(request, model):
     port = free_port()
     flags = (*FLAGS, "--disaggregation-transfer-backend", request.param)
@@ -250,6 +251,7 @@ def test_many_at_once_all_get_their_own(pair):
         assert reply["output_ids"] == pair.alone("/generate", body).json()["output_ids"]
 
 
+@pytest.mark.slow
 def test_a_draft_head_goes_along(tmp_path):
     """What it made of the prompt is handed over with the keys and values of the model."""
     model = str(write_random_model(tmp_path / "model", context_len=256))
@@ -276,3 +278,43 @@ def test_a_draft_head_goes_along(tmp_path):
     counts = [reply["meta_info"]["spec_num_correct_drafts"] for reply in (alone, decode.json())]
     assert counts[0] == counts[1]
     assert decode.json()["meta_info"]["spec_verify_ct"] > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transfer", ["tcp", "shm"])
+def test_adapters_tools_and_guesses_go_along(tmp_path, transfer):
+    model = write_random_model(tmp_path / "model", context_len=512)
+    adapter = write_random_adapter(tmp_path / "adapter", model, 1)
+    ids = [i % 200 for i in range(3, 90)]
+    params = {"max_new_tokens": 12, "temperature": 1.0, "sampling_seed": 3, "ignore_eos": True}
+    tool = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+    asked: dict[str, tuple[str, dict[str, Any]]] = {
+        "model": ("/generate", {"input_ids": ids, "sampling_params": params}),
+        "adapter": ("/generate", {"input_ids": ids, "sampling_params": params, "lora_path": "a"}),
+        "repeats": ("/generate", {"input_ids": [5, 6, 7] * 30, "sampling_params": params}),
+        "tools": (
+            "/v1/chat/completions",
+            {"messages": CHAT[:1], "tools": [tool], "tool_choice": "required", "max_tokens": 30},
+        ),
+    }
+    port = free_port()
+    flags = ("--device", "cpu", "--dtype", "float32", "--threads", "1", "--page-size", "16")
+    flags = (*flags, "--max-total-tokens", "8Ki", "--speculative-algorithm", "ngram")
+    flags = (*flags, "--disaggregation-transfer-backend", transfer, "--lora-paths", f"a={adapter}")
+    prefill = ("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(port))
+    with (
+        running(str(model), *flags, *prefill) as first,
+        running(str(model), *flags, "--disaggregation-mode", "decode") as second,
+    ):
+        pair = Pair(first, second, port)
+        found = {}
+        for name, (path, body) in asked.items():
+            _, decode = pair.ask(path, body)
+            assert decode.status_code == 200, (name, decode.text)
+            found[name] = content(decode.json())
+            assert found[name] == content(pair.alone(path, body).json()), name
+        counts = pair.counts(second)
+
+    assert found["adapter"] != found["model"]
+    assert counts["done"] == len(asked)
+    assert counts["failed"] == counts["refused"] == 0

@@ -359,12 +359,28 @@ async def test_where_there_are_regular_workers_they_serve(pairs):
 
 
 @pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
-async def test_what_only_one_worker_keeps_is_refused(pairs, name):
-    async with pairs([Upstream()], [Upstream()]) as front:
+async def test_what_only_one_worker_keeps_is_served_by_it(pairs, name):
+    prefill, decode = Upstream(), Upstream()
+    async with pairs([prefill], [decode]) as front:
         reply = await front.post("/v1/responses", {"model": "m", "input": "x", name: "x_1"})
 
-    assert reply.status_code == 501
-    assert reply.json()["error"]["param"] == name
+    assert reply.status_code == 200
+    bodies = prefill.bodies + decode.bodies
+    assert bodies == [{"model": "m", "input": "x", name: "x_1"}]
+
+
+async def test_turns_of_a_session_go_to_the_worker_that_keeps_it(pairs):
+    prefill, decode = Upstream(), Upstream()
+    async with pairs([prefill], [decode]) as front:
+        await front.post("/open_session", {"capacity_of_str_len": 100})
+        for _ in range(2):
+            turn = {"text": "x", "session_params": {"id": "s"}}
+            assert (await front.post("/generate", turn)).status_code == 200
+
+    keeper, other = (prefill, decode) if prefill.bodies else (decode, prefill)
+    assert keeper.paths == ["/open_session", "/generate", "/generate"]
+    assert other.bodies == []
+    assert "bootstrap_room" not in keeper.bodies[-1]
 
 
 async def test_the_room_of_a_data_parallel_rank_leads_to_it(pairs):

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.requests import Thinking
+from sylvan.protocol.requests import ThinkingOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.text.output import OutputRules
 from sylvan.text.parsers import Parsers
@@ -67,7 +67,7 @@ class AnswerPlan(msgspec.Struct, frozen=True):
 
     sampling: SamplingParams
     rules: OutputRules
-    thinking: Thinking | None
+    thinking: ThinkingOptions | None
 
 
 def thinking_variables(
@@ -143,7 +143,7 @@ def thinking_of(
     budget: int | None,
     bound: Bound | None = None,
     calls: bool = False,
-) -> Thinking | None:
+) -> ThinkingOptions | None:
     """What the engine is told about thinking; None for a model that does not think.
 
     A budget is a bound, so that a model that does not think keeps to it.
@@ -162,7 +162,7 @@ def thinking_of(
         if budget is None and not inside:
             return None
         ends = parsers.think_ends if calls else parsers.think_ends[: len(family.ends)]
-        return Thinking(ends=ends, starts=starts, inside=inside, budget=budget)
+        return ThinkingOptions(ends=ends, starts=starts, inside=inside, budget=budget)
     headers = (
         *(parsers.headers if bound.text else ()),
         *(parsers.call_headers if bound.calls else ()),
@@ -170,7 +170,7 @@ def thinking_of(
     starts = starts if bound.may_open and budget != 0 else ()
     if not (inside or starts or headers):
         return None
-    return Thinking(
+    return ThinkingOptions(
         # a call ends thinking where the grammar has calls
         ends=parsers.think_ends if bound.calls else parsers.think_ends[: len(family.ends)],
         starts=starts,

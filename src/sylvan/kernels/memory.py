@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 _ALIGN = 64
 _LARGE = 4 << 20
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the module mmap does not name
 SLACK = 256  # bytes past the end that vector loads may touch
 
 
@@ -59,12 +60,30 @@ def give_back(memory: Bytes) -> int:
         memory[:] = 0
         return 0
     memory[stop - memory.ctypes.data :] = 0
-    libc = ctypes.CDLL(None, use_errno=True)
-    advise = libc.madvise
-    advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    if advise(start, stop - start, mmap.MADV_DONTNEED):
-        raise OSError(ctypes.get_errno(), "madvise failed")
+    if error := _madvise(start, stop - start, mmap.MADV_DONTNEED):
+        raise OSError(error, "madvise failed")
     return stop - start
+
+
+def make_resident(address: int, num_bytes: int) -> bool:
+    """Have the system map the whole pages in a piece of memory now, not when they are written.
+
+    What is in them stays, whoever writes them meanwhile. Blocks, and releases the GIL.
+
+    Returns: whether it did; some systems cannot (Linux before 5.14), or have no memory left.
+    """
+    page = mmap.PAGESIZE
+    start, stop = -(-address // page) * page, (address + num_bytes) // page * page
+    if sys.platform != "linux":
+        return False
+    return stop <= start or not _madvise(start, stop - start, _POPULATE_WRITE)
+
+
+def _madvise(address: int, num_bytes: int, advice: int) -> int:
+    """The system's error number; 0: done."""
+    advise = ctypes.CDLL(None, use_errno=True).madvise
+    advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    return ctypes.get_errno() if advise(address, num_bytes, advice) else 0
 
 
 def _map(num_bytes: int) -> mmap.mmap:

@@ -20,7 +20,7 @@ MAX_N = 128
 MAX_LOGIT_BIAS_VALUE = 100.0
 TOP_K_ALL = -1
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "choice")
-"""Names of the parameters of which at most one constrains an output."""
+"""Parameters that constrain the output; a request may set at most one."""
 
 _FLOATS = (
     "temperature",
@@ -92,7 +92,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Fault(NamedTuple):
-    """What is wrong with sampling parameters: a field, a place in it, and what is expected."""
+    """An invalid sampling parameter: the field, the place in it, and the expected value."""
 
     name: str
     place: str

@@ -17,11 +17,11 @@ import msgspec
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from sylvan.protocol.errors import ConfigError, RequestError
-from sylvan.text.forgery import Marks, Neutraliser, strings_in
+from sylvan.text.control_tokens import ControlTokenEscaper, Marks, strings_in
 from sylvan.text.jinja_env import MAX_TEMPLATE_CHARS, ChatEnvironment, RenderLimits
 from sylvan.text.tokenizer import Tokenizer
 
-_CONTINUE = "\U000fffff"  # outside the range of forgery marks
+_CONTINUE = "\U000fffff"  # outside the range of control-token marks
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 _LOOPS_OVER_CONTENT = re.compile(r"for\s+\w+\s+in\s+[\w.\[\]'\"]*content\b(?!\s*\.)")
@@ -114,7 +114,7 @@ class ChatTemplate:
             for text, token in tokenizer.protected.items()
             if token not in tokenizer.special_ids or "think" in text.lower()
         }
-        self._neutraliser = Neutraliser(
+        self._neutraliser = ControlTokenEscaper(
             tokenizer.protected_pattern, list(tokenizer.protected), frozenset(plain)
         )
 

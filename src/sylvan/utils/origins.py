@@ -30,7 +30,7 @@ def host_of(authority: str) -> str | None:
 
 @functools.lru_cache(_REMEMBERED)
 def is_loopback(host: str) -> bool:
-    """Whether a host, as `host_of` gives it, is this machine for whoever resolves it."""
+    """Whether a host, as `host_of` returns it, is this machine."""
     if host == "localhost":
         return True
     try:

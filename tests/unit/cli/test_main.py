@@ -68,8 +68,8 @@ def test_help_fits_the_terminal(capsys):
         (("serve", "--cache.page-size", "0"), "expected int >= 1 | auto, got '0'"),
         (("serve", "--pp-size", "4"), "--pp-size: not supported yet: pipeline parallelism"),
         (
-            ("serve", "--disaggregation-mode", "prefill", "--tp", "2"),
-            "disagg and parallel.tp=2 exclude each other",
+            ("serve", "--disaggregation-mode", "prefill", "--dp", "2"),
+            "disagg and server.replicas=2 exclude each other",
         ),
         (("serve", "a", "b"), "unexpected argument 'b'"),
         (("serve", "/no/such/model"), "there is no directory '/no/such/model'"),

@@ -18,7 +18,7 @@ PromptOf = Callable[[Fields], bytes]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class ParsedBody:
     """A body, read as far as needed.
 
     Attributes:
@@ -42,7 +42,7 @@ class Asked:
     token_ids: Sequence[int] | None = None
 
 
-def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -> Asked:
+def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -> ParsedBody:
     """Read a body.
 
     Raises:
@@ -60,7 +60,7 @@ def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -
         raise RequestError("model must be a string.", param="model")
     rid = fields.get("rid")
     prompt = prompt_of(fields)
-    return Asked(
+    return ParsedBody(
         raw=raw,
         fields=fields,
         model=model or None,
@@ -72,7 +72,7 @@ def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -
     )
 
 
-def read_form(raw: bytes, content_type: str) -> Asked:
+def read_form(raw: bytes, content_type: str) -> ParsedBody:
     """Read a body that is a form.
 
     Raises:
@@ -85,7 +85,7 @@ def read_form(raw: bytes, content_type: str) -> Asked:
         if part.filename is None
     }
     stream = fields.get("stream", "").lower() in ("true", "1")
-    return Asked(raw=raw, fields=fields, model=fields.get("model") or None, stream=stream)
+    return ParsedBody(raw=raw, fields=fields, model=fields.get("model") or None, stream=stream)
 
 
 def conversation(fields: Fields) -> bytes:

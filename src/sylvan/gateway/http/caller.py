@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sylvan.api.codings import unpacked
 from sylvan.api.errors import Family, error_body
-from sylvan.gateway.observe.spans import NoSpan, Span
+from sylvan.gateway.observe.spans import NoSpan, TraceSpan
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.utils.room import Room
 
@@ -57,7 +57,7 @@ class Caller:
         self.started = False
         self.status = 500
         self.gone = False
-        self.span: Span = NoSpan()
+        self.span: TraceSpan = NoSpan()
         self.held = 0
         self._room = room
         self._receive = receive

@@ -9,8 +9,8 @@ import msgspec
 from sylvan.config.route import FailoverConfig
 from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.http.caller import Caller, HeaderPairs
-from sylvan.gateway.http.outgoing import Forwarding, Journal, with_ticket
-from sylvan.gateway.http.relay import Receiver
+from sylvan.gateway.http.outgoing import AnswerJournal, Forwarding, with_ticket
+from sylvan.gateway.http.relay import AnswerReceiver
 from sylvan.gateway.upstream.http import HttpUpstream, Incoming, Outgoing
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.journal import JOURNAL_HEADER, MEDIA_TYPE
@@ -19,7 +19,7 @@ _RANK_HEADER = "x-data-parallel-rank"
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class RequestSender:
     """Sends requests to workers.
 
     Attributes:
@@ -61,8 +61,8 @@ class Sender:
         self,
         request: Outgoing,
         worker: Worker,
-        journal: Journal,
-        receiver: Receiver,
+        journal: AnswerJournal,
+        receiver: AnswerReceiver,
         elapsed_s: float,
     ) -> None:
         """Have a request served, or what is left of it.

@@ -18,7 +18,7 @@ END = object()
 SHUT_DOWN = "the engine has been shut down"
 
 
-class Feed(Generic[T]):
+class ThreadBridge(Generic[T]):
     """Runs a generator, at most one item ahead of its reader.
 
     A reader that keeps up finds each item without waking the loop, and is woken once for it. For

@@ -18,7 +18,7 @@ from sylvan.utils.clock import Clock
 
 
 class Lifecycle:
-    """Moves requests to their last phases, and collects what their clients are to be told.
+    """Ends requests, and collects outputs for their clients.
 
     Attributes:
         outbox: Outputs that were not emitted yet.
@@ -58,7 +58,7 @@ class Lifecycle:
         self.outbox += buffered_outputs(self._requests.all_live())
 
     def finish(self, req: Req, finish: Finish) -> None:
-        """`req` has its last token; its memory goes once nothing needs it."""
+        """End `req` after its last token; free its memory once nothing needs it."""
         req.finish = finish
         self._requests.end(req)
         self._ended.append(req.rid)
@@ -70,7 +70,7 @@ class Lifecycle:
             self.free(req)
 
     def abort(self, rid: str, finish: Finish) -> None:
-        """End a request in whatever phase it is; unknown rids are ignored."""
+        """End a request in any phase; unknown rids are ignored."""
         if req := self._requests.live(rid):
             self.finish(req, finish)
             self.outbox.append(output(req, self._clock()))
@@ -83,7 +83,7 @@ class Lifecycle:
             self.abort(req.rid, finish)
 
     def refuse(self, req: Req, error: RequestError) -> None:
-        """A capability refused a request amid its tokens, which are still to be told."""
+        """Fail a request that a capability refused midway; emit its earlier tokens first."""
         self.finish(req, refusal(error))
 
     def forget(self, rids: Sequence[str]) -> None:
@@ -91,21 +91,21 @@ class Lifecycle:
         self._ended += rids
 
     def free(self, req: Req) -> None:
-        """Give back the memory of a request that has ended, unless a capability holds it."""
+        """Free the memory of an ended request, unless a capability holds it."""
         if req.kv is not None and self._hooks.holds(req):
             self._requests.move(req, Phase.HELD)
         else:
             self.end(req)
 
     def end(self, req: Req) -> None:
-        """Give back everything."""
+        """Free everything."""
         self._requests.move(req, Phase.ENDED)
         if req.kv is not None:
             self._planner.drop(req)
 
 
 class Deadlines:
-    """Moments at which requests are to be looked at again; those that ended stay until then."""
+    """A heap of times at which requests must be checked; ended requests stay in it until then."""
 
     def __init__(self) -> None:
         self._moments: list[tuple[float, int, str]] = []
@@ -122,7 +122,7 @@ class Deadlines:
                 heapq.heappush(self._moments, (now_s + seconds, req.order, req.rid))
 
     def due(self, now_s: float) -> Iterator[tuple[int, str]]:
-        """Arrival numbers and names whose moment has come, each once a limit."""
+        """Requests (arrival number, rid) whose time has come, each at most once per limit."""
         while self._moments and self._moments[0][0] <= now_s:
             _, order, rid = heapq.heappop(self._moments)
             yield order, rid

@@ -17,16 +17,15 @@ RECOVER_STEPS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class SchedulerLimits:
     """Upper bounds of a step, of the queue, and of waiting.
 
-    `inflight`: steps launched whose results are not in; 2 plans a step while the one before runs.
-    `chunk_tokens`: prompt tokens a step computes at most, so that decoding is not held up.
-    `age_limit_s`: a request that waited longer goes before all others of its priority, whatever
-    the policy: the bound on starvation.
-    `load_timeout_s`: a request whose memory is not filled by then computes everything itself.
-    `share_in_batch`: a request may read pages that another of the same step writes (the executor
-    stores all keys and values of a layer before it attends).
+    `inflight`: most steps launched without a result yet; 2 plans a step while the previous one
+    runs. `chunk_tokens`: most prompt tokens per step, so that prefill does not delay decoding.
+    `age_limit_s`: requests that have waited longer are scheduled first within their priority,
+    whatever the policy says: this bounds starvation. `load_timeout_s`: a request whose load has not
+    finished by then recomputes its KV. `share_in_batch`: a request may read pages that another of
+    the same step writes (the executor stores all keys and values of a layer before it attends).
     """
 
     max_batch_tokens: int = 8192
@@ -44,10 +43,10 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
-    """What a scheduler is composed of; wired in `engine.build`.
+class SchedulerDeps:
+    """The parts that a scheduler is built from; wired in `engine.build`.
 
-    `policy` makes the policy once the scheduler is there for it to ask; `seed` and
+    `policy` builds the policy after the scheduler exists, because it reads from it; `seed` and
     `tenant_weights` are for policies that need them.
     """
 
@@ -74,7 +73,7 @@ class StepSize:
         self._steps = 0
 
     def shrink(self, failed: Batch) -> bool:
-        """Make steps smaller than one that failed; False, changing nothing, if that cannot be."""
+        """Lower the limits below the failed step; return False, changing nothing, if impossible."""
         whole = self._fixed or any(piece.whole for piece in failed.slices)
         if whole or failed.num_tokens < 2:
             return False
@@ -82,7 +81,7 @@ class StepSize:
         return True
 
     def skip(self, steps: int) -> None:
-        """So many steps fitted."""
+        """Count `steps` steps that fitted."""
         for _ in range(steps):
             if self.tokens == self._most:
                 return

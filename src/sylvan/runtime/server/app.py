@@ -70,9 +70,7 @@ def app_of(context: Context) -> ASGIApp:
         redirect_slashes=False,
     )
     table = with_other_paths(ENDPOINTS)
-    document = describe(table)
-    api.openapi = lambda: document  # type: ignore[method-assign]
-    api.state.openapi = document
+    api.openapi = lambda: describe(table)  # type: ignore[method-assign]
     gate = Gate(context.current, context.keyring)
     direct: dict[tuple[str, str], Handle] = {}
     for endpoint in table:

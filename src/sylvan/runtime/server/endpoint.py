@@ -40,7 +40,7 @@ from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.formats import unknown_formats
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.observe.origin import Arrival, origin_of
-from sylvan.runtime.server.security import Gate, Level, Refusal
+from sylvan.runtime.server.security import CallRefusal, Gate, Level
 from sylvan.runtime.server.streaming import GONE
 from sylvan.runtime.server.under_way import Counted
 from sylvan.runtime.serving.journal import JOURNAL_KEY
@@ -101,7 +101,7 @@ class Call(msgspec.Struct, Generic[Body], frozen=True, kw_only=True):
             RequestError: With status 401 or 403.
         """
         found = self.gate.check(level, self.request.headers)
-        if isinstance(found, Refusal):
+        if isinstance(found, CallRefusal):
             raise RequestError(found.message, status=found.status)
 
 
@@ -181,7 +181,7 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Handle:
         changes = "POST" in endpoint.methods and not endpoint.lacks
         simple = changes and request.method in ("GET", "HEAD")
         tenant = gate.check(endpoint.level, request.headers, simple=simple)
-        if isinstance(tenant, Refusal):
+        if isinstance(tenant, CallRefusal):
             return _refuse(endpoint.family, tenant)
         try:
             end = context.calls.begin(tenant)
@@ -372,7 +372,7 @@ def _number(name: str, text: str) -> float | int | bool | str:
         raise RequestError(message, param=name) from error
 
 
-def _refuse(family: Family, refusal: Refusal) -> Response:
+def _refuse(family: Family, refusal: CallRefusal) -> Response:
     if family is Family.ANTHROPIC:
         content = error_body(family, refusal.status, refusal.message)
     else:

@@ -15,10 +15,17 @@ from sylvan.runtime.serving.conversation import Conversation, Prepared, prepare
 from sylvan.runtime.serving.samples import Sample, collect, stream
 from sylvan.runtime.serving.service import GenerationService
 from sylvan.runtime.tokenizer.types import SampleDelta, error_of
-from sylvan.text.output import Answer, OutputReader, OutputRules, Piece, ReasoningDelta, read_whole
+from sylvan.text.output import (
+    OutputReader,
+    OutputRules,
+    ParsedOutput,
+    Piece,
+    ReasoningDelta,
+    read_whole,
+)
 from sylvan.text.output import TextDelta as Text
 from sylvan.text.reasoning.tokens import ReasoningCounter
-from sylvan.text.spans import Span
+from sylvan.text.spans import TextSpan
 
 
 class Update(msgspec.Struct, frozen=True):
@@ -38,7 +45,7 @@ class Update(msgspec.Struct, frozen=True):
     pieces: list[Piece]
     reasoning_tokens: int = 0
     has_calls: bool = False
-    spans: Sequence[Span] = ()
+    spans: Sequence[TextSpan] = ()
 
     @property
     def usage(self) -> Usage:
@@ -55,7 +62,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """A finished sample."""
 
     sample: Sample
-    answer: Answer
+    answer: ParsedOutput
     reasoning_tokens: int
 
     @property

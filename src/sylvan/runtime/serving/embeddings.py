@@ -21,14 +21,14 @@ from sylvan.runtime.serving.labels import Labels
 from sylvan.runtime.serving.prompts import Prompts, read_prompts
 from sylvan.runtime.tokenizer.embeds import KINDS
 from sylvan.runtime.tokenizer.manager import TokenizerManager
-from sylvan.runtime.tokenizer.types import EmbedInput, ModelFacts, Origin, Vector
+from sylvan.runtime.tokenizer.types import EmbedInput, Origin, ServedModelInfo, Vector
 from sylvan.utils.clock import Clock, monotonic
 
 Reply = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
+class EmbeddingCaller:
     """Whom vectors are made for.
 
     Attributes:
@@ -44,7 +44,7 @@ class Caller:
     origin: Origin | None = None
 
     @property
-    def facts(self) -> ModelFacts:
+    def facts(self) -> ServedModelInfo:
         """About the model."""
         return self.manager.facts
 
@@ -82,7 +82,7 @@ class Caller:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def embeddings(caller: Caller, body: EmbeddingsBody) -> Reply:
+async def embeddings(caller: EmbeddingCaller, body: EmbeddingsBody) -> Reply:
     """The reply of `/v1/embeddings`."""
     caller.demand("embed", "both", what="embeddings")
     lora = caller.adapter(body.lora_path, body.model)
@@ -101,7 +101,7 @@ async def embeddings(caller: Caller, body: EmbeddingsBody) -> Reply:
     }
 
 
-async def encode(caller: Caller, body: EncodeBody) -> Reply | list[Reply]:
+async def encode(caller: EmbeddingCaller, body: EncodeBody) -> Reply | list[Reply]:
     """The reply of `/encode`, and of `/classify`, where the numbers are those of labels."""
     began_s = caller.clock()
     inputs, is_batch = _native_inputs(body)
@@ -113,7 +113,7 @@ async def encode(caller: Caller, body: EncodeBody) -> Reply | list[Reply]:
     return replies if is_batch else replies[0]
 
 
-async def classify(caller: Caller, body: ClassifyBody, labels: Labels) -> Reply:
+async def classify(caller: EmbeddingCaller, body: ClassifyBody, labels: Labels) -> Reply:
     """The reply of `/v1/classify`."""
     caller.demand("classify", what="classes")
     asked = EmbedInput(priority=body.priority or 0)

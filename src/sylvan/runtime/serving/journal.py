@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import msgspec
 
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.journal import RESUME_HEADER, Resume, Ticket, Totals
+from sylvan.protocol.journal import RESUME_HEADER, JournalTicket, ResumeFrom, Totals
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta
 from sylvan.transport.api import MessageError
-from sylvan.transport.codec import Decoder, Encoder
+from sylvan.transport.codec import MessageDecoder, MessageEncoder
 
 JOURNAL_KEY = "sylvan.journal"
 """Of the ASGI scope of a call that has one."""
@@ -129,7 +129,7 @@ class Journal:
         RequestError: The journal so far is malformed.
     """
 
-    def __init__(self, ticket: Ticket, resume: Resume | None = None) -> None:
+    def __init__(self, ticket: JournalTicket, resume: ResumeFrom | None = None) -> None:
         self.ticket = ticket
         self._past = _read(resume.entries) if resume else []
         self._skip = resume.num_frames if resume else 0
@@ -137,7 +137,7 @@ class Journal:
         self._consumed = 0
         self._unsent: list[Entry] = []
         self._usages: dict[tuple[int, int], Usage] = {}
-        self._encode = Encoder().encode
+        self._encode = MessageEncoder().encode
         self._numbers = itertools.count()
 
     @property
@@ -226,7 +226,7 @@ class Journal:
 
 
 def _read(parts: Sequence[bytes]) -> list[Entry]:
-    decoder: Decoder[Any] = Decoder(list[Entry])
+    decoder: MessageDecoder[Any] = MessageDecoder(list[Entry])
     try:
         return [entry for part in parts for entry in decoder.decode(part)]
     except MessageError as error:

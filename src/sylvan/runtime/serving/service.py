@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sylvan.api.native import Limits
+from sylvan.api.native import RequestBodyLimits
 from sylvan.api.sampling import SamplingDefaults, model_defaults, read_sampling
 from sylvan.config.tree import TextConfig
 from sylvan.protocol.errors import ConfigError, RequestError
@@ -58,7 +58,7 @@ class GenerationService:
     sessions: SessionStore
     text: TextConfig
     defaults: SamplingDefaults
-    bounds: Callable[[], Limits]
+    bounds: Callable[[], RequestBodyLimits]
     clock: Clock = monotonic
     wall: Callable[[], float] = wall_clock
     ids: Callable[[int], str] = random_hex
@@ -67,7 +67,7 @@ class GenerationService:
     origin: Origin = NO_ORIGIN
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RequestBodyLimits:
         """Bounds on one body."""
         return self.bounds()
 
@@ -91,7 +91,7 @@ class GenerationService:
 def make_service(
     manager: TokenizerManager,
     text: TextConfig,
-    bounds: Callable[[], Limits],
+    bounds: Callable[[], RequestBodyLimits],
     sessions: SessionLimits | None = None,
     clock: Clock = monotonic,
     wall: Callable[[], float] = wall_clock,

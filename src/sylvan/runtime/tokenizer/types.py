@@ -13,7 +13,7 @@ from sylvan.media.source import MediaSource
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.protocol.media import MEDIA_KINDS, MediaKind
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
-from sylvan.protocol.requests import Bootstrap, LogprobOptions, RequestOptions, Thinking
+from sylvan.protocol.requests import Bootstrap, LogprobOptions, RequestOptions, ThinkingOptions
 from sylvan.protocol.sampling import SamplingParams
 
 State = Literal["starting", "up", "draining", "recovering", "lost", "stopped"]
@@ -107,7 +107,7 @@ class GenerateInput(msgspec.Struct, frozen=True, kw_only=True):
     options: RequestOptions = msgspec.field(default_factory=RequestOptions)
     add_special_tokens: bool = True
     trusted: bool = True
-    thinking: Thinking | None = None
+    thinking: ThinkingOptions | None = None
     internal: bool = False
     default_seed: int | None = None
     past: tuple[SampleDelta, ...] | None = None
@@ -147,7 +147,7 @@ class SampleDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
+class ServedModelInfo:
     """What the served model is and can hold.
 
     `context_len` bounds prompt plus output; `max_total_tokens` is the KV memory, in tokens;

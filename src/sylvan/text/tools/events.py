@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sylvan.text.spans import Span, SpanLog
+from sylvan.text.spans import SpanLog, TextSpan
 from sylvan.text.tools.reader import Malformed, Reader
 
 
@@ -141,7 +141,7 @@ class Calls:
         self._spans.add(start, len(text))
         self._add("text", text)
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TextSpan]:
         """Where the text reported since the last call stands in the output."""
         return self._spans.take()
 

@@ -8,7 +8,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import torch
+
 from sylvan.config.tree import DisaggConfig
+from sylvan.kernels.api import Communicator
 from sylvan.protocol.disagg import DisaggLoad
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.cache.groups import KVGroup
@@ -23,7 +27,7 @@ from sylvan.runtime.features.disagg.decode import DecodeRole, Wishes
 from sylvan.runtime.features.disagg.prefill import PrefillRole
 from sylvan.runtime.features.disagg.receiver import Receiver
 from sylvan.runtime.features.disagg.sender import Sender
-from sylvan.runtime.features.disagg.shape import KVShape
+from sylvan.runtime.features.disagg.shape import KVLayout
 from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.features.disagg.tcp import TcpNetwork
 from sylvan.runtime.features.disagg.ways import means
@@ -63,6 +67,7 @@ class DisaggParts:
     port: int = 0
     _prefill: PrefillWorker | None = None
     _decode: DecodeWorker | None = None
+    _ranks: Communicator | None = None
     _memory: Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]] | None = None
     _controls: tuple[PrefillRole | DecodeRole, ...] = ()
     _identity: Manifest | None = None
@@ -86,17 +91,20 @@ class DisaggParts:
         return "decode" in self._roles
 
     def _make_prefill(self, site: ModelSite) -> CapabilityWorker:
-        self._memory = site.memory
-        self._prefill = PrefillWorker(self._sender)
+        self._memory, self._ranks = site.memory, site.build.mesh.tp
+        self._prefill = PrefillWorker(self._sender, self._ranks)
         return self._prefill
 
     def _make_decode(self, site: ModelSite) -> CapabilityWorker:
-        self._memory = site.memory
-        self._decode = DecodeWorker(self._receiver)
+        self._memory, self._ranks = site.memory, site.build.mesh.tp
+        self._decode = DecodeWorker(self._receiver, self._ranks)
         return self._decode
 
     def open(self, identity: Callable[[Sequence[KVGroup], Sequence[PageMemory]], Manifest]) -> None:
-        """Start the transfer, for the model that was built.
+        """Start the transfer, for the model that was built; collective.
+
+        Decode servers know the port of the first rank, which sends their other ranks on to those of
+        this server: these take any free port.
 
         Raises:
             ConfigError: this model's KV cannot be handed over, or the port is taken.
@@ -104,13 +112,16 @@ class DisaggParts:
         if self.settings is None:
             return
         assert self._memory is not None
+        assert self._ranks is not None
         groups, memory = self._memory()
-        self._identity = identity(groups, memory)
+        rank, size = self._ranks.rank, self._ranks.size
+        self._identity = msgspec.structs.replace(identity(groups, memory), shards=(size, rank))
         if self._prefill is not None:
             sender = self._prefill.open()
-            self.port = sender.listen(self.host, self.settings.bootstrap_port)
+            self.port = sender.listen(self.host, 0 if rank else self.settings.bootstrap_port)
+            sender.rank_ports = _told(self._ranks, self.port)
             logger.info("decode servers are let in at %s:%d", self.host, self.port)
-            if self.host not in _LOOPBACK and self.settings.secret_file is None:
+            if not rank and self.host not in _LOOPBACK and self.settings.secret_file is None:
                 logger.warning(
                     "disagg.secret_file is not set: whoever reaches port %d of %s with this model "
                     "may read the KV of requests whose room it guesses",
@@ -132,7 +143,7 @@ class DisaggParts:
             return ()
         assert self._memory is not None
         groups, _ = self._memory()
-        shape = KVShape(groups)
+        shape = KVLayout(groups)
         through = store if settings.transfer == "store" else None
         found: list[PrefillRole | DecodeRole] = []
         if "prefill" in self._roles:
@@ -227,3 +238,9 @@ class DisaggParts:
                 f"disagg.secret_file={path}: it has {len(secret)} bytes; {MIN_SECRET} are needed"
             )
         return secret
+
+
+def _told(ranks: Communicator, number: int) -> tuple[int, ...]:
+    """A number of each rank."""
+    found = ranks.all_gather(torch.tensor([number], dtype=torch.int64))
+    return tuple(found.flatten().tolist())

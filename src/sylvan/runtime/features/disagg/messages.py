@@ -3,7 +3,9 @@
 One connection serves one request. The prefill server says Hello; the decode server asks for a room;
 is accepted or refused; wants the pages that it lacks once it has memory; gets pages until the last;
 and says that it has received them. A decode server that reads the other's memory is told where
-pages are instead, and waits for the word that they were kept until it was done.
+pages are instead, and waits for the word that they were kept until it was done. Ranks of a decode
+server come to where the first rank of the prefill server listens, and are told where their own
+counterparts do.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.malformed import MALFORMED
 from sylvan.runtime.features.disagg.channel import ChannelError
 
-PROTOCOL = 2
+PROTOCOL = 3
 NONCE_BYTES = 32
 
 
@@ -48,6 +50,12 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
 
     proof: bytes
     offers: dict[str, bytes] = {}
+
+
+class Elsewhere(msgspec.Struct, frozen=True, tag="elsewhere"):
+    """Another rank has this part of the KV: it listens at this port."""
+
+    port: int
 
 
 class Denied(msgspec.Struct, frozen=True, tag="denied"):
@@ -98,7 +106,7 @@ class Kept(msgspec.Struct, frozen=True, tag="kept"):
     """All pages stayed what they were until they were said to be received."""
 
 
-Message = Hello | Ask | Accepted | Denied | Want | Pages | Failed | Done | Kept
+Message = Hello | Ask | Accepted | Elsewhere | Denied | Want | Pages | Failed | Done | Kept
 _decoder = msgspec.msgpack.Decoder(Message)
 _encoder = msgspec.msgpack.Encoder()
 

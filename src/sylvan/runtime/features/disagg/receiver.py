@@ -23,7 +23,7 @@ from sylvan.runtime.features.disagg.data import (
     AskAgain,
     DecodeEvents,
     DecodeWork,
-    Join,
+    JoinRoom,
     Leave,
     Left,
     Lost,
@@ -42,6 +42,7 @@ from sylvan.runtime.features.disagg.messages import (
     Ask,
     Denied,
     Done,
+    Elsewhere,
     Failed,
     Hello,
     Kept,
@@ -63,7 +64,7 @@ from sylvan.runtime.features.disagg.reach import (
     read_where,
     where,
 )
-from sylvan.runtime.features.disagg.segment import Segment
+from sylvan.runtime.features.disagg.segment import SharedSegment
 from sylvan.runtime.features.disagg.ways import Means
 from sylvan.runtime.pool.transfers import ThreadedTransfer
 from sylvan.runtime.storage.manifest import Manifest
@@ -91,7 +92,7 @@ class _Job:
     asking: asyncio.Task[None] | None = None
     gave_up: str = ""
     transfers: list[Transfer] = field(default_factory=list[Transfer])
-    segments: list[Segment] = field(default_factory=list[Segment])
+    segments: list[SharedSegment] = field(default_factory=list[SharedSegment])
 
     def close(self) -> None:
         """Wait for transfers, which takes milliseconds: nothing writes pages any more."""
@@ -119,7 +120,7 @@ class _Filling:
     job: _Job
     work: Receive
     reached: _Reached | None
-    segment: Segment | None
+    segment: SharedSegment | None
     lots: dict[int, Lot] = field(init=False)
     done: int = 0
     checks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
@@ -165,7 +166,7 @@ class Receiver:
         """Begin all of it; returns at once."""
         for item in work:
             match item:
-                case Join():
+                case JoinRoom():
                     self._thread.call(self._join, item)
                 case AskAgain():
                     self._thread.call(self._ask_again, item)
@@ -189,7 +190,7 @@ class Receiver:
 
     # ---- in the loop
 
-    def _join(self, work: Join) -> None:
+    def _join(self, work: JoinRoom) -> None:
         job = _Job(asyncio.get_running_loop().create_future())
         self._jobs[work.job] = job
         job.task = asyncio.ensure_future(self._run(work, job))
@@ -224,16 +225,13 @@ class Receiver:
             del self._jobs[number]
             self._tell(Left(number))
 
-    async def _run(self, work: Join, job: _Job) -> None:
+    async def _run(self, work: JoinRoom, job: _Job) -> None:
         """One job, from the first word to the last."""
         job.begun = True
         ended: Event = Left(work.job)
         channel = None
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                channel = await self._network.connect(work.host, work.port)
-                hello, ask = await self._ask(channel, work)
-            accepted = await self._await_acceptance(channel, hello, ask)
+            channel, accepted = await self._enter(work)
             self._client.learn(work.host, work.port, accepted.offers.get(HTTP_PORT, b""))
             self._tell(Progress(work.job))
             reached = self._reach(channel, accepted)
@@ -263,7 +261,31 @@ class Receiver:
             del self._jobs[work.job]
             self._tell(ended)
 
-    async def _ask(self, channel: Channel, work: Join) -> tuple[Hello, Ask]:
+    async def _enter(self, work: JoinRoom) -> tuple[Channel, Accepted]:
+        """Be let in by the rank of the prefill server that has this rank's part."""
+        channel, answer = await self._meet(work, work.port)
+        if isinstance(answer, Elsewhere):
+            channel.close()
+            channel, answer = await self._meet(work, answer.port)
+        if not isinstance(answer, Accepted):
+            channel.close()
+            raise ChannelError("no rank has the part of this one")
+        return channel, answer
+
+    async def _meet(self, work: JoinRoom, port: int) -> tuple[Channel, Accepted | Elsewhere]:
+        """Say which part is wanted to whoever listens at a port."""
+        channel = None
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                channel = await self._network.connect(work.host, port)
+                hello, ask = await self._ask(channel, work)
+            return channel, await self._await_answer(channel, hello, ask)
+        except BaseException:
+            if channel is not None:
+                channel.close()
+            raise
+
+    async def _ask(self, channel: Channel, work: JoinRoom) -> tuple[Hello, Ask]:
         hello = await _next(channel, Hello)
         if hello.protocol != PROTOCOL:
             raise _RefusedError(
@@ -275,8 +297,11 @@ class Receiver:
         await channel.send(encode(Ask(PROTOCOL, nonce, mine, ask.identity, ask.room, ask.digest)))
         return hello, ask
 
-    async def _await_acceptance(self, channel: Channel, hello: Hello, ask: Ask) -> Accepted:
-        accepted = await _next(channel, Accepted)
+    async def _await_answer(self, channel: Channel, hello: Hello, ask: Ask) -> Accepted | Elsewhere:
+        answer = decode((await channel.receive())[0])
+        if isinstance(answer, Elsewhere):
+            return answer
+        accepted = _expected(answer, Accepted)
         if not hmac.compare_digest(accepted.proof, proof(self._secret, b"prefill", hello, ask)):
             raise _RefusedError("the prefill server does not know the secret of disagg.secret_file")
         return accepted
@@ -436,12 +461,12 @@ class Receiver:
         if transfer.error:
             raise ChannelError(f"pages could not be used: {transfer.error}")
 
-    def _segment(self, channel: Channel, job: _Job, num_bytes: int) -> Segment | None:
+    def _segment(self, channel: Channel, job: _Job, num_bytes: int) -> SharedSegment | None:
         wanted = channel.same_machine if self._means.shares is None else self._means.shares
         if not wanted or not num_bytes:
             return None
         try:
-            segment = Segment.create(num_bytes)
+            segment = SharedSegment.create(num_bytes)
         except OSError:
             if self._means.shares:
                 raise

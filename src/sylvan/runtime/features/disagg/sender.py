@@ -37,6 +37,7 @@ from sylvan.runtime.features.disagg.messages import (
     Ask,
     Denied,
     Done,
+    Elsewhere,
     Failed,
     Hello,
     Kept,
@@ -48,7 +49,7 @@ from sylvan.runtime.features.disagg.messages import (
     proof,
 )
 from sylvan.runtime.features.disagg.reach import HTTP_PORT, WHERE, where
-from sylvan.runtime.features.disagg.segment import Segment
+from sylvan.runtime.features.disagg.segment import SharedSegment
 from sylvan.runtime.features.disagg.ways import Means
 from sylvan.runtime.storage.manifest import Manifest, decode_manifest
 from sylvan.utils.threads import call_in_thread
@@ -74,7 +75,7 @@ class _Part:
 class _Share:
     """Memory of a decode server, for pages from entry `first` on."""
 
-    segment: Segment
+    segment: SharedSegment
     first: int
     page_bytes: int
 
@@ -109,6 +110,9 @@ class Sender:
         secret: Known to both sides.
         means: How pages may move.
         patience_s: How long a decode server may wait for a request that is not here yet.
+
+    Attributes:
+        rank_ports: Where each rank of this server listens, for those that come to the wrong one.
     """
 
     def __init__(
@@ -130,6 +134,7 @@ class Sender:
             self._offers[WHERE] = msgspec.msgpack.encode(where(self._memory[:1]))
         self._identity, self._secret = identity, secret
         self._patience_s = patience_s
+        self.rank_ports: Sequence[int] = ()
         self._views = PageViews(self._memory[0])
         self._thread = LoopThread("sylvan-prefill")
         # of the loop's thread:
@@ -248,6 +253,8 @@ class Sender:
                 raise  # the server ends
             error = withdrawn
             await _farewell(channel, Failed(error))
+        except _ElsewhereError as elsewhere:
+            await _farewell(channel, Elsewhere(elsewhere.port))
         except _DeniedError as denied:
             error = str(denied)
             logger.warning("a decode server was refused: %s", denied)
@@ -280,6 +287,9 @@ class Sender:
             theirs = decode_manifest(ask.identity)
         except ConfigError as error:
             raise _DeniedError(f"the decode server is of another version: {error}") from None
+        ours, (size, rank) = self._identity.shards, theirs.shards
+        if ours != (size, rank) and size == len(self.rank_ports) and 0 <= rank < size:
+            raise _ElsewhereError(self.rank_ports[rank])
         if differences := theirs.differences(self._identity):
             reason = f"prefill and decode server differ: {'; '.join(differences)}"
             room = self._rooms.get(ask.room)
@@ -378,7 +388,7 @@ class Sender:
         """Send through the decode server's memory, if it can be opened here."""
         path, _, size = want.segment.partition(" ")
         try:
-            segment = Segment.open(path, int(size))
+            segment = SharedSegment.open(path, int(size))
         except (OSError, ValueError) as error:
             logger.info("shared memory of the decode server cannot be used: %s", error)
             return
@@ -397,6 +407,14 @@ def _wanted(message: Message) -> Want:
 
 class _DeniedError(Exception):
     """A peer is refused, by name."""
+
+
+class _ElsewhereError(Exception):
+    """Another rank has what this peer wants."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self.port = port
 
 
 class _GoneError(Exception):
@@ -418,7 +436,7 @@ async def _unless(
         task.cancel()
 
 
-async def _farewell(channel: Channel, message: Denied | Failed) -> None:
+async def _farewell(channel: Channel, message: Denied | Elsewhere | Failed) -> None:
     try:
         async with asyncio.timeout(1.0):
             await channel.send(encode(message))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
+from sylvan.kernels.api import Communicator
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
-from sylvan.runtime.features.disagg.data import DecodeWork, PrefillWork
+from sylvan.runtime.features.disagg.agree import Agreement
+from sylvan.runtime.features.disagg.data import AskAgain, DecodeWork, Leave, PrefillWork, Withdraw
 from sylvan.runtime.features.disagg.decode import DecodeRole
 from sylvan.runtime.features.disagg.prefill import PrefillRole
 from sylvan.runtime.features.disagg.receiver import Receiver
@@ -18,13 +20,15 @@ class PrefillWorker(CapabilityWorker):
 
     Args:
         start: Makes the sender; called once the model's memory is there.
+        ranks: Of this server.
     """
 
     name: ClassVar = PrefillRole.name
 
-    def __init__(self, start: Callable[[], Sender]) -> None:
+    def __init__(self, start: Callable[[], Sender], ranks: Communicator) -> None:
         self._start = start
         self._sender: Sender | None = None
+        self._agreement = Agreement(ranks, self._give_up) if ranks.size > 1 else None
 
     def open(self) -> Sender:
         """Start the sender, if that was not done."""
@@ -38,16 +42,23 @@ class PrefillWorker(CapabilityWorker):
 
     def after_forward(self, step: StepContext, work: PrefillWork) -> Report:
         """See `CapabilityWorker.after_forward`."""
-        return self.open().events
+        return self.idle_step(work)
 
     def idle_step(self, work: PrefillWork) -> Report:
         """See `CapabilityWorker.idle_step`."""
-        return self.open().events
+        sender = self.open()
+        if self._agreement is None:
+            return sender.events
+        found = self._agreement.agree(sender.events())
+        return lambda: found
 
     def close(self) -> None:
         """See `CapabilityWorker.close`."""
         if self._sender is not None:
             self._sender.close()
+
+    def _give_up(self, job: int) -> None:
+        self.open().begin((Withdraw(job, "another rank could not hand over its part"),))
 
 
 class DecodeWorker(CapabilityWorker):
@@ -55,13 +66,16 @@ class DecodeWorker(CapabilityWorker):
 
     Args:
         start: Makes the receiver; called once the model's memory is there.
+        ranks: Of this server.
     """
 
     name: ClassVar = DecodeRole.name
 
-    def __init__(self, start: Callable[[], Receiver]) -> None:
+    def __init__(self, start: Callable[[], Receiver], ranks: Communicator) -> None:
         self._start = start
         self._receiver: Receiver | None = None
+        self._is_first = ranks.rank == 0
+        self._agreement = Agreement(ranks, self._give_up) if ranks.size > 1 else None
 
     def open(self) -> Receiver:
         """Start the receiver, if that was not done."""
@@ -76,10 +90,18 @@ class DecodeWorker(CapabilityWorker):
     def idle_step(self, work: DecodeWork) -> Report:
         """See `CapabilityWorker.idle_step`."""
         receiver = self.open()
+        if not self._is_first:  # one asks for all
+            work = tuple(item for item in work if not isinstance(item, AskAgain))
         receiver.begin(work)
-        return receiver.events
+        if self._agreement is None:
+            return receiver.events
+        found = self._agreement.agree(receiver.events())
+        return lambda: found
 
     def close(self) -> None:
         """See `CapabilityWorker.close`."""
         if self._receiver is not None:
             self._receiver.close()
+
+    def _give_up(self, job: int) -> None:
+        self.open().begin((Leave(job),))

@@ -16,7 +16,7 @@ import msgspec
 
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
-from sylvan.runtime.tokenizer.timeline import Process, Stage, began_s, stages
+from sylvan.runtime.tokenizer.timeline import Process, RequestStage, began_s, stages
 from sylvan.utils.clock import Clock
 from sylvan.utils.names import random_hex
 
@@ -236,7 +236,7 @@ def _span_id(parent_id: str, number: int) -> str:
 
 
 def _stage_span(
-    stage: Stage, span_id: str, parent_id: str, facts: Mapping[str, Any], sample: SampleState
+    stage: RequestStage, span_id: str, parent_id: str, facts: Mapping[str, Any], sample: SampleState
 ) -> SpanRecord:
     usage = sample.usage
     if stage.name == "prefill_forward":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +19,7 @@ from sylvan.runtime.features.disagg.attach import Attach
 from sylvan.runtime.features.disagg.data import (
     Asked,
     Expose,
-    Join,
+    JoinRoom,
     Leave,
     Left,
     Lost,
@@ -77,7 +81,7 @@ class Ends:
         return found
 
     def join(self, room: int = 7, digest: bytes = DIGEST) -> None:
-        self.receiver.begin((Join(1, HOST, self.port, room, digest),))
+        self.receiver.begin((JoinRoom(1, HOST, self.port, room, digest),))
 
 
 def ends(
@@ -86,6 +90,7 @@ def ends(
     faults: Faults | None = None,
     secrets: tuple[bytes, bytes] = (b"", b""),
     theirs: Any = None,
+    ours: Any = None,
     regions: int = 3,
 ) -> Ends:
     source, target = [paged(12, 1, regions=regions), paged(6, 2), states(4, 3)], []
@@ -98,7 +103,7 @@ def ends(
     if transfer == "attach":
         how[1] = replace(how[1], needs_way=True)
     network = FaultyNetwork(faults or Faults())
-    sender = Sender(network, source, manifest(), secrets[0], how[0])
+    sender = Sender(network, source, ours or manifest(), secrets[0], how[0])
     receiver = Receiver(
         FaultyNetwork(faults or Faults()),
         target,
@@ -196,7 +201,7 @@ def test_a_request_that_leaves_at_once_has_left(opened):
     jobs = range(200)
 
     for job in jobs:
-        join = Join(job, HOST, pair.port, job, DIGEST)
+        join = JoinRoom(job, HOST, pair.port, job, DIGEST)
         pair.receiver.begin((join, Leave(job)))
 
     left = sorted(pair.wait(Left).job for _ in jobs)
@@ -247,13 +252,13 @@ def test_a_room_and_a_prompt_are_given_once(opened):
     pair.sender.begin((Expose(1, 7, DIGEST),))
     pair.join(digest=b"other")
     assert "prompt or adapter" in pair.wait(Refused).reason
-    pair.receiver.begin((Join(1, HOST, pair.port, 7, DIGEST),))
+    pair.receiver.begin((JoinRoom(1, HOST, pair.port, 7, DIGEST),))
     pair.receiver.begin((Receive(1, 0, (1,)),))
     pair.wait(Asked)
     pair.sender.begin((SendPages(1, 0, (1,), last=True),))
     pair.wait(Received)
 
-    pair.receiver.begin((Join(1, HOST, pair.port, 7, DIGEST),))
+    pair.receiver.begin((JoinRoom(1, HOST, pair.port, 7, DIGEST),))
 
     assert "was used before" in pair.wait(Refused).reason
 
@@ -267,7 +272,7 @@ def test_faults_of_the_network_never_change_a_byte(opened, kind):
     ended = 0
     for room in range(40):
         pair.sender.begin((Expose(room, room, DIGEST),))
-        pair.receiver.begin((Join(room, HOST, pair.port, room, DIGEST),))
+        pair.receiver.begin((JoinRoom(room, HOST, pair.port, room, DIGEST),))
         pair.receiver.begin((Receive(room, 0, (1, 2), (Lot(2, (1,)),)),))
     for _ in range(1000 if kind in ("lost", "swapped") else 60_000):
         for event in pair.sender.events() or ():
@@ -312,3 +317,111 @@ def test_a_process_that_is_another_one_is_not_read():
         Attach().meet(forged)
     with pytest.raises(ReachError, match="malformed"):
         Attach().meet(b"x")
+
+
+SECRETS = (b"s" * 16, b"s" * 16)
+GARBAGE = {
+    "nothing": b"",
+    "another protocol": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "noise": bytes(np.random.default_rng(0).integers(0, 256, 4096, np.uint8)),
+    "half a head": b"SyKV\0\0",
+    "a huge message": b"SyKV" + b"\xff" * 12,
+    "a huge payload": b"SyKV\0\0\0\x04" + b"\x7f" * 8 + b"\x80" * 4,
+    "no message": b"SyKV\0\0\0\x04" + b"\0" * 8 + b"\xc1\xc1\xc1\xc1",
+    "another message": b"SyKV\0\0\0\x0c" + b"\0" * 8 + b"\x81\xa4type\xa4done!",
+}
+
+
+def said_by_server(port: int, data: bytes) -> bytes:
+    """All that it says to a peer that says this and no more."""
+    with socket.create_connection((HOST, port), timeout=60) as sock:
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        found = b""
+        with contextlib.suppress(ConnectionResetError):  # it did not read all
+            while part := sock.recv(1 << 16):
+                found += part
+        return found
+
+
+def hand_over(pair: Ends, room: int) -> None:
+    """A request that goes well."""
+    pair.sender.begin((Expose(room, room, DIGEST), SendPages(room, 0, (3, 1), last=True)))
+    pair.receiver.begin((JoinRoom(room, HOST, pair.port, room, DIGEST), Receive(room, 0, (2, 4))))
+    assert pair.wait(Received).job == room
+    assert content(pair.target[0], (2, 4)) == content(pair.source[0], (3, 1))
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_garbage_on_the_port_is_cut_off_and_hurts_nobody(opened, kind):
+    pair = ends(secrets=SECRETS)
+    opened.append(pair)
+    said_by_server(pair.port, GARBAGE[kind])
+    hand_over(pair, 7)
+
+
+class Recorder:
+    """Stands between the two, and keeps what the decode server says."""
+
+    def __init__(self, port: int) -> None:
+        self.said = b""
+        self._server = socket.create_server((HOST, 0))
+        self.port = self._server.getsockname()[1]
+        self._thread = threading.Thread(target=self._run, args=(port,), daemon=True)
+        self._thread.start()
+
+    def _run(self, port: int) -> None:
+        near, _ = self._server.accept()
+        with near, socket.create_connection((HOST, port)) as far:
+            back = threading.Thread(target=self._pass_on, args=(far, near), daemon=True)
+            back.start()
+            while part := near.recv(1 << 16):
+                self.said += part
+                far.sendall(part)
+            far.shutdown(socket.SHUT_WR)
+            back.join(60)
+
+    @staticmethod
+    def _pass_on(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while part := source.recv(1 << 16):
+                target.sendall(part)
+
+    def close(self) -> None:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        self._server.close()
+
+
+def test_a_replayed_meeting_is_refused(opened):
+    """Neither for its own room, nor for one that waits for somebody."""
+    pair = ends(secrets=SECRETS)
+    opened.append(pair)
+    recorder = Recorder(pair.port)
+    direct, pair.port = pair.port, recorder.port
+    hand_over(pair, 7)
+    assert pair.wait(Over).error == ""
+    recorder.close()
+    pair.sender.begin((Expose(8, 8, DIGEST),))
+
+    ask = recorder.said[: 16 + int.from_bytes(recorder.said[4:8])]
+    assert b"does not know the secret" in said_by_server(direct, ask)
+
+    pair.port = direct
+    pair.sender.begin((SendPages(8, 0, (3, 1), last=True),))
+    pair.receiver.begin((JoinRoom(8, HOST, direct, 8, DIGEST), Receive(8, 0, (2, 4))))
+    assert pair.wait(Received).job == 8
+
+
+def test_ranks_are_sent_on_to_their_counterparts(opened):
+    first = ends(
+        theirs=msgspec.structs.replace(manifest(), shards=(2, 1)),
+        ours=msgspec.structs.replace(manifest(), shards=(2, 0)),
+    )
+    second = ends(ours=msgspec.structs.replace(manifest(), shards=(2, 1)))
+    opened += [first, second]
+    first.sender.rank_ports = second.sender.rank_ports = (first.port, second.port)
+    second.sender.begin((Expose(7, 7, DIGEST), SendPages(7, 0, (3, 1), last=True)))
+    first.receiver.begin((JoinRoom(1, HOST, first.port, 7, DIGEST), Receive(1, 0, (2, 4))))
+    assert first.wait(Received).job == 1
+    assert content(first.target[0], (2, 4)) == content(second.source[0], (3, 1))

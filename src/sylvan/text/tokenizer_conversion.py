@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sylvan.checkpoints.gguf.tokenizer import PROBLEM
-from sylvan.checkpoints.vocab.build import Added, Json
+from sylvan.checkpoints.vocab.build import AddedToken, Json
 from sylvan.checkpoints.vocab.sentencepiece import read_sentencepiece
 from sylvan.checkpoints.vocab.tiktoken import (
     RULES,
@@ -93,7 +93,7 @@ def _by_rank(path: Path, data: bytes, config: Mapping[str, Any], model: Mapping[
         )
     listed: Mapping[str, Any] = config.get("added_tokens_decoder") or {}
     own = [
-        Added(int(token), str(entry["content"]), bool(entry.get("special", True)))
+        AddedToken(int(token), str(entry["content"]), bool(entry.get("special", True)))
         for token, entry in listed.items()
     ]
     return tiktoken_json(read_ranks(data), RULES[name], own)

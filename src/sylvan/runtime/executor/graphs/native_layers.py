@@ -1,4 +1,4 @@
-"""Modules that compute natively what a layer of ours computed through PyTorch.
+"""Native replacements for layers of our own models.
 
 Shapes: T rows, D columns of a row, V rows of a table.
 """
@@ -13,18 +13,18 @@ from torch import nn
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import TracedTensor
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.builder import padded
-from sylvan.runtime.executor.graphs.standins import Native, NativeRows
+from sylvan.runtime.executor.graphs.native_modules import NativeRowsModule, RowProgram
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
 
 
 class NativeLayerLinear(nn.Module):
-    """Stands for a `Linear`, whose weight has no contents any more."""
+    """Replaces a `Linear`, whose weight has been freed."""
 
-    def __init__(self, module: Linear, own: NativeRows, wide: NativeRows) -> None:
+    def __init__(self, module: Linear, own: NativeRowsModule, wide: NativeRowsModule) -> None:
         """`own` makes rows of the model's dtype, `wide` of float32."""
         super().__init__()
         self.weight, self.bias, self.lora = module.weight, module.bias, module.lora
@@ -38,13 +38,13 @@ class NativeLayerLinear(nn.Module):
 
 
 class NativeLayerNorm(nn.Module):
-    """Stands for a norm; what kernels do not take, it still does by PyTorch."""
+    """Replaces a norm; falls back to PyTorch for inputs without a kernel."""
 
     def __init__(
         self,
         module: RMSNorm | LayerNorm,
-        alone: Mapping[str, Native],
-        added: Native,
+        alone: Mapping[str, RowProgram],
+        added: RowProgram,
         residual: TracedTensor,
     ) -> None:
         """`alone` norm rows of a dtype, `added` norms the sum of rows and the residual."""
@@ -59,7 +59,7 @@ class NativeLayerNorm(nn.Module):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `ops.rms_norm`. A float32 residual is updated in place. Shape: (T, D)."""
+        """A float32 residual is updated in place. Shape: (T, D)."""
         kind = "f32" if x.dtype == torch.float32 else "bf16"
         known = x.dtype in (torch.float32, self._dtype) and x.is_contiguous()
         if residual is None:
@@ -75,17 +75,17 @@ def _is_stream(residual: torch.Tensor) -> bool:
 
 
 class _NormCall:
-    """One op on rows that lie one behind the other, without padding."""
+    """One op on contiguous rows without padding."""
 
-    def __init__(self, native: Native) -> None:
+    def __init__(self, native: RowProgram) -> None:
         program = native.program
         self._program, self._dtype, self._cols = program, native.dtype, native.out.cols
         self._x, self._out = program.number(native.x), program.number(native.out)
         self._unpadded = padded(self._cols) == self._cols
-        self._step = Run()
+        self._step = StepRun()
 
     def fits(self, x: torch.Tensor) -> bool:
-        """Whether rows may be read and written where they lie."""
+        """Whether rows can be read and written in place."""
         return self._unpadded and x.shape[-1] == self._cols
 
     def __call__(self, x: torch.Tensor, *beside: tuple[int, int]) -> torch.Tensor:
@@ -97,14 +97,14 @@ class _NormCall:
 
 
 class NativeTable(nn.Module):
-    """Stands for an embedding whose table is the packed weight of a head."""
+    """Replaces an embedding whose table is the packed weight of a head."""
 
-    def __init__(self, module: Embedding, native: Native) -> None:
+    def __init__(self, module: Embedding, native: RowProgram) -> None:
         super().__init__()
         self.weight, self.scale, self.lora = module.weight, module.scale, module.lora
         self._program, self._cols = native.program, native.out.cols
         self._out = native.program.number(native.out)
-        self._step = Run()
+        self._step = StepRun()
 
     def forward(self, ids_T: torch.Tensor) -> torch.Tensor:
         """Shape: (T,) -> float32 (T, D)."""

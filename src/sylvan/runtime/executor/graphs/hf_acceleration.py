@@ -1,4 +1,4 @@
-"""What native kernels compute of a model that is not ours: its matrix products and attention."""
+"""Native kernels for transformers models: their matrix products and attention."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from sylvan.config.env import threads_are_calm
 from sylvan.kernels.api import Unsupported
 from sylvan.runtime.executor.graphs.linears import use_native_linears
-from sylvan.runtime.executor.graphs.natives import Native, with_attention
+from sylvan.runtime.executor.graphs.natives import NativeKernels, with_attention
 from sylvan.runtime.executor.graphs.origins import Origins
-from sylvan.runtime.executor.graphs.rotary import turn_natively
+from sylvan.runtime.executor.graphs.rotary import use_native_rotary
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.fallback import TransformersModel
 from sylvan.runtime.pool.mha import KVShape
@@ -26,7 +26,7 @@ def use_kernels(
     threads: int,
     pages: tuple[ModelConfig, KVShape] | None,
     origins: Origins | None = None,
-) -> Native | None:
+) -> NativeKernels | None:
     """Replace the matrix products of `model`, and make attention over native pages.
 
     Args:
@@ -48,5 +48,5 @@ def use_kernels(
         logger.warning("PyTorch computes attention: %s", why)
         return linears
     if not pages[0].states:
-        turn_natively(model.inner, model.step, dtype)
+        use_native_rotary(model.inner, model.step, dtype)
     return replace(native, copies=linears.copies)

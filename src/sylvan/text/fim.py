@@ -1,7 +1,7 @@
-"""Prompts that have a model fill in what stands between two texts.
+"""Fill-in-the-middle (FIM) prompts: the model writes the text between two others.
 
-Models that were made for it have control tokens around the two; the forms are those of their model
-cards. In the table "<" stands for the text before the gap, ">" for the text after it.
+FIM models mark the two texts with control tokens; the forms come from their model cards. In the
+table "<" is the text before the gap, ">" the text after it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FORMS = (
 )
 
 
-NOT_MADE = "suffix cannot be honoured: this model was not made to fill in."
+FIM_UNSUPPORTED = "suffix cannot be honoured: this model was not made to fill in."
 
 
 class Infill:

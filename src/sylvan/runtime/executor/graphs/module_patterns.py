@@ -1,4 +1,4 @@
-"""What modules of other people compute, found by trying them: names say nothing that binds.
+"""Recognises what third-party modules compute: matched numerically; class names are not trusted.
 
 Shapes: T rows, D columns of a row, F columns between two matrices, E experts, C chosen of a row.
 """
@@ -35,7 +35,7 @@ _OFFSETS = 0.0, 1.0  # Gemma's norms multiply by one more than their weight
 _NORM_BOUND = 1e-5  # in float32, of rows of order 1
 _LARGEST_EPS = 1e-2
 _EXPERTS_BOUND = 2e-5  # in float32, of whole rows
-_SIZES = 1.0, 0.1, 30.0, 1e4  # of rows that experts are tried on: limits show in large ones
+_SIZES = 1.0, 0.1, 30.0, 1e4  # scales of the trial rows of experts: clamps show only in large ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class Gated:
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
-    """Gated products, of which each row is told to visit some, and with what shares.
+class ExpertsPattern:
+    """Routed experts (gated MLPs): each row gets expert ids and routing weights.
 
-    `gate_up` is (E, 2 F, D), gate then up, and `down` (E, D, F); `turned`: (E, D, 2 F) and
-    (E, F, D).
+    `gate_up` is (E, 2 F, D), gate then up, and `down` (E, D, F); `turned` (transposed): (E, D, 2 F)
+    and (E, F, D).
     """
 
     gate_up: nn.Parameter
@@ -113,7 +113,7 @@ def gated_of(module: nn.Module, dtype: torch.dtype) -> Gated | None:
 def _gate(
     module: nn.Module, gate: nn.Linear, up: nn.Linear, down: nn.Linear
 ) -> ActivationKind | None:
-    """By which function a module gates, if these are its parts."""
+    """The activation by which a module gates, if it has these parts."""
     generator = torch.Generator().manual_seed(0)
     x = 3 * torch.randn(1, 3, gate.in_features, generator=generator).to(gate.weight.dtype)
     found = _tried(module, x)
@@ -127,13 +127,13 @@ def _gate(
     return None
 
 
-def experts_of(module: nn.Module, dtype: torch.dtype, chosen: int) -> Experts | None:
-    """The experts that a module holds, if that is all: tried in float32 on weights of our own.
+def experts_of(module: nn.Module, dtype: torch.dtype, chosen: int) -> ExpertsPattern | None:
+    """The experts of a module, if it has nothing else: checked in float32 on random weights.
 
     Args:
-        module: Called with rows (T, D), numbers of experts (T, C) and their shares (T, C).
+        module: Called with rows (T, D), expert ids (T, C) and routing weights (T, C).
         dtype: Of its weights.
-        chosen: How many experts a row visits.
+        chosen: Experts per row.
     """
     stacks = _stacks(module, dtype)
     if len(stacks) != 2 or not takes(module, 3):
@@ -144,14 +144,14 @@ def experts_of(module: nn.Module, dtype: torch.dtype, chosen: int) -> Experts | 
         wanted = (inner // 2, dim) if turned else (dim, inner // 2)
         if inner % 2 or tuple(down.shape) != (len(gate_up), *wanted):
             continue
-        one = Experts(gate_up, down, "silu", turned)
+        one = ExpertsPattern(gate_up, down, "silu", turned)
         if (act := trial.act_of(module, one)) is not None:
             return replace(one, act=act)
     return None
 
 
 def _stacks(module: nn.Module, dtype: torch.dtype) -> list[nn.Parameter]:
-    """The stacks of matrices that a module has, if it has nothing else."""
+    """The weight stacks of a module, if it has nothing else."""
     own = list(module.parameters(recurse=False))
     alone = len(own) == len(list(module.parameters())) and not any(True for _ in module.buffers())
     fit = all(x.dim() == 3 and x.dtype == dtype and not x.is_meta for x in own)
@@ -171,7 +171,7 @@ class _Trial:
 
     @classmethod
     def of(cls, module: nn.Module, chosen: int) -> _Trial:
-        """For a module that has nothing but stacks."""
+        """For a module with only weight stacks."""
         generator = torch.Generator().manual_seed(0)
         stacks: dict[str, torch.Tensor] = {}
         count = min(len(stack) for stack in module.parameters())
@@ -186,8 +186,8 @@ class _Trial:
         shares = torch.randn(len(_SIZES), chosen, generator=generator)
         return cls(stacks, torch.tensor(few)[places % len(few)], shares)
 
-    def act_of(self, module: nn.Module, experts: Experts) -> ActivationKind | None:
-        """By which function a module gates, if its stacks are what `experts` says."""
+    def act_of(self, module: nn.Module, experts: ExpertsPattern) -> ActivationKind | None:
+        """The activation by which a module gates, if its stacks are `experts`."""
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         gate_up, down = (self.stacks[names[id(x)]] for x in (experts.gate_up, experts.down))
         if experts.turned:
@@ -215,7 +215,7 @@ def _visited(
     given: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     act: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """What experts make of rows, one by one."""
+    """Apply experts to rows one by one."""
     (gate_up, down), (x, ids, shares) = stacks, given
     out = torch.zeros_like(x)
     for row, (numbers, parts) in enumerate(zip(ids.tolist(), shares, strict=True)):
@@ -231,13 +231,13 @@ def _normed(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 
 
 def takes(module: nn.Module, count: int) -> bool:
-    """Whether a module is called with so many arguments and nothing else."""
+    """Whether a module takes exactly that many arguments."""
     taken = inspect.signature(module.forward).parameters.values()
     return [p.kind for p in taken] == [inspect.Parameter.POSITIONAL_OR_KEYWORD] * count
 
 
 def _tried(run: Callable[[torch.Tensor], Any], x: torch.Tensor) -> torch.Tensor | None:
-    """What a module makes of x, if that is a tensor of the same kind."""
+    """The module's result for x, if it is a tensor of the same kind."""
     try:
         with torch.inference_mode():
             found: Any = run(x)

@@ -23,7 +23,7 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from sylvan.runtime.executor.graphs.recognise import experts_of, gated_of, norm_of
+from sylvan.runtime.executor.graphs.module_patterns import experts_of, gated_of, norm_of
 
 BF16 = torch.bfloat16
 

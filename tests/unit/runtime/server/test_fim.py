@@ -7,7 +7,7 @@ import shutil
 import pytest
 import tokenizers
 
-from sylvan.text.infill import Infill
+from sylvan.text.fim import Infill
 from sylvan.text.tokenizer import Tokenizer
 from tests.support.http import Client
 from tests.support.scripted import make_engine

@@ -1,8 +1,8 @@
 """Keeps control tokens that users spell in their messages from becoming control tokens.
 
-Before rendering, each forgery is replaced by one private-use character; a template can trim, split
-and search the rest of the content as usual. After rendering the characters mark where literal text
-has to be put back. Halves of control tokens at the ends of a string are replaced too, because a
+Before rendering, each forged control token is replaced by one private-use character; a template can
+trim, split and search the rest of the content as usual. After rendering, the literal text is put
+back in its place. Partial control tokens at the ends of a string are replaced too, because a
 template may join two strings.
 """
 
@@ -19,8 +19,8 @@ _PRIVATE_USE = range(0xF0000, 0xFFFFE)
 _MARKS = re.compile(f"[{chr(_PRIVATE_USE[0])}-{chr(_PRIVATE_USE[-1])}]")
 
 
-class Neutraliser:
-    """Replaces the forgeries of one request and finds their places in the rendered text.
+class ControlTokenEscaper:
+    """Replaces the forged control tokens of one request, and restores them in the rendered text.
 
     Args:
         pattern: Finds whole control tokens.
@@ -69,7 +69,7 @@ class Neutraliser:
         return value
 
     def text(self, text: str, marks: Marks, allowed: frozenset[str] = frozenset()) -> str:
-        """The text with a mark in place of each forgery."""
+        """The text with a mark in place of each forged control token."""
         text = self._pattern.sub(
             lambda match: match[0] if match[0] in allowed else marks.of(match[0]), text
         )
@@ -94,7 +94,7 @@ class Marks:
         return bool(self._marks)
 
     def of(self, text: str) -> str:
-        """The mark that stands for `text`.
+        """The mark that replaces `text`.
 
         Raises:
             RequestError: The request itself uses every character that could be a mark.

@@ -1,6 +1,6 @@
-"""Modules that compute natively what a module of other people computed through PyTorch.
+"""Native replacements for modules of transformers models.
 
-Each is a program of one or a few ops, which reads and writes the tensors where they lie.
+Each is a program of one or a few ops that reads and writes the tensors in place.
 
 Shapes: T rows, K inputs, N outputs.
 """
@@ -18,28 +18,28 @@ import torch
 from torch import nn
 
 from sylvan.kernels.api import TracedTensor
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.builder import padded
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
 
 MOST_ROWS = 2048
-"""Of one call whose rows must be copied, or that keeps some between its ops.
+"""Most rows per call, if rows must be copied or kept between ops.
 
-More at once read the weights of experts less often: 1.2 times as fast as 512 on 2,048 rows.
+Larger calls read the weights of experts less often: 1.2 times as fast as 512 on 2,048 rows.
 """
 
 
-_TILE_ROWS = 16  # of a matrix tile
+_TILE_ROWS = 16  # rows per matrix tile
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
+class RowProgram:
     """A program from the rows of `x` to those of `out`.
 
-    `tile`: its first op reads multiples of so many rows. `single`: it is one op, so that it keeps
-    nothing and takes any number of rows. `room` (MOST_ROWS, padded K): memory for rows that cannot
-    be read where they lie, zeros behind their columns; None: that of `x`.
+    `tile`: its first op reads multiples of this many rows. `single`: it is one op, so it keeps
+    nothing and takes any number of rows. `room` (MOST_ROWS, padded K): buffer for rows that cannot
+    be read in place, zero-padded; None: read `x` in place.
     """
 
     program: Program
@@ -52,30 +52,31 @@ class Native:
 
 
 def tile_rows(library: Library, dtype: torch.dtype) -> int:
-    """Rows that a product of this type reads at once, also where there are fewer."""
+    """Number of rows that a product of this type reads at once, even if fewer are used."""
     return _TILE_ROWS if library.variant == "amx" and dtype == torch.bfloat16 else 1
 
 
-class NativeRows(nn.Module):
-    """Turns rows of K columns into rows of N, none of which depends on another in any bit.
+class NativeRowsModule(nn.Module):
+    """Maps rows of K columns to rows of N; each row is independent of the others, bit for bit.
 
-    What else is asked of it the module answers that it stands for.
+    Other attributes are delegated to the wrapped module.
     """
 
-    def __init__(self, module: nn.Module, native: Native) -> None:
+    def __init__(self, module: nn.Module, native: RowProgram) -> None:
         super().__init__()
         self._stands_for = (module,)  # no child: its matrices have no contents any more
         program, x, out = native.program, native.x, native.out
         self._program, self._dtype, self._tile = program, native.dtype, native.tile
         self._made = torch.float32 if out.dtype == "f32" else native.dtype
-        self._widens = self._made != native.dtype  # the caller wants float32, whatever it gives
+        # the caller wants float32, whatever the module returns
+        self._widens = self._made != native.dtype
         self._x, self._out = program.number(x), program.number(out)
         room = program.read(x, MOST_ROWS) if native.room is None else native.room
         self._room_TK = room[:, : x.cols]  # zeros behind its columns
         self._in, self._cols, self._padded = x.cols, out.cols, padded(out.cols)
         self._unpadded = padded(x.cols) == x.cols
         self._most = sys.maxsize if native.single else MOST_ROWS  # rows of one call
-        self._step = Run()
+        self._step = StepRun()
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -90,7 +91,7 @@ class NativeRows(nn.Module):
         return self._computed(x)
 
     def _computed(self, x: torch.Tensor, *beside: tuple[int, torch.Tensor]) -> torch.Tensor:
-        """The result; `beside`: what else the program reads of each row, and by which number."""
+        """Compute the result; `beside`: further values the program reads per row, by number."""
         count, given = x.numel() // self._in, x.dtype == self._dtype
         in_place = self._unpadded and given and not count % self._tile and x.is_contiguous()
         if self._padded != self._cols or count > (self._most if in_place else MOST_ROWS):
@@ -107,7 +108,7 @@ class NativeRows(nn.Module):
     def _in_parts(
         self, x: torch.Tensor, beside: Sequence[tuple[int, torch.Tensor]]
     ) -> torch.Tensor:
-        """The same for rows that are too many at once, or whose results are to be cut."""
+        """As `_computed`, in parts: too many rows at once, or results to be truncated."""
         rows_TK = x.reshape(-1, self._in)
         count = len(rows_TK)
         out_TN = torch.empty(count, self._padded, dtype=self._made)
@@ -127,8 +128,8 @@ class NativeRows(nn.Module):
         return out_TN.to(self._made if self._widens else x.dtype).view(*x.shape[:-1], self._cols)
 
 
-class NativeExperts(NativeRows):
-    """Stands for experts of which each row is told to visit some, and with what shares.
+class NativeExperts(NativeRowsModule):
+    """Replaces routed experts: each row gets expert ids and routing weights.
 
     Shapes: T rows, K columns, C experts of a row.
     """
@@ -136,7 +137,7 @@ class NativeExperts(NativeRows):
     def __init__(
         self,
         module: nn.Module,
-        native: Native,
+        native: RowProgram,
         choice: tuple[TracedTensor, TracedTensor],
         num_experts: int,
     ) -> None:
@@ -146,30 +147,30 @@ class NativeExperts(NativeRows):
         self._top_k, self._num_experts = choice[0].cols, num_experts
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Rows (T, K), numbers of experts (T, C) and shares (T, C), as its module names them.
+        """Rows (T, K), expert ids (T, C) and routing weights (T, C), named as in its module.
 
-        Returns: (T, K).
+            Returns: (T, K).
 
         Raises:
-            IndexError: a number that is no expert's, which kernels would take for a place.
+            IndexError: an expert id is out of range, which kernels would write out of bounds.
         """
         x, ids, shares = (*args, *(kwargs[name] for name in self._names[len(args) :]))
         ids_TC = ids.to(torch.int32).contiguous()
         shares_TC = shares.to(torch.float32).contiguous()
         if not ids_TC.shape == shares_TC.shape == (len(x), self._top_k):
             raise IndexError(f"choices {tuple(ids.shape)} with shares {tuple(shares.shape)}")
-        numbers = ids_TC.numpy().view(np.uint32)  # what is below zero is large then
+        numbers = ids_TC.numpy().view(np.uint32)  # negative ids become large
         if numbers.size and numbers.max() >= self._num_experts:
             raise IndexError(f"rows visit experts that are not among {self._num_experts}")
         return self._computed(x, (self._ids, ids_TC), (self._shares, shares_TC))
 
 
-class NativeLinear(NativeRows):
-    """Stands for an `nn.Linear`, whose weight has no contents any more."""
+class NativeLinear(NativeRowsModule):
+    """Replaces an `nn.Linear`, whose weight has been freed."""
 
 
-class NativeNorm(NativeRows):
-    """Stands for an RMSNorm, which still takes rows of other types than the model's."""
+class NativeNorm(NativeRowsModule):
+    """Replaces an RMSNorm; PyTorch still handles rows of other types than the model's."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shape: (..., K), as it is."""
@@ -177,20 +178,20 @@ class NativeNorm(NativeRows):
 
 
 class NativeEmbedding(nn.Module):
-    """Stands for an embedding whose table is the packed weight of a head.
+    """Replaces an embedding whose table is the packed weight of a head.
 
-    The rows of a step are looked up natively; what the embedding does besides, such as scaling
-    them, it does itself, with these rows for its table.
+    The rows of a step are looked up natively; the embedding then does the rest, such as scaling,
+    with these rows as its table.
     """
 
-    def __init__(self, table: nn.Embedding, native: Native) -> None:
+    def __init__(self, table: nn.Embedding, native: RowProgram) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = table.num_embeddings, table.embedding_dim
-        # Models take their device from their first parameter, and the weight has no contents.
+        # Models take their device from their first parameter, and the freed weight has none.
         self.place = nn.Parameter(torch.empty(0, dtype=native.dtype), requires_grad=False)
         self.weight = table.weight
         self.table = table
-        table.padding_idx = None  # of gradients only
+        table.padding_idx = None  # only affects gradients
         self._native, self._out = native, native.program.number(native.out)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -198,7 +199,7 @@ class NativeEmbedding(nn.Module):
         ids_T = ids.reshape(-1).to(torch.int32).contiguous()
         rows_TK = torch.empty(len(ids_T), padded(self.embedding_dim), dtype=torch.float32)  # exact
         self._native.program.bind(self._out, rows_TK.data_ptr())
-        self._native.program.run(Run(tokens=len(ids_T), ids=ids_T.data_ptr()))
+        self._native.program.run(StepRun(tokens=len(ids_T), ids=ids_T.data_ptr()))
         rows_TK = rows_TK[:, : self.embedding_dim].to(self._native.dtype)
         return _look_up(self.table, rows_TK, torch.arange(len(ids_T)).view(ids.shape))
 
@@ -217,7 +218,7 @@ def only_looks_up(table: nn.Embedding) -> bool:
 
 
 def _look_up(table: nn.Embedding, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """What an embedding makes of some ids if these rows are its table."""
+    """Run an embedding with these rows as its table."""
     weight = table.weight
     table.weight = nn.Parameter(rows, requires_grad=False)
     try:

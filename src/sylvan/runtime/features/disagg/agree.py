@@ -1,0 +1,102 @@
+"""What all ranks of a server have seen of their transfers: one is over when it is over on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import msgspec
+import torch
+
+from sylvan.kernels.api import Communicator
+from sylvan.runtime.features.disagg.data import (
+    Asked,
+    DecodeEvents,
+    Left,
+    Lost,
+    Over,
+    PrefillEvents,
+    Progress,
+    Received,
+    Refused,
+    Sent,
+)
+
+Ended = Over | Received | Refused | Lost | Left
+_WORST = (Refused, Lost, Left)
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[Ended | Sent, ...])
+Events = PrefillEvents | DecodeEvents
+
+
+class Agreement:
+    """Keeps the end of a transfer back until all ranks have seen it, and adds up what they send.
+
+    Each rank moves the pages of its own heads, over a connection of its own. Where one of them
+    fails the others give up, too.
+
+    Args:
+        ranks: All of this server.
+        give_up: Ends a job on this rank; its end follows.
+    """
+
+    def __init__(self, ranks: Communicator, give_up: Callable[[int], None]) -> None:
+        self._ranks, self._give_up = ranks, give_up
+        self._ended: dict[int, dict[int, Ended]] = {}  # by job, by rank
+
+    def agree(self, events: Events | None) -> Events | None:
+        """What has happened, by what has happened here since the last call; None: nothing.
+
+        Collective: all ranks call it in the same steps.
+
+        Raises:
+            RankLostError: another rank has ended, or is late.
+        """
+        found: list[Asked | Progress | Sent] = [
+            event for event in events or () if not isinstance(event, Ended | Sent)
+        ]
+        mine = tuple(event for event in events or () if isinstance(event, Ended | Sent))
+        for rank, some in enumerate(self._exchange(mine)):
+            for event in some:
+                if isinstance(event, Sent):
+                    found.append(event)
+                else:
+                    self._ended.setdefault(event.job, {})[rank] = event
+        over = [job for job, by_rank in self._ended.items() if len(by_rank) == self._ranks.size]
+        ends = tuple(_combined([*self._ended.pop(job).values()]) for job in over)
+        for job, by_rank in self._ended.items():
+            if self._ranks.rank not in by_rank and any(map(_has_failed, by_rank.values())):
+                self._give_up(job)
+        return cast(Events, (*found, *ends)) or None
+
+    def _exchange(self, mine: tuple[Ended | Sent, ...]) -> Sequence[tuple[Ended | Sent, ...]]:
+        """Of all ranks; they say first how much they have to say."""
+        data = _encoder.encode(mine) if mine else b""
+        sizes = self._ranks.all_gather(torch.tensor([len(data)], dtype=torch.int64))
+        most = int(sizes.max())
+        if not most:
+            return ()
+        own = torch.zeros(most, dtype=torch.uint8)
+        own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else own[:0]
+        whole = self._ranks.all_gather(own).numpy()
+        each = zip(whole, sizes.flatten().tolist(), strict=True)
+        return [_decoder.decode(row[:size].tobytes()) if size else () for row, size in each]
+
+
+def _has_failed(event: Ended) -> bool:
+    return bool(event.error) if isinstance(event, Over) else not isinstance(event, Received)
+
+
+def _combined(events: Sequence[Ended]) -> Ended:
+    """How a job has ended on all ranks together."""
+    received = [event for event in events if isinstance(event, Received)]
+    if len(received) == len(events):
+        return Received(
+            received[0].job,
+            sum(event.num_bytes for event in received),
+            max(event.seconds for event in received),
+        )
+    for kind in _WORST:
+        if (worst := next((e for e in events if isinstance(e, kind)), None)) is not None:
+            return worst
+    return next((event for event in events if _has_failed(event)), events[0])
