@@ -10,7 +10,7 @@ from sylvan.protocol.requests import Request
 
 
 class ReplicaView(Protocol):
-    """What a policy knows of a replica."""
+    """State of a replica as policies see it."""
 
     @property
     def replica(self) -> int:
