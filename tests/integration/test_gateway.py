@@ -552,6 +552,15 @@ async def test_requests_are_aborted_by_name_where_they_run(front, workers):
     assert sum(len(w.engine.control.aborted) for w in workers) == 1
 
 
+async def test_a_command_that_all_workers_refuse_is_the_clients_fault(front):
+    for body in ({"rid": []}, {"rid": "x" * 300}):
+        response = await front.post("/abort_request", body)
+        assert response.status_code == 400, response.text
+        told = response.json()
+        assert told["status"] == "failed"
+        assert all("rid" in str(worker["answer"]) for worker in told["workers"])
+
+
 async def test_commands_go_to_all_and_tell_what_each_did(front, workers):
     workers[1].engine.control.busy = True
     response = await front.post("/flush_cache", {})

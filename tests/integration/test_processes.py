@@ -55,8 +55,8 @@ async def runtime(shared: Runtime) -> AsyncIterator[Runtime]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def own(model: Path) -> AsyncIterator[Runtime]:
-    """One that a test may end."""
-    runtime = await Runtime.start(tiny_config(model))
+    """One that a test may end; how real processes drain: `test_processes_signals.py`."""
+    runtime = await Runtime.start(tiny_config(model, processes="one"))
     yield runtime
     await runtime.close()
 

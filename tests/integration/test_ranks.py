@@ -83,6 +83,7 @@ async def test_a_rank_that_is_killed_is_replaced_and_streams_go_on(
     assert not any(psutil.pid_exists(before[other]) for other in RANKS)
 
 
+@pytest.mark.slow
 async def test_a_rank_that_hangs_is_replaced_and_streams_go_on(
     runtime: Runtime, undisturbed: list[list[int]]
 ) -> None:

@@ -160,6 +160,7 @@ def test_replicas_are_served_lost_and_stopped_as_one(model):
         assert not os.path.exists(folder)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_ends_the_command(model, tmp_path):
     folder = tmp_path / "broken"
     folder.mkdir()

@@ -275,7 +275,7 @@ def test_a_step_that_fails_on_all_ranks_fails_its_requests_only(model_dir):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_that_fails_on_one_rank_ends_the_group(model_dir, rank):
     fails = [{1} if rank == r else set() for r in range(2)]
-    build = build_ranks(2, partial(failing, fails), timeout_s=3.0)
+    build = build_ranks(2, partial(failing, fails), timeout_s=1.0)
     two = Serving(model_dir, build=build)
     two.add([5] * 9, logprobs=LogprobOptions(start=1))
 

@@ -64,6 +64,7 @@ def run(args: Parsed) -> int:
     started_s = monotonic()
     with closing(PrewarmedScheduler()) as prewarmed, ExitStack() as start:
         start.enter_context(garbage.postponed())
+        start.callback(garbage.spare)
         return _run(args, prewarmed, started_s, start)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -98,23 +99,28 @@ class Fault(NamedTuple):
     text: str
 
 
+_floats_of = attrgetter(*_FLOATS)
+_grammars_of = attrgetter(*GRAMMARS)
+
+
 def fault_of(sampling: SamplingParams) -> Fault | None:
     """The first fault that the types alone do not show, and no model is needed to see."""
     return next(_faults(sampling), None)
 
 
 def _faults(sampling: SamplingParams) -> Iterator[Fault]:
-    for name in _FLOATS:
-        if not math.isfinite(getattr(sampling, name)):
-            yield Fault(name, "", "expected a finite number")
+    if not all(map(math.isfinite, _floats_of(sampling))):
+        for name in _FLOATS:
+            if not math.isfinite(getattr(sampling, name)):
+                yield Fault(name, "", "expected a finite number")
     if sampling.top_k == 0:
         yield Fault("top_k", "", "expected -1 (all) or at least 1")
     limit = sampling.max_new_tokens
     if limit is not None and sampling.min_new_tokens > limit:
         text = f"{sampling.min_new_tokens} is more than the {limit} tokens of the answer"
         yield Fault("min_new_tokens", "", text)
-    given = [name for name in GRAMMARS if getattr(sampling, name)]
-    if len(given) > 1:
+    if sum(map(bool, _grammars_of(sampling))) > 1:
+        given = [name for name in GRAMMARS if getattr(sampling, name)]
         yield Fault(given[1], "", f"excludes {given[0]}: one grammar constrains an output")
     for token, bias in sampling.logit_bias.items():
         place = f".{token[:20]}"

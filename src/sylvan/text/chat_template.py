@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from sylvan.protocol.errors import ConfigError, RequestError
@@ -41,8 +41,7 @@ class Encode(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedPrompt:
+class RenderedPrompt(msgspec.Struct, frozen=True):
     """A prompt.
 
     Attributes:
@@ -54,8 +53,7 @@ class RenderedPrompt:
     input_ids: list[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a template is asked to render.
 
     Attributes:

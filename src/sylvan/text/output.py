@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from sylvan.text.reasoning import ReasoningFamily, ReasoningParser, make_parser
 from sylvan.text.spans import SpanLog, SpanMap, TextSpan
 from sylvan.text.tools import (
@@ -17,8 +19,7 @@ from sylvan.text.tools import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
+class ReasoningDelta(msgspec.Struct, frozen=True):
     """Thinking."""
 
     text: str
@@ -27,8 +28,7 @@ class ReasoningDelta:
 Piece = ReasoningDelta | TextDelta | CallStart | ArgumentsDelta
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OutputRules:
+class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
     """How the outputs of one request are read.
 
     Attributes:

@@ -34,7 +34,7 @@ def settle(young_objects: int = YOUNG_OBJECTS) -> None:
 
 @contextmanager
 def postponed() -> Iterator[None]:
-    """Look for no cycles meanwhile, and spare what was made from all later looks.
+    """Look for no cycles meanwhile.
 
     For starts: imports make a million objects that live on, over which Python would walk again and
     again, for a fifth of their time.
@@ -43,5 +43,12 @@ def postponed() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()
         gc.enable()
+
+
+def spare() -> None:
+    """Spare what there is from all later looks: right after imports, of which next to all lives.
+
+    Cycles that are garbage by now stay; where there may be large ones, `settle`.
+    """
+    gc.freeze()

@@ -304,7 +304,7 @@ def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]
 
 def _grammar(config: Config) -> Grammar:
     path, trusted = model_dir(config.model), config.trust_remote_code
-    vocab_size = read_facts(path, config.dtype, config.quantization, trusted=trusted).vocab_size
+    vocab_size = load_config(path, trusted=trusted).vocab_size
     return build_grammar(
         config.grammar,
         lambda: _vocabulary(config, vocab_size),

@@ -15,6 +15,7 @@ def main() -> int:
     """Import and run; returns the exit code."""
     with garbage.postponed():
         module = importlib.import_module(sys.argv[1])
+        garbage.spare()
     return module.main()
 
 

@@ -400,13 +400,13 @@ def load_weights(
     files = kept_blocks(files) if blocks else files
     reader = WeightReader(model, files, quantise, blocks=blocks)
     total = sum(reader.num_bytes(slot.name) for slot in slots(model))
-    done = 0
+    done, places = 0, _Places(model)
     for slot in list(slots(model)):
         content = reader.read(slot.name)
         if isinstance(content, torch.Tensor):
             slot.parameter.data.copy_(content)
         else:
-            _replace(model, slot.parameter, content)
+            places.replace(slot.parameter, content)
         done += reader.num_bytes(slot.name)
         if progress:
             progress(done, total)
@@ -431,10 +431,10 @@ def defer_weights(
     reader = WeightReader(model, files, quantise, blocks=blocks)
     total = sum(reader.num_bytes(slot.name) for slot in slots(model))
     progress = progress or (lambda done, total: None)
-    meter = _Meter(reader, progress, total)
+    meter, places = _Meter(reader, progress, total), _Places(model)
     for slot in list(slots(model)):
         if slot.parameter.dim() >= 2:
-            _replace(model, slot.parameter, meter.deferred(slot))
+            places.replace(slot.parameter, meter.deferred(slot))
         else:
             content = meter.read(slot.name)
             assert isinstance(content, torch.Tensor), "only matrices are quantised"
@@ -460,6 +460,7 @@ def load_deferred(model: nn.Module) -> None:
 def dummy_weights(model: nn.Module, seed: int = 0, quantise: Format | None = None) -> None:
     """Fill with seeded random values of a plausible size: for benchmarks without a checkpoint."""
     bits = dict(matrices(model, quantise)) if quantise else {}
+    places = _Places(model)
     for slot in list(slots(model)):
         parameter = slot.parameter
         if slot.attribute == "weight" and parameter.dim() == 1:
@@ -475,7 +476,7 @@ def dummy_weights(model: nn.Module, seed: int = 0, quantise: Format | None = Non
         values = take(whole * 0.02, slot.splits)  # the same model, however many ranks hold it
         if slot.name in bits:
             code = quantise.code if quantise else None
-            _replace(model, parameter, convert(slot.name, values, bits[slot.name], code))
+            places.replace(parameter, convert(slot.name, values, bits[slot.name], code))
         else:
             parameter.data.copy_(values)
 
@@ -497,13 +498,20 @@ class _Meter:
         return DeferredWeight(slot.shape, lambda: self.read(name), name)
 
 
-def _replace(model: nn.Module, parameter: torch.Tensor, weight: LinearWeight) -> None:
-    """Put `weight` wherever `parameter` is used: tied modules share it."""
-    for module in model.modules():
-        for attribute, value in list(module.named_parameters(recurse=False)):
-            if value is parameter:
-                delattr(module, attribute)
-                setattr(module, attribute, weight)
+class _Places:
+    """Where parameters of a model are used: tied modules share them. To be made once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._found: dict[int, list[tuple[nn.Module, str]]] = {}
+        for module in model.modules():
+            for attribute, value in module.named_parameters(recurse=False):
+                self._found.setdefault(id(value), []).append((module, attribute))
+
+    def replace(self, parameter: torch.Tensor, weight: LinearWeight) -> None:
+        """Put `weight` wherever `parameter` is used; once for each parameter."""
+        for module, attribute in self._found[id(parameter)]:
+            delattr(module, attribute)
+            setattr(module, attribute, weight)
 
 
 def _joined_parts(

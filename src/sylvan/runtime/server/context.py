@@ -37,7 +37,7 @@ from sylvan.utils.clock import Clock, monotonic
 from sylvan.utils.tasks import Shared
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Context:
     """The parts that routes work with.
 

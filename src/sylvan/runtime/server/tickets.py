@@ -33,6 +33,8 @@ from sylvan.runtime.serving.journal import JOURNAL_KEY, Journal
 
 logger = logging.getLogger(__name__)
 
+_TICKET = TICKET_HEADER.encode()
+
 
 class Tickets:
     """Serves calls with a ticket in frames, and passes all others on untouched.
@@ -174,8 +176,7 @@ class _Framed:
 
 
 def _has_ticket(scope: Scope) -> bool:
-    name = TICKET_HEADER.encode()
-    return any(key == name for key, _ in scope["headers"])
+    return _TICKET in [key for key, _ in scope["headers"]]
 
 
 def _noted(send: Send, trusted: bool) -> Send:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -29,8 +28,7 @@ from sylvan.text.reasoning.tokens import ReasoningCounter
 from sylvan.text.spans import TextSpan
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(msgspec.Struct, frozen=True):
     """What is new of one sample, and its counts so far.
 
     Attributes:
@@ -60,8 +58,7 @@ class Update:
         return self.delta.finish
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """A finished sample."""
 
     sample: Sample

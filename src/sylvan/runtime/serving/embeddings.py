@@ -6,11 +6,12 @@ import asyncio
 import base64
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from sylvan.api.native_reply import finish_reason, timing_keys
 from sylvan.api.openai.vectors import ClassifyBody, EmbeddingsBody, EncodeBody, Inputs

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
@@ -153,7 +152,7 @@ class Journal:
             raise RequestError(message, param=RESUME_HEADER)
         for entry in self._past:
             rid = inputs[entry.prompt].rid or ""
-            yield entry.prompt, replace(entry.delta(), rid=rid)
+            yield entry.prompt, msgspec.structs.replace(entry.delta(), rid=rid)
 
     def pinned(self, inputs: Sequence[GenerateInput]) -> Sequence[GenerateInput]:
         """See `CallJournal.pinned`."""
@@ -166,7 +165,7 @@ class Journal:
         left_s = inp.options.deadline_s
         if left_s is not None:
             left_s = max(left_s - ticket.elapsed_s, 0.001)
-        return replace(
+        return msgspec.structs.replace(
             inp,
             rid=inp.rid or f"{ticket.name}-{prompt}",
             default_seed=(ticket.seed + prompt * _SEED_STEP) & _SEED_MASK,

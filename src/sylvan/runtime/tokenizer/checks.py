@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -23,8 +22,7 @@ MAX_CHARS_PER_TOKEN = 256  # a text longer than this times the context cannot fi
 _INT32 = range(-(2**31), 2**31)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedPrompt:
+class CheckedPrompt(msgspec.Struct, frozen=True):
     """Ids of a prompt, and the field they came from."""
 
     ids: Sequence[int] | IntArray
@@ -211,9 +209,11 @@ def check_sampling(sampling: SamplingParams, facts: ServedModelInfo) -> None:
     if (fault := fault_of(sampling)) is not None:
         message = f"{fault.name}{fault.place}: {fault.text}"
         raise RequestError(message, param=fault.name)
-    check_ids(sampling.stop_token_ids, facts.vocab_size, "stop_token_ids")
+    if sampling.stop_token_ids:
+        check_ids(sampling.stop_token_ids, facts.vocab_size, "stop_token_ids")
     _check_bias(sampling.logit_bias, facts.vocab_size)
-    StopFinder(sampling.stop, sampling.stop_regex)
+    if sampling.stop or sampling.stop_regex:
+        StopFinder(sampling.stop, sampling.stop_regex)
 
 
 def _check_bias(bias: dict[str, float], vocab_size: int) -> None:

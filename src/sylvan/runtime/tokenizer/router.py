@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from sylvan.protocol.errors import CapacityError
 from sylvan.protocol.messages import Command, ControlReply, Finish, SchedulerLoad
@@ -23,8 +24,7 @@ DEADLINE_GRACE_S = 0.5
 """The scheduler ends a request at its deadline; when it has not done so by then, we do."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Route:
+class _Route(msgspec.Struct, frozen=True):
     """Where a live request is served; `timer` ends it after its deadline."""
 
     client: SchedulerClient
@@ -101,6 +101,8 @@ class ReplicaRouter:
 
         Valid once a replica was up.
         """
+        if len(self.clients) == 1 and (only := self.clients[0].facts) is not None:
+            return only
         known = [client.facts for client in self.clients if client.facts is not None]
         assert known, "no scheduler has been ready yet"
         return min(known, key=lambda facts: facts.max_request_tokens)

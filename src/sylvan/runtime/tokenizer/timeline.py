@@ -6,8 +6,9 @@ API process are comparable.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from sylvan.protocol.messages import Timing
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
@@ -30,8 +31,7 @@ Process = Literal["api", "scheduler", "detokenizer"]
 _NO_TIMING = Timing()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestStage:
+class RequestStage(msgspec.Struct, frozen=True):
     """Seconds of the monotonic clock between which a request was in a stage."""
 
     name: StageName
@@ -56,6 +56,8 @@ def stages(live: LiveRequest, sample: SampleState) -> list[RequestStage]:
     Each begins where the one before ended. One that was not reached, such as those of an aborted
     request, is left out; what is known last then goes on to the end.
     """
+    if sample.stages is not None and live.closed_s:
+        return sample.stages
     timing = sample.timing or _NO_TIMING
     end_s = sample.delivered_s or live.closed_s
     points: tuple[tuple[StageName, Process, float], ...] = (
@@ -75,4 +77,5 @@ def stages(live: LiveRequest, sample: SampleState) -> list[RequestStage]:
         until = min(max(at, point_s), max(at, end_s))
         found.append(RequestStage(name, process, at, until))
         at = until
+    sample.stages = found if live.closed_s else None
     return found

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from sylvan.media.source import MediaSource
@@ -25,8 +26,7 @@ Task = Literal["generate", "embed", "classify", "both"]
 """Task of a model; `both` generates and embeds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Origin of a request.
 
     Attributes:
@@ -39,13 +39,12 @@ class Origin:
 
     name: str = ""
     received_s: float = 0.0
-    trace: Mapping[str, str] = field(default_factory=dict[str, str])
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    trace: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     peer: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbedInput:
+class EmbedInput(msgspec.Struct, frozen=True, kw_only=True):
     """One text, or a pair of texts, to be turned into a vector.
 
     Exactly one of `text` and `input_ids` is given; `pair` goes with `text`, and the model reads it
@@ -81,8 +80,7 @@ class Vector:
     timing: Timing | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateInput:
+class GenerateInput(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt to continue `sampling.n` times.
 
     Exactly one of `text` and `input_ids` is given. `text` is tokenised as a client's text: with
@@ -99,14 +97,14 @@ class GenerateInput:
 
     text: str | None = None
     input_ids: Sequence[int] | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     rid: str | None = None
     stream: bool = True
     logprobs: LogprobOptions | None = None
     lora: str | None = None
     tenant: str = ""
     cache_salt: str = ""
-    options: RequestOptions = field(default_factory=RequestOptions)
+    options: RequestOptions = msgspec.field(default_factory=RequestOptions)
     add_special_tokens: bool = True
     trusted: bool = True
     thinking: ThinkingOptions | None = None
@@ -118,8 +116,7 @@ class GenerateInput:
     origin: Origin | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleDelta:
+class SampleDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What is new about one sample.
 
     Attributes:
@@ -142,7 +139,7 @@ class SampleDelta:
     token_ids: tuple[int, ...] = ()
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
-    usage: Usage = Usage()  # noqa: RUF009 - immutable
+    usage: Usage = Usage()
     finish: Finish | None = None
     timing: Timing | None = None
     embedding: np.ndarray | None = None
