@@ -46,7 +46,6 @@ class ReplicaRoundRobin:
         self._last = -1
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView]) -> int:
-        """See `ReplicaPolicy.choose`."""
         after = (i for i, view in enumerate(replicas) if view.replica > self._last)
         index = next(after, 0)
         self._last = replicas[index].replica

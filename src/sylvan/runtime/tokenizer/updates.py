@@ -23,9 +23,7 @@ _NAME = "update"
 class Steered(Protocol):
     """Runs commands on all replicas."""
 
-    def control(self, command: Command, *, timeout_s: float) -> Awaitable[ControlReply]:
-        """See `TokenizerManager.control`."""
-        ...
+    def control(self, command: Command, *, timeout_s: float) -> Awaitable[ControlReply]: ...
 
 
 @dataclass(slots=True)
