@@ -4,9 +4,11 @@ VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 ARGS   ?=
 BIN    := $(VENV)/bin
+# Each server that a test starts would compile the package anew, and each worker all tests.
+unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve test test-slow gpu-test fuzz parity sdk sdk-all stores check aot bench docs ui release lock audit clean
+.PHONY: help serve test test-slow gpu-test fuzz parity sdk sdk-all stores check aot bench docs site replay ui release lock audit clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -18,9 +20,12 @@ $(VENV)/.runtime: pyproject.toml $(wildcard hatch_build.py)
 	$(PIP) install -e .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime
+# Not after .runtime: each installation compiles the kernels, which takes a minute.
+$(VENV)/.dev: pyproject.toml $(wildcard hatch_build.py)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install $(TORCH)
 	$(PIP) install -e ".[dev]"
-	touch $@
+	touch $(VENV)/.runtime $@
 
 serve: $(VENV)/.runtime  ## install and serve the built-in model; ARGS="--port 31000 ..." passes flags on
 	$(BIN)/sylvan serve $(ARGS)
@@ -67,6 +72,12 @@ bench: $(VENV)/.dev  ## run the benchmarks on a quiet machine; results go to ben
 
 docs: $(VENV)/.dev  ## regenerate the generated parts of docs/
 	$(BIN)/python scripts/generate_docs.py
+
+site: $(VENV)/.dev  ## build the documentation as a site, into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+replay: $(VENV)/.runtime  ## run the commands of docs/deploy that can run here, and show what they say
+	$(BIN)/python scripts/replay_deploy.py $(ARGS)
 
 ui:  ## build the web page from ui/ into the package; needs npm, which installing does not
 	cd ui && npm ci --no-fund --no-audit && npm run build

@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +27,12 @@ from sylvan.runtime.cache.eviction import eviction_policy
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import CacheKey
+from sylvan.runtime.core.req import Batch
+from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.sim import SimExecutor
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
+from sylvan.runtime.sched.plan_builder import PlanBuilder
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.utils import garbage
@@ -113,13 +117,15 @@ def whole_steps(num_running: int = 256, nodes: int = 200_000) -> dict[str, objec
         lambda batch: 0.0,
         ExecutorCaps(max_batch_tokens=8192, max_running_reqs=num_running),
     )
-    parts = Parts(
+    parts = SchedulerDeps(
         cache=cache,
         executor=executor,
         policy=schedule_policy("lpm"),
         emit=lambda outputs: None,
     )
-    scheduler = Scheduler(parts, Limits(max_running_reqs=num_running, max_waiting_reqs=100_000))
+    scheduler = Scheduler(
+        parts, SchedulerLimits(max_running_reqs=num_running, max_waiting_reqs=100_000)
+    )
     for number in range(num_running * 6):
         scheduler.add(
             GenerateRequest(
@@ -130,12 +136,22 @@ def whole_steps(num_running: int = 256, nodes: int = 200_000) -> dict[str, objec
                 cache_salt=str(rng.integers(100)),
             )
         )
+    builder, plans = scheduler._pipeline._builder, [0.0]
+
+    def build(batch: Batch, work: dict[str, Any] | None = None) -> StepPlan:
+        start = time.thread_time()
+        plan = PlanBuilder.build(builder, batch, work)
+        plans[-1] += time.thread_time() - start
+        return plan
+
+    builder.build = build
     times: list[float] = []
     full: list[float] = []
     first: list[float] = []  # of a crowd that finds nobody running: no one waits for them
     while not scheduler.idle:
         crowded = len(scheduler.running) >= num_running * 0.9
         kind = times if scheduler.running else first
+        plans.append(0.0)
         start = time.thread_time()  # the machine's other work is not the scheduler's
         scheduler.step()
         took = time.thread_time() - start
@@ -149,6 +165,7 @@ def whole_steps(num_running: int = 256, nodes: int = 200_000) -> dict[str, objec
         "step_cpu_us_with_nobody_running": spread(first),
         "step_cpu_us": spread(times),
         "step_cpu_us_when_full": spread(full or times),
+        "of_that_step_plan_cpu_us": spread(plans),
     }
 
 

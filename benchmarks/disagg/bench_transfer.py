@@ -26,7 +26,14 @@ import torch
 
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.graphs.pages import NativePool
-from sylvan.runtime.features.disagg.data import Asked, Expose, Join, Receive, Received, SendPages
+from sylvan.runtime.features.disagg.data import (
+    Asked,
+    Expose,
+    JoinRoom,
+    Receive,
+    Received,
+    SendPages,
+)
 from sylvan.runtime.features.disagg.receiver import Receiver
 from sylvan.runtime.features.disagg.sender import Sender
 from sylvan.runtime.features.disagg.tcp import TcpNetwork
@@ -105,7 +112,7 @@ def measure(args: argparse.Namespace, transfer: str) -> tuple[list[float], list[
     spent: list[float] = []
     copies: list[float] = []
     for room in range(args.rounds + 2):
-        receiver.begin((Join(room, HOST, int(line), room, b""), Receive(room, 0, numbers)))
+        receiver.begin((JoinRoom(room, HOST, int(line), room, b""), Receive(room, 0, numbers)))
         found: list[Received] = []
         for _ in itertools.count():
             events = receiver.events() or ()

@@ -38,7 +38,7 @@ from sylvan.protocol.messages import TokenOutput
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.engine.build import build_scheduler
-from sylvan.runtime.engine.composition import Composition
+from sylvan.runtime.engine.composition import EngineCore
 
 SHAPE = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text())
 RANK, REQUESTS, TOKENS, PROMPT = 16, 32, 64, 256
@@ -102,7 +102,7 @@ def linked(folder: Path, original: Path, number: int) -> Path:
 class Engine:
     """A scheduler with all its parts; `ids` are those of its adapters."""
 
-    built: Composition
+    built: EngineCore
     first: dict[str, float] = field(default_factory=dict)
     ids: list[str] = field(default_factory=list)
 

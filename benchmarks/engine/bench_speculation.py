@@ -44,7 +44,7 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.engine.build import build_scheduler
-from sylvan.runtime.engine.composition import Composition
+from sylvan.runtime.engine.composition import EngineCore
 from sylvan.runtime.engine.text import load_tokenizer
 from sylvan.runtime.features.speculation.api import Proposal
 from sylvan.runtime.features.speculation.by_head import HeadSpeculation
@@ -101,7 +101,7 @@ class Run:
 class Engine:
     """A scheduler with all its parts, and what it told."""
 
-    built: Composition
+    built: EngineCore
     tokens: dict[str, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

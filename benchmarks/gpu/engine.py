@@ -21,7 +21,7 @@ from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 
@@ -82,14 +82,14 @@ class Served:
         self.given = 0
         self.tokens: dict[str, list[int]] = {}
         cache = kv_cache(self.executor.caps.kv_groups, prefix, "lru")
-        parts = Parts(
+        parts = SchedulerDeps(
             cache=cache,
             capabilities=standard_capabilities(cache),
             executor=self.executor,
             policy=schedule_policy("fcfs"),
             emit=self._count,
         )
-        limits = Limits(
+        limits = SchedulerLimits(
             max_batch_tokens=tokens,
             max_running_reqs=reqs,
             chunk_tokens=tokens,

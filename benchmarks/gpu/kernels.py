@@ -14,11 +14,11 @@ from sylvan.kernels.experts import ExpertWeights, Routing, reference
 from sylvan.runtime.executor.device.sampling import device_sampling
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.sampling.on_device import (
-    Edits,
+    DeviceLogitEdits,
+    DeviceRowParams,
     Entries,
     MaskBits,
     Penalties,
-    Rows,
     TorchSampling,
 )
 from sylvan.runtime.sampling.philox import uniform
@@ -139,12 +139,12 @@ def _sampling(bench: Bench, top: Ceilings) -> None:
             )
 
 
-def _drawn(bench: Bench, count: int, top_k: int, top_p: float) -> Rows:
+def _drawn(bench: Bench, count: int, top_k: int, top_p: float) -> DeviceRowParams:
     def full(value: float, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((count,), value, dtype=dtype, device=bench.device)
 
     position = torch.arange(count, device=bench.device)
-    return Rows(
+    return DeviceRowParams(
         greedy=full(0, torch.bool),
         temperature=full(0.8, torch.float32),
         top_k=full(top_k, torch.int32),
@@ -170,7 +170,7 @@ def _edits(bench: Bench, top: Ceilings) -> None:
     number = torch.full((count,), 0.5, device=bench.device)
     counts = torch.randint(0, 3, (count, vocab), device=bench.device).float()
     words = torch.randint(-(2**31), 2**31 - 1, (count, -(-vocab // 32)), dtype=torch.int64)
-    edits = Edits(
+    edits = DeviceLogitEdits(
         penalties=Penalties(
             counts=counts, count_rows=rows, frequency=number, presence=number, repetition=2 * number
         ),

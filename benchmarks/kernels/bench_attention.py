@@ -20,7 +20,7 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import AttentionLayer
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import load
@@ -71,7 +71,7 @@ class Attention:
         self._program.read(qkv, reqs * rows).copy_(torch.randn(reqs * rows, qkv.cols))
         self._arrays = _step_arrays(page_size, work, per_req)
         pointers = {name: array.ctypes.data for name, array in self._arrays.items()}
-        self._step = Run(tokens=reqs * rows, seqs=reqs, table_stride=per_req, **pointers)
+        self._step = StepRun(tokens=reqs * rows, seqs=reqs, table_stride=per_req, **pointers)
 
     def spent(self):
         """Microseconds a layer."""

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import AttentionLayer
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library, load
@@ -86,7 +86,7 @@ def linear(library: Library, args: argparse.Namespace, dtype: torch.dtype, rows:
         ops.linear(value, weight)  # packs it, and lets the tensor go
     program = Program(library, compile_graph(tracer.graph))
     program.read(value, rows).copy_(x)
-    step = Run(tokens=rows)
+    step = StepRun(tokens=rows)
     return Case(f"linear {kind} rows {rows}", layers, lambda: program.run(step), other, against)
 
 
@@ -127,7 +127,7 @@ def attention(library: Library, args: argparse.Namespace, reqs: int) -> Case:
     program.read(value, reqs).copy_(torch.randn(reqs, value.cols))
     arrays = _tables(reqs, per_req, args.context)
     pointers = {name: array.ctypes.data for name, array in arrays.items()}
-    step = Run(tokens=reqs, seqs=reqs, table_stride=per_req, **pointers)
+    step = StepRun(tokens=reqs, seqs=reqs, table_stride=per_req, **pointers)
     q = torch.randn(reqs, heads, 1, width).bfloat16()
     kv = [torch.randn(2, reqs, kv_heads, args.context + 1, width).bfloat16() for _ in range(layers)]
 

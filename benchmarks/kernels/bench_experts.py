@@ -19,7 +19,7 @@ from sylvan.kernels import ops
 from sylvan.kernels.api import ExpertWeights, Routing
 from sylvan.kernels.experts import reference
 from sylvan.kernels.matmul.weights import quantise_int4, quantise_int8
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import load
@@ -87,7 +87,7 @@ def _native(
         program.read(value, max(ROWS)).copy_(matrix)
 
     def run(rows: int) -> None:
-        program.run(Run(tokens=rows))
+        program.run(StepRun(tokens=rows))
 
     return run
 

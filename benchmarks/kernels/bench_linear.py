@@ -19,7 +19,7 @@ from sylvan.kernels.api import LinearWeight
 from sylvan.kernels.matmul.codes import Code, bits_of
 from sylvan.kernels.matmul.pack import pack
 from sylvan.kernels.matmul.weights import CodedWeight, DeferredWeight, quantise_int4, quantise_int8
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.cost import read_rate
 from sylvan.kernels.native.graph import ProgramLimits
@@ -101,7 +101,7 @@ def _program(library, weight, convert, memory_mb):
 
 def _median_us(program: Program, rows: int) -> float:
     """Of the linears alone, by the program's own clock."""
-    runs = [program.profile(Run(tokens=rows)) for _ in range(6)][1:]
+    runs = [program.profile(StepRun(tokens=rows)) for _ in range(6)][1:]
     return statistics.median(
         sum(ns for op, ns in run if isinstance(op, Linear)) / 1e3 for run in runs
     )

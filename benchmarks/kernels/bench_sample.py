@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from sylvan.kernels import ops
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library, load
@@ -28,7 +28,7 @@ from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.sampling.native import NativeRows, NativeSampler
+from sylvan.runtime.sampling.native import NativeSampler, NativeSamplingRows
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 
 WISHES: dict[str, dict[str, Any]] = {
@@ -64,12 +64,12 @@ class Head:
         """At once; one after the other; the product alone."""
         batch = _batch(rows, self.vocab, wish, told)
         memory = self.program.read(self.logits, rows)
-        mine = NativeRows(batch.params, rows)
+        mine = NativeSamplingRows(batch.params, rows)
         mine.call.read(memory.data_ptr(), memory.stride(0))
         mine.call.slots[:], mine.call.positions[:] = batch.slots, batch.positions
         mine.call.struct.rows = rows
-        sampled = Run(outputs=rows, sample=ctypes.addressof(mine.call.struct))
-        bare = Run(outputs=rows)
+        sampled = StepRun(outputs=rows, sample=ctypes.addressof(mine.call.struct))
+        bare = StepRun(outputs=rows)
 
         def at_once() -> IntArray:
             mine.ready(batch.slots)

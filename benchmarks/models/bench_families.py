@@ -49,7 +49,7 @@ from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.models import registry
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 
@@ -272,7 +272,7 @@ class Served(Way):
 
     def __init__(self, path: Path, length: int, runner: str = "auto") -> None:
         pages = AT_ONCE * (-(-length // PAGE) + 1) + 1
-        limits = Limits(max_running_reqs=AT_ONCE, max_batch_tokens=2048, inflight=1)
+        limits = SchedulerLimits(max_running_reqs=AT_ONCE, max_batch_tokens=2048, inflight=1)
         options = LocalOptions(
             page_size=PAGE,
             num_pages=pages,
@@ -288,7 +288,7 @@ class Served(Way):
         self._tokens = self._count = 0
         cache = kv_cache(self._executor.caps.kv_groups, "radix", "lru")
         self._scheduler = Scheduler(
-            Parts(
+            SchedulerDeps(
                 cache=cache,
                 capabilities=standard_capabilities(cache),
                 executor=self._executor,

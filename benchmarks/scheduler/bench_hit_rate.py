@@ -22,7 +22,7 @@ from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.sim import SimExecutor
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.utils.clock import VirtualClock
@@ -79,10 +79,12 @@ def run(work: Work, policy: str, cache_tokens: int, page_size: int = 16) -> dict
         lambda batch: 0.0,
         ExecutorCaps(max_batch_tokens=2048, max_running_reqs=16),
     )
-    parts = Parts(
+    parts = SchedulerDeps(
         cache=cache, executor=executor, policy=schedule_policy(policy), emit=emit, clock=clock
     )
-    limits = Limits(max_batch_tokens=2048, chunk_tokens=2048, max_running_reqs=16, age_limit_s=1e9)
+    limits = SchedulerLimits(
+        max_batch_tokens=2048, chunk_tokens=2048, max_running_reqs=16, age_limit_s=1e9
+    )
     scheduler = Scheduler(parts, limits)
     prompts = work.prompts()
     for number, prompt in enumerate(prompts):

@@ -30,7 +30,7 @@ from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.engine.build import build_scheduler
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.sim import SimExecutor
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.utils import garbage
@@ -256,13 +256,13 @@ def _chats(prefix: str, seed: int, outputs: int) -> Scheduler:
         lambda batch: 0.0,
         ExecutorCaps(max_batch_tokens=8192, max_running_reqs=64),
     )
-    parts = Parts(
+    parts = SchedulerDeps(
         cache=kv_cache(groups, prefix, "lru"),
         executor=executor,
         policy=schedule_policy("lpm" if prefix == "radix" else "fcfs"),
         emit=lambda outputs: None,
     )
-    scheduler = Scheduler(parts, Limits(max_running_reqs=64))
+    scheduler = Scheduler(parts, SchedulerLimits(max_running_reqs=64))
     for i in range(128):
         scheduler.add(
             GenerateRequest(

@@ -47,7 +47,7 @@ async def connection(port: int, path: str, body: bytes, calls: int) -> list[floa
     """Latency of each call over one kept connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**26)
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     times = []

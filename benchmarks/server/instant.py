@@ -19,7 +19,7 @@ from sylvan.protocol.messages import (
     Abort,
     Finish,
     Heartbeat,
-    Load,
+    SchedulerLoad,
     Submit,
     TextBatch,
     TextOutput,
@@ -29,7 +29,7 @@ from sylvan.protocol.messages import (
 from sylvan.runtime.server.app import create_app
 from sylvan.runtime.server.settings import ServerSettings
 from sylvan.runtime.tokenizer.manager import TokenizerManager
-from sylvan.runtime.tokenizer.types import ModelFacts
+from sylvan.runtime.tokenizer.types import ServedModelInfo
 from sylvan.text.tokenizer import Tokenizer
 from tests.support.scripted import write_checkpoint
 
@@ -77,7 +77,7 @@ class InstantScheduler:
 
 async def beat(manager: TokenizerManager) -> None:
     while True:
-        manager.router.clients[0].on_message(Heartbeat(load=Load()))
+        manager.router.clients[0].on_message(Heartbeat(load=SchedulerLoad()))
         await asyncio.sleep(0.5)
 
 
@@ -85,7 +85,7 @@ async def serve(port: int, folder: Path) -> None:
     tokenizer = Tokenizer.load(write_checkpoint(folder))
     manager, scheduler = TokenizerManager(tokenizer), InstantScheduler()
     scheduler.manager = manager
-    facts = ModelFacts(
+    facts = ServedModelInfo(
         model_path=str(folder),
         served_name="instant",
         context_len=65536,

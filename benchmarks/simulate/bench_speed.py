@@ -23,7 +23,7 @@ from sylvan.sim.cost import HostCost, StepCost
 from sylvan.sim.datasets import arranged, drawn
 from sylvan.sim.features import KNOTS
 from sylvan.sim.fleet import YOUNG_OBJECTS, Fleet
-from sylvan.sim.profile import Engine, Profile
+from sylvan.sim.profile import Profile, SchedulerProfile
 from sylvan.utils.garbage import settle
 
 PER_WORKER = 2.0  # requests a second
@@ -37,7 +37,7 @@ def profile() -> Profile:
         constant=FLOOR_S, rows=rows, context=4e-7,
         decode_scatter=(0.9, 1.0, 1.1), prompt_scatter=(0.9, 1.0, 1.1),
     )  # fmt: skip
-    engine = Engine(
+    engine = SchedulerProfile(
         kv_groups=(KVGroup(name="full", kind="full", num_pages=4097, page_size=16),),
         policy="lpm",
         settings={"max_batch_tokens": 2048, "chunk_tokens": 512, "max_running_reqs": 64},

@@ -12,7 +12,7 @@ import torch
 import sylvan.runtime.attention
 from sylvan.kernels.api import AttentionLayer
 from sylvan.kernels.native import library
-from sylvan.kernels.native.attend import PagedAttention
+from sylvan.kernels.native.attend import NativePagedAttention
 from sylvan.kernels.paged import reference
 from sylvan.runtime.attention.native import NativeCalls
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
@@ -69,7 +69,7 @@ def parts(backend: str, kv_dtype: torch.dtype) -> tuple[Any, Any]:
     if library.describe().variant is None:
         pytest.skip("kernels are not compiled")
     pool = NativePool(replace(shape, page_size=NATIVE_PAGE), kv_dtype)
-    return NativeCalls(PagedAttention(library.load(), kv_dtype, pool.layers)), pool
+    return NativeCalls(NativePagedAttention(library.load(), kv_dtype, pool.layers)), pool
 
 
 class Scene:

@@ -16,15 +16,15 @@ import zmq
 from sylvan.protocol.messages import Abort, StopFound, Submit, ToScheduler
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.transport.api import AsyncDuplex, AsyncReceiver, Duplex, Receiver, Sender
+from sylvan.transport.api import AsyncDuplex, AsyncReceiver, Duplex, MessageReceiver, MessageSender
 from sylvan.transport.arrays import SharedArrays
-from sylvan.transport.codec import Decoder, Encoder
+from sylvan.transport.codec import MessageDecoder, MessageEncoder
 from sylvan.transport.inproc import AsyncPipe, Pipe
 from sylvan.transport.zmq import AsyncPullReceiver, AsyncPushSender, PullReceiver, PushSender
 
 PATIENCE_S = 20.0
-Pair = tuple[Sender[Any], Receiver[Any]]
-AsyncPair = tuple[Sender[Any], AsyncReceiver[Any]]
+Pair = tuple[MessageSender[Any], MessageReceiver[Any]]
+AsyncPair = tuple[MessageSender[Any], AsyncReceiver[Any]]
 
 
 @contextmanager
@@ -38,8 +38,10 @@ def _inproc(_: Path) -> Iterator[Pair]:
 def _zmq(path: Path) -> Iterator[Pair]:
     context: Any = zmq.Context()
     store, address = SharedArrays(path), f"ipc://{path / 's'}"
-    sender: PushSender[Any] = PushSender(context, address, Encoder(store))
-    receiver: PullReceiver[Any] = PullReceiver(context, [address], Decoder(ToScheduler, store))
+    sender: PushSender[Any] = PushSender(context, address, MessageEncoder(store))
+    receiver: PullReceiver[Any] = PullReceiver(
+        context, [address], MessageDecoder(ToScheduler, store)
+    )
     yield sender, receiver
     sender.close()
     receiver.close()
@@ -57,8 +59,8 @@ async def _async_inproc(_: Path) -> AsyncIterator[AsyncPair]:
 async def _async_zmq(path: Path) -> AsyncIterator[AsyncPair]:
     context: Any = zmq.Context()
     store, address = SharedArrays(path), f"ipc://{path / 's'}"
-    sender: AsyncPushSender[Any] = AsyncPushSender(context, address, Encoder(store))
-    decoder: Decoder[Any] = Decoder(ToScheduler, store)
+    sender: AsyncPushSender[Any] = AsyncPushSender(context, address, MessageEncoder(store))
+    decoder: MessageDecoder[Any] = MessageDecoder(ToScheduler, store)
     receiver: AsyncPullReceiver[Any] = AsyncPullReceiver(context, [address], decoder)
     yield sender, receiver
     sender.close()

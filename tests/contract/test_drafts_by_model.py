@@ -8,12 +8,12 @@ import random
 import pytest
 
 from sylvan.kernels.native.library import describe
-from sylvan.protocol.requests import Thinking
+from sylvan.protocol.requests import ThinkingOptions
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.features.speculation.depth import LONGEST_PAUSE
 from sylvan.runtime.features.speculation.model import DraftModel
 from sylvan.runtime.features.speculation.together import ModelSpeculation
-from sylvan.runtime.sched.limits import Limits
+from sylvan.runtime.sched.limits import SchedulerLimits
 from tests.parity.serving import Serving, build_standard
 from tests.support.random_model import VOCAB, write_random_model
 
@@ -25,7 +25,7 @@ WAYS = {
     "sampled": {"temperature": 0.9, "top_p": 0.9, "top_k": 40},
     "penalised": {"temperature": 1.2, "frequency_penalty": 0.8, "repetition_penalty": 1.1},
     "biased": {"logit_bias": {"70": 3.0}, "min_new_tokens": 5},
-    "thinking": {"thinking": Thinking(ends=((261, 10),), budget=6)},
+    "thinking": {"thinking": ThinkingOptions(ends=((261, 10),), budget=6)},
 }
 
 
@@ -54,7 +54,7 @@ def draft_model(model_dir, *, pages=200, context_len=128, load_format="auto", se
         seed=seed,
     )
     executor, _ = build_standard(model_dir, options)
-    limits = Limits(max_batch_tokens=256, max_running_reqs=8)
+    limits = SchedulerLimits(max_batch_tokens=256, max_running_reqs=8)
     return DraftModel(executor, limits=limits, context_len=context_len)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from sylvan.config.tree import GrammarConfig
 from sylvan.kernels.native.library import describe
-from sylvan.protocol.requests import LogprobOptions, Thinking
+from sylvan.protocol.requests import LogprobOptions, ThinkingOptions
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts
 from sylvan.runtime.features.grammar.build import build_grammar
@@ -29,7 +29,7 @@ SCHEMA = (
     '{"type":"object","properties":{"name":{"type":"string","maxLength":4},"on":{"type":"boolean"}},'
     '"required":["name","on"],"additionalProperties":false}'
 )
-BUDGET = Thinking(ends=((261, 10),), budget=4)
+BUDGET = ThinkingOptions(ends=((261, 10),), budget=4)
 ASKED = {
     "frequency": {"frequency_penalty": 0.7, "presence_penalty": 0.3},
     "repetition": {"repetition_penalty": 1.3, "temperature": 1.1, "top_k": 50},

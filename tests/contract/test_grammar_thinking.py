@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 
-from sylvan.protocol.requests import GenerateRequest, Thinking
+from sylvan.protocol.requests import GenerateRequest, ThinkingOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.data import Matchers
@@ -16,7 +16,7 @@ from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 from tests.support.grammar import END, TOKENS, make_backend, vocabulary
 
-MARKED = Thinking(ends=((61,),), starts=((50, 51),), inside=False)
+MARKED = ThinkingOptions(ends=((61,),), starts=((50, 51),), inside=False)
 """The output may begin with "23"; "=" ends the thinking."""
 
 
@@ -25,7 +25,7 @@ def compiled(backend: str, regex: str) -> CompiledGrammar:
     return make_backend(backend).compile(GrammarSpec("regex", regex))
 
 
-def mask(backend: str, regex: str, text: bytes, thinking: Thinking | None) -> set[int]:
+def mask(backend: str, regex: str, text: bytes, thinking: ThinkingOptions | None) -> set[int]:
     """Ids that may follow a text that was written byte by byte."""
     request = GenerateRequest(
         rid="a",

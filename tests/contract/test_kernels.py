@@ -13,7 +13,7 @@ from sylvan.kernels import ops
 from sylvan.kernels.api import LinearWeight
 from sylvan.kernels.matmul.codes import Code, bits_of, paired
 from sylvan.kernels.matmul.weights import CodedWeight, Int8Weight, quantise_int4, quantise_int8
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.library import Library, load
 from tests.support.coded import KINDS, coded
 from tests.support.native import DTYPES, NativeOp, assert_close, native, random, variants
@@ -173,11 +173,11 @@ def test_a_row_times_a_weight_has_the_same_bits_in_any_company(
     weight = convert(random(72, inputs, dtype=dtype, seed=1))
     op = NativeOp(library, dtype, lambda r, v: ops.linear(v, weight, out_f32=True), [x])
     op.write(x)
-    whole = op.run(Run(tokens=300))
+    whole = op.run(StepRun(tokens=300))
 
     for rows in (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 65, 129, 257):
         op.write(x[-rows:])
-        assert torch.equal(op.run(Run(tokens=rows)), whole[-rows:]), rows
+        assert torch.equal(op.run(StepRun(tokens=rows)), whole[-rows:]), rows
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -188,11 +188,11 @@ def test_tiles_of_wide_layers_change_no_bit(library: Library, kind: str, threads
     library.dll.sylvan_threads(threads)
     op = NativeOp(library, torch.bfloat16, lambda r, v: ops.linear(v, weight), [x])
     op.write(x)
-    whole = op.run(Run(tokens=40))
+    whole = op.run(StepRun(tokens=40))
 
     for rows in (1, 3, 8, 16, 32):
         op.write(x[-rows:])
-        assert torch.equal(op.run(Run(tokens=rows)), whole[-rows:]), rows
+        assert torch.equal(op.run(StepRun(tokens=rows)), whole[-rows:]), rows
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -207,7 +207,7 @@ def test_embedding_reads_rows_of_codes(library: Library, dtype: torch.dtype, kin
         dtype,
         lambda r: ops.embedding(r.input_ids, weight, 1.5),
         [],
-        Run(tokens=5, ids=ids.ctypes.data),
+        StepRun(tokens=5, ids=ids.ctypes.data),
     )
 
     torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
@@ -229,7 +229,7 @@ def test_embedding_reads_rows_of_the_packed_head(
         dtype,
         lambda r: ops.embedding(r.input_ids, packed, 1.5),
         [],
-        Run(tokens=5, ids=ids.ctypes.data),
+        StepRun(tokens=5, ids=ids.ctypes.data),
     )
 
     torch.testing.assert_close(got, want, rtol=0, atol=0)
@@ -247,7 +247,7 @@ def test_embedding_of_positions_and_token_types(library: Library, source: str) -
         torch.float32,
         lambda r: ops.embedding(getattr(r, name), table.clone()),
         [],
-        Run(tokens=4, **{source: ids.ctypes.data}),
+        StepRun(tokens=4, **{source: ids.ctypes.data}),
     )
 
     assert torch.equal(got, want)
@@ -398,7 +398,7 @@ def test_cast_rounds_once(library: Library, dtype: torch.dtype) -> None:
 def test_take_rows_picks_the_sample_rows(library: Library, dtype: torch.dtype) -> None:
     x = random(9, 50, dtype=dtype)
     rows = np.array([8, 0, 3], np.int32)
-    step = Run(tokens=9, outputs=3, out_rows=rows.ctypes.data)
+    step = StepRun(tokens=9, outputs=3, out_rows=rows.ctypes.data)
 
     got = native(library, dtype, lambda r, v: ops.take_rows(v, r.sample_rows), [x], step)
 

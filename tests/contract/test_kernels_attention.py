@@ -10,7 +10,7 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import AttentionLayer, AttentionVariant, HeadNorm, Rope
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.library import Library, load
 from sylvan.kernels.paged import reference
 from sylvan.kernels.paged.cache import PageShape, allocate_pages
@@ -147,7 +147,9 @@ class Cache:
         }
         arrays = {name: array.astype(np.int32) for name, array in arrays.items()}
         pointers = {name: array.ctypes.data for name, array in arrays.items()}
-        step = Run(tokens=sum(lens), seqs=len(lens), table_stride=self.table.shape[1], **pointers)
+        step = StepRun(
+            tokens=sum(lens), seqs=len(lens), table_stride=self.table.shape[1], **pointers
+        )
         self.op.write(torch.cat(list(qkv.values())))
         return self.op.run(step)
 

@@ -11,7 +11,7 @@ from sylvan.kernels import ops
 from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing
 from sylvan.kernels.experts import reference
 from sylvan.kernels.matmul.weights import DeferredWeight, quantise_int4, quantise_int8
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.library import Library, load
 from sylvan.kernels.native.opset import GatherQuantised, GatherRows, Quantise
 from tests.support.coded import coded
@@ -172,11 +172,11 @@ def test_a_row_has_the_same_bits_in_any_company(
     mine, together = packable(weights), inputs(dtype, ROWS)
     op = NativeOp(library, dtype, lambda r, v, w: ops.experts(v, w, routing, mine), together)
     op.write(*together)
-    whole = op.run(Run(tokens=ROWS))
+    whole = op.run(StepRun(tokens=ROWS))
 
     for first, last in ((0, 1), (70, 73), (60, 90), (149, 150)):
         op.write(*(x[first:last] for x in together))
-        assert torch.equal(op.run(Run(tokens=last - first)), whole[first:last])
+        assert torch.equal(op.run(StepRun(tokens=last - first)), whole[first:last])
 
 
 def test_logits_that_are_no_numbers_choose_some_experts(library: Library) -> None:

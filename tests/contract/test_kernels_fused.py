@@ -10,7 +10,7 @@ import torch
 from sylvan.kernels import ops
 from sylvan.kernels.api import LinearWeight, TracedTensor
 from sylvan.kernels.matmul.weights import quantise_int4, quantise_int8
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.library import Library, load
 from sylvan.kernels.native.opset import Quantise
 from tests.support.native import DTYPES, NativeOp, native, random, variants
@@ -48,7 +48,7 @@ def test_rows_are_quantised_where_they_are_made(
     op = NativeOp(library, dtype, lambda r, v: ops.linear(MAKERS[name](v), weight), [x])
     op.write(x)
 
-    assert torch.equal(op.run(Run(tokens=ROWS)), want)
+    assert torch.equal(op.run(StepRun(tokens=ROWS)), want)
     assert not any(isinstance(one, Quantise) for one in op.program.ops)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sylvan.kernels import ops
 from sylvan.kernels.api import LinearWeight, TracedTensor
 from sylvan.kernels.matmul.weights import quantise_int4, quantise_int4_codes, quantise_int8
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library, load
@@ -26,7 +26,7 @@ from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Masks
-from sylvan.runtime.sampling.native import NativeRows, NativeSampler
+from sylvan.runtime.sampling.native import NativeSampler, NativeSamplingRows
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 from tests.support.native import DTYPES, random, variants
 
@@ -102,7 +102,7 @@ class Head:
     def whole(self, x: torch.Tensor) -> torch.Tensor:
         """Logits of all rows."""
         self.program.write(self.x, x)
-        self.program.run(Run(outputs=len(x)))
+        self.program.run(StepRun(outputs=len(x)))
         return self.program.read(self.logits, len(x)).clone()
 
     def sample(
@@ -112,13 +112,13 @@ class Head:
         self.program.write(self.x, x)
         memory = self.program.read(self.logits, len(x))
         memory.fill_(UNTOUCHED)
-        rows = NativeRows(batch.params, len(x))
+        rows = NativeSamplingRows(batch.params, len(x))
         rows.call.read(memory.data_ptr(), memory.stride(0))
         rows.call.slots[:], rows.call.positions[:] = batch.slots, batch.positions
         rows.call.struct.rows = len(x)
         rows.ready(batch.slots)
         rows.mask(masks)
-        run = Run(outputs=len(x), sample=ctypes.addressof(rows.call.struct))
+        run = StepRun(outputs=len(x), sample=ctypes.addressof(rows.call.struct))
         return rows.output(batch.slots, self.program.run(run)), memory.clone()
 
 

@@ -8,7 +8,7 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import AttentionLayer, HeadNorm, LatentParts, LatentShape, Rope
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.library import Library, load
 from sylvan.kernels.native.opset import FromStack, ToStack
 from sylvan.kernels.paged import reference
@@ -100,7 +100,9 @@ class Cache:
         arrays = {name: array.astype(np.int32) for name, array in arrays.items()}
         pointers = {name: array.ctypes.data for name, array in arrays.items()}
         self.op.write(*matrices)
-        return self.op.run(Run(tokens=count, seqs=1, table_stride=self.table.shape[1], **pointers))
+        return self.op.run(
+            StepRun(tokens=count, seqs=1, table_stride=self.table.shape[1], **pointers)
+        )
 
 
 def expected(matrices: list[torch.Tensor], constants: LatentParts) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.adapters import Factors, LoraLayer, LoraRows, LoraShape
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.library import Library, load
 from tests.support.native import DTYPES, MAX_ROWS, NativeOp, assert_close, random, variants
 
@@ -64,7 +64,7 @@ class Case:
     def run(self, x: torch.Tensor, y: torch.Tensor, spans: list[tuple[int, int, int]]):
         self.rows.assign(spans)
         self.op.write(x, y)
-        return self.op.run(Run(tokens=len(x)))
+        return self.op.run(StepRun(tokens=len(x)))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -141,7 +141,7 @@ def test_a_head_finds_the_adapter_of_each_row_that_it_takes(library, dtype):
 
     for wanted in ([4], [0, 2, 3, 69, 70, 72, 73, 7], list(range(90))):
         numbers = np.array(wanted, np.int32)
-        step = Run(tokens=100, outputs=len(wanted), out_rows=numbers.ctypes.data)
+        step = StepRun(tokens=100, outputs=len(wanted), out_rows=numbers.ctypes.data)
 
         found = op.run(step)
 
@@ -153,7 +153,7 @@ def test_a_head_finds_the_adapter_of_each_row_that_it_takes(library, dtype):
         assert torch.equal(found[same], y[[wanted[i] for i in same]])
         for i, row in enumerate(wanted):
             alone = np.array([row], np.int32)
-            again = op.run(Run(tokens=100, outputs=1, out_rows=alone.ctypes.data))
+            again = op.run(StepRun(tokens=100, outputs=1, out_rows=alone.ctypes.data))
             assert torch.equal(again[0], found[i])
 
 
@@ -168,7 +168,7 @@ def test_an_embedding_looks_up_the_adapter_of_each_row(library, dtype):
     rows.assign([(0, 2, 5), (3, 7, 170), (len(RANKS), 170, 172), (5, 172, 173)])
     op.write(y)
 
-    found = op.run(Run(tokens=200, ids=ids.ctypes.data))
+    found = op.run(StepRun(tokens=200, ids=ids.ctypes.data))
 
     want = ops.lora_embedding(torch.from_numpy(ids), y[:200].clone(), theirs)
     assert_close(found, want, dtype)

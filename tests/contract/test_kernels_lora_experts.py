@@ -12,7 +12,7 @@ from sylvan.kernels.adapters import Factors, LoraLayer, LoraRows, LoraShape
 from sylvan.kernels.api import ExpertWeights, Routing
 from sylvan.kernels.experts import reference
 from sylvan.kernels.matmul.weights import quantise_int4, quantise_int8
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.library import Library, load
 from tests.contract.test_kernels_experts import packable, stacks
 from tests.support.native import DTYPES, NativeOp, random, variants
@@ -84,7 +84,7 @@ class Case:
     def run(self, x: torch.Tensor, logits: torch.Tensor, spans: list[tuple[int, int, int]]):
         self.rows.assign(spans)
         self.op.write(x, logits)
-        return self.op.run(Run(tokens=len(x)))
+        return self.op.run(StepRun(tokens=len(x)))
 
 
 SPANS = (

@@ -11,7 +11,7 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.library import Library, load
 from sylvan.kernels.paged import reference
 from tests.support.native import DTYPES, NativeOp, assert_close, random, variants
@@ -69,7 +69,7 @@ class Texts:
         arrays = {name: array.astype(np.int32) for name, array in arrays.items()}
         pointers = {name: array.ctypes.data for name, array in arrays.items()}
         self.op.write(torch.cat(texts))
-        out = self.op.run(Run(tokens=sum(lens), seqs=len(lens), **pointers))
+        out = self.op.run(StepRun(tokens=sum(lens), seqs=len(lens), **pointers))
         return list(out.split(lens))
 
 

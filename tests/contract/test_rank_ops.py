@@ -12,7 +12,7 @@ import torch
 from sylvan.kernels import ops
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.collective.reference import thread_ranks
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.library import load
 from sylvan.kernels.native.ranks import SharedRanks
 from sylvan.protocol.errors import RankLostError
@@ -60,7 +60,7 @@ def test_ids_of_other_ranks_give_zeros(variant: str, dtype: torch.dtype):
     table = random(10, 48, dtype=dtype)
     packed = table.clone()  # and let go
     want = ops.embedding(ids, table, 1.5, part_from=5)
-    step = Run(tokens=len(ids), ids=ids.data_ptr())
+    step = StepRun(tokens=len(ids), ids=ids.data_ptr())
 
     found = native(
         library, dtype, lambda t: ops.embedding(t.input_ids, packed, 1.5, part_from=5), [], step

@@ -20,7 +20,7 @@ from sylvan.runtime.storage.backends.file import FileStore
 from sylvan.runtime.storage.backends.memory import MemoryStore
 from sylvan.runtime.storage.find import check_url, open_store, shown, store_kind
 from sylvan.runtime.storage.manifest import bind, manifest_of
-from sylvan.runtime.storage.record import RecordError, Records
+from sylvan.runtime.storage.record import RecordCodec, RecordError
 from sylvan.utils.clock import VirtualClock
 from tests.support.stores import (
     MOONCAKE,
@@ -385,7 +385,7 @@ for number in itertools.count(int(sys.argv[2])):
 
 
 def test_killed_writers_leave_no_wrong_byte(tmp_path):
-    records, good = Records(b"i" * 32), 0
+    records, good = RecordCodec(b"i" * 32), 0
     for turn in range(3):
         writers = [
             subprocess.Popen(
@@ -418,7 +418,7 @@ def test_killed_writers_leave_no_wrong_byte(tmp_path):
 
 
 def test_a_page_that_was_cut_short_is_found_out(tmp_path):
-    store, records = FileStore(tmp_path, FOREVER), Records(b"i" * 32)
+    store, records = FileStore(tmp_path, FOREVER), RecordCodec(b"i" * 32)
     store.write(name_of(1), records.encode(name_of(1), b"x" * 1000))
     path = next((tmp_path / "pages").glob("*/*/*"))
     path.write_bytes(path.read_bytes()[:500])

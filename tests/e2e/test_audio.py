@@ -12,11 +12,12 @@ import torch
 import transformers
 
 from sylvan.media.container import sound_samples
-from sylvan.media.messages import Prepare
+from sylvan.media.messages import PrepareItem
 from sylvan.media.processor import Processor
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.text.whisper import WhisperTokens
 from tests.e2e.conftest import running
+from tests.support.cluster import gateway
 from tests.support.media_files import mp4, wav
 from tests.support.multimodal import IMAGE, write_served
 from tests.support.processors import HEARS, Files, write_files
@@ -181,6 +182,31 @@ def test_bad_calls_are_refused(server, data, fields, param):
     assert ask(server, wav(0.5)).status_code == 200
 
 
+async def test_a_gateway_passes_sounds_on(server):
+    """Byte for byte: whole, streamed, and refused."""
+    data = wav(0.6)
+    wanted = [
+        ("transcriptions", {}),
+        ("translations", {"response_format": "verbose_json"}),
+        ("transcriptions", {"stream": "true"}),
+        ("transcriptions", {"response_format": "srt"}),
+        ("transcriptions", {"response_format": "mp3"}),
+    ]
+    async with gateway(str(server.base_url)) as front:
+        for path, fields in wanted:
+            files = {"file": ("a.wav", data, "audio/wav")}
+            form = {"model": "m", "language": "en"} | fields
+            found = await front.http.post(f"/v1/audio/{path}", data=form, files=files)
+            direct = ask(server, data, path, **fields)
+            assert (found.status_code, found.content) == (direct.status_code, direct.content)
+            assert found.headers["content-type"] == direct.headers["content-type"]
+        for body, kind in ((b"{}", "application/json"), (b"x", "multipart/form-data; boundary=b")):
+            refused = await front.http.post(
+                "/v1/audio/transcriptions", content=body, headers={"content-type": kind}
+            )
+            assert refused.status_code == 400, refused.text
+
+
 @pytest.mark.slow
 def test_a_model_of_chats_hears(tmp_path):
     folder = write_served("qwen2-audio", tmp_path)
@@ -192,7 +218,7 @@ def test_a_model_of_chats_hears(tmp_path):
         {"type": "text", "text": "what?"},
     ]
     model = transformers.AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32)
-    made = Processor(folder).prepare(Prepare(id=1, kind="audio", data=data, max_pixels=1))
+    made = Processor(folder).prepare(PrepareItem(id=1, kind="audio", data=data, max_pixels=1))
     with (
         running(str(folder), "--dtype", "float32") as server,
         httpx.Client(base_url=server.url, timeout=180) as http,

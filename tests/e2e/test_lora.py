@@ -199,6 +199,7 @@ def test_every_answer_is_right_while_adapters_and_weights_come_and_go(
         assert caller.listed() == {*STAYS, *COMES}
 
 
+@pytest.mark.slow
 def test_after_a_kill_adapters_and_what_the_store_has_of_each_are_back(
     model_dir: Path, folders: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from PIL import Image
 import sylvan
 from sylvan.lang.chat_templates import get_chat_template
 from sylvan.lang.media import encode_video
-from sylvan.media.messages import Prepare
+from sylvan.media.messages import PrepareItem
 from sylvan.media.processor import Processor
 from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
 from tests.e2e.conftest import running
@@ -75,7 +75,7 @@ def reference(folder):
         left: dict[int, list] = {IMAGE: [], VIDEO: []}
         features: dict[str, torch.Tensor] = {}
         for kind, token, data in given:
-            made = processor.prepare(Prepare(id=0, kind=kind, data=data, max_pixels=1 << 22))
+            made = processor.prepare(PrepareItem(id=0, kind=kind, data=data, max_pixels=1 << 22))
             left[token].append(made.tokens)
             for name, array in made.features.items():
                 parts = [features[name]] if name in features else []
@@ -233,7 +233,9 @@ def test_placeholders_and_items_must_agree(server):
 
 
 def test_vectors_take_the_place_of_an_image(server, folder):
-    made = Processor(folder).prepare(Prepare(id=0, kind="image", data=png(10), max_pixels=1 << 22))
+    made = Processor(folder).prepare(
+        PrepareItem(id=0, kind="image", data=png(10), max_pixels=1 << 22)
+    )
     with torch.inference_mode():
         [vectors] = TransformersEncoder(folder, torch.float32).encode("image", made.features)
     sampling = {"max_new_tokens": NEW, "temperature": 0, "ignore_eos": True}

@@ -513,6 +513,7 @@ def test_a_collector_that_hangs_costs_spans_only(observed: Observed) -> None:
     assert observed.http.get("/health_generate").status_code == 200
 
 
+@pytest.mark.slow
 def test_traces_over_http_go_on_from_the_gateway_to_the_server(
     tmp_path: Path,
 ) -> None:

@@ -65,7 +65,7 @@ class Pair:
         return state["disaggregation"]
 
 
-@pytest.fixture(scope="module", params=["tcp", "shm"])
+@pytest.fixture(scope="module", params=["tcp", pytest.param("shm", marks=pytest.mark.slow)])
 def pair(request, model):
     port = free_port()
     flags = (*FLAGS, "--disaggregation-transfer-backend", request.param)
@@ -251,6 +251,7 @@ def test_many_at_once_all_get_their_own(pair):
         assert reply["output_ids"] == pair.alone("/generate", body).json()["output_ids"]
 
 
+@pytest.mark.slow
 def test_a_draft_head_goes_along(tmp_path):
     """What it made of the prompt is handed over with the keys and values of the model."""
     model = str(write_random_model(tmp_path / "model", context_len=256))

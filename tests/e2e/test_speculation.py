@@ -36,12 +36,16 @@ WAYS = [
 
 
 @pytest.fixture(scope="module")
-def plain():
-    with (
-        running("sapling") as server,
-        httpx.Client(base_url=server.url, timeout=120) as client,
-    ):
+def plain(sapling):
+    headers = {"authorization": "Bearer secret"}
+    with httpx.Client(base_url=sapling.url, headers=headers, timeout=120) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def wanted(plain):
+    """The answers of a server that does not speculate."""
+    return answers(plain, all_at_once=False)
 
 
 ALL = ("--speculative.adaptive", "false")
@@ -99,8 +103,8 @@ def told(reply):
 
 
 @pytest.mark.parametrize("all_at_once", [False, True], ids=["alone", "together"])
-def test_answers_are_those_of_a_server_without(plain, speculating, all_at_once):
-    wanted, found = answers(plain, all_at_once=False), answers(speculating, all_at_once)
+def test_answers_are_those_of_a_server_without(wanted, speculating, all_at_once):
+    found = answers(speculating, all_at_once)
 
     for body, want, got in zip(bodies(), wanted, found, strict=True):
         assert told(got) == told(want), body
@@ -143,10 +147,9 @@ def test_texts_to_guess_from_come_and_go(speculating):
     assert gone.status_code == 404
 
 
-def test_a_head_that_knows_nothing_changes_no_answer(plain, tmp_path_factory):
+def test_a_head_that_knows_nothing_changes_no_answer(wanted, tmp_path_factory):
     head = write_head(tmp_path_factory.mktemp("head"), "eagle3", guessed=500, model=SAPLING)
     flags = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(head))
-    wanted = answers(plain, all_at_once=True)
     with (
         running("sapling", *flags, "--speculative.adaptive", "false") as server,
         httpx.Client(base_url=server.url, timeout=120) as client,

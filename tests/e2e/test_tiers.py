@@ -192,6 +192,7 @@ def test_a_server_without_tiers_says_how_to_have_them(server):
     assert "--enable-hierarchical-cache" in reply.text
 
 
+@pytest.mark.slow
 def test_kv_of_adapters_is_found_again_by_their_contents(tmp_path):
     model = write_random_model(tmp_path / "model", context_len=2048)
     adapters = {

@@ -8,17 +8,14 @@ import json
 import httpx
 import pytest
 
-from tests.e2e.conftest import running
-from tests.support.random_model import write_random_model
-
 CHAT = [{"role": "user", "content": "Hello"}]
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    folder = write_random_model(tmp_path_factory.mktemp("usage-llama"))
-    with running(str(folder)) as server:
-        yield server.url
+@pytest.fixture
+async def http(server):
+    headers = {"authorization": "Bearer secret"}
+    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=300) as client:
+        yield client
 
 
 async def metrics(http):
@@ -69,29 +66,31 @@ async def left(http, i):
     return seen
 
 
+async def settled(http):
+    await asyncio.sleep(1.5)  # a heartbeat
+    return await metrics(http)
+
+
 async def grown(http, work):
     """What the work told, and by how much the server's counters grew meanwhile."""
-    start = await metrics(http)
+    start = await settled(http)
     told = await asyncio.gather(*work)
-    await asyncio.sleep(1.5)  # a heartbeat
-    end = await metrics(http)
+    end = await settled(http)
     return told, {name: end[name] - start.get(name, 0) for name in end}
 
 
-async def test_usage_of_many_at_once_is_what_the_engine_made(url):
-    async with httpx.AsyncClient(base_url=url, timeout=300) as http:
-        work = [(whole, streamed)[i % 2](http, i) for i in range(24)]
-        told, more = await grown(http, work)
+async def test_usage_of_many_at_once_is_what_the_engine_made(http):
+    work = [(whole, streamed)[i % 2](http, i) for i in range(24)]
+    told, more = await grown(http, work)
 
     assert more["sglang:generation_tokens_total"] == sum(told) > 0
     assert more["sglang:generated_tokens"] == sum(told)
     assert more["sglang:num_requests_total"] == sum(1 + i % 3 for i in range(24))
 
 
-async def test_tokens_of_those_who_end_early_are_counted_too(url):
-    async with httpx.AsyncClient(base_url=url, timeout=300) as http:
-        work = [(aborted, left)[i % 2](http, i) for i in range(16)]
-        told, more = await grown(http, work)
+async def test_tokens_of_those_who_end_early_are_counted_too(http):
+    work = [(aborted, left)[i % 2](http, i) for i in range(16)]
+    told, more = await grown(http, work)
 
     # what was under way when a request ended is the engine's loss, not the client's
     counted = more["sglang:generation_tokens_total"]

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sylvan.api.multipart import parse_form
 from sylvan.api.strict_json import decode_json
 from sylvan.api.validation import parse
 from sylvan.checkpoints import headers
@@ -28,8 +29,8 @@ from sylvan.protocol.errors import ConfigError, ExecutorError, RequestError
 from sylvan.protocol.journal import (
     FrameReader,
     JournalError,
-    Resume,
-    Ticket,
+    JournalTicket,
+    ResumeFrom,
     read_head,
     read_totals,
 )
@@ -45,7 +46,6 @@ from sylvan.runtime.features.grammar.spec import GrammarSpec, check_limits
 from sylvan.runtime.models.config import architecture_of, common_fields, make_config, read_config
 from sylvan.runtime.models.lora_config import parse_config
 from sylvan.runtime.server.batches.lines import read_lines
-from sylvan.runtime.server.batches.multipart import parse_form
 from sylvan.runtime.server.formats import unknown_formats
 from sylvan.runtime.server.routes import ENDPOINTS
 from sylvan.runtime.storage.manifest import GroupLayout, decode_manifest
@@ -56,7 +56,7 @@ from sylvan.text.patterns.compile import PatternError
 from sylvan.text.patterns.search import PatternSearch, automaton_of
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.transport.api import MessageError
-from sylvan.transport.codec import Decoder, Encoder
+from sylvan.transport.codec import MessageDecoder, MessageEncoder
 from tests.integration.test_http_chaos import GOOD
 from tests.support.scripted import write_checkpoint
 from tests.support.tiny import MODEL
@@ -271,7 +271,7 @@ def grammar_seeds() -> list[bytes]:
 
 
 def _decoding(kind: object) -> Callable[[bytes], object]:
-    decoder: Decoder[Any] = Decoder(kind)
+    decoder: MessageDecoder[Any] = MessageDecoder(kind)
     return decoder.decode
 
 
@@ -288,19 +288,19 @@ def message_seeds() -> list[bytes]:
         messages.StopFound(rid="r", num_tokens=3, matched="x"),
         messages.Control(id=1, command=messages.FlushCache()),
     )
-    return [Encoder().encode(each) for each in found]
+    return [MessageEncoder().encode(each) for each in found]
 
 
 def answer_seeds() -> list[bytes]:
     from sylvan.protocol import messages
 
     found = (
-        messages.Heartbeat(load=messages.Load()),
+        messages.Heartbeat(load=messages.SchedulerLoad()),
         messages.Ready(facts={"vocab_size": 5, "model": "x"}),
-        messages.Failed(message="no"),
+        messages.StartFailed(message="no"),
         messages.Loading(done=1, total=2),
     )
-    return [Encoder().encode(each) for each in found]
+    return [MessageEncoder().encode(each) for each in found]
 
 
 def run_plan(data: bytes) -> None:
@@ -345,26 +345,26 @@ def run_frames(data: bytes) -> None:
 
 
 def frame_seeds() -> list[bytes]:
-    from sylvan.protocol.journal import Frame, FrameKind, Head, Totals
+    from sylvan.protocol.journal import FrameKind, JournalFrame, ResponseHead, Totals
 
-    head = msgspec.msgpack.encode(Head(200, (("a", "b"),)))
+    head = msgspec.msgpack.encode(ResponseHead(200, (("a", "b"),)))
     end = msgspec.msgpack.encode(Totals(1, 2, 3))
     kinds = ((FrameKind.HEAD, head), (FrameKind.DATA, b"abc"), (FrameKind.END, end))
-    return [b"".join(Frame(kind, body, b"").encode() for kind, body in kinds)]
+    return [b"".join(JournalFrame(kind, body, b"").encode() for kind, body in kinds)]
 
 
 def run_ticket(data: bytes) -> None:
     """What a gateway sends with a call: the ticket as header, and how far its client has come."""
     with contextlib.suppress(JournalError):
-        Resume.decode(data)
+        ResumeFrom.decode(data)
     with contextlib.suppress(JournalError):
-        Ticket.from_header(data.decode("latin-1"))
-    Ticket.from_header(base64.urlsafe_b64encode(data[:4096]).decode())
+        JournalTicket.from_header(data.decode("latin-1"))
+    JournalTicket.from_header(base64.urlsafe_b64encode(data[:4096]).decode())
 
 
 def ticket_seeds() -> list[bytes]:
-    ticket = Ticket(name="x", seed=1, created=1.5, tenant="t")
-    return [Resume((b"a", b"bc"), 2).encode(), msgspec.json.encode(ticket)]
+    ticket = JournalTicket(name="x", seed=1, created=1.5, tenant="t")
+    return [ResumeFrom((b"a", b"bc"), 2).encode(), msgspec.json.encode(ticket)]
 
 
 def run_form(data: bytes) -> None:

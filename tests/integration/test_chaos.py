@@ -50,6 +50,7 @@ async def all_said(runtime):
     return await asyncio.gather(*(said(runtime, inp) for inp in inputs()))
 
 
+@pytest.mark.slow
 async def test_streams_under_chaos_are_the_same_byte_for_byte(model):
     async with asyncio.timeout(DEADLINE_S):
         calm = await Runtime.start(tiny_config(model))

@@ -73,9 +73,12 @@ def served(model, *flags, **options):
 
 
 @pytest.fixture(scope="module")
-def guarded(model):
-    """The URL of a server whose key is sesame."""
-    with served(model, "--processes", "one", "--api-key", "sesame") as (_, url):
+def guarded(model, tmp_path_factory):
+    """The URL of a server whose key is sesame, and which has a chat template of its own."""
+    file = tmp_path_factory.mktemp("templates") / "fixed.jinja"
+    file.write_text("FIXED {{ messages[-1].content }} END")
+    flags = ("--processes", "one", "--api-key", "sesame", "--chat-template", file)
+    with served(model, *flags) as (_, url):
         yield url
 
 
@@ -144,32 +147,29 @@ def test_second_interrupt_ends_at_once(model):
     assert pids
 
 
-def test_given_chat_template_renders_the_prompts_of_all_apis(model, tmp_path):
-    file = tmp_path / "fixed.jinja"
-    file.write_text("FIXED {{ messages[-1].content }} END")
+def test_given_chat_template_renders_the_prompts_of_all_apis(guarded):
     prompt = "FIXED Hi END"  # every byte is a token of this model
     turn = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": False}
-    with served(model, "--processes", "one", "--chat-template", file) as (_, url):
-        with httpx.Client(base_url=url) as http:
+    with httpx.Client(base_url=guarded, headers={"authorization": "Bearer sesame"}) as http:
 
-            def post(path, body):
-                response = http.post(path, json=body)
-                assert response.status_code == 200, response.text
-                return response.json()
+        def post(path, body):
+            response = http.post(path, json=body)
+            assert response.status_code == 200, response.text
+            return response.json()
 
-            rendered = post("/v1/chat/render", turn)
-            assert rendered["text"] == prompt
-            assert post("/tokenize", turn)["tokens"] == rendered["input_ids"]
-            chat = post("/v1/chat/completions", turn | {"max_tokens": 1})
-            message = post("/v1/messages/count_tokens", turn)
-            answer = post("/v1/responses", {"input": "Hi", "max_output_tokens": 1})
-            ollama = post("/api/chat", turn | {"options": {"num_predict": 1}})
-        count = len(rendered["input_ids"])
-        assert count == len(prompt)
-        assert chat["usage"]["prompt_tokens"] == count
-        assert message["input_tokens"] == count
-        assert answer["usage"]["input_tokens"] == count
-        assert ollama["prompt_eval_count"] == count
+        rendered = post("/v1/chat/render", turn)
+        assert rendered["text"] == prompt
+        assert post("/tokenize", turn)["tokens"] == rendered["input_ids"]
+        chat = post("/v1/chat/completions", turn | {"max_tokens": 1})
+        message = post("/v1/messages/count_tokens", turn)
+        answer = post("/v1/responses", {"input": "Hi", "max_output_tokens": 1})
+        ollama = post("/api/chat", turn | {"options": {"num_predict": 1}})
+    count = len(rendered["input_ids"])
+    assert count == len(prompt)
+    assert chat["usage"]["prompt_tokens"] == count
+    assert message["input_tokens"] == count
+    assert answer["usage"]["input_tokens"] == count
+    assert ollama["prompt_eval_count"] == count
 
 
 def test_missing_chat_template_is_refused_before_loading(model):

@@ -99,6 +99,23 @@ def test_after_an_update_all_is_as_in_a_fresh_executor(old_dir, new_dir, runner,
     assert serving.generate(PROMPTS) == before
 
 
+def test_packed_weights_of_an_earlier_start_are_updated_and_given_back(old_dir, new_dir, tmp_path):
+    options = {"load_cache": tmp_path / "cache"}
+    before = Serving(old_dir, runner="auto", options=options).generate(PROMPTS)
+    [kept] = (tmp_path / "cache").iterdir()
+    data = kept.read_bytes()
+    serving = Serving(old_dir, runner="auto", options=options)
+    assert serving.generate(PROMPTS) == before
+
+    carry_out(serving, UpdateWeights(as_bytes(weights_in(new_dir))))
+    assert serving.generate(PROMPTS) == Serving(new_dir, runner="auto").generate(PROMPTS)
+    carry_out(serving, ReleaseMemory(("weights",)), ResumeMemory(("weights",)))
+    carry_out(serving, UpdateWeights(DiskTensors(str(old_dir)), partial=False))
+
+    assert serving.generate(PROMPTS) == before
+    assert kept.read_bytes() == data
+
+
 @pytest.mark.parametrize(("runner", "options"), FORMATS)
 def test_parts_of_joined_matrices_are_replaced_alone(old_dir, new_dir, tmp_path, runner, options):
     new = weights_in(new_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 
 import httpx
@@ -72,6 +73,27 @@ async def test_routes_of_all_families_are_passed_on(front, workers, path):
     assert response.headers["content-type"] == direct.headers["content-type"]
 
 
+async def test_packed_bodies_are_passed_on(front, workers):
+    packed = gzip.compress(json.dumps(BODIES["/v1/chat/completions"]).encode())
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+
+    async def ask(content, **more):
+        path = "/v1/chat/completions"
+        return await front.http.post(path, content=content, headers=headers | more)
+
+    plain = await front.post("/v1/chat/completions", BODIES["/v1/chat/completions"])
+    found = await ask(packed)
+    assert found.status_code == 200, found.text
+    assert found.json()["choices"] == plain.json()["choices"]
+    assert (await ask(packed[:-9])).status_code == 400
+    assert (await ask(b"no gzip")).status_code == 400
+    assert (await ask(packed, **{"content-encoding": "br"})).status_code == 415
+    async with gateway(workers[0].url, server__max_body_bytes=2000) as small:
+        content = gzip.compress(bytes(20_000))
+        large = await small.http.post("/generate", content=content, headers=headers)
+        assert large.status_code == 413
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate", "/v1/messages"])
 async def test_streams_are_passed_on_as_they_are(front, path):
     body = {**BODIES[path], "stream": True}
@@ -90,7 +112,9 @@ async def test_ollama_streams_lines_unless_told_otherwise(front):
 
 async def test_every_generating_route_of_a_worker_is_passed_on():
     passed = {route.path for route in PASSED}
-    generating = {e.path for e in ENDPOINTS if e.budgeted and e.body and not e.lacks}
+    generating = {
+        e.path for e in ENDPOINTS if e.budgeted and (e.body or e.form) and not e.lacks
+    } - {"/v1/files"}
 
     assert generating - passed == set()
 
@@ -526,6 +550,15 @@ async def test_requests_are_aborted_by_name_where_they_run(front, workers):
     assert done.status_code == 200
     assert response.json()["meta_info"]["finish_reason"]["type"] == "abort"
     assert sum(len(w.engine.control.aborted) for w in workers) == 1
+
+
+async def test_a_command_that_all_workers_refuse_is_the_clients_fault(front):
+    for body in ({"rid": []}, {"rid": "x" * 300}):
+        response = await front.post("/abort_request", body)
+        assert response.status_code == 400, response.text
+        told = response.json()
+        assert told["status"] == "failed"
+        assert all("rid" in str(worker["answer"]) for worker in told["workers"])
 
 
 async def test_commands_go_to_all_and_tell_what_each_did(front, workers):

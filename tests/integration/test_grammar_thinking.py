@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sylvan.protocol.requests import Thinking
+from sylvan.protocol.requests import ThinkingOptions
 from sylvan.runtime.engine.engine import Engine
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import GenerateInput
@@ -61,7 +61,7 @@ def _may_think(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests as the server's chat routes make them; an engine without HTTP has no chat."""
     encode = Tokenizer.load(model).encode
     start, end = (tuple(encode(m, add_special_tokens=False)) for m in ("<think>", "</think>"))
-    thinking = Thinking(ends=(end,), starts=(start,), inside=False, budget=20)
+    thinking = ThinkingOptions(ends=(end,), starts=(start,), inside=False, budget=20)
     usual = TokenizerManager.generate
 
     def generate(manager: TokenizerManager, inp: GenerateInput) -> Any:

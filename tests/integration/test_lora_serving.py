@@ -9,7 +9,7 @@ from sylvan.protocol.adapters import decode_adapters
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import RegisterAdapter, UnloadAdapter
 from sylvan.protocol.requests import EmbedRequest
-from sylvan.runtime.features.lora.copies import Adapter
+from sylvan.runtime.features.lora.copies import AdapterEntry
 from sylvan.runtime.models.pooling import PoolingWish
 from tests.parity.serving import Serving
 from tests.support.adapters import MEMORY, AdapterServing, write_random_adapter
@@ -242,7 +242,7 @@ def test_pinned_adapters_keep_their_places(model_dir, folders, prompts):
     serving.run()
 
     with pytest.raises(RequestError, match="at most 1 can be"):
-        serving.lora.control.add(Adapter("x@1", "/x", 1, pinned=True), resident=False)
+        serving.lora.control.add(AdapterEntry("x@1", "/x", 1, pinned=True), resident=False)
     assert serving.lora.control.is_resident(pinned)
     assert serving.lora.control.load.copies == 2
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+import pytest_asyncio
 
 from sylvan.protocol.errors import CapacityError, ConfigError, RequestError
 from sylvan.protocol.messages import FlushCache, GetState
@@ -29,6 +30,7 @@ from tests.support.audits import assert_nothing_lost
 from tests.support.tiny import ENDLESS, tiny_config, write_model
 
 DEADLINE_S = 60
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +38,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture
-async def runtime(model: Path) -> AsyncIterator[Runtime]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(model: Path) -> AsyncIterator[Runtime]:
     runtime = await Runtime.start(tiny_config(model))
     yield runtime
-    if runtime.manager.ready():
-        await until_idle(runtime)  # and audits then
-        assert_nothing_lost(await until_idle(runtime))
+    await runtime.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def runtime(shared: Runtime) -> AsyncIterator[Runtime]:
+    """One that all tests share, and leave as they found it."""
+    yield shared
+    await until_idle(shared)  # and audits then
+    assert_nothing_lost(await until_idle(shared))
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own(model: Path) -> AsyncIterator[Runtime]:
+    """One that a test may end; how real processes drain: `test_processes_signals.py`."""
+    runtime = await Runtime.start(tiny_config(model, processes="one"))
+    yield runtime
     await runtime.close()
 
 
@@ -236,29 +251,29 @@ async def test_a_live_rid_cannot_be_taken_twice(runtime: Runtime) -> None:
             await anext(runtime.manager.generate(inp))
 
 
-async def test_draining_lets_live_requests_end_and_refuses_new_ones(runtime: Runtime) -> None:
-    task = asyncio.create_task(ask(runtime))
-    while runtime.manager.num_live < len(inputs()):
+async def test_draining_lets_live_requests_end_and_refuses_new_ones(own: Runtime) -> None:
+    task = asyncio.create_task(ask(own))
+    while own.manager.num_live < len(inputs()):
         await asyncio.sleep(0)
 
-    drained = asyncio.create_task(runtime.drain(DEADLINE_S))
+    drained = asyncio.create_task(own.drain(DEADLINE_S))
     await asyncio.sleep(0)
-    assert not runtime.manager.ready()
+    assert not own.manager.ready()
     with pytest.raises(CapacityError, match="draining"):
-        await anext(runtime.manager.generate(GenerateInput(text="late")))
+        await anext(own.manager.generate(GenerateInput(text="late")))
 
     assert await drained
     assert len(await task) == 6
 
 
-async def test_draining_aborts_what_is_left_at_the_deadline(runtime: Runtime) -> None:
+async def test_draining_aborts_what_is_left_at_the_deadline(own: Runtime) -> None:
     sampling = SamplingParams(max_new_tokens=ENDLESS, ignore_eos=True)
     inp = GenerateInput(text="a", sampling=sampling)
     heard = asyncio.Semaphore(0)
-    task = asyncio.create_task(listen(runtime, inp, heard))
+    task = asyncio.create_task(listen(own, inp, heard))
     await heard.acquire()
 
-    assert not await runtime.drain(0.0)
+    assert not await own.drain(0.0)
 
     [said] = await task
     assert said.last is not None
@@ -317,21 +332,26 @@ async def test_a_child_that_keeps_dying_is_given_up(model: Path, child: str) -> 
         await runtime.close()
 
 
-def test_an_embedded_engine_may_have_processes_of_its_own(model: Path) -> None:
+async def test_an_embedded_engine_may_have_processes_of_its_own(model: Path) -> None:
     flags = {"load_format": "dummy", "device": "cpu", "threads": 1, "max_total_tokens": 4096}
     params = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
-    replies = []
-    for processes in ("one", "many"):
-        with Engine(model_path=str(model), processes=processes, **flags) as engine:
-            replies.append(engine.generate(["hello", "other"], params))
-            assert engine.flush_cache()
 
-    one, many = ([r["output_ids"] for r in reply] for reply in replies)
+    def generate(processes: str) -> list[list[int]]:
+        with Engine(model_path=str(model), processes=processes, **flags) as engine:
+            replies = engine.generate(["hello", "other"], params)
+            assert engine.flush_cache()
+            return [r["output_ids"] for r in replies]
+
+    one, many = [await asyncio.to_thread(generate, processes) for processes in ("one", "many")]
     assert one == many
 
 
-@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
-async def test_a_process_that_hangs_is_replaced(model: Path, role: str) -> None:
+async def test_processes_that_hang_are_replaced(model: Path) -> None:
+    await asyncio.gather(*(hang(model, role) for role in ("scheduler", "detokenizer")))
+
+
+async def hang(model: Path, role: str) -> None:
+    """Stop one process of an engine while it serves."""
     config = tiny_config(model)
     scheduler = msgspec.structs.replace(config.scheduler, hang_timeout_s=4.0)
     runtime = await Runtime.start(msgspec.structs.replace(config, scheduler=scheduler))

@@ -75,6 +75,7 @@ def report(process: subprocess.Popen[str]) -> dict[str, object]:
     return json.loads(process.stdout.readline())
 
 
+@pytest.mark.slow
 def test_healthy_processes_survive_a_suspension_longer_than_the_hang_timeout(
     engine: subprocess.Popen[str],
 ) -> None:

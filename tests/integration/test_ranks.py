@@ -83,6 +83,7 @@ async def test_a_rank_that_is_killed_is_replaced_and_streams_go_on(
     assert not any(psutil.pid_exists(before[other]) for other in RANKS)
 
 
+@pytest.mark.slow
 async def test_a_rank_that_hangs_is_replaced_and_streams_go_on(
     runtime: Runtime, undisturbed: list[list[int]]
 ) -> None:
@@ -124,41 +125,50 @@ async def test_a_rank_that_never_joins_is_named(model: Path) -> None:
         await Runtime.start(config, topology=topology)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "olmo2", "jamba"])
-async def test_families_are_served_by_processes(family: str, tmp_path: Path) -> None:
-    """Experts, norms of rows that ranks share, and recurrent states, in programs or beside them."""
-    write(NATIVE[family](), len(family), tmp_path)
-    prompts = [[5, 9, 20, 31], [7] * 29]
-    expected = Serving(tmp_path).generate(prompts, max_new_tokens=12)
+async def test_a_family_is_served_by_processes(tmp_path: Path) -> None:
+    """Experts and recurrent states, in programs or beside them; all families: `tests/parity`."""
+    write(NATIVE["jamba"](), len("jamba"), tmp_path)
+    expected = Serving(tmp_path).generate(PROMPTS, max_new_tokens=12)
     params = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
 
-    def generate() -> list[list[int]]:
-        flags = {"device": "cpu", "threads": 1, "max_total_tokens": 4096, "tp_size": 2}
-        with Engine(model_path=str(tmp_path), dtype="float32", **flags) as engine:
-            replies = engine.generate(input_ids=prompts, sampling_params=params)
-            return [reply["output_ids"] for reply in replies]
+    replies = await asyncio.to_thread(two_ranks, tmp_path, params)
 
-    assert await asyncio.to_thread(generate) == expected
+    assert [reply["output_ids"] for reply in replies] == expected
+
+
+PROMPTS = [[5, 9, 20, 31], [7] * 29]
+
+
+def two_ranks(model: Path, params: dict[str, Any], **more: object) -> list[dict[str, Any]]:
+    """What two ranks answer."""
+    flags = {"device": "cpu", "threads": 1, "max_total_tokens": 4096, "tp_size": 2}
+    with Engine(model_path=str(model), dtype="float32", **flags, **more) as engine:
+        return engine.generate(input_ids=PROMPTS, sampling_params=params)
+
+
+SAMPLED = {"temperature": 0.8, "max_new_tokens": 24, "ignore_eos": True, "sampling_seed": 3}
+
+
+@pytest.fixture(scope="module")
+def guessed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    """A model, and what it answers without guesses."""
+    model = write_random_model(tmp_path_factory.mktemp("guessed"), context_len=256)
+    return model, [reply["output_ids"] for reply in two_ranks(model, SAMPLED)]
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE3", "NGRAM"])
-async def test_guesses_go_with_ranks(algorithm: str, tmp_path: Path) -> None:
+async def test_guesses_go_with_ranks(
+    algorithm: str, guessed: tuple[Path, list[list[int]]], tmp_path: Path
+) -> None:
     """The first rank has all of a draft head, and the others verify what it guesses."""
-    model = write_random_model(tmp_path / "model", context_len=256)
-    prompts = [[5, 9, 20, 31], [7] * 29]
-    params = {"temperature": 0.8, "max_new_tokens": 24, "ignore_eos": True, "sampling_seed": 3}
-    flags: dict[str, object] = {"device": "cpu", "threads": 1, "max_total_tokens": 4096}
+    model, plain = guessed
     guesses = {"speculative_algorithm": algorithm, "speculative.adaptive": False}
     if algorithm == "EAGLE3":
         guesses["speculative_draft_model_path"] = str(write_head(tmp_path / "head", "eagle3"))
 
-    def generate(**more: object) -> list[dict[str, Any]]:
-        with Engine(model_path=str(model), dtype="float32", **flags, **more) as engine:
-            return engine.generate(input_ids=prompts, sampling_params=params)
+    found = await asyncio.to_thread(two_ranks, model, SAMPLED, **guesses)
 
-    plain = await asyncio.to_thread(generate, tp_size=2)
-    found = await asyncio.to_thread(generate, tp_size=2, **guesses)
-    assert [r["output_ids"] for r in found] == [r["output_ids"] for r in plain]
+    assert [r["output_ids"] for r in found] == plain
     assert sum(r["meta_info"].get("spec_verify_ct", 0) for r in found) > 0
 
 

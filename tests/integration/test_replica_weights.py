@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import torch
 
 from sylvan.protocol.commands import (
@@ -17,6 +18,7 @@ from sylvan.protocol.commands import (
     GroupTensors,
     HashWeights,
     JoinGroup,
+    LeaveGroup,
     UpdateWeights,
 )
 from sylvan.runtime.engine.roles import Topology
@@ -28,6 +30,7 @@ from tests.support.updates import as_bytes, changed, weights_in, write_changed
 
 TWO = Topology(num_replicas=2)
 DEADLINE_S = 60
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +38,20 @@ def old_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_model(tmp_path_factory.mktemp("old"))
 
 
-@pytest.fixture
-async def runtime(old_dir: Path) -> AsyncIterator[Runtime]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(old_dir: Path) -> AsyncIterator[Runtime]:
     config = tiny_config(old_dir, processes="many", load_format="auto")
     runtime = await Runtime.start(config, topology=TWO)
     yield runtime
     await runtime.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def runtime(shared: Runtime, old_dir: Path) -> AsyncIterator[Runtime]:
+    """One that all tests share, with its first weights again after each."""
+    yield shared
+    first = UpdateWeights(DiskTensors(str(old_dir)), partial=False, version="default")
+    assert (await shared.manager.updates.update(first)).ok
 
 
 async def checksums(runtime: Runtime) -> list[dict[str, str]]:
@@ -79,6 +90,7 @@ async def test_each_has_a_rank_of_its_own(runtime: Runtime, old_dir: Path) -> No
     source = GroupTensors("g", tuple(new), ("float32",) * len(new), shapes)
     updated = await updates.update(UpdateWeights(source))
     await trainer
+    assert (await updates.send(LeaveGroup("g"))).ok
 
     assert joined.ok, joined.message
     assert updated.ok, updated.message

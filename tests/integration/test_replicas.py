@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from sylvan.protocol.messages import CachePrompts, CacheRequest, CacheTree, FlushCache, GetState
 from sylvan.runtime.engine.restart import RestartPolicy
@@ -23,6 +24,7 @@ from tests.support.streams import Streams, until
 from tests.support.tiny import ENDLESS, tiny_config, write_model
 
 DEADLINE_S = 60
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 TWO = Topology(num_replicas=2)
 
 
@@ -31,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(params=["one", "many"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["one", "many"])
 async def runtime(model: Path, request: pytest.FixtureRequest) -> AsyncIterator[Runtime]:
     """Two schedulers, in threads of this process or in processes of their own."""
     runtime = await Runtime.start(tiny_config(model, processes=request.param), topology=TWO)
@@ -39,7 +41,7 @@ async def runtime(model: Path, request: pytest.FixtureRequest) -> AsyncIterator[
     await runtime.close()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def processes(model: Path) -> AsyncIterator[Runtime]:
     runtime = await Runtime.start(tiny_config(model), topology=TWO)
     yield runtime
@@ -58,13 +60,15 @@ async def loads(runtime: Runtime) -> list[dict[str, int]]:
 
 
 async def test_requests_are_spread_and_commands_reach_all(runtime: Runtime) -> None:
+    before = await prompts_of_replicas(runtime)
     ids = await Streams(runtime, 6, 12).ended()
 
     assert [len(stream) for stream in ids] == [12] * 6
-    assert await prompts_of_replicas(runtime) == [3, 3]
+    after = await prompts_of_replicas(runtime)
+    assert [new - old for new, old in zip(after, before, strict=True)] == [3, 3]
     prompts = await runtime.manager.control(CachePrompts())
     assert prompts.body is not None
-    assert len(prompts.body["prompts"]) == 6
+    assert len(prompts.body["prompts"]) == sum(after)
     tree = await runtime.manager.control(CacheTree())
     assert tree.body is not None
     assert {node["dp_rank"] for node in tree.body["nodes"]} == {0, 1}
@@ -98,10 +102,12 @@ async def test_the_server_shows_each_replica(runtime: Runtime) -> None:
     app = create_app(runtime.manager, ServerSettings(served_model_name="tiny"))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        before = [load["generated_tokens"] for load in await loads(runtime)]
         await Streams(runtime, 4, 8).ended()
+        wanted = [tokens + 16 for tokens in before]
         info = (await client.get("/server_info")).json()
         await until(
-            lambda: all(c.load.generated_tokens == 16 for c in runtime.manager.router.clients)
+            lambda: [c.load.generated_tokens for c in runtime.manager.router.clients] == wanted
         )
         rows = (await client.get("/v1/loads")).json()["loads"]
         second = (await client.get("/v1/loads?dp_rank=1")).json()["loads"]
@@ -109,14 +115,16 @@ async def test_the_server_shows_each_replica(runtime: Runtime) -> None:
         merged = (await client.get("/metrics")).text
 
     assert info["dp_size"] == 2
-    assert [state["load"]["generated_tokens"] for state in info["internal_states"]] == [16, 16]
+    assert [state["load"]["generated_tokens"] for state in info["internal_states"]] == wanted
     assert [row["dp_rank"] for row in rows] == [0, 1]
     assert [row["dp_rank"] for row in second] == [1]
-    assert all(row["generated_tokens"] == 16 for row in rows + second)
-    for replica in (0, 1):
-        assert f'sylvan_load_generated_tokens{{dp_rank="{replica}"}} 16.0' in gauges
+    assert [row["generated_tokens"] for row in rows + second] == [*wanted, wanted[1]]
+    for replica, tokens in enumerate(wanted):
+        assert f'sylvan_load_generated_tokens{{dp_rank="{replica}"}} {tokens}.0' in gauges
         assert re.search(
-            rf'^sglang:generated_tokens{{dp_rank="{replica}"[^}}]*}} 16\.0$', merged, re.MULTILINE
+            rf'^sglang:generated_tokens{{dp_rank="{replica}"[^}}]*}} {tokens}\.0$',
+            merged,
+            re.MULTILINE,
         )
 
 
@@ -124,6 +132,8 @@ async def test_the_server_shows_each_replica(runtime: Runtime) -> None:
 async def test_streams_of_a_replica_that_was_lost_continue_and_others_do_not_notice(
     processes: Runtime, child: str
 ) -> None:
+    clients = processes.manager.router.clients
+    await until(lambda: all(client.state == "up" for client in clients))
     undisturbed = await Streams(processes, 4, 300).ended()
     before = processes.pids
     streams = Streams(processes, 4, 300)
@@ -136,7 +146,7 @@ async def test_streams_of_a_replica_that_was_lost_continue_and_others_do_not_not
     others = [name for name in before if name != child]
     assert [processes.pids[name] for name in others] == [before[name] for name in others]
     lost = int(child[-1])
-    assert processes.manager.router.clients[1 - lost].state == "up"
+    assert clients[1 - lost].state == "up"
 
 
 async def test_requests_of_a_replica_that_is_given_up_continue_on_the_other(model: Path) -> None:

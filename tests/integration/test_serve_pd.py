@@ -50,7 +50,7 @@ def choices(reply):
 @pytest.fixture(scope="module")
 def alone(model):
     """What one server answers that does everything."""
-    with serving(model, "--dp", 2, "--threads", 1) as (_, url):
+    with serving(model, "--threads", 1) as (_, url):
         yield {
             "plain": choices(post(url, "/v1/completions", body())),
             "samples": choices(post(url, "/v1/completions", body(n=3, logprobs=2))),
@@ -108,18 +108,26 @@ def test_two_servers_answer_as_one_and_survive_each_other(model, alone):
         until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in mine))
 
 
-def test_a_stream_outlives_its_decode_server(model):
-    with serving(model, "--pd", "1:2", "--threads", 1) as (process, url):
-        assert all(w["continues_streams"] for w in workers(url))
-        expected = text_of(url)
-        known = {child.pid for child in replicas_of(process)}
+@pytest.fixture(scope="module")
+def two_decode(model):
+    """One prefill server and two that decode: the process that owns them, and its URL."""
+    with serving(model, "--pd", "1:2", "--threads", 1) as made:
+        yield made
 
-        kill = partial(kill_busy, process, url, "decode")
-        assert interrupted(lambda act: text_of(url, act), kill) == expected
 
-        until(lambda: [w["is_healthy"] for w in workers(url)] == [True] * 3)
-        assert len({child.pid for child in replicas_of(process)} - known) == 1
-        until(lambda: holds_nothing(process))
+@pytest.mark.slow
+def test_a_stream_outlives_its_decode_server(two_decode):
+    process, url = two_decode
+    assert all(w["continues_streams"] for w in workers(url))
+    expected = text_of(url)
+    known = {child.pid for child in replicas_of(process)}
+
+    kill = partial(kill_busy, process, url, "decode")
+    assert interrupted(lambda act: text_of(url, act), kill) == expected
+
+    until(lambda: [w["is_healthy"] for w in workers(url)] == [True] * 3)
+    assert len({child.pid for child in replicas_of(process)} - known) == 1
+    until(lambda: holds_nothing(process))
 
 
 STREAMED = {
@@ -148,17 +156,18 @@ def native_stream(url, act=None):
     return events
 
 
-def test_a_stream_with_log_probabilities_outlives_its_decode_server(model):
-    with serving(model, "--pd", "1:2", "--threads", 1) as (process, url):
-        *_, expected = native_stream(url)
-        assert len(expected[1]) > 100
+@pytest.mark.slow
+def test_a_stream_with_log_probabilities_outlives_its_decode_server(two_decode):
+    process, url = two_decode
+    *_, expected = native_stream(url)
+    assert len(expected[1]) > 100
 
-        kill = partial(kill_busy, process, url, "decode")
-        events = interrupted(lambda act: native_stream(url, act), kill)
+    kill = partial(kill_busy, process, url, "decode")
+    events = interrupted(lambda act: native_stream(url, act), kill)
 
-        assert events[-1] == expected
-        assert all(rows == expected[1] for _, rows, _ in events)
-        until(lambda: [w["is_healthy"] for w in workers(url)] == [True] * 3)
+    assert events[-1] == expected
+    assert all(rows == expected[1] for _, rows, _ in events)
+    until(lambda: [w["is_healthy"] for w in workers(url)] == [True] * 3)
 
 
 def test_neither_server_shares_the_cache_of_a_tenant(model, tmp_path):

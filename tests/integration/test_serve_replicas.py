@@ -20,6 +20,8 @@ from tests.support.tiny import write_model
 START_S = 120
 FLAGS = ("--load-format", "dummy", "--device", "cpu", "--dtype", "float32")
 FLAGS = (*FLAGS, "--max-total-tokens", "16Ki")
+KEY = {"authorization": "Bearer sesame"}
+"""Given to servers that want none, too."""
 LONG = {"prompt": "abc", "max_tokens": 3000, "ignore_eos": True, "seed": 7, "stream": True}
 
 
@@ -46,7 +48,7 @@ def serving(model, *flags):
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            if found := re.search(r"Sylvan serves tiny at (\S+) \(\d replicas", line):
+            if found := re.search(r"Sylvan serves tiny at (\S+) \(", line):
                 yield process, found[1]
                 break
         else:
@@ -69,7 +71,7 @@ def replicas_of(process):
 
 
 def workers(url):
-    return httpx.get(f"{url}/workers").json()["workers"]
+    return httpx.get(f"{url}/workers", headers=KEY).json()["workers"]
 
 
 def until(condition, timeout_s=60.0):
@@ -103,7 +105,8 @@ def interrupted(stream, kill):
 def text_of(url, act=None):
     """The text of a stream; `act` is called after a few events."""
     parts = []
-    with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=120) as response:
+    path = f"{url}/v1/completions"
+    with httpx.stream("POST", path, json=LONG, headers=KEY, timeout=120) as response:
         assert response.status_code == 200
         for line in response.iter_lines():
             if line.startswith("data: {"):
@@ -116,8 +119,21 @@ def text_of(url, act=None):
     return "".join(parts)
 
 
+def keys_are_those_of_the_gateway(url):
+    body = {"prompt": "abc", "max_tokens": 2}
+    assert httpx.post(f"{url}/v1/completions", json=body).status_code == 401
+    for _ in range(2):
+        answer = httpx.post(f"{url}/v1/completions", json=body, headers=KEY, timeout=60)
+        assert answer.status_code == 200
+    shown = httpx.get(f"{url}/get_server_info", headers=KEY).json()
+    assert shown["gateway"]["settings"]["routing"]["policy"] == "round_robin"
+    assert "sesame" not in json.dumps(shown)
+
+
 def test_replicas_are_served_lost_and_stopped_as_one(model):
-    with serving(model, "--dp", 2) as (process, url):
+    flags = ("--dp", 2, "--api-key", "sesame", "--router-policy", "round_robin")
+    with serving(model, *flags) as (process, url):
+        keys_are_those_of_the_gateway(url)
         first, second = replicas_of(process)
         mine = [first, second, *first.children(recursive=True), *second.children(recursive=True)]
         folder = os.path.dirname(first.cmdline()[first.cmdline().index("--config") + 1])
@@ -144,20 +160,7 @@ def test_replicas_are_served_lost_and_stopped_as_one(model):
         assert not os.path.exists(folder)
 
 
-def test_keys_of_the_server_are_those_of_the_gateway(model):
-    flags = ("--dp", 2, "--api-key", "sesame", "--router-policy", "round_robin")
-    with serving(model, *flags) as (_, url):
-        body = {"prompt": "abc", "max_tokens": 2}
-        key = {"authorization": "Bearer sesame"}
-        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 401
-        for _ in range(2):
-            answer = httpx.post(f"{url}/v1/completions", json=body, headers=key, timeout=60)
-            assert answer.status_code == 200
-        shown = httpx.get(f"{url}/get_server_info", headers=key).json()
-        assert shown["gateway"]["settings"]["routing"]["policy"] == "round_robin"
-        assert "sesame" not in json.dumps(shown)
-
-
+@pytest.mark.slow
 def test_a_server_that_does_not_start_ends_the_command(model, tmp_path):
     folder = tmp_path / "broken"
     folder.mkdir()

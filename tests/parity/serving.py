@@ -10,26 +10,26 @@ from pathlib import Path
 import numpy as np
 
 from sylvan.protocol.messages import Finish, TokenOutput
-from sylvan.protocol.requests import GenerateRequest, LogprobOptions, Thinking
+from sylvan.protocol.requests import GenerateRequest, LogprobOptions, ThinkingOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
-from sylvan.runtime.executor.facts import ModelFacts
+from sylvan.runtime.executor.facts import LoadedModelInfo
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.sched.capability import Capability
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from tests.support.kv import check_memory
 from tests.support.serving_store import ServingStore
 
 
-def build_standard(path: Path, options: LocalOptions, **also) -> tuple[Executor, ModelFacts]:
+def build_standard(path: Path, options: LocalOptions, **also) -> tuple[Executor, LoadedModelInfo]:
     """`build_executor` with the worker halves that every server has."""
     return build_executor(path, options, parts=ExecutorParts(STANDARD_WORKERS), **also)
 
@@ -46,7 +46,7 @@ class Serving:
         overlap: bool = False,
         runner: str = "eager",
         options: dict[str, object] | None = None,
-        build: Callable[[Path, LocalOptions], tuple[Executor, ModelFacts]] = build_standard,
+        build: Callable[[Path, LocalOptions], tuple[Executor, LoadedModelInfo]] = build_standard,
         capabilities: tuple[Capability, ...] = (),
         preempt_every: int = 0,
         workers: Sequence[Callable[[ModelSite], CapabilityWorker | None]] = (),
@@ -61,7 +61,7 @@ class Serving:
             parts = ExecutorParts((*STANDARD_WORKERS, *workers))
             build = partial(build_executor, parts=parts, platform=platform)
         self._preempt_every = preempt_every  # steps
-        self.limits = Limits(
+        self.limits = SchedulerLimits(
             **{"max_running_reqs": 8, "max_batch_tokens": 512, "inflight": 1 + overlap} | limits
         )
         self.executor, self.facts = build(
@@ -85,7 +85,7 @@ class Serving:
         if store is not None:
             capabilities = (*capabilities, store.control(self.cache))
         self.scheduler = Scheduler(
-            Parts(
+            SchedulerDeps(
                 cache=self.cache,
                 executor=self.executor,
                 policy=schedule_policy("fcfs"),
@@ -118,7 +118,7 @@ class Serving:
         sample: int = 0,
         priority: int = 0,
         eos_ids: tuple[int, ...] = (),
-        thinking: Thinking | None = None,
+        thinking: ThinkingOptions | None = None,
         lora: str | None = None,
         **sampling: object,
     ) -> str:

@@ -8,8 +8,8 @@ import torch
 import transformers
 
 from sylvan.kernels.native.library import describe
-from sylvan.runtime.executor.graphs.foreign import use_kernels
-from sylvan.runtime.executor.graphs.standins import NativeExperts
+from sylvan.runtime.executor.graphs.hf_acceleration import use_kernels
+from sylvan.runtime.executor.graphs.native_modules import NativeExperts
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models import registry
 from sylvan.runtime.models.fallback import TransformersModel

@@ -82,8 +82,18 @@ def check_ranks(path: Path, size: int, **given: object) -> None:
     assert several.executor.lost == []
 
 
-@pytest.mark.parametrize("family", NATIVE)
+@pytest.mark.parametrize("family", FOUR_RANKS)
 def test_a_family_is_divided_between_two_ranks(family, tmp_path):
+    between_two_ranks(family, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted({*NATIVE} - {*FOUR_RANKS}))
+def test_every_other_family_is_divided_between_two_ranks(family, tmp_path):
+    between_two_ranks(family, tmp_path)
+
+
+def between_two_ranks(family, tmp_path):
     write(NATIVE[family](), len(family), tmp_path)
     assert load_config(tmp_path).path == "native"
 
@@ -265,7 +275,7 @@ def test_a_step_that_fails_on_all_ranks_fails_its_requests_only(model_dir):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_that_fails_on_one_rank_ends_the_group(model_dir, rank):
     fails = [{1} if rank == r else set() for r in range(2)]
-    build = build_ranks(2, partial(failing, fails), timeout_s=3.0)
+    build = build_ranks(2, partial(failing, fails), timeout_s=1.0)
     two = Serving(model_dir, build=build)
     two.add([5] * 9, logprobs=LogprobOptions(start=1))
 

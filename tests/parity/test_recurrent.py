@@ -9,7 +9,9 @@ from tests.parity.compare import compare
 from tests.parity.rare import RECURRENT
 
 
-@pytest.mark.parametrize("family", ["lfm2", "jamba", "qwen3-next", "kimi-linear"])
+@pytest.mark.parametrize(
+    "family", ["lfm2", "jamba", "qwen3-next", pytest.param("kimi-linear", marks=pytest.mark.slow)]
+)
 def test_recurrent_family_equals_transformers(family, tmp_path):
     model = write(RECURRENT[family](), len(family), tmp_path)
 

@@ -37,7 +37,7 @@ class OnlyWindows(CacheMachine):
 
 TestGroups = Groups.TestCase
 TestGroups.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, report_multiple_bugs=False
+    max_examples=40, stateful_step_count=40, deadline=None, report_multiple_bugs=False
 )
 TestOnlyWindows = OnlyWindows.TestCase
 TestOnlyWindows.settings = settings(

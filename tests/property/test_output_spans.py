@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sylvan.text import tools
-from sylvan.text.output import Answer, OutputReader, OutputRules, read_whole
-from sylvan.text.spans import Span
+from sylvan.text.output import OutputReader, OutputRules, ParsedOutput, read_whole
+from sylvan.text.spans import TextSpan
 from tests.property import test_text_reasoning as thinking
 from tests.property import test_text_tools as calling
 
@@ -32,16 +32,16 @@ def cases(draw: st.DrawFn) -> tuple[OutputRules, list[str]]:
     return rules, draw(st.lists(pieces, max_size=16))
 
 
-def join(text: str, spans: list[Span], *, thinking: bool) -> str:
+def join(text: str, spans: list[TextSpan], *, thinking: bool) -> str:
     return "".join(text[s.start : s.stop] for s in spans if s.thinking is thinking)
 
 
 @given(cases())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_spans_hold_the_text_that_is_passed_on(case) -> None:
     rules, chunks = case
     text = "".join(chunks)
-    reader, answer, spans = OutputReader(rules), Answer(), []
+    reader, answer, spans = OutputReader(rules), ParsedOutput(), []
     for chunk in chunks:
         answer.add(reader.feed(chunk))
         spans += reader.spans()

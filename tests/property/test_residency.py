@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
@@ -28,5 +29,12 @@ class Tiers(CacheMachine):
 
 TestTiers = Tiers.TestCase
 TestTiers.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, report_multiple_bugs=False
+    max_examples=50, stateful_step_count=60, deadline=None, report_multiple_bugs=False
 )
+
+
+@pytest.mark.slow
+class TestTiersAtLength(Tiers.TestCase):
+    settings = settings(
+        max_examples=300, stateful_step_count=60, deadline=None, report_multiple_bugs=False
+    )

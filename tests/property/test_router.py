@@ -22,12 +22,12 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.tokenizer.live import MAX_LOSSES, LiveRequest, SampleState
 from sylvan.runtime.tokenizer.router import ReplicaRouter
-from sylvan.runtime.tokenizer.types import ModelFacts
+from sylvan.runtime.tokenizer.types import ServedModelInfo
 from sylvan.utils.clock import VirtualClock
 
 REPLICAS = 3
 TOKENS = 6
-FACTS = ModelFacts(model_path="m", served_name="m", context_len=64, vocab_size=100)
+FACTS = ServedModelInfo(model_path="m", served_name="m", context_len=64, vocab_size=100)
 ABORT = Finish(type="abort", message="by name")
 
 replicas = st.integers(0, REPLICAS - 1)

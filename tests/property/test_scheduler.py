@@ -26,8 +26,15 @@ class AnyScheduler(SchedulerMachine):
 
 TestAnyScheduler = AnyScheduler.TestCase
 TestAnyScheduler.settings = settings(
-    max_examples=110, stateful_step_count=40, report_multiple_bugs=False
+    max_examples=50, stateful_step_count=40, report_multiple_bugs=False
 )
+
+
+@pytest.mark.slow
+class TestAnySchedulerAtLength(AnyScheduler.TestCase):
+    settings = settings(
+        max_examples=200, stateful_step_count=40, deadline=None, report_multiple_bugs=False
+    )
 
 
 @pytest.mark.parametrize("inflight", [1, 2])

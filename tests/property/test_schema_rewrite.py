@@ -131,7 +131,7 @@ def check_same(schema: Any, some: list[Any]) -> None:
         assert after.is_valid(value) == before.is_valid(value), (value, json.dumps(found))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(schemas, st.lists(values, min_size=12, max_size=12))
 def test_a_rewritten_schema_means_the_same(schema: Any, some: list[Any]) -> None:
     check_same(schema, some)

@@ -11,7 +11,7 @@ from sylvan.protocol.messages import Abort, Params, Submit, ToScheduler
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.protocol.shared_params import SLOTS, ParamsReceiver, ParamsSender
-from sylvan.transport.codec import Decoder, Encoder
+from sylvan.transport.codec import MessageDecoder, MessageEncoder
 
 IDS = np.arange(3, dtype=np.int32)
 samplings = st.builds(
@@ -38,7 +38,7 @@ class Wire:
         self.sender = ParamsSender(self._cross)
         self.receiver = ParamsReceiver()
         self.arrived: list[object] = []
-        self._encoder, self._decoder = Encoder(), Decoder(ToScheduler)
+        self._encoder, self._decoder = MessageEncoder(), MessageDecoder(ToScheduler)
 
     def _cross(self, message: ToScheduler) -> None:
         data = self._encoder.encode(message)

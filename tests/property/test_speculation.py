@@ -71,11 +71,11 @@ class AnyModel(SchedulerMachine):
 
 TestAnyModel = AnyModel.TestCase
 TestAnyModel.settings = settings(
-    max_examples=50, stateful_step_count=40, report_multiple_bugs=False
+    max_examples=30, stateful_step_count=40, report_multiple_bugs=False
 )
 TestAnyDrafter = AnyDrafter.TestCase
 TestAnyDrafter.settings = settings(
-    max_examples=50, stateful_step_count=40, report_multiple_bugs=False
+    max_examples=30, stateful_step_count=40, report_multiple_bugs=False
 )
 
 

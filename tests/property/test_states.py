@@ -20,5 +20,5 @@ class RecurrentScheduler(SchedulerMachine):
 
 TestRecurrentScheduler = RecurrentScheduler.TestCase
 TestRecurrentScheduler.settings = settings(
-    max_examples=50, stateful_step_count=40, report_multiple_bugs=False
+    max_examples=30, stateful_step_count=40, report_multiple_bugs=False
 )

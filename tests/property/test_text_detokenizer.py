@@ -61,7 +61,7 @@ def whole(vocab: Bytes, ids: list[int], *, skip: bool) -> str:
 
 
 @given(st.data(), outputs(st.binary(max_size=40) | TEXT.map(str.encode)), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_chunking_gives_the_text_of_all_bytes(data, output, skip: bool) -> None:
     vocab, ids = output
     options = DetokenizerOptions(skip_special_tokens=skip)
@@ -91,7 +91,7 @@ PATTERNS = st.lists(
 
 
 @given(st.data(), outputs(TEXT.map(str.encode)), STOPS, PATTERNS, st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_stops_do_not_depend_on_the_chunking(data, output, stops, patterns, keep: bool) -> None:
     vocab, ids = output
     options = DetokenizerOptions(stop=tuple(stops), stop_regex=tuple(patterns), no_stop_trim=keep)
@@ -102,7 +102,7 @@ def test_stops_do_not_depend_on_the_chunking(data, output, stops, patterns, keep
 
 
 @given(outputs(TEXT.map(str.encode)), STOPS, st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_stop_strings_cut_where_the_first_one_ends(output, stops, keep: bool) -> None:
     vocab, ids = output
     text, stop, kept = run(vocab, DetokenizerOptions(stop=tuple(stops), no_stop_trim=keep), [ids])
@@ -121,7 +121,7 @@ def test_stop_strings_cut_where_the_first_one_ends(output, stops, keep: bool) ->
 
 
 @given(outputs(TEXT.map(str.encode)), PATTERNS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_patterns_stop_at_the_token_after_which_they_match(output, patterns) -> None:
     vocab, ids = output
     text, stop, kept = run(vocab, DetokenizerOptions(stop_regex=tuple(patterns)), [ids])

@@ -58,7 +58,7 @@ def first_match(pattern: str, text: str) -> tuple[int, int] | None:
 
 
 @given(st.data(), PATTERNS, TEXT)
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_what_is_found_is_what_re_finds(data: st.DataObject, pattern: str, text: str) -> None:
     search = PatternSearch(Automaton(compile_pattern(pattern)))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
@@ -90,7 +90,7 @@ def test_what_may_still_match_is_pending(pattern: str, text: str) -> None:
 
 
 @given(st.text(max_size=80))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_text_is_a_pattern_or_refused(text: str) -> None:
     try:
         program = compile_pattern(text)

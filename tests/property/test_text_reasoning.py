@@ -43,7 +43,7 @@ def stream(found: ReasoningFamily, forced: bool, chunks: list[str]) -> tuple[str
 
 
 @given(cases())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_cut_gives_the_same(case) -> None:
     found, forced, text, chunks = case
     at_once = separate(text, found, start_in_reasoning=forced)
@@ -53,7 +53,7 @@ def test_any_cut_gives_the_same(case) -> None:
 
 
 @given(cases())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_only_markers_and_white_space_are_lost(case) -> None:
     found, forced, text, _ = case
     if found.keeps_tags:

@@ -97,7 +97,7 @@ def stream(name: str, chunks: list[str], tools=TOOLS) -> ParsedTools:
 
 
 @given(cases(), st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_cut_gives_the_same(case, known: bool) -> None:
     name, text, chunks = case
     tools = TOOLS if known else None
@@ -108,7 +108,7 @@ def test_any_cut_gives_the_same(case, known: bool) -> None:
 
 
 @given(cases())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_text_without_calls_is_given_back_unchanged(case) -> None:
     name, text, _ = case
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
@@ -162,5 +163,12 @@ class Tiers(SchedulerMachine):
 
 TestTiers = Tiers.TestCase
 TestTiers.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, report_multiple_bugs=False
+    max_examples=40, stateful_step_count=40, deadline=None, report_multiple_bugs=False
 )
+
+
+@pytest.mark.slow
+class TestTiersAtLength(Tiers.TestCase):
+    settings = settings(
+        max_examples=200, stateful_step_count=40, deadline=None, report_multiple_bugs=False
+    )

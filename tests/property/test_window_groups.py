@@ -30,7 +30,7 @@ class WindowScheduler(SchedulerMachine):
 
 TestWindowScheduler = WindowScheduler.TestCase
 TestWindowScheduler.settings = settings(
-    max_examples=60, stateful_step_count=40, report_multiple_bugs=False
+    max_examples=40, stateful_step_count=40, report_multiple_bugs=False
 )
 
 

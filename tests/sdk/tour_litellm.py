@@ -1,4 +1,4 @@
-"""The `litellm` package, as a client of the OpenAI and of the Anthropic routes."""
+"""The `litellm` package, as a client of the routes of OpenAI, Anthropic, Ollama, Cohere and TEI."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from steps import (
 
 warnings.simplefilter("ignore")
 litellm.suppress_debug_info = True
-URL, VECTORS = sys.argv[1:3]
+URL, VECTORS, LONG = sys.argv[1:4]
 OPENAI = {"model": f"openai/{MODEL}", "api_base": f"{URL}/v1", "api_key": KEY}
 ANTHROPIC = {"model": f"anthropic/{MODEL}", "api_base": URL, "api_key": KEY}
 
@@ -105,6 +105,52 @@ def embeddings():
     near(plain.data[0]["embedding"], reply.data[1]["embedding"])
     with raises(litellm.BadRequestError):
         litellm.embedding(input=["one"], **OPENAI)
+
+
+@step
+def rerank():
+    """In the forms of vLLM (Jina), Cohere and TEI."""
+    documents = ["one", "two three", "one one"]
+    orders = []
+    for provider in ("hosted_vllm", "cohere", "huggingface"):
+        model = f"{provider}/{EMBEDDER}"
+        given = {"query": "one", "documents": documents, "api_base": VECTORS, "api_key": KEY}
+        results = litellm.rerank(model=model, **given).results
+        scores = [one["relevance_score"] for one in results]
+        assert scores == sorted(scores, reverse=True)
+        orders.append([one["index"] for one in results])
+    assert orders == [orders[0]] * 3
+    assert sorted(orders[0]) == [0, 1, 2]
+
+
+@step
+def ollama():
+    fields = {"api_base": URL, "api_key": KEY}
+    texts = []
+    for stream in (False, True):
+        reply = ask(model=f"ollama_chat/{MODEL}", stream=stream, **fields)
+        if stream:
+            texts.append("".join(chunk.choices[0].delta.content or "" for chunk in reply))
+        else:
+            texts.append(reply.choices[0].message.content)
+    assert texts[0] == texts[1] == ask().choices[0].message.content
+
+
+@step
+def fallbacks():
+    """A prompt that is too long for one server goes to the next one."""
+    small = {"model_name": "small", "litellm_params": OPENAI}
+    large = {
+        "model_name": "large",
+        "litellm_params": {**OPENAI, "api_base": f"{LONG}/v1", "max_tokens": 4},
+    }
+    router = litellm.Router(
+        model_list=[small, large], context_window_fallbacks=[{"small": ["large"]}], num_retries=0
+    )
+    messages = [{"role": "user", "content": "word " * 6000}]
+    with raises(litellm.ContextWindowExceededError):
+        ask(messages=messages)
+    assert router.completion(model="small", messages=messages).usage.prompt_tokens > 6000
 
 
 @step

@@ -32,13 +32,15 @@ def asked(mode: instructor.Mode) -> Plan:
 
 @step
 def instructor_with_tools():
-    for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT):
-        assert isinstance(asked(mode), Plan)
+    names = ("TOOLS", "TOOLS_STRICT", "RESPONSES_TOOLS", "RESPONSES_TOOLS_WITH_INBUILT_TOOLS")
+    for name in (*names, "FUNCTIONS"):
+        assert isinstance(asked(instructor.Mode[name]), Plan)
 
 
 @step
 def instructor_with_a_schema():
-    assert isinstance(asked(instructor.Mode.JSON_SCHEMA), Plan)
+    for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON_O1):
+        assert isinstance(asked(mode), Plan)
 
 
 @step

@@ -22,9 +22,9 @@ from sylvan.config.live import LiveSettings
 from sylvan.config.route import (
     FrontConfig,
     HealthConfig,
-    LimitsConfig,
     RetryConfig,
     RouteConfig,
+    RouteLimitsConfig,
     WorkersConfig,
 )
 from sylvan.config.schema import ROUTE
@@ -51,7 +51,7 @@ QUICK = RouteConfig(
 async def served(app: ASGIApp) -> AsyncIterator[str]:
     """An application behind a free port; gives its address."""
     sock = listen("127.0.0.1", 0, ("host", "port"), "--port")
-    connections = Connections(connection_limits(LimitsConfig()))
+    connections = Connections(connection_limits(RouteLimitsConfig()))
     async with HttpServer(app, FrontConfig(), sock, connections) as http:
         yield f"http://127.0.0.1:{http.port}"
 

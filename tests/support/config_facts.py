@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sylvan.config.facts import AttentionFacts, DeviceFacts, Facts, ModelFacts
+from sylvan.config.facts import AttentionFacts, CheckpointInfo, DeviceFacts, Facts
 
 GIB = 1 << 30
 
@@ -18,7 +18,7 @@ def make_model(**changes):
         "kv_per_token": 1536,
         "work_per_token": 4096,
     }
-    return ModelFacts(**(values | changes))
+    return CheckpointInfo(**(values | changes))
 
 
 def make_facts(**changes):

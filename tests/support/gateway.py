@@ -13,8 +13,8 @@ from typing import ClassVar
 from sylvan.config.route import RoutingConfig
 from sylvan.gateway import policies
 from sylvan.gateway.policies.api import (
-    Outcome,
     Placement,
+    PlacementOutcome,
     PolicyParts,
     RoutingPolicy,
     RoutingRequest,
@@ -163,7 +163,7 @@ class Cluster:
 
     def _end(self, placement: Placement, request: RoutingRequest, dispatch: Dispatch) -> None:
         dispatch.close()
-        self.policy.completed(placement, request, Outcome(success=True))
+        self.policy.completed(placement, request, PlacementOutcome(success=True))
 
     @property
     def hit_rate(self) -> float:
@@ -258,7 +258,7 @@ class ClosedLoop:
     def _finish(self, queue: list[_Job]) -> None:
         job = queue.pop(0)
         job.dispatch.close()
-        self.policy.completed(job.placement, job.request, Outcome(success=True))
+        self.policy.completed(job.placement, job.request, PlacementOutcome(success=True))
         if queue:
             self._begin(queue[0])
 

@@ -25,7 +25,7 @@ from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.features.standard import standard_capabilities
 from sylvan.runtime.sched.capability import Capability
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.utils.clock import VirtualClock
@@ -158,7 +158,7 @@ class CheckingExecutor:
         """Nothing in memory may be read any more."""
         for memory in self.memory:
             memory[:] = -2
-        self.states = {0: 0} | dict.fromkeys(self.states.keys() - {0}, -2)
+        self.states.update(dict.fromkeys(self.states.keys() - {0}, -2))  # tiers hold the mapping
 
     def close(self) -> None:
         pass
@@ -377,7 +377,7 @@ class World:
         self.watcher = Watcher()
         if tiers is not None:
             capabilities = (*capabilities, tiers.join(self))
-        parts = Parts(
+        parts = SchedulerDeps(
             cache=self.cache,
             executor=self.executor,
             policy=schedule_policy(policy),
@@ -387,7 +387,7 @@ class World:
             tenant_weights=tenant_weights or {},
         )
         limits = {"max_batch_tokens": 16, "chunk_tokens": 16, "max_running_reqs": 4} | limits
-        self.scheduler = Scheduler(parts, Limits(**limits))
+        self.scheduler = Scheduler(parts, SchedulerLimits(**limits))
 
     def _emit(self, outputs) -> None:
         for out in outputs:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sylvan.kernels.api import TracedTensor
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library, LibraryMissing, usable
@@ -54,7 +54,7 @@ class NativeOp:
         for value, x in zip(self.inputs, matrices, strict=True):
             self.program.read(value, len(x)).copy_(x)
 
-    def run(self, step: Run) -> torch.Tensor:
+    def run(self, step: StepRun) -> torch.Tensor:
         """A copy of the result."""
         self.program.run(step)
         rows = step.outputs if self.out.rows == "outputs" else step.tokens
@@ -66,12 +66,12 @@ def native(
     dtype: torch.dtype,
     op: Callable[..., TracedTensor],
     inputs: Sequence[torch.Tensor],
-    step: Run | None = None,
+    step: StepRun | None = None,
 ) -> torch.Tensor:
     """Record an op, run it once, copy the result."""
     recorded = NativeOp(library, dtype, op, inputs)
     recorded.write(*inputs)
-    return recorded.run(step or Run(tokens=len(inputs[0])))
+    return recorded.run(step or StepRun(tokens=len(inputs[0])))
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from sylvan.runtime.attention.dense import DenseAttention
 from sylvan.runtime.core.forward import BatchLimits
 from sylvan.runtime.executor.device.build import DevicePlan, build_device
-from sylvan.runtime.executor.facts import ModelFacts, facts_of
+from sylvan.runtime.executor.facts import LoadedModelInfo, facts_of
 from sylvan.runtime.executor.local import DeviceExecutor
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.pools import cache_groups
@@ -35,7 +35,7 @@ class OnDevice:
         self.graph, self.parts = graph, parts
         self.report = None
 
-    def __call__(self, path: Path, options: LocalOptions) -> tuple[DeviceExecutor, ModelFacts]:
+    def __call__(self, path: Path, options: LocalOptions) -> tuple[DeviceExecutor, LoadedModelInfo]:
         before = self.platform.memory()
         config = load_config(path)
         facts = facts_of(config, path)

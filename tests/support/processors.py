@@ -204,6 +204,7 @@ def write_files(files: Files, folder: Path) -> None:
     backend.add_special_tokens(added)
     backend.save(str(path))
     settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",  # else that of the model makes another one
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
         "chat_template": TEMPLATE,

@@ -12,7 +12,7 @@ import torch
 from sylvan.kernels.collective.reference import thread_ranks
 from sylvan.protocol.errors import RankLostError
 from sylvan.runtime.executor.api import Executor
-from sylvan.runtime.executor.facts import ModelFacts
+from sylvan.runtime.executor.facts import LoadedModelInfo
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.ranks import Follower, RankedExecutor
 from sylvan.runtime.layers.mesh import Mesh
@@ -63,7 +63,7 @@ def build_ranks(size: int, build=build_standard, timeout_s: float = 60.0):
         timeout_s: For each collective.
     """
 
-    def make(path: Path, options: LocalOptions) -> tuple[Executor, ModelFacts]:
+    def make(path: Path, options: LocalOptions) -> tuple[Executor, LoadedModelInfo]:
         assert options.runner == "eager", "the native kernels have one pool of threads a process"
         ranks = thread_ranks(size, timeout_s)
         made = in_threads([partial(build, path, options, mesh=Mesh(rank)) for rank in ranks])

@@ -16,13 +16,19 @@ from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.executor.api import Carried, ExecutorCaps
 from sylvan.runtime.executor.options import LocalOptions
-from sylvan.runtime.features.embeddings.control import Embeddings
+from sylvan.runtime.features.embeddings.control import EmbeddingCapability
 from sylvan.runtime.features.grammar.control import GrammarControl
 from sylvan.runtime.features.lora.control import Lora
-from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobs
+from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapability
 from sylvan.runtime.features.recurrent.control import RecurrentStates
 
-CAPABILITIES = (Embeddings, PromptLogprobs, RecurrentStates, GrammarControl, Lora)
+CAPABILITIES = (
+    EmbeddingCapability,
+    PromptLogprobsCapability,
+    RecurrentStates,
+    GrammarControl,
+    Lora,
+)
 
 
 def codec() -> StepCodec:

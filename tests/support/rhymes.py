@@ -7,7 +7,7 @@ import numpy as np
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ExecutorParts
 from sylvan.runtime.features.standard import STANDARD_WORKERS
-from sylvan.runtime.sampling.constraints import Masks, Outcome
+from sylvan.runtime.sampling.constraints import Masks, RowOutcome
 from tests.support.random_model import VOCAB
 
 
@@ -64,7 +64,7 @@ class Rhymes:
             if slot not in self.next:
                 continue
             if position < self.next[slot]:
-                outcomes[row] = Outcome()
+                outcomes[row] = RowOutcome()
                 self.kinds.add("void")
                 continue
             tokens = (token,)
@@ -75,7 +75,7 @@ class Rhymes:
                 tokens = (8,)
                 self.kinds.add("replaced")
             if tokens != (token,):
-                outcomes[row] = Outcome(tokens)
+                outcomes[row] = RowOutcome(tokens)
             self.next[slot] = position + len(tokens)
         return outcomes
 

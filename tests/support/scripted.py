@@ -21,7 +21,7 @@ from sylvan.protocol.messages import (
     Finish,
     FlushCache,
     Heartbeat,
-    Load,
+    SchedulerLoad,
     Submit,
     TextBatch,
     TextOutput,
@@ -33,7 +33,7 @@ from sylvan.protocol.messages import (
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.scheduler_client import SchedulerClient
-from sylvan.runtime.tokenizer.types import ModelFacts
+from sylvan.runtime.tokenizer.types import ServedModelInfo
 from sylvan.text.tokenizer import Tokenizer
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -116,7 +116,7 @@ class ScriptedScheduler:
 
     def __init__(self, tokenizer: Tokenizer, control: Behaviour) -> None:
         self.control = control
-        self.load = Load(max_total_num_tokens=4096)
+        self.load = SchedulerLoad(max_total_num_tokens=4096)
         self._tokenizer = tokenizer
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._usages: dict[str, Usage] = {}
@@ -302,7 +302,7 @@ def make_engine(
     scheduler = ScriptedScheduler(tokenizer, control)
     manager = TokenizerManager(tokenizer)
     scheduler.manager = manager
-    facts = ModelFacts(
+    facts = ServedModelInfo(
         model_path=str(checkpoint),
         served_name="scripted",
         context_len=context_len,

@@ -15,16 +15,16 @@ from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.features.flight_recorder.control import FlightRecorder
-from sylvan.runtime.features.flight_recorder.recording import Recorder, Setup
-from sylvan.runtime.sched.limits import Parts
+from sylvan.runtime.features.flight_recorder.recording import Recorder, SchedulerSetup
+from sylvan.runtime.sched.limits import SchedulerDeps
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.sim.clock import ReplicaClock
-from sylvan.sim.cost import HostCost, RequestCost, StepCost, StepTimes
+from sylvan.sim.cost import HostCost, NoisyStepTimes, RequestCost, StepCost
 from sylvan.sim.executor import TimedExecutor
 from sylvan.sim.features import SEGMENTS
-from sylvan.sim.profile import Engine, Profile
-from sylvan.sim.workload import Block, Conversation, Turn, Workload
+from sylvan.sim.profile import Profile, SchedulerProfile
+from sylvan.sim.workload import PromptBlock, SimulatedConversation, SimulatedTurn, Workload
 
 STEP = StepCost(
     constant=0.004, rows=(5e-5,) * SEGMENTS, sample=2e-5, context=4e-8, pair=2e-9,
@@ -33,13 +33,15 @@ STEP = StepCost(
 HOST = HostCost(constant=2e-4, slice=1e-5, start=5e-5, scatter=(0.7, 1.0, 2.0))
 
 
-def engine(pages: int = 513, page_size: int = 8, schedule: str = "lpm", **limits) -> Engine:
+def engine(
+    pages: int = 513, page_size: int = 8, schedule: str = "lpm", **limits
+) -> SchedulerProfile:
     groups = (KVGroup(name="full", kind="full", num_pages=pages, page_size=page_size),)
     settings = {
         "max_batch_tokens": 256, "chunk_tokens": 64, "max_running_reqs": 16, **limits,
     }  # fmt: skip
     slots = settings["max_running_reqs"]
-    return Engine(kv_groups=groups, policy=schedule, settings=settings, num_slots=slots)
+    return SchedulerProfile(kv_groups=groups, policy=schedule, settings=settings, num_slots=slots)
 
 
 def profile(step: StepCost = STEP, host: HostCost = HOST, **kwargs) -> Profile:
@@ -56,13 +58,17 @@ def workload(
     due_s, made = 0.0, []
     for number in range(count):
         due_s += rng.expovariate(rate)
-        shared = Block((seed, 1, rng.randrange(groups)), 48, shared=True)
-        first = Turn([shared, Block((seed, 2, number), rng.randint(1, 40))], rng.randint(1, 40))
+        shared = PromptBlock((seed, 1, rng.randrange(groups)), 48, shared=True)
+        first = SimulatedTurn(
+            [shared, PromptBlock((seed, 2, number), rng.randint(1, 40))], rng.randint(1, 40)
+        )
         more = [
-            Turn([Block((seed, 3, number, turn), rng.randint(1, 9))], rng.randint(1, 9))
+            SimulatedTurn(
+                [PromptBlock((seed, 3, number, turn), rng.randint(1, 9))], rng.randint(1, 9)
+            )
             for turn in range(1, turns)
         ]
-        made.append(Conversation([first, *more], due_s))
+        made.append(SimulatedConversation([first, *more], due_s))
     return Workload(made, concurrency, [made[0].turns[0]] * warmup)
 
 
@@ -71,22 +77,22 @@ def record(
 ) -> None:
     """A recording of a scheduler whose steps take known times, by a loop like the server's."""
     made, clock = engine(), ReplicaClock()
-    times = StepTimes(step, host, [seed])
+    times = NoisyStepTimes(step, host, [seed])
     executor = TimedExecutor(made.caps, clock, times.step_s, lazily=True)
-    setup = Setup(
+    setup = SchedulerSetup(
         kv_groups=made.kv_groups, prefix="radix", eviction="lru", policy=made.policy, seed=0,
         limits=asdict(made.limits), num_slots=made.num_slots,
     )  # fmt: skip
     flight = FlightRecorder(Recorder(folder, setup))
-    parts = Parts(
+    parts = SchedulerDeps(
         cache=kv_cache(made.kv_groups, "radix", "lru"), executor=executor,
         policy=schedule_policy(made.policy), emit=lambda outputs: None, capabilities=(flight,),
         clock=flight.clock(clock),
     )  # fmt: skip
     scheduler = Scheduler(parts, made.limits)
-    from sylvan.sim.workload import Prompts
+    from sylvan.sim.workload import SimulatedPrompts
 
-    prompts, left = Prompts(), deque(work.conversations)
+    prompts, left = SimulatedPrompts(), deque(work.conversations)
     number = 0
     while left or not scheduler.idle:
         if scheduler.idle:
@@ -99,7 +105,7 @@ def record(
     flight.close()
 
 
-def as_request(rid: str, prompts, turn: Turn) -> GenerateRequest:
+def as_request(rid: str, prompts, turn: SimulatedTurn) -> GenerateRequest:
     return GenerateRequest(
         rid=rid,
         input_ids=np.asarray(prompts.ids(turn.parts), np.int32),

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any, cast
 
-from sylvan.protocol.messages import Heartbeat, Load, Ready
+from sylvan.protocol.messages import Heartbeat, Ready, SchedulerLoad
 from sylvan.runtime.engine.child_main import ChildMain
 
 INTERVAL_S = 0.05
@@ -17,7 +17,7 @@ def main() -> None:
     out = cast(Any, child.sender("out"))
     out.send(Ready(facts={"colour": os.environ["TOY_COLOUR"]}))
     while True:
-        out.send(Heartbeat(load=Load()))
+        out.send(Heartbeat(load=SchedulerLoad()))
         time.sleep(INTERVAL_S)
 
 

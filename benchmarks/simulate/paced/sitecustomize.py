@@ -21,9 +21,9 @@ def seconds(rows: int, context: int, samples: int) -> float:
 
 def pace() -> None:
     """Make steps of this process take that time."""
-    from sylvan.runtime.executor.worker import Worker
+    from sylvan.runtime.executor.worker import StepWorker
 
-    launch, rng = Worker.launch, random.Random(1)
+    launch, rng = StepWorker.launch, random.Random(1)
 
     def paced(self, plan):
         began_s = time.perf_counter()
@@ -36,7 +36,7 @@ def pace() -> None:
             time.sleep(max(0.0, began_s + wanted_s - time.perf_counter()))
         return step
 
-    Worker.launch = paced
+    StepWorker.launch = paced
 
 
 if any("scheduler_process" in word for word in sys.orig_argv):

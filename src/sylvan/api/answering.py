@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.requests import Thinking
+from sylvan.protocol.requests import ThinkingOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.text.output import OutputRules
 from sylvan.text.parsers import Parsers
@@ -19,8 +19,7 @@ from sylvan.text.tools import ToolSpec, calls_schema, strict_tags, structural_ta
 from sylvan.text.tools import family as tool_family
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToolUse:
+class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     """Functions of a request.
 
     Attributes:
@@ -34,8 +33,7 @@ class ToolUse:
     parallel: bool = True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerRequest:
+class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a client wants of an answer.
 
     Attributes:
@@ -49,16 +47,15 @@ class AnswerRequest:
     """
 
     sampling: SamplingParams
-    tool_use: ToolUse = field(default_factory=ToolUse)
-    variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tool_use: ToolUse = msgspec.field(default_factory=ToolUse)
+    variables: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     continued: str | None = None
     separate_reasoning: bool = True
     stream_reasoning: bool = True
     thinking_budget: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerPlan:
+class AnswerPlan(msgspec.Struct, frozen=True):
     """How an answer is made and read.
 
     Attributes:
@@ -70,7 +67,7 @@ class AnswerPlan:
 
     sampling: SamplingParams
     rules: OutputRules
-    thinking: Thinking | None
+    thinking: ThinkingOptions | None
 
 
 def thinking_variables(
@@ -109,7 +106,8 @@ def plan_answer(parsers: Parsers, asked: AnswerRequest, prompt: str) -> AnswerPl
     if sampling.grammar is not None:
         bound = _bound(asked, sampling, opens=_may_open(family, asked, prompt))
         if not bound.calls and rules.reasoning is not None:
-            rules = replace(rules, reasoning=replace(rules.reasoning, interrupts=()))
+            family = replace(rules.reasoning, interrupts=())
+            rules = msgspec.structs.replace(rules, reasoning=family)
     if (rules.reasoning and parsers.special_thinking) or (rules.tools and parsers.special_tools):
         sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
     thinking = thinking_of(
@@ -145,7 +143,7 @@ def thinking_of(
     budget: int | None,
     bound: Bound | None = None,
     calls: bool = False,
-) -> Thinking | None:
+) -> ThinkingOptions | None:
     """What the engine is told about thinking; None for a model that does not think.
 
     A budget is a bound, so that a model that does not think keeps to it.
@@ -164,7 +162,7 @@ def thinking_of(
         if budget is None and not inside:
             return None
         ends = parsers.think_ends if calls else parsers.think_ends[: len(family.ends)]
-        return Thinking(ends=ends, starts=starts, inside=inside, budget=budget)
+        return ThinkingOptions(ends=ends, starts=starts, inside=inside, budget=budget)
     headers = (
         *(parsers.headers if bound.text else ()),
         *(parsers.call_headers if bound.calls else ()),
@@ -172,7 +170,7 @@ def thinking_of(
     starts = starts if bound.may_open and budget != 0 else ()
     if not (inside or starts or headers):
         return None
-    return Thinking(
+    return ThinkingOptions(
         # a call ends thinking where the grammar has calls
         ends=parsers.think_ends if bound.calls else parsers.think_ends[: len(family.ends)],
         starts=starts,
@@ -193,7 +191,8 @@ def _rules(parsers: Parsers, asked: AnswerRequest, *, starts: bool) -> OutputRul
     if thinking is not None:  # only what begins a call of this request ends thinking
         markers = calling.grammar.markers if calling is not None else ()
         ends = tuple(mark for mark in thinking.interrupts if mark in markers)
-        thinking = replace(thinking, interrupts=ends)
+        if ends != thinking.interrupts:
+            thinking = replace(thinking, interrupts=ends)
     return OutputRules(
         reasoning=thinking,
         starts_in_reasoning=starts,

@@ -162,7 +162,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class RequestBodyLimits:
     """Bounds on one body."""
 
     max_samples: int
@@ -170,7 +170,7 @@ class Limits:
 
 
 def read_prompts(
-    body: GenerateBody, defaults: Mapping[str, Any], limits: Limits
+    body: GenerateBody, defaults: Mapping[str, Any], limits: RequestBodyLimits
 ) -> tuple[list[Prompt], bool]:
     """The prompts of a body, and whether it was a batch.
 
@@ -301,7 +301,7 @@ def _rids(given: str | list[str] | None, size: int, is_batch: bool) -> list[str 
 
 
 def _logprobs(
-    body: GenerateBody, size: int, is_batch: bool, limits: Limits
+    body: GenerateBody, size: int, is_batch: bool, limits: RequestBodyLimits
 ) -> list[LogprobOptions | None]:
     wanted = _spread(body.return_logprob, "return_logprob", size, is_batch)
     starts = _spread(body.logprob_start_len, "logprob_start_len", size, is_batch)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from sylvan.bench.outcome import Outcome, Reception
-from sylvan.bench.workload import Turn
+from sylvan.bench.outcome import Reception, RequestRecord
+from sylvan.bench.workload import BenchTurn
 from sylvan.config.bench import AnswerConfig
 
 Said = Sequence[tuple[str, str]]
@@ -24,7 +24,7 @@ class Api(Protocol):
     path: str
     streams: bool
 
-    def body(self, turn: Turn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
+    def body(self, turn: BenchTurn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
         """The body of a request."""
         ...
 
@@ -37,7 +37,7 @@ class Api(Protocol):
         ...
 
 
-class Native:
+class GenerateApi:
     """SGLang's `/generate`, whose events repeat the text and count its tokens."""
 
     path = "/generate"
@@ -46,7 +46,7 @@ class Native:
     def __init__(self, config: AnswerConfig) -> None:
         self._config = config
 
-    def body(self, turn: Turn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
+    def body(self, turn: BenchTurn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
         """See `Api.body`."""
         config = self._config
         exact = turn.token_ids and not said
@@ -85,7 +85,7 @@ class Completions:
     def __init__(self, config: AnswerConfig) -> None:
         self._config = config
 
-    def body(self, turn: Turn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
+    def body(self, turn: BenchTurn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
         """See `Api.body`."""
         exact = turn.token_ids and not said
         body = {
@@ -113,7 +113,7 @@ class Chat:
     def __init__(self, config: AnswerConfig) -> None:
         self._config = config
 
-    def body(self, turn: Turn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
+    def body(self, turn: BenchTurn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
         """See `Api.body`."""
         earlier: list[Mapping[str, object]] = []
         for question, answer in said:
@@ -138,7 +138,7 @@ class Chat:
         _usage(event, reception.outcome)
 
 
-class Embeddings:
+class EmbeddingsApi:
     """OpenAI's `/v1/embeddings`."""
 
     path = "/v1/embeddings"
@@ -147,7 +147,7 @@ class Embeddings:
     def __init__(self, config: AnswerConfig) -> None:
         del config  # nothing is generated
 
-    def body(self, turn: Turn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
+    def body(self, turn: BenchTurn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
         """See `Api.body`."""
         del said
         return {"input": list(turn.token_ids) or turn.text, "model": adapter or model}
@@ -160,11 +160,11 @@ class Embeddings:
         reception.outcome.prompt_tokens = int(event["usage"]["prompt_tokens"])
 
 
-APIS: Mapping[str, type[Native | Completions | Chat | Embeddings]] = {
-    "native": Native,
+APIS: Mapping[str, type[GenerateApi | Completions | Chat | EmbeddingsApi]] = {
+    "native": GenerateApi,
     "completions": Completions,
     "chat": Chat,
-    "embeddings": Embeddings,
+    "embeddings": EmbeddingsApi,
 }
 
 
@@ -185,7 +185,7 @@ def _piece(reception: Reception, text: str | None, now_s: float) -> None:
         reception.outcome.text += text
 
 
-def _usage(event: Mapping[str, Any], outcome: Outcome) -> None:
+def _usage(event: Mapping[str, Any], outcome: RequestRecord) -> None:
     usage = event.get("usage")
     if not usage:
         return
@@ -195,6 +195,6 @@ def _usage(event: Mapping[str, Any], outcome: Outcome) -> None:
     outcome.cached_tokens = int(details.get("cached_tokens") or 0)
 
 
-def _whole(turn: Turn, said: Said) -> str:
+def _whole(turn: BenchTurn, said: Said) -> str:
     """A prompt that repeats what was said."""
     return "".join([*(question + answer for question, answer in said), turn.text])

@@ -21,7 +21,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class BatchShape:
     """A batch whose requests are all alike.
 
     Attributes:
@@ -36,7 +36,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedBatch:
     """One run of a batch.
 
     Attributes:
@@ -50,7 +50,7 @@ class Timed:
     tokens: Sequence[Sequence[int]]
 
 
-class Batches:
+class BatchBench:
     """Runs batches on an executor that nobody else uses.
 
     Args:
@@ -91,7 +91,7 @@ class Batches:
         self._steps = 0
         self._slots: list[int] = []  # taken by the last batch
 
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: BatchShape) -> None:
         """Refuse a batch that does not fit.
 
         Raises:
@@ -117,7 +117,7 @@ class Batches:
                     f"cache has {group.num_pages - 1} ({group.name}); raise cache.max_tokens"
                 )
 
-    def run(self, shape: Shape) -> Timed:
+    def run(self, shape: BatchShape) -> TimedBatch:
         """Compute the prompts of a batch, then its outputs, one step after the other.
 
         Raises:
@@ -139,9 +139,9 @@ class Batches:
             decode_s.append(self._clock() - began_s)
             for known, token in zip(tokens, result.tokens, strict=True):
                 known.append(token)
-        return Timed(prefill_s, decode_s, tokens)
+        return TimedBatch(prefill_s, decode_s, tokens)
 
-    def _prefill(self, shape: Shape, prompts: IntArray) -> Iterator[StepPlan]:
+    def _prefill(self, shape: BatchShape, prompts: IntArray) -> Iterator[StepPlan]:
         most = self._executor.caps.max_batch_tokens
         step: list[tuple[int, int, int]] = []
         room, first = most, True
@@ -159,7 +159,7 @@ class Batches:
             yield self._chunk(step, shape, prompts, first=first)
 
     def _chunk(
-        self, step: list[tuple[int, int, int]], shape: Shape, prompts: IntArray, *, first: bool
+        self, step: list[tuple[int, int, int]], shape: BatchShape, prompts: IntArray, *, first: bool
     ) -> StepPlan:
         slots, starts, stops = (np.array(part, np.int32) for part in zip(*step, strict=True))
         samples = np.flatnonzero(stops == shape.input_tokens).astype(np.int32)
@@ -195,7 +195,7 @@ class Batches:
             numbers=np.concatenate(parts, dtype=np.int32),
         )
 
-    def _tables(self, shape: Shape) -> IntArray:
+    def _tables(self, shape: BatchShape) -> IntArray:
         """Pages of all requests, one after the other, from page 1 on."""
         tables: list[IntArray] = []
         for number, group in enumerate(self._executor.caps.kv_groups):
@@ -213,7 +213,7 @@ class Batches:
         return self._steps
 
 
-def figures(shape: Shape, runs: Sequence[Timed]) -> dict[str, Any]:
+def figures(shape: BatchShape, runs: Sequence[TimedBatch]) -> dict[str, Any]:
     """Medians over the runs, under the names of SGLang's `bench_one_batch`."""
     prefill_s = statistics.median(run.prefill_s for run in runs)
     steps = [second for run in runs for second in run.decode_s]
@@ -236,11 +236,11 @@ def figures(shape: Shape, runs: Sequence[Timed]) -> dict[str, Any]:
     return found
 
 
-def _pages(shape: Shape, page_size: int) -> int:
+def _pages(shape: BatchShape, page_size: int) -> int:
     return -(-(shape.input_tokens + shape.output_tokens) // page_size)
 
 
-def _request(prompt: IntArray, shape: Shape) -> GenerateRequest:
+def _request(prompt: IntArray, shape: BatchShape) -> GenerateRequest:
     sampling = SamplingParams(
         max_new_tokens=shape.output_tokens, temperature=0.0, ignore_eos=True, sampling_seed=0
     )

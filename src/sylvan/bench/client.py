@@ -14,8 +14,8 @@ import orjson
 
 from sylvan.bench.apis import Api, Said
 from sylvan.bench.events import Events
-from sylvan.bench.outcome import Outcome, Reception
-from sylvan.bench.workload import Turn
+from sylvan.bench.outcome import Reception, RequestRecord
+from sylvan.bench.workload import BenchTurn
 from sylvan.protocol.errors import ConfigError, SylvanError
 from sylvan.utils.clock import Clock, monotonic
 
@@ -110,19 +110,19 @@ class Client:
     async def ask(
         self,
         api: Api,
-        turn: Turn,
+        turn: BenchTurn,
         said: Said,
         *,
         model: str,
         adapter: str | None,
         extra: Mapping[str, Any],
-    ) -> Outcome:
+    ) -> RequestRecord:
         """Send one request and read its answer; what goes wrong is part of the outcome."""
         assert self._session is not None, "used as a context"
         body = {**api.body(turn, said, model, adapter), **extra, **(turn.extra or {})}
         data = orjson.dumps(body)
         headers = {"content-type": "application/json"}
-        outcome = Outcome(turn.prompt_tokens)
+        outcome = RequestRecord(turn.prompt_tokens)
         sent_s = self.clock()
         reception = Reception(outcome, sent_s)
         try:

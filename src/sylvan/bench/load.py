@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from sylvan.bench.outcome import Outcome
-from sylvan.bench.target import Target
-from sylvan.bench.workload import Conversation, Turn
+from sylvan.bench.outcome import RequestRecord
+from sylvan.bench.target import BenchTarget
+from sylvan.bench.workload import BenchConversation, BenchTurn
 from sylvan.config.bench import LoadConfig, TargetConfig
 
 Progress = Callable[[int, int], None]
@@ -27,12 +27,12 @@ class Measured:
         most_concurrent: Most requests that ran at the same time.
     """
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[RequestRecord]
     duration_s: float
     most_concurrent: int
 
 
-class Load:
+class BenchRun:
     """One run of a workload.
 
     Args:
@@ -44,7 +44,7 @@ class Load:
 
     def __init__(
         self,
-        target: Target,
+        target: BenchTarget,
         load: LoadConfig,
         *,
         seed: int = 0,
@@ -58,28 +58,28 @@ class Load:
         self._running = 0
         self._most = 0
 
-    async def warm_up(self, conversation: Conversation) -> Sequence[Outcome]:
+    async def warm_up(self, conversation: BenchConversation) -> Sequence[RequestRecord]:
         """Send the first turn `load.warmup` times, one after the other, and at most 32 tokens."""
         turn = conversation.turns[0]
         short = replace(turn, output_tokens=min(turn.output_tokens, 32))
         return [await self._ask(short, []) for _ in range(self._config.warmup)]
 
-    async def run(self, work: Sequence[Conversation], progress: Progress) -> Measured:
+    async def run(self, work: Sequence[BenchConversation], progress: Progress) -> Measured:
         """Send all of it, and wait for the answers, `load.max_seconds` at most."""
         total = sum(len(conversation.turns) for conversation in work)
         ended = 0
-        outcomes: list[Outcome] = []
+        outcomes: list[RequestRecord] = []
         limit = self._config.concurrency
         slots = asyncio.Semaphore(limit) if limit else nullcontext()
         began_s = self._target.clock()
 
-        async def converse(conversation: Conversation, due_s: float) -> None:
+        async def converse(conversation: BenchConversation, due_s: float) -> None:
             nonlocal ended
             said: list[tuple[str, str]] = []
             for number, turn in enumerate(conversation.turns):
                 async with slots:
                     sent_s = self._target.clock() - began_s
-                    outcome = Outcome(turn.prompt_tokens, error="cut off by load.max_seconds")
+                    outcome = RequestRecord(turn.prompt_tokens, error="cut off by load.max_seconds")
                     outcomes.append(outcome)
                     place = len(outcomes) - 1
                     outcome = outcomes[place] = await self._ask(turn, said)
@@ -100,8 +100,8 @@ class Load:
         return Measured(outcomes, self._target.clock() - began_s, self._most)
 
     async def _arrivals(
-        self, work: Sequence[Conversation], began_s: float
-    ) -> AsyncGenerator[tuple[Conversation, float]]:
+        self, work: Sequence[BenchConversation], began_s: float
+    ) -> AsyncGenerator[tuple[BenchConversation, float]]:
         """Each conversation when it is due, and that time."""
         config, due_s = self._config, 0.0
         for number, conversation in enumerate(work):
@@ -115,7 +115,7 @@ class Load:
                 await asyncio.sleep(wait_s)
             yield conversation, due_s
 
-    async def _ask(self, turn: Turn, said: Sequence[tuple[str, str]]) -> Outcome:
+    async def _ask(self, turn: BenchTurn, said: Sequence[tuple[str, str]]) -> RequestRecord:
         adapter = self._adapter()
         self._sent += 1
         self._running += 1

@@ -11,19 +11,21 @@ from typing import Any
 import numpy as np
 
 from sylvan.bench.load import Measured
-from sylvan.bench.outcome import Outcome
+from sylvan.bench.outcome import RequestRecord
 from sylvan.config.objectives import Bounds, Latency
 
 TIMES = ("e2e_latency", "ttft", "tpot", "itl")
 PERCENTILES = (90, 95, 99)
-_BOUNDED: Mapping[Latency, Callable[[Outcome], float]] = {
+_BOUNDED: Mapping[Latency, Callable[[RequestRecord], float]] = {
     "ttft": lambda each: each.ttft_s,
     "tpot": lambda each: each.tpot_s,
     "e2e": lambda each: each.latency_s,
 }
 
 
-def times_ms(outcomes: Sequence[Outcome]) -> Mapping[str, np.ndarray[Any, np.dtype[np.float64]]]:
+def times_ms(
+    outcomes: Sequence[RequestRecord],
+) -> Mapping[str, np.ndarray[Any, np.dtype[np.float64]]]:
     """Each of `TIMES` over the requests that did not fail, in milliseconds.
 
     `tpot` leaves out requests of a single token, which have none.
@@ -86,7 +88,7 @@ def _distribution(name: str, values: np.ndarray[Any, np.dtype[np.float64]]) -> d
     return found
 
 
-def _peak(done: Sequence[Outcome]) -> float:
+def _peak(done: Sequence[RequestRecord]) -> float:
     """Most output tokens in one second of the run."""
     moments = [moment for each in done for moment in token_moments(each)]
     if not moments:
@@ -94,7 +96,7 @@ def _peak(done: Sequence[Outcome]) -> float:
     return float(np.bincount(np.asarray(moments, np.int64)).max())
 
 
-def _steady(done: Sequence[Outcome]) -> float | None:
+def _steady(done: Sequence[RequestRecord]) -> float | None:
     """Output tokens a second while the load neither grew nor ran out.
 
     From the end of the first answer until the last request was sent. None: there is no such time.
@@ -111,7 +113,7 @@ def _steady(done: Sequence[Outcome]) -> float | None:
     return tokens / (ended_s - began_s)
 
 
-def token_moments(outcome: Outcome) -> list[float]:
+def token_moments(outcome: RequestRecord) -> list[float]:
     """When each output token came, in seconds from the start of the run."""
     now_s = outcome.sent_s + outcome.ttft_s
     found = [now_s]
@@ -121,7 +123,7 @@ def token_moments(outcome: Outcome) -> list[float]:
     return found
 
 
-def _send_delay(outcomes: Sequence[Outcome]) -> float:
+def _send_delay(outcomes: Sequence[RequestRecord]) -> float:
     """How late requests were sent: what a limit of concurrency, or a slow client, costs."""
     late = [max(0.0, each.sent_s - each.due_s) * 1000 for each in outcomes]
     return float(np.percentile(late, 99)) if late else 0.0

@@ -6,10 +6,10 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
-from sylvan.bench.apis import Native
+from sylvan.bench.apis import GenerateApi
 from sylvan.bench.client import TargetError, extra_fields
-from sylvan.bench.outcome import Outcome, Reception
-from sylvan.bench.workload import Turn
+from sylvan.bench.outcome import Reception, RequestRecord
+from sylvan.bench.workload import BenchTurn
 from sylvan.config.bench import AnswerConfig
 from sylvan.protocol.errors import SylvanError
 from sylvan.runtime.engine.engine import Engine
@@ -25,7 +25,7 @@ class InProcess:
 
     def __init__(self, engine: Engine, answer: AnswerConfig) -> None:
         self._engine = engine
-        self._api = Native(answer)
+        self._api = GenerateApi(answer)
         self._extra = extra_fields(answer.extra_body)
 
     def clock(self) -> float:
@@ -33,12 +33,12 @@ class InProcess:
         return time.perf_counter()
 
     async def ask(
-        self, turn: Turn, said: Sequence[tuple[str, str]], adapter: str | None
-    ) -> Outcome:
+        self, turn: BenchTurn, said: Sequence[tuple[str, str]], adapter: str | None
+    ) -> RequestRecord:
         """See `Target.ask`."""
         body = self._api.body(turn, said, "", adapter)
         body |= {**self._extra, **(turn.extra or {})}
-        outcome = Outcome(turn.prompt_tokens)
+        outcome = RequestRecord(turn.prompt_tokens)
         reception = Reception(outcome, self.clock())
         try:
             await self._read(body, reception)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestRecord:
     """One request as its client saw it. Times are in seconds.
 
     Attributes:
@@ -53,7 +53,7 @@ class Reception:
         sent_s: When the request was sent, by the clock of `tokens`.
     """
 
-    def __init__(self, outcome: Outcome, sent_s: float) -> None:
+    def __init__(self, outcome: RequestRecord, sent_s: float) -> None:
         self.outcome = outcome
         self._sent_s = sent_s
         self._last_s = sent_s

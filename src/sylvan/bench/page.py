@@ -36,7 +36,7 @@ _SHARES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PageRun:
     """One run as the page shows it.
 
     Attributes:
@@ -52,14 +52,14 @@ class Run:
     rates: Points
 
     @classmethod
-    def of(cls, result: Result, measured: Measured) -> Run:
+    def of(cls, result: Result, measured: Measured) -> PageRun:
         """From what was measured."""
         times = times_ms(measured.outcomes)
         shares = {name: _shares(times[name]) for name in _SHARES}
         return cls(_name(result), result, shares, _rates(measured))
 
 
-def page(runs: Sequence[Run]) -> str:
+def page(runs: Sequence[PageRun]) -> str:
     """The whole page."""
     first = runs[0].result
     charts = [
@@ -112,7 +112,7 @@ def _rates(measured: Measured) -> Points:
     return [(i * width_s, float(count) / width_s) for i, count in enumerate(counts)]
 
 
-def _table(runs: Sequence[Run]) -> str:
+def _table(runs: Sequence[PageRun]) -> str:
     head = "".join(f"<th>{escape(title)}</th>" for _, title, _ in _COLUMNS)
     rows = "".join(
         f"<tr><td>{escape(run.name)}</td>"

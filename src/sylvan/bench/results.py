@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from sylvan import __version__
-from sylvan.bench.outcome import Outcome
+from sylvan.bench.outcome import RequestRecord
 from sylvan.protocol.errors import ConfigError
 from sylvan.utils.clock import since_1970
 from sylvan.utils.machine import inspect_machine
@@ -51,7 +51,7 @@ def commit() -> str | None:
         return None
 
 
-def details(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
+def details(outcomes: Sequence[RequestRecord]) -> dict[str, list[Any]]:
     """What is known of each request, under the names of SGLang's files."""
     return {
         "input_lens": [each.prompt_tokens for each in outcomes],

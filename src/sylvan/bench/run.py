@@ -18,11 +18,11 @@ from sylvan.bench.client import (
     tokenizer_folder,
 )
 from sylvan.bench.datasets import images
-from sylvan.bench.load import Load, Measured, Progress
+from sylvan.bench.load import BenchRun, Measured, Progress
 from sylvan.bench.metrics import summary
 from sylvan.bench.results import Result, check_writable, details, origin
-from sylvan.bench.target import Server, Target
-from sylvan.bench.workload import Conversation
+from sylvan.bench.target import BenchTarget, ServerTarget
+from sylvan.bench.workload import BenchConversation
 from sylvan.config.bench import BenchConfig, LoadConfig, LoadTest, TargetConfig
 from sylvan.config.load import dump
 from sylvan.config.objectives import bounds
@@ -36,7 +36,7 @@ Report = Callable[[Result, Measured], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class BenchSetup:
     """What all runs of a load test share.
 
     Attributes:
@@ -46,10 +46,10 @@ class Prepared:
         work: What is asked.
     """
 
-    target: Target
+    target: BenchTarget
     model: str
     about: Mapping[str, Any]
-    work: Sequence[Conversation]
+    work: Sequence[BenchConversation]
 
 
 def check(config: BenchConfig) -> None:
@@ -119,7 +119,7 @@ async def measure(
 
 
 async def run_all(
-    prepared: Prepared,
+    prepared: BenchSetup,
     config: LoadTest,
     schema: Schema[Any],
     progress: Progress,
@@ -141,17 +141,17 @@ async def run_all(
         await _run(prepared, config, load, schema, progress, report)
 
 
-async def _prepare(client: Client, config: BenchConfig) -> Prepared:
+async def _prepare(client: Client, config: BenchConfig) -> BenchSetup:
     model = config.target.model or await first_model(client)
     folder = config.target.tokenizer or await tokenizer_folder(client)
     work = datasets.load(config.data, Tokenizer.load(folder))
     api = APIS[config.target.api](config.answer)
-    server = Server(client, api, model, extra_fields(config.answer.extra_body))
-    return Prepared(server, model, await _about(client), work)
+    server = ServerTarget(client, api, model, extra_fields(config.answer.extra_body))
+    return BenchSetup(server, model, await _about(client), work)
 
 
 async def _run(
-    prepared: Prepared,
+    prepared: BenchSetup,
     config: LoadTest,
     load: LoadConfig,
     schema: Schema[Any],
@@ -159,7 +159,7 @@ async def _run(
     report: Report,
 ) -> None:
     adapters = config.target if isinstance(config, BenchConfig) else TargetConfig()
-    run = Load(prepared.target, load, seed=config.data.seed, adapters=adapters)
+    run = BenchRun(prepared.target, load, seed=config.data.seed, adapters=adapters)
     for outcome in await run.warm_up(prepared.work[0]):
         if outcome.error:
             raise TargetError(f"the first request failed: {outcome.error}")

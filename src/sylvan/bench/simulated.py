@@ -13,8 +13,8 @@ from sylvan.config.bench import DataConfig, LoadConfig
 from sylvan.config.simulate import ArrivalConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.sim.datasets import Draft, drawn
-from sylvan.sim.measured import Measured
-from sylvan.sim.workload import Turn
+from sylvan.sim.measured import MeasuredRequest
+from sylvan.sim.workload import SimulatedTurn
 from sylvan.text.tokenizer import Tokenizer
 
 
@@ -39,7 +39,7 @@ def asked(data: DataConfig, tokenizer: str | None) -> Draft:
     return [
         (
             [
-                Turn([np.asarray(turn.token_ids, np.int32)], turn.output_tokens)
+                SimulatedTurn([np.asarray(turn.token_ids, np.int32)], turn.output_tokens)
                 for turn in each.turns
             ],
             each.at_s,
@@ -48,7 +48,7 @@ def asked(data: DataConfig, tokenizer: str | None) -> Draft:
     ]
 
 
-def settings_of(found: Measured, name: str) -> tuple[DataConfig, ArrivalConfig]:
+def settings_of(found: MeasuredRequest, name: str) -> tuple[DataConfig, ArrivalConfig]:
     """Data and load of a load test.
 
     Raises:
@@ -76,7 +76,7 @@ def settings_of(found: Measured, name: str) -> tuple[DataConfig, ArrivalConfig]:
     )
 
 
-def tokenizer_of(found: Measured, given: str | None, name: str) -> str:
+def tokenizer_of(found: MeasuredRequest, given: str | None, name: str) -> str:
     """Directory of the tokenizer that a load test used.
 
     Raises:

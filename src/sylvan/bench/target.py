@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from sylvan.bench.apis import Api
 from sylvan.bench.client import Client
-from sylvan.bench.outcome import Outcome
-from sylvan.bench.workload import Turn
+from sylvan.bench.outcome import RequestRecord
+from sylvan.bench.workload import BenchTurn
 
 
-class Target(Protocol):
+class BenchTarget(Protocol):
     """A server, or an engine in this process."""
 
     def clock(self) -> float:
@@ -20,8 +20,8 @@ class Target(Protocol):
         ...
 
     async def ask(
-        self, turn: Turn, said: Sequence[tuple[str, str]], adapter: str | None
-    ) -> Outcome:
+        self, turn: BenchTurn, said: Sequence[tuple[str, str]], adapter: str | None
+    ) -> RequestRecord:
         """Send one request and take in its answer; what goes wrong is part of the outcome.
 
         Args:
@@ -41,7 +41,7 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerTarget:
     """A server behind an address.
 
     Attributes:
@@ -57,17 +57,17 @@ class Server:
     extra: Mapping[str, Any]
 
     def clock(self) -> float:
-        """See `Target.clock`."""
+        """See `BenchTarget.clock`."""
         return self.client.clock()
 
     async def ask(
-        self, turn: Turn, said: Sequence[tuple[str, str]], adapter: str | None
-    ) -> Outcome:
-        """See `Target.ask`."""
+        self, turn: BenchTurn, said: Sequence[tuple[str, str]], adapter: str | None
+    ) -> RequestRecord:
+        """See `BenchTarget.ask`."""
         return await self.client.ask(
             self.api, turn, said, model=self.model, adapter=adapter, extra=self.extra
         )
 
     async def flush_cache(self) -> None:
-        """See `Target.flush_cache`."""
+        """See `BenchTarget.flush_cache`."""
         await self.client.post("/flush_cache")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class BenchTurn:
     """One request.
 
     Attributes:
@@ -28,7 +28,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class BenchConversation:
     """Turns that follow each other.
 
     Attributes:
@@ -36,5 +36,5 @@ class Conversation:
         at_s: When it begins, in seconds from the first one; None if the data set has no times.
     """
 
-    turns: Sequence[Turn]
+    turns: Sequence[BenchTurn]
     at_s: float | None = None

@@ -15,7 +15,7 @@ _POINTER = b"version "  # how a pointer of Git LFS begins; as a length it is bey
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorHeader:
     """A tensor: its type as the file spells it, its shape, and its bytes behind the header."""
 
     dtype: str
@@ -24,7 +24,7 @@ class Entry:
     stop: int
 
 
-def read_header(file: Path) -> tuple[dict[str, Entry], int]:
+def read_header(file: Path) -> tuple[dict[str, TensorHeader], int]:
     """The tensors of a file by name, and where their bytes begin.
 
     Raises:
@@ -48,7 +48,7 @@ def read_header(file: Path) -> tuple[dict[str, Entry], int]:
     return _entries(text if length <= _MAX_BYTES else b"", str(file)), 8 + length
 
 
-def read_header_of(data: memoryview, where: str) -> tuple[dict[str, Entry], int]:
+def read_header_of(data: memoryview, where: str) -> tuple[dict[str, TensorHeader], int]:
     """The same of a file in memory, which `where` names in errors.
 
     Raises:
@@ -60,7 +60,7 @@ def read_header_of(data: memoryview, where: str) -> tuple[dict[str, Entry], int]
     return _entries(bytes(data[8 : 8 + min(length, _MAX_BYTES)]), where), 8 + length
 
 
-def _entries(text: bytes, where: str) -> dict[str, Entry]:
+def _entries(text: bytes, where: str) -> dict[str, TensorHeader]:
     header = _parse(text)
     if header is None:
         raise ConfigError(f"{where!r} is no safetensors file, or has a broken header")
@@ -76,7 +76,7 @@ def _parse(text: bytes) -> dict[str, Any] | None:
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
 
-def _entry(name: str, where: str, found: Any) -> Entry:
+def _entry(name: str, where: str, found: Any) -> TensorHeader:
     try:
         dtype, shape = str(found["dtype"]), tuple(int(n) for n in found["shape"])
         start, stop = (int(n) for n in found["data_offsets"])
@@ -84,4 +84,4 @@ def _entry(name: str, where: str, found: Any) -> Entry:
         raise ConfigError(f"{where!r}: cannot read the entry of tensor {name!r}") from None
     if not 0 <= start <= stop or min(shape, default=0) < 0:
         raise ConfigError(f"{where!r}: impossible place or shape of tensor {name!r}")
-    return Entry(dtype, shape, start, stop)
+    return TensorHeader(dtype, shape, start, stop)

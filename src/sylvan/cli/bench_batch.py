@@ -35,7 +35,7 @@ _COLUMNS = (
 
 def run(args: Parsed) -> int:
     """See `SPEC`."""
-    from sylvan.bench.batch import Batches, Shape, figures
+    from sylvan.bench.batch import BatchBench, BatchShape, figures
     from sylvan.runtime.engine.build import build_scheduler, resolved  # help needs no torch
 
     loaded = gathered(ONE_BATCH, args)
@@ -46,11 +46,11 @@ def run(args: Parsed) -> int:
     if config.parallel.tp > 1:
         raise ConfigError("bench batch: one process holds the model; leave out --tp")
     sizes = itertools.product(batch.sizes, batch.input_tokens, batch.output_tokens)
-    shapes = [Shape(*numbers) for numbers in sizes]
+    shapes = [BatchShape(*numbers) for numbers in sizes]
     built = build_scheduler(config, lambda outputs: None)
     try:
         vocab, context = (int(built.facts[name] or 0) for name in ("vocab_size", "context_len"))
-        batches = Batches(built.executor, vocab, context, seed=batch.seed)
+        batches = BatchBench(built.executor, vocab, context, seed=batch.seed)
         for shape in shapes:
             batches.check(shape)
         print("".join(f"{title:>12}" for title, _, _ in _COLUMNS), flush=True)

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from sylvan.bench.run import Prepared, check_load, run_all
+from sylvan.bench.run import BenchSetup, check_load, run_all
 from sylvan.cli.bench_report import Reports
 from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, FAILED, Spec
 from sylvan.cli.progress import counting_requests
 from sylvan.config.env import config_file
 from sylvan.config.flags import Parsed
-from sylvan.config.load import Loaded, Setting
+from sylvan.config.load import LoadedConfig, Setting
 from sylvan.config.schema import OFFLINE, SERVE, Root, Schema
-from sylvan.config.sources import Given, combined, gather_as
+from sylvan.config.sources import SourceSettings, combined, gather_as
 
 SPEC = Spec(
     usage="bench offline [MODEL] [flags]",
@@ -40,13 +40,13 @@ def run(args: Parsed) -> int:
     with Engine(server_args=ServerArgs(**model_keywords(loaded.given))) as engine:
         work = datasets.load(config.data, engine.tokenizer)
         about: Mapping[str, Any] = engine.get_server_info()
-        prepared = Prepared(InProcess(engine, config.answer), engine.config.model, about, work)
+        prepared = BenchSetup(InProcess(engine, config.answer), engine.config.model, about, work)
         with asyncio.Runner(loop_factory=fast_loop()) as runner, counting_requests() as progress:
             runner.run(run_all(prepared, config, OFFLINE, progress, reports.add))
     return DONE if reports.good else FAILED
 
 
-def gathered(schema: Schema[Root], args: Parsed) -> Loaded[Root]:
+def gathered(schema: Schema[Root], args: Parsed) -> LoadedConfig[Root]:
     """All settings; the first word without a dash is the model.
 
     Raises:
@@ -55,7 +55,7 @@ def gathered(schema: Schema[Root], args: Parsed) -> Loaded[Root]:
     given = args.given
     if args.positions:
         word = Setting("model", args.positions[0], "flag", f"argument {args.positions[0]!r}")
-        given = combined([given, Given((word,))])
+        given = combined([given, SourceSettings((word,))])
     file = args.options.get("config") or config_file()
     return gather_as(schema, given, file=file, preset=args.options.get("preset"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sylvan.bench.load import Measured
-from sylvan.bench.page import Run, page
+from sylvan.bench.page import PageRun, page
 from sylvan.bench.results import Result, append
 from sylvan.bench.table import table
 from sylvan.config.bench import ResultConfig
@@ -20,7 +20,7 @@ class Reports:
 
     def __init__(self, config: ResultConfig) -> None:
         self._config = config
-        self._runs: list[Run] = []
+        self._runs: list[PageRun] = []
 
     @property
     def good(self) -> bool:
@@ -33,7 +33,7 @@ class Reports:
         Raises:
             ConfigError: The file of results cannot be written.
         """
-        self._runs.append(Run.of(result, measured))
+        self._runs.append(PageRun.of(result, measured))
         print(table(result), flush=True)
         for error, count in failures(measured):
             print(f"{count} failed: {error}", flush=True)

@@ -21,14 +21,14 @@ def run(args: Parsed) -> int:
     """See `SPEC`."""
     from rich.console import Console  # help needs neither rich nor httpx
 
-    from sylvan.cli.conversation import Conversation, read_line
+    from sylvan.cli.conversation import ChatHistory, read_line
     from sylvan.cli.local import connect
 
     console = Console(highlight=False, soft_wrap=True)
     with connect(args, position="model") as client:
         model = client.model()
         console.print(f"[dim]{model}; /help lists commands, /quit ends[/dim]")
-        talk = Conversation(client, console, model, args.options.get("system", ""))
+        talk = ChatHistory(client, console, model, args.options.get("system", ""))
         while talk.turn(read_line(console)):
             pass
     return DONE

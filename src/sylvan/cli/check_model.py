@@ -11,7 +11,7 @@ from sylvan.checkpoints.gguf.view import read_index
 from sylvan.cli.finding import Finding
 from sylvan.cli.settings import fetch_models, load_settings, resolve_settings
 from sylvan.config.checkpoint import model_dir, model_facts
-from sylvan.config.facts import ModelFacts
+from sylvan.config.facts import CheckpointInfo
 from sylvan.config.fields import size_text
 from sylvan.config.flags import Parsed
 from sylvan.config.tree import Config
@@ -76,7 +76,7 @@ def _place(path: Path) -> str:
     return str(path)
 
 
-def _weights(path: Path, facts: ModelFacts, config: Config) -> Finding:
+def _weights(path: Path, facts: CheckpointInfo, config: Config) -> Finding:
     if facts.weights == "gguf":
         kinds: dict[str, int] = {}
         for tensor in read_index(path)["tensors"]:

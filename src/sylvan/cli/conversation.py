@@ -19,7 +19,7 @@ HELP = """\
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatHistory:
     """The conversation so far. `messages` alternate between user and assistant."""
 
     client: ApiClient

@@ -29,7 +29,7 @@ _CLOSE_S = 5
 _POLL_S = 0.01
 
 
-class Stop:
+class StopSignal:
     """Becomes set by the first SIGTERM or Ctrl-C; the second ends this process at once.
 
     Args:
@@ -186,7 +186,7 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to `Stop`."""
+    """Leaves signals to `StopSignal`."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

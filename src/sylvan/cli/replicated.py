@@ -25,7 +25,7 @@ from sylvan.config.load import Setting
 from sylvan.config.route import RouteConfig
 from sylvan.config.route_check import check_route
 from sylvan.config.schema import ROUTE
-from sylvan.config.sources import Given, gather_as
+from sylvan.config.sources import SourceSettings, gather_as
 from sylvan.config.tree import ServerConfig
 from sylvan.config.values import Secret
 from sylvan.protocol.errors import ConfigError
@@ -86,14 +86,14 @@ class _Job:
 
     async def run(self) -> None:
         """Start, serve until told to stop, drain, end the servers."""
-        from sylvan.cli.http import Stop
+        from sylvan.cli.http import StopSignal
         from sylvan.cli.route import Sockets, fronted
         from sylvan.gateway.build import GatewayRuntime
 
         given = self.settings.loaded.config
         drain_s = given.server.drain_s
         async with AsyncExitStack() as stack:
-            stop = stack.enter_context(Stop(at_eof=self.until_eof))
+            stop = stack.enter_context(StopSignal(at_eof=self.until_eof))
             folder = tempfile.TemporaryDirectory(prefix="sylvan-", dir=runtime_dir())
             path = Path(stack.enter_context(folder))
             ports = [ReservedPort() for _ in range(given.server.replicas)]
@@ -150,7 +150,7 @@ def gateway_config(
     flags: list[Setting] = []
     if options.policy is not None:
         flags.append(Setting("routing.policy", options.policy, "flag", "--router-policy"))
-    loaded = gather_as(ROUTE, Given(tuple(flags)), file=options.file)
+    loaded = gather_as(ROUTE, SourceSettings(tuple(flags)), file=options.file)
     for path, setting in loaded.given.items():
         section, _, _ = path.partition(".")
         if section in _FRONT or path == "processes":

@@ -15,7 +15,7 @@ from sylvan.cli.replicas import HOST, ReplicaSpec
 from sylvan.config.flags import Parsed
 from sylvan.config.load import Setting
 from sylvan.config.route import RouteConfig
-from sylvan.config.sources import Given, combined
+from sylvan.config.sources import SourceSettings, combined
 from sylvan.protocol.errors import ConfigError
 
 SECRET_BYTES = 32
@@ -46,7 +46,7 @@ def read_roles(args: Parsed) -> tuple[Parsed, Roles | None]:
         raise ConfigError("--pd and --dp exclude each other: --pd says how many servers there are")
     roles = Roles(int(found[1]), int(found[2]))
     count = Setting("server.replicas", roles.prefill + roles.decode, "flag", f"--pd {text}")
-    return replace(args, given=combined([args.given, Given((count,))])), roles
+    return replace(args, given=combined([args.given, SourceSettings((count,))])), roles
 
 
 def with_roles(specs: Sequence[ReplicaSpec], roles: Roles, folder: Path) -> list[ReplicaSpec]:

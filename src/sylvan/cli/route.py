@@ -15,7 +15,7 @@ from prometheus_client import make_asgi_app
 
 from sylvan.cli.banner import address
 from sylvan.cli.help import route_markdown
-from sylvan.cli.http import HttpServer, Stop
+from sylvan.cli.http import HttpServer, StopSignal
 from sylvan.cli.listen import bind, listen
 from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, Spec
@@ -24,8 +24,8 @@ from sylvan.cli.settings import CLIENT_OPTIONS
 from sylvan.config.env import config_file
 from sylvan.config.flags import Option, Parsed
 from sylvan.config.live import LiveSettings
-from sylvan.config.load import Loaded
-from sylvan.config.route import FrontConfig, LimitsConfig, MeasureConfig, RouteConfig
+from sylvan.config.load import LoadedConfig
+from sylvan.config.route import FrontConfig, MeasureConfig, RouteConfig, RouteLimitsConfig
 from sylvan.config.route_check import check_route
 from sylvan.config.schema import ROUTE
 from sylvan.config.sources import gather_as
@@ -102,7 +102,7 @@ def _peers(given: str | None, count: int) -> PeerPlace | None:
     return PeerPlace(Path(folder), int(number), count)
 
 
-def load_route(args: Parsed) -> Loaded[RouteConfig]:
+def load_route(args: Parsed) -> LoadedConfig[RouteConfig]:
     """Read all sources.
 
     Raises:
@@ -157,7 +157,7 @@ class _Job:
         """Serve until told to stop, drain, close."""
         config, peers = self.config, self.peers
         async with AsyncExitStack() as stack:
-            stop = stack.enter_context(Stop(at_eof=self.until_eof))
+            stop = stack.enter_context(StopSignal(at_eof=self.until_eof))
             live = LiveSettings(ROUTE, config, LIVE, self.reread, since_1970)
             changes = live if peers is None else None  # of several processes none has the whole
             runtime = GatewayRuntime(config, peers=peers, live=changes)
@@ -210,11 +210,11 @@ async def fronted(
         yield (await stack.enter_async_context(http)).port
 
 
-def _bound(clients: Connections, limits: LimitsConfig) -> None:
+def _bound(clients: Connections, limits: RouteLimitsConfig) -> None:
     clients.limits = connection_limits(limits)
 
 
-def connection_limits(limits: LimitsConfig) -> ConnectionLimits:
+def connection_limits(limits: RouteLimitsConfig) -> ConnectionLimits:
     """Bounds on the connections of clients, as configured and as file descriptors allow."""
     asked = ConnectionLimits(
         total=limits.connections,

@@ -12,14 +12,14 @@ from typing import Any, cast
 
 import msgspec
 
-from sylvan.cli.http import Stop
+from sylvan.cli.http import StopSignal
 from sylvan.cli.listen import reserve
 from sylvan.cli.replicas import Replicas, ReplicaSpec
 from sylvan.cli.service import Service, no_reload, on_hangup
 from sylvan.config.env import runtime_dir
 from sylvan.config.fields import get
 from sylvan.config.load import dump
-from sylvan.config.route import LimitsConfig, RouteConfig
+from sylvan.config.route import RouteConfig, RouteLimitsConfig
 from sylvan.config.schema import ROUTE
 from sylvan.config.values import Secret
 
@@ -52,7 +52,7 @@ class GatewayProcesses:
         """
         config, count = self._config, self._config.processes
         async with AsyncExitStack() as stack:
-            stop = stack.enter_context(Stop(at_eof=until_eof))
+            stop = stack.enter_context(StopSignal(at_eof=until_eof))
             stack.callback(self._front.close)
             made = tempfile.TemporaryDirectory(prefix="sylvan-", dir=runtime_dir())
             folder = Path(stack.enter_context(made))
@@ -85,7 +85,7 @@ class GatewayProcesses:
         return ReplicaSpec(number, f"{NOUN} {number}", tree, {}, words)
 
 
-def divided(limits: LimitsConfig, number: int, count: int) -> LimitsConfig:
+def divided(limits: RouteLimitsConfig, number: int, count: int) -> RouteLimitsConfig:
     """The part of one process of what all of them may let in."""
 
     def whole(amount: int) -> int:

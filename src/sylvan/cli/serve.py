@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from sylvan.config.schema import SERVE
 from sylvan.config.tree import Config
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.engine.process import PrewarmedScheduler
-from sylvan.utils import logs
+from sylvan.utils import garbage, logs
 from sylvan.utils.clock import monotonic, since_1970
 from sylvan.utils.loop_watch import LoopWatch
 from sylvan.utils.threads import call_in_thread
@@ -62,11 +62,13 @@ _APP_MODULE = "sylvan.runtime.server.app"
 def run(args: Parsed) -> int:
     """See `SPEC`."""
     started_s = monotonic()
-    with closing(PrewarmedScheduler()) as prewarmed:
-        return _run(args, prewarmed, started_s)
+    with closing(PrewarmedScheduler()) as prewarmed, ExitStack() as start:
+        start.enter_context(garbage.postponed())
+        start.callback(garbage.spare)
+        return _run(args, prewarmed, started_s, start)
 
 
-def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float) -> int:
+def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float, start: ExitStack) -> int:
     args, roles = read_roles(args)
     settings = resolve_settings(load_settings(args))
     config = settings.resolved.config
@@ -87,13 +89,14 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float) -> int:
             raise ConfigError("disagg: which server does what is not said; use --pd, not --dp")
         front = RouterOptions(args.options.get("router_config"), args.options.get("router_policy"))
         eof = args.has("until_eof")
+        start.close()
         return serve_replicas(settings, sock, front, roles, quiet=quiet, until_eof=eof)
     if unused := [f"--{name.replace('_', '-')}" for name in _ROUTER if args.has(name)]:
         raise ConfigError(f"{unused[0]}: there is no gateway without --dp or --pd")
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
         eof, service = args.has("until_eof"), Service.from_environment()
         job = ServeJob(
-            *(settings, sock, prewarmed, started_s, quiet, eof, service),
+            *(settings, sock, prewarmed, started_s, start, quiet, eof, service),
             reread=lambda: load_settings(args).config,
         )
         runner.run(_serve(job))
@@ -102,12 +105,16 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ServeJob:
-    """Settings and resources of one run of the server. `sock` is None with `server.uds`."""
+    """Settings and resources of one run of the server.
+
+    `sock` is None with `server.uds`. `start` is closed when the server is ready.
+    """
 
     settings: Settings
     sock: socket.socket | None
     prewarmed: PrewarmedScheduler
     started_s: float
+    start: ExitStack
     quiet: bool
     until_eof: bool
     service: Service
@@ -116,11 +123,11 @@ class ServeJob:
 
 async def _serve(job: ServeJob) -> None:
     """Start, serve until told to stop, drain, close."""
-    from sylvan.cli.http import HttpServer, Stop
+    from sylvan.cli.http import HttpServer, StopSignal
     from sylvan.runtime.engine.runtime import Runtime
 
     config = job.settings.resolved.config
-    with Stop(at_eof=job.until_eof) as stop:
+    with StopSignal(at_eof=job.until_eof) as stop:
         with starting(f"loading {config.model}", quiet=job.quiet) as progress:
             starting_up = Runtime.start(
                 config, progress=progress, during_start=_import_app, prewarmed=job.prewarmed
@@ -148,6 +155,7 @@ async def _serve(job: ServeJob) -> None:
             watch.begin(asyncio.get_running_loop())
             async with http, grpc_server(context, config.server) as grpc_port:
                 context.accounts.started(monotonic() - job.started_s)
+                job.start.close()
                 _greet(job, http.port, grpc_port)
                 url = address(config.server, http.port)
                 presence = Presence.from_config(config.server, url)

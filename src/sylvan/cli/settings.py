@@ -9,9 +9,9 @@ from sylvan.cli.progress import fetching
 from sylvan.config.check import check
 from sylvan.config.checkpoint import fetched
 from sylvan.config.flags import Option, Parsed
-from sylvan.config.load import Loaded, Setting
+from sylvan.config.load import LoadedConfig, Setting
 from sylvan.config.resolve import Resolved, resolve
-from sylvan.config.sources import Given, combined, gather
+from sylvan.config.sources import SourceSettings, combined, gather
 
 CLIENT_OPTIONS = (
     Option("url", "Use a server that runs already.", metavar="URL"),
@@ -23,11 +23,11 @@ CLIENT_OPTIONS = (
 class Settings:
     """What was given, and what it became."""
 
-    loaded: Loaded
+    loaded: LoadedConfig
     resolved: Resolved
 
 
-def load_settings(args: Parsed, *, position: str | None = "model") -> Loaded:
+def load_settings(args: Parsed, *, position: str | None = "model") -> LoadedConfig:
     """Read all sources.
 
     Args:
@@ -40,11 +40,11 @@ def load_settings(args: Parsed, *, position: str | None = "model") -> Loaded:
     given = args.given
     if position and args.positions:
         word = Setting(position, args.positions[0], "flag", f"argument {args.positions[0]!r}")
-        given = combined([given, Given((word,))])
+        given = combined([given, SourceSettings((word,))])
     return gather(given, file=args.options.get("config"), preset=args.options.get("preset"))
 
 
-def resolve_settings(loaded: Loaded) -> Settings:
+def resolve_settings(loaded: LoadedConfig) -> Settings:
     """Fill what is `auto` and check the whole.
 
     Raises:

@@ -25,7 +25,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.sim import measured as results_of
 from sylvan.sim import table
 from sylvan.sim.fleet import YOUNG_OBJECTS
-from sylvan.sim.measured import Measured
+from sylvan.sim.measured import MeasuredRequest
 from sylvan.sim.page import about, page
 from sylvan.sim.parallel import run_all
 from sylvan.sim.profile import Profile, read
@@ -53,7 +53,7 @@ def run(args: Parsed) -> int:
     config = gather_as(SIMULATE, args.given, file=file).config
     slo = _checked(config)
     profile = read(config.sim.profile)
-    measured: Measured | None = None
+    measured: MeasuredRequest | None = None
     if config.sim.against is not None:
         config, measured = _measured(config, config.sim.against)
     planned = scenarios(config.sim, config.load, profile)
@@ -101,7 +101,7 @@ def _checked(config: SimulateConfig) -> Bounds:
     return bounds("sim.slo", config.sim.slo)
 
 
-def _measured(config: SimulateConfig, name: str) -> tuple[SimulateConfig, Measured]:
+def _measured(config: SimulateConfig, name: str) -> tuple[SimulateConfig, MeasuredRequest]:
     """The configuration with data and load of a load test."""
     found = results_of.measured(name)
     data, load = settings_of(found, name)
@@ -117,7 +117,7 @@ class _Told:
     config: SimulateConfig
     profile: Profile
     results: Sequence[Result]
-    measured: Measured | None
+    measured: MeasuredRequest | None
 
 
 def _tell(told: _Told) -> None:

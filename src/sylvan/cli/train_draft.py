@@ -63,7 +63,7 @@ def run(args: Parsed) -> int:
     threads = {"threads": sizes["threads"]} if sizes["threads"] else {}
     config = gather(from_keywords(keywords | threads)).config
     from sylvan.training.loop import Schedule  # brings torch
-    from sylvan.training.train import Wish, train_contexts, train_draft
+    from sylvan.training.train import DraftTrainOptions, train_contexts, train_draft
 
     schedule = Schedule(
         steps=sizes["steps"],
@@ -71,7 +71,7 @@ def run(args: Parsed) -> int:
         depth=sizes["depth"],
         rate=_rate(args),
     )
-    wish = Wish(
+    wish = DraftTrainOptions(
         prompts=sizes["prompts"],
         answer_tokens=sizes["answer_tokens"],
         guessed=sizes["words"],

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from sylvan.config.chaos import read_faults
-from sylvan.config.rules import Case, Rule
+from sylvan.config.rules import Rule, RuleCase
 from sylvan.protocol.errors import ConfigError
 from sylvan.utils.origins import is_loopback
 
 
-def _is_private(case: Case) -> bool:
+def _is_private(case: RuleCase) -> bool:
     server = case.config.server
     return server.uds is not None or server.host == "localhost" or is_loopback(server.host)
 
 
-def _fault(case: Case) -> str:
+def _fault(case: RuleCase) -> str:
     try:
         read_faults(case.config.chaos)
     except ConfigError as error:
@@ -21,7 +21,7 @@ def _fault(case: Case) -> str:
     return ""
 
 
-def _of_processes(case: Case) -> tuple[str, ...]:
+def _of_processes(case: RuleCase) -> tuple[str, ...]:
     return () if _fault(case) else read_faults(case.config.chaos).of_processes
 
 

@@ -11,7 +11,7 @@ from sylvan.config.facts import Facts
 from sylvan.config.fields import get, nearest, size_text
 from sylvan.config.parse import PLUG_INS
 from sylvan.config.resolve import CACHE_POLICIES, Resolved
-from sylvan.config.rules import Case, Rule
+from sylvan.config.rules import Rule, RuleCase
 from sylvan.config.speculative_rules import SPECULATIVE_RULES
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
 from sylvan.config.values import no_network, not_an_address
@@ -29,13 +29,13 @@ def check(resolved: Resolved, facts: Facts) -> None:
     Raises:
         ConfigError: at least one rule is broken; one line for each.
     """
-    case = Case(resolved, facts)
+    case = RuleCase(resolved, facts)
     broken = [rule for rule in RULES if rule.broken(case)]
     if broken:
         raise ConfigError("\n".join(explain(rule, case) for rule in broken))
 
 
-def explain(rule: Rule, case: Case) -> str:
+def explain(rule: Rule, case: RuleCase) -> str:
     """The message of a rule, with the values of the fields that it names."""
     text = rule.message if isinstance(rule.message, str) else rule.message(case)
 
@@ -50,7 +50,7 @@ def _value_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _unknown_options(case: Case) -> Sequence[str]:
+def _unknown_options(case: RuleCase) -> Sequence[str]:
     lines: list[str] = []
     for path in PLUG_INS:
         known = case.facts.options.get(path)
@@ -61,7 +61,7 @@ def _unknown_options(case: Case) -> Sequence[str]:
     return lines
 
 
-def _memory_message(case: Case) -> str:
+def _memory_message(case: RuleCase) -> str:
     plan, missing = case.resolved.plan, case.missing_bytes
     return (
         f"too little memory: {plan.describe()}; {size_text(missing)} missing. Free memory, or "
@@ -70,7 +70,7 @@ def _memory_message(case: Case) -> str:
     )
 
 
-def _whole_prompts_too_long(case: Case) -> bool:
+def _whole_prompts_too_long(case: RuleCase) -> bool:
     scheduler, longest = case.config.scheduler, case.config.context_len
     most = scheduler.max_batch_tokens
     return (
@@ -81,14 +81,14 @@ def _whole_prompts_too_long(case: Case) -> bool:
     )
 
 
-def _chunk_over_step(case: Case) -> bool:
+def _chunk_over_step(case: RuleCase) -> bool:
     scheduler = case.config.scheduler
     chunk, most = scheduler.chunk_tokens, scheduler.max_batch_tokens
     given = all(case.asked(f"scheduler.{name}") for name in ("chunk_tokens", "max_batch_tokens"))
     return given and isinstance(chunk, int) and isinstance(most, int) and chunk > most
 
 
-def _tokens_over_memory(case: Case) -> bool:
+def _tokens_over_memory(case: RuleCase) -> bool:
     memory, tokens = case.config.cache.memory, case.config.cache.max_tokens
     plan = case.resolved.plan
     if not (isinstance(memory, int) and isinstance(tokens, int)):
@@ -101,11 +101,11 @@ _ALONE = ("server.root_path", "server.allowed_hosts", "server.register", "server
 """Settings of a server that the gateway in front of replicas does not have."""
 
 
-def _not_behind_gateway(case: Case) -> Sequence[str]:
+def _not_behind_gateway(case: RuleCase) -> Sequence[str]:
     return [path for path in _ALONE if get(case.config, path) not in (None, "", ())]
 
 
-def _pinned(case: Case) -> str:
+def _pinned(case: RuleCase) -> str:
     """What is wrong with the adapters that are to be pinned; empty: nothing."""
     lora = case.config.lora
     if lora is None:
@@ -118,7 +118,7 @@ def _pinned(case: Case) -> str:
     return ""
 
 
-def _not_with_a_role(case: Case) -> Sequence[str]:
+def _not_with_a_role(case: RuleCase) -> Sequence[str]:
     """Why this server cannot compute prompts or outputs only."""
     config = case.config
     if config.disagg is None:
@@ -147,7 +147,7 @@ def _not_with_a_role(case: Case) -> Sequence[str]:
     ]
 
 
-def _not_between_steps(case: Case) -> Sequence[str]:
+def _not_between_steps(case: RuleCase) -> Sequence[str]:
     """Why prompts cannot be computed between steps."""
     config = case.config
     if config.pdmux is None:
@@ -171,7 +171,7 @@ def _not_between_steps(case: Case) -> Sequence[str]:
     ]
 
 
-def _context_over_cache(case: Case) -> bool:
+def _context_over_cache(case: RuleCase) -> bool:
     longest, plan = case.config.context_len, case.resolved.plan
     return isinstance(longest, int) and longest > plan.num_tokens and not case.missing_bytes
 
@@ -351,6 +351,20 @@ RULES = (
         ("load_format",),
         lambda c: c.facts.model.weights == "pt" and c.config.load_format == "auto",
         lambda c: f"model: {c.facts.model.name!r} {PICKLED}",
+    ),
+    Rule(
+        "made up weights kept",
+        ("load_cache", "load_format"),
+        lambda c: c.config.load_cache is not None and c.config.load_format == "dummy",
+        "{load_cache} keeps weights of checkpoints, and {load_format} has none; leave load_cache "
+        "out",
+    ),
+    Rule(
+        "packed weights on a device",
+        ("load_cache", "device"),
+        lambda c: c.config.load_cache is not None and c.config.device not in ("cpu", "auto"),
+        "{load_cache} keeps weights that are packed for CPUs, and {device} is none; leave "
+        "load_cache out",
     ),
     Rule(
         "no such device",

@@ -15,7 +15,7 @@ from sylvan.checkpoints.gguf.view import gguf_file, gguf_view, read_index
 from sylvan.checkpoints.headers import read_header
 from sylvan.checkpoints.remote import Progress, fetch, is_remote
 from sylvan.config.env import cache_dir
-from sylvan.config.facts import DTYPE_BYTES, ModelFacts
+from sylvan.config.facts import DTYPE_BYTES, CheckpointInfo
 from sylvan.config.recurrent import attending_and_state
 from sylvan.config.tasks import is_causal, ordinary, tasks_of
 from sylvan.config.tree import BUILT_IN_MODEL
@@ -91,7 +91,7 @@ def fetched(model: str, progress: Progress | None = None) -> Path:
     return fetch(model, cache_dir() / "models", progress)
 
 
-def model_facts(model: str, *, trusted: bool = False) -> ModelFacts:
+def model_facts(model: str, *, trusted: bool = False) -> CheckpointInfo:
     """Size and limits of a checkpoint, from config.json and the headers of its weights.
 
     Args:
@@ -116,7 +116,7 @@ def model_facts(model: str, *, trusted: bool = False) -> ModelFacts:
     packed = _stored_bits(config.get("quantization_config") or {"bits": 4})
     stored = sum(_stored_sizes(path, weights, DTYPE_BYTES[_dtype(config)], packed))
     kept = attending * _kept(config, 2 * kv_heads * head_dim) if is_causal(config) else 0
-    return ModelFacts(
+    return CheckpointInfo(
         name=model,
         context_len=_number(config, "max_position_embeddings", 2048),
         vocab_size=vocab,

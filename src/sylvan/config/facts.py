@@ -39,7 +39,7 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelFacts:
+class CheckpointInfo:
     """A checkpoint, before it is loaded.
 
     Attributes:
@@ -126,9 +126,9 @@ class Facts:
     """
 
     devices: Mapping[str, DeviceFacts]
-    model: ModelFacts
+    model: CheckpointInfo
     attention: Mapping[str, AttentionFacts]
-    draft: ModelFacts | None = None
+    draft: CheckpointInfo | None = None
     draft_reads_alike: bool = True
     adapter_rank: int = 0
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])

@@ -8,7 +8,7 @@ from typing import Any
 
 from sylvan.config.fields import nearest
 from sylvan.config.schema import SERVE, Schema
-from sylvan.config.sources import Given, combined, named
+from sylvan.config.sources import SourceSettings, combined, named
 from sylvan.protocol.errors import ConfigError
 
 _SWITCH_VALUES = frozenset({"true", "false", "on", "off", "auto", "none"})
@@ -37,7 +37,7 @@ class Parsed:
 
     positions: list[str] = field(default_factory=list[str])
     options: dict[str, str] = field(default_factory=dict[str, str])
-    given: Given = field(default_factory=Given)
+    given: SourceSettings = field(default_factory=SourceSettings)
 
     def has(self, name: str) -> bool:
         """Whether the option was given."""
@@ -86,7 +86,7 @@ class _Reader:
         self._tree = tree
         self._repeated: dict[str, list[str]] = {}
         self.parsed = Parsed()
-        self.parts: list[Given] = []
+        self.parts: list[SourceSettings] = []
         self.errors: list[str] = []
 
     def run(self) -> None:

@@ -33,7 +33,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SettingsChange:
     """One line of the journal.
 
     Attributes:
@@ -83,7 +83,7 @@ class LiveSettings(Generic[Root]):
         self._now = config
         self._number = 0
         self._states: dict[int, Root] = {0: config}
-        self._journal: deque[Entry] = deque(maxlen=KEPT_ENTRIES)
+        self._journal: deque[SettingsChange] = deque(maxlen=KEPT_ENTRIES)
 
     @property
     def now(self) -> Root:
@@ -96,7 +96,7 @@ class LiveSettings(Generic[Root]):
         return [path for path in self._schema.fields if path in self._live]
 
     @property
-    def journal(self) -> Sequence[Entry]:
+    def journal(self) -> Sequence[SettingsChange]:
         """The newest entries, the oldest first."""
         return tuple(self._journal)
 
@@ -104,7 +104,9 @@ class LiveSettings(Generic[Root]):
         """Have one more part take changes."""
         self._parts.append(part)
 
-    def change(self, tree: Mapping[str, object], cause: str, *, dry_run: bool = False) -> Entry:
+    def change(
+        self, tree: Mapping[str, object], cause: str, *, dry_run: bool = False
+    ) -> SettingsChange:
         """Set what `tree` has: sections and fields, as in a file of settings.
 
         Raises:
@@ -128,7 +130,7 @@ class LiveSettings(Generic[Root]):
             raise ConfigError("\n".join(lines))
         return self._take(replaced(self._now, values), cause, dry_run=dry_run)
 
-    def reread(self, cause: str, *, dry_run: bool = False) -> Entry:
+    def reread(self, cause: str, *, dry_run: bool = False) -> SettingsChange:
         """Read all sources again, and take over what can change.
 
         Raises:
@@ -143,7 +145,7 @@ class LiveSettings(Generic[Root]):
         )
         return self._take(replaced(self._now, values), cause, dry_run=dry_run, restart=restart)
 
-    def revert(self, number: int, cause: str, *, dry_run: bool = False) -> Entry:
+    def revert(self, number: int, cause: str, *, dry_run: bool = False) -> SettingsChange:
         """Go back to the settings as they were after an entry of the journal; 0: at the start.
 
         Raises:
@@ -159,14 +161,14 @@ class LiveSettings(Generic[Root]):
 
     def _take(
         self, wanted: Root, cause: str, *, dry_run: bool, restart: tuple[str, ...] = ()
-    ) -> Entry:
+    ) -> SettingsChange:
         changes = tuple(
             Change(path, self.shown(path, old), self.shown(path, new))
             for path in self.live
             if (old := get(self._now, path)) != (new := get(wanted, path))
         )
         effects = [part(wanted) for part in self._parts]
-        entry = Entry(self._number + 1, self._wall(), cause, changes, restart)
+        entry = SettingsChange(self._number + 1, self._wall(), cause, changes, restart)
         if dry_run:
             return entry
         for effect in effects:

@@ -34,7 +34,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded(Generic[Root]):
+class LoadedConfig(Generic[Root]):
     """The tree, and for each path that was given the setting that won. `notes` are for people."""
 
     config: Root
@@ -42,14 +42,14 @@ class Loaded(Generic[Root]):
     notes: tuple[str, ...] = ()
 
 
-def load(settings: Sequence[Setting], notes: Iterable[str] = ()) -> Loaded[Config]:
+def load(settings: Sequence[Setting], notes: Iterable[str] = ()) -> LoadedConfig[Config]:
     """The configuration of a runtime; see `load_as`."""
     return load_as(SERVE, settings, notes)
 
 
 def load_as(
     schema: Schema[Root], settings: Sequence[Setting], notes: Iterable[str] = ()
-) -> Loaded[Root]:
+) -> LoadedConfig[Root]:
     """Build the tree from settings in order of rising precedence.
 
     Raises:
@@ -65,7 +65,7 @@ def load_as(
             errors.append(f"{setting.spelled}: {error}")
     if errors:
         raise ConfigError("\n".join(errors))
-    return Loaded(_build(schema, given), given, tuple(dict.fromkeys(notes)))
+    return LoadedConfig(_build(schema, given), given, tuple(dict.fromkeys(notes)))
 
 
 def flatten(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sylvan.config.facts import DTYPE_BYTES, QUANTISED_BITS, ModelFacts
+from sylvan.config.facts import DTYPE_BYTES, QUANTISED_BITS, CheckpointInfo
 from sylvan.config.fields import size_text
 
 CPU_SHARE = 0.5
@@ -30,7 +30,7 @@ class GroupBytes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
+class PlannedLoad:
     """What a server computes at most: requests at once, and tokens of a step."""
 
     running_reqs: int
@@ -54,7 +54,7 @@ def group_bytes(
     return tuple(GroupBytes(each * list(layer_windows).count(w), w) for w in windows)
 
 
-def group_tokens(window: int | None, num_tokens: int, load: Load) -> int:
+def group_tokens(window: int | None, num_tokens: int, load: PlannedLoad) -> int:
     """Tokens that a KV group needs so that `num_tokens` of full attention can be served.
 
     A window needs itself for each running request, wherever in a page it begins and ends, what
@@ -69,14 +69,14 @@ def group_tokens(window: int | None, num_tokens: int, load: Load) -> int:
     return min(num_tokens, running + steps + cached)
 
 
-def kv_bytes(groups: Sequence[GroupBytes], num_tokens: int, load: Load) -> int:
+def kv_bytes(groups: Sequence[GroupBytes], num_tokens: int, load: PlannedLoad) -> int:
     """Bytes of all groups of a KV cache for `num_tokens`."""
     if len(groups) == 1:
         return groups[0].bytes_per_token * num_tokens
     return sum(g.bytes_per_token * group_tokens(g.window, num_tokens, load) for g in groups)
 
 
-def fitting_tokens(groups: Sequence[GroupBytes], budget_bytes: int, load: Load) -> int:
+def fitting_tokens(groups: Sequence[GroupBytes], budget_bytes: int, load: PlannedLoad) -> int:
     """The most tokens, in whole pages, whose KV fits into a budget."""
     page, least = load.page_size, min(group.bytes_per_token for group in groups)
     low, high = 0, max(0, budget_bytes) // (least * page)
@@ -98,7 +98,7 @@ class MemoryPlan:
     weight_bytes: int
     work_bytes: int
     groups: tuple[GroupBytes, ...]
-    load: Load
+    load: PlannedLoad
     num_tokens: int
 
     @property
@@ -139,7 +139,7 @@ class MemoryPlan:
         )
 
 
-def weight_bytes(model: ModelFacts, dtype: str, quantization: str | None) -> int:
+def weight_bytes(model: CheckpointInfo, dtype: str, quantization: str | None) -> int:
     """Bytes of the loaded weights."""
     if quantization is None:
         return model.num_params * DTYPE_BYTES[dtype]
@@ -153,12 +153,12 @@ def useful_tokens(context_len: int, max_running_reqs: int, page_size: int) -> in
     return -(-context_len // page_size) * page_size * max_running_reqs
 
 
-def state_bytes(model: ModelFacts) -> int:
+def state_bytes(model: CheckpointInfo) -> int:
     """Bytes of one slot of recurrent state, in float32: an upper bound."""
     return 4 * model.state_numbers
 
 
-def work_bytes(model: ModelFacts, max_batch_tokens: int, max_running_reqs: int) -> int:
+def work_bytes(model: CheckpointInfo, max_batch_tokens: int, max_running_reqs: int) -> int:
     """Bytes of the intermediate results of one step, in float32: an upper bound."""
     logits = max_running_reqs * model.vocab_size
     return 4 * (max_batch_tokens * model.work_per_token + 2 * logits)

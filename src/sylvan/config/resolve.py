@@ -12,8 +12,8 @@ from sylvan.config.plan import (
     CPU_SHARE,
     GPU_SHARE,
     GroupBytes,
-    Load,
     MemoryPlan,
+    PlannedLoad,
     fitting_tokens,
     group_bytes,
     state_bytes,
@@ -353,7 +353,7 @@ def _plan(state: _State) -> MemoryPlan:
         per_token += 4 * model.kv_per_token // max(1, model.head_dim)
     if draft is not None:  # keeps as many tokens
         per_token += draft.kv_per_token * number
-    load = Load(
+    load = PlannedLoad(
         running_reqs=running,
         step_tokens=_number(config.scheduler.max_batch_tokens),
         page_size=page,
@@ -373,7 +373,7 @@ def _plan(state: _State) -> MemoryPlan:
 
 
 def _kv_tokens(
-    state: _State, weights: int, work: int, groups: tuple[GroupBytes, ...], load: Load
+    state: _State, weights: int, work: int, groups: tuple[GroupBytes, ...], load: PlannedLoad
 ) -> tuple[int, int]:
     """Bytes that may be used in all, and tokens of the KV cache by `cache.memory`."""
     device, memory = state.device, state.config.cache.memory

@@ -29,12 +29,13 @@ class FrontConfig(Section, frozen=True):
     cors_origins: tuple[str, ...] = ()
     """Web origins that may call the gateway from a browser; `*` for all."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses or networks of proxies whose word on who calls counts (`X-Forwarded-For`,
-    `X-Forwarded-Proto`); default: nobody's."""
+    """Addresses or networks of trusted proxies, whose `X-Forwarded-For` and `X-Forwarded-Proto` are
+    believed; default: none.
+    """
     max_body_bytes: Bytes = 512 << 20
-    """A larger request body is refused with status 413."""
+    """Largest request body; larger ones are refused with status 413."""
     drain_s: Seconds = 180.0
-    """After SIGTERM, how long running requests may take to end."""
+    """How long running requests may continue after SIGTERM."""
     access_log: bool = False
     """Log one line per HTTP request."""
     request_id_headers: tuple[str, ...] = (
@@ -43,7 +44,7 @@ class FrontConfig(Section, frozen=True):
         "x-trace-id",
         "request-id",
     )
-    """Headers that may carry the id of a request, the first that does wins."""
+    """Headers that may carry the request id; the first one present wins."""
     ssl_certfile: str | None = None
     """PEM file with the certificate chain; turns on TLS."""
     ssl_keyfile: str | None = None
@@ -67,22 +68,21 @@ class WorkersConfig(Section, frozen=True):
     api_key: Secret | None = None
     """Key that the gateway presents to workers given at the start."""
     gateway_key: Secret | None = None
-    """Key by which Sylvan workers know the gateway (their `server.gateway_key`)."""
+    """Key that identifies the gateway to Sylvan workers (their `server.gateway_key`)."""
     startup_timeout_s: Positive = 1800.0
-    """How long a new worker may take until it answers."""
+    """How long a new worker may take to answer."""
     startup_interval_s: Positive = 1.0
     """Seconds between attempts to reach a new worker."""
     max_connections: Count = 1024
-    """Connections to one worker at a time."""
+    """Most connections to one worker."""
     dp_aware: bool = False
-    """Route to each data-parallel rank of a worker as to a worker of its own."""
+    """Treat each data-parallel rank of a worker as a separate worker."""
     client_certfile: str | None = None
-    """PEM file with the certificate that the gateway shows to workers."""
+    """PEM file with the certificate that the gateway presents to workers."""
     client_keyfile: str | None = None
     """PEM file with the private key of `workers.client_certfile`."""
     ca_certfiles: tuple[str, ...] = ()
-    """PEM files of authorities that workers' certificates are checked against, besides the
-    system's."""
+    """PEM files of authorities that sign workers' certificates, in addition to the system's."""
 
 
 class RoutingConfig(Section, frozen=True):
@@ -95,135 +95,143 @@ class RoutingConfig(Section, frozen=True):
     decode_policy: str | None = None
     """Policy for decode workers; default: `routing.policy`."""
     cache_threshold: Share | None = None
-    """`cache_aware` with thresholds: least share of a prompt that a worker must hold to attract it.
-    Giving any of the three thresholds replaces the cost by SGLang's rule."""
+    """`cache_aware` with thresholds: smallest share of a prompt that a worker must hold to attract
+    it. Setting any of the three thresholds replaces the cost by SGLang's rule.
+    """
     balance_abs_threshold: Natural | None = None
-    """`cache_aware` with thresholds: difference of loads beyond which the least loaded wins."""
+    """`cache_aware` with thresholds: load difference above which the least loaded wins."""
     balance_rel_threshold: Annotated[float, msgspec.Meta(ge=1)] | None = None
-    """`cache_aware` with thresholds: ratio of loads that must be exceeded, too."""
+    """`cache_aware` with thresholds: load ratio that must be exceeded as well."""
     max_tree_bytes: Bytes = 64 << 20
     """Memory of the approximate prefix tree of one model."""
     cache_events: bool = False
-    """Follow the cache events of workers, which makes `cache_aware` exact where there are any."""
+    """Follow the KV events of workers that publish them, which makes `cache_aware` exact."""
     prefix_tokens: Count = 256
-    """`prefix_hash`: tokens at the start of a prompt that decide."""
+    """`prefix_hash`: number of leading prompt tokens that are hashed."""
     load_factor: Annotated[float, msgspec.Meta(ge=1)] = 1.25
-    """`prefix_hash`: a worker with more than so many times the mean load is passed over."""
+    """`prefix_hash`: skip a worker with more than this many times the mean load."""
     assignment: Literal["random", "min_load", "min_group"] = "random"
-    """`manual`: who gets a routing key that is new; `min_group` is the worker with the fewest
-    keys."""
+    """`manual`: assignment of a new routing key; `min_group` selects the worker with the fewest
+    keys.
+    """
     max_idle_s: Positive = 4 * 3600.0
-    """`manual`: a routing key that is not used for so long is forgotten."""
+    """`manual`: routing keys unused for this long are forgotten."""
     bucket_adjust_s: Positive = 5.0
-    """`bucket`: seconds between adjustments of the length classes."""
+    """`bucket`: seconds between adjustments of the length ranges."""
 
 
-class LimitsConfig(Section, frozen=True):
-    """How much is let in."""
+class RouteLimitsConfig(Section, frozen=True):
+    """Admission limits."""
 
     connections: Count = 16384
-    """Connections of clients that are open at a time; never more than there are file descriptors
-    for. Idle ones end to make room."""
+    """Most open client connections; never more than file descriptors allow. Idle ones are closed to
+    make room.
+    """
     connections_per_address: Count = 16384
-    """Of these, from one address; clients behind a proxy share one."""
+    """Most of these from one address; clients behind a proxy share one."""
     head_bytes: Bytes = 64 << 10
-    """Request line and headers of a request; larger ones are refused with status 431."""
+    """Largest request line plus headers; larger ones are refused with status 431."""
     head_s: Positive = 15.0
-    """Seconds in which they have to arrive; else status 408."""
+    """Seconds for them to arrive; else status 408."""
     body_s: Positive = 30.0
     """Seconds for a body to arrive, and one more for each 4 KiB of it; else status 408."""
     bodies_bytes: Bytes = 1 << 30
-    """Bodies of all requests under way together; one more is refused with status 503."""
+    """Total size of bodies of all running requests; beyond it requests are refused with status 503.
+    """
     request_timeout_s: Positive = 1800.0
-    """Longest time of one request, its stream included."""
+    """Longest time of one request, including its stream."""
     max_concurrent: Count | None = None
-    """Requests at the same time; more wait in a queue. `none`: no limit."""
+    """Most concurrent requests; more wait in a queue. `none`: no limit."""
     queue_size: Natural = 100
-    """Requests that may wait; one more is refused with status 429."""
+    """Most waiting requests; the next one is refused with status 429."""
     queue_timeout_s: Positive = 60.0
-    """A request that waited longer is refused with status 408."""
+    """Longest waiting time; after it a request is refused with status 408."""
     rate_per_s: Positive | None = None
-    """Requests let in a second, in bursts of `limits.max_concurrent` at most. `none`: no limit."""
+    """Requests admitted per second, in bursts of at most `limits.max_concurrent`. `none`: no limit.
+    """
     slow_client_s: Positive = 600.0
-    """A client that takes nothing of its answer for so long is cut off."""
+    """Clients that read nothing of their answer for this long are disconnected."""
 
 
 class RetryConfig(Section, frozen=True):
-    """Another worker is tried, as long as the client has seen nothing."""
+    """Retries on another worker, as long as the client has received nothing."""
 
     max_tries: Count = 5
-    """Attempts in all; 1 never tries again."""
+    """Most attempts; 1 disables retries."""
     initial_backoff_ms: Positive = 50.0
     """Pause before the second attempt."""
     max_backoff_ms: Positive = 30_000.0
     """Longest pause."""
     multiplier: Annotated[float, msgspec.Meta(ge=1)] = 1.5
-    """Each pause is so many times the one before."""
+    """Factor by which each pause grows."""
     jitter: Share = 0.2
-    """Share of a pause by which it varies at random."""
+    """Random variation of a pause, as a share of it."""
     budget: Annotated[float, msgspec.Meta(ge=0)] = 0.2
-    """Retries that a request earns for all; a storm of failures cannot multiply the load by more
-    than one plus this."""
+    """Retry budget: retries earned per request; failures multiply the load by at most one plus
+    this.
+    """
 
 
 class BreakerConfig(Section, frozen=True):
-    """A worker that keeps failing is left alone for a while."""
+    """Circuit breakers: a worker that keeps failing gets no requests for a while."""
 
     enabled: bool = True
-    """Use circuit breakers."""
+    """Enable circuit breakers."""
     failures: Count = 10
-    """Failures in a row that open the circuit."""
+    """Consecutive failures that open the circuit."""
     successes: Count = 3
-    """Successes in a row that close it again."""
+    """Consecutive successes that close it again."""
     open_s: Positive = 60.0
-    """How long it stays open before requests try it."""
+    """How long it stays open before requests try the worker again."""
     window_s: Positive = 120.0
-    """Failures that lie further apart are not in a row."""
+    """Failures further apart than this are not consecutive."""
 
 
 class HealthConfig(Section, frozen=True):
-    """Workers are asked how they are."""
+    """Health checks of workers."""
 
     enabled: bool = True
-    """Check workers."""
+    """Enable health checks."""
     path: str = "/health"
-    """What is asked."""
+    """Path to check."""
     interval_s: Positive = 5.0
     """Seconds between checks."""
     timeout_s: Positive = 5.0
-    """A check that takes longer has failed."""
+    """Timeout of a check."""
     failures: Count = 3
-    """Failed checks in a row that make a worker unhealthy."""
+    """Consecutive failed checks that make a worker unhealthy."""
     successes: Count = 2
-    """Good ones in a row that make it healthy again."""
+    """Consecutive successful checks that make it healthy again."""
 
 
 class FailoverConfig(Section, frozen=True):
-    """Streams outlive their worker."""
+    """Failover: streams survive the loss of their worker."""
 
     enabled: bool = True
     """Continue a stream on another worker when its own is lost."""
     stall_s: Positive = 10.0
-    """A worker that shows no sign of life on a stream for so long is lost."""
+    """A worker silent on a stream for this long counts as lost."""
     max_moves: Natural = 3
-    """Workers that one request may lose in a row without progress; it may be what kills them."""
+    """Workers that one request may lose in a row without progress; the request may be what kills
+    them.
+    """
     journal_bytes: Bytes = 16 << 20
-    """What is kept of one stream so that it can be continued."""
+    """Most bytes kept of one stream to continue it."""
     resume_s: Seconds = 30.0
-    """How long a stream with event ids waits for its client to come back (`Last-Event-ID`)."""
+    """How long a stream with event ids waits for its client to reconnect (`Last-Event-ID`)."""
     resume_bytes: Bytes = 8 << 20
-    """What is kept of one such stream for the client."""
+    """Most bytes kept of one such stream for the client."""
 
 
 class DiscoveryConfig(Section, frozen=True):
-    """Workers that come and go."""
+    """Discovery of workers."""
 
     file: str | None = None
-    """YAML or JSON file that lists workers; it is read again when it changes."""
+    """YAML or JSON file that lists workers; reloaded when it changes."""
     dns: str | None = None
     """`NAME:PORT`: every address of that name is a worker."""
     kubernetes: bool = False
-    """Pods that match a selector are workers."""
+    """Discover Kubernetes pods by label selector."""
     selector: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Labels of pods that serve: `app=sylvan,tier=prod`."""
     prefill_selector: dict[str, str] = msgspec.field(default_factory=dict[str, str])
@@ -237,11 +245,11 @@ class DiscoveryConfig(Section, frozen=True):
     bootstrap_annotation: str = "sglang.ai/bootstrap-port"
     """Annotation of a prefill pod that names its bootstrap port."""
     interval_s: Positive = 10.0
-    """Seconds between looks at a file or a name."""
+    """Seconds between checks of a file or name."""
 
 
 class TokensConfig(Section, frozen=True):
-    """Text in the gateway: for workers that speak gRPC, which take and give token ids."""
+    """Tokenisation in the gateway, for workers that speak gRPC (token ids)."""
 
     tokenizer: str | None = None
     """Directory of the tokenizer; default: fetched from the worker."""
@@ -252,10 +260,10 @@ class TokensConfig(Section, frozen=True):
     reasoning_parser: str = "auto"
     """Format of reasoning; `auto` goes by the template, `none` leaves it in the text."""
     cache_entries: Natural = 10_000
-    """Texts whose token ids are kept; 0 keeps none."""
+    """Most texts with cached token ids; 0 disables the cache."""
     cache_bytes: Annotated[int, msgspec.Meta(ge=0, extra={"unit": "bytes"})] = 50 << 20
-    """Memory for ids of parts of texts, which are cut at control tokens, of each model; 0 keeps
-    none."""
+    """Memory per model for token ids of text parts, which are cut at control tokens; 0 disables it.
+    """
 
 
 class ProvidersConfig(Section, frozen=True):
@@ -264,53 +272,54 @@ class ProvidersConfig(Section, frozen=True):
     file: str | None = None
     """YAML or JSON file of upstreams (address, key, models of each) and fallbacks of models."""
     urls: tuple[str, ...] = ()
-    """Addresses of upstreams; their models are asked for."""
+    """Addresses of upstreams; their models are queried."""
     history: Literal["memory", "none", "sqlite"] = "none"
-    """Where the gateway keeps responses and conversations, for any upstream to go on with; `none`:
-    each upstream keeps its own."""
+    """Where the gateway stores responses and conversations so that any upstream can continue them;
+    `none`: each upstream stores its own.
+    """
     history_file: str | None = None
-    """File of the history `sqlite`."""
+    """File of the `sqlite` history."""
     history_entries: Count = 10_000
     """Responses and conversations kept, together."""
     history_max_bytes: Annotated[int, msgspec.Meta(gt=0, extra={"unit": "bytes"})] = 1 << 30
-    """Size of all of them; when they are more, the oldest go of the client that has most."""
+    """Total size; beyond it the oldest entries of the client with the most are deleted."""
     retention_days: Annotated[float, msgspec.Meta(gt=0)] | None = 30.0
-    """Age at which they are forgotten; `none`: never."""
+    """Age at which they are deleted; `none`: never."""
 
 
 class ControlConfig(Section, frozen=True):
-    """Who may steer the gateway."""
+    """Control of the gateway."""
 
     api_keys: tuple[Secret, ...] = ()
     """Keys of operators, each `id:name:role:KEY`, where KEY may be `sha256=HEX`; role is `admin` or
     `user`."""
     audit: bool = False
-    """Log who did what: one line for each call of a control route."""
+    """Audit log: one line per call of a control route."""
     jwt_issuer: str | None = None
     """Issuer of accepted tokens; turns on JWT."""
     jwt_audience: str | None = None
     """Audience that tokens must name."""
     jwt_jwks_uri: str | None = None
-    """Where the issuer's keys are; default: as its discovery document says."""
+    """URL of the issuer's keys; default: from its discovery document."""
     jwt_role_mapping: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-    """Roles or groups of tokens to our roles: `sre=admin,dev=user`."""
+    """Mapping of token roles or groups to roles here: `sre=admin,dev=user`."""
 
 
 class MeasureConfig(Section, frozen=True):
     """Logs, metrics and traces."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least important messages that are logged."""
+    """Minimum level of logged messages."""
     log_format: Literal["text", "json"] = "text"
     """One line of text, or one JSON object, per message."""
     log_dir: str | None = None
-    """Folder for log files, besides standard error."""
+    """Directory for log files, in addition to standard error."""
     metrics_host: str = "127.0.0.1"
     """Address on which metrics are served."""
     metrics_port: Port | None = 29000
     """Port on which metrics are served; 0 takes a free one, `none` serves none."""
     duration_buckets: tuple[float, ...] = ()
-    """Upper bounds of the histograms of durations, in seconds."""
+    """Histogram buckets of durations, upper bounds in seconds."""
     trace: bool = False
     """Send OpenTelemetry traces."""
     trace_endpoint: str = "http://localhost:4317"
@@ -322,11 +331,11 @@ class RouteConfig(Section, frozen=True):
     """One gateway."""
 
     processes: Count = 1
-    """Processes that share the port; they tell each other what they placed."""
+    """Processes that share the port; they exchange their placements."""
     server: FrontConfig = FrontConfig()
     workers: WorkersConfig = WorkersConfig()
     routing: RoutingConfig = RoutingConfig()
-    limits: LimitsConfig = LimitsConfig()
+    limits: RouteLimitsConfig = RouteLimitsConfig()
     retry: RetryConfig = RetryConfig()
     breaker: BreakerConfig = BreakerConfig()
     health: HealthConfig = HealthConfig()

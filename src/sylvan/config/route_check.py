@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sylvan.config.load import Loaded
+from sylvan.config.load import LoadedConfig
 from sylvan.config.route import RouteConfig
 from sylvan.config.values import no_network, not_an_address
 from sylvan.protocol.errors import ConfigError
@@ -19,7 +19,7 @@ _BY_POLICY: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def check_route(loaded: Loaded[RouteConfig]) -> None:
+def check_route(loaded: LoadedConfig[RouteConfig]) -> None:
     """Report everything that cannot work at once.
 
     Raises:
@@ -33,7 +33,7 @@ def check_route(loaded: Loaded[RouteConfig]) -> None:
         raise ConfigError("\n".join(lines))
 
 
-def _idle(loaded: Loaded[RouteConfig]) -> Iterable[str]:
+def _idle(loaded: LoadedConfig[RouteConfig]) -> Iterable[str]:
     """Settings of what is off."""
     discovery = loaded.config.discovery
     for name in (*_SELECTORS, "namespace", "port", "bootstrap_annotation"):
@@ -57,7 +57,7 @@ def _idle(loaded: Loaded[RouteConfig]) -> Iterable[str]:
         yield f"{setting.spelled}: nothing is traced without observe.trace"
 
 
-def _history(loaded: Loaded[RouteConfig]) -> Iterable[str]:
+def _history(loaded: LoadedConfig[RouteConfig]) -> Iterable[str]:
     """A history that is off, or that cannot be where it is to be."""
     providers = loaded.config.providers
     kind = "none" if providers is None else providers.history
@@ -89,7 +89,7 @@ def _processes(config: RouteConfig) -> Iterable[str]:
         yield f"observe.metrics_port: {count} processes need the ports after {port}, too"
 
 
-def _of_other_policies(loaded: Loaded[RouteConfig]) -> Iterable[str]:
+def _of_other_policies(loaded: LoadedConfig[RouteConfig]) -> Iterable[str]:
     """A policy is not given what it does not read."""
     routing = loaded.config.routing
     chosen = (routing.policy, routing.prefill_policy, routing.decode_policy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sylvan.config.exact import Obstacle, obstacle
+from sylvan.config.exact import DeterminismBlocker, obstacle
 from sylvan.config.facts import AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get
 from sylvan.config.resolve import Resolved
@@ -16,7 +16,7 @@ MIN_CONTEXT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RuleCase:
     """What a rule judges."""
 
     resolved: Resolved
@@ -38,7 +38,7 @@ class Case:
         return self.facts.attention.get(self.config.attention)
 
     @property
-    def obstacle(self) -> Obstacle | None:
+    def obstacle(self) -> DeterminismBlocker | None:
         """What is in the way of the same bits always."""
         return obstacle(self.config, self.facts)
 
@@ -62,5 +62,5 @@ class Rule:
 
     name: str
     fields: tuple[str, ...]
-    broken: Callable[[Case], bool]
-    message: str | Callable[[Case], str]
+    broken: Callable[[RuleCase], bool]
+    message: str | Callable[[RuleCase], str]

@@ -13,7 +13,7 @@ import msgspec
 
 from sylvan.config import env
 from sylvan.config.fields import nearest
-from sylvan.config.load import Loaded, Origin, Setting, flatten, load_as
+from sylvan.config.load import LoadedConfig, Origin, Setting, flatten, load_as
 from sylvan.config.schema import SERVE, Root, Schema
 from sylvan.config.tree import Config, Section
 from sylvan.protocol.errors import ConfigError
@@ -29,7 +29,7 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SourceSettings:
     """Settings of one source, and notes about names that have no effect."""
 
     settings: tuple[Setting, ...] = ()
@@ -37,12 +37,12 @@ class Given:
 
 
 def gather(
-    given: Given,
+    given: SourceSettings,
     *,
     file: str | None = None,
     preset: str | None = None,
     environ: Mapping[str, str] | None = None,
-) -> Loaded[Config]:
+) -> LoadedConfig[Config]:
     """Load from preset, file, environment and `given` (flags or keywords), the last one winning.
 
     Raises:
@@ -55,18 +55,18 @@ def gather(
 
 def gather_as(
     schema: Schema[Root],
-    given: Given,
+    given: SourceSettings,
     *,
     file: str | None = None,
     preset: str | None = None,
     environ: Mapping[str, str] | None = None,
-) -> Loaded[Root]:
+) -> LoadedConfig[Root]:
     """Load the settings of a schema from all sources.
 
     Raises:
         ConfigError: as `load`; also an unreadable file or unknown preset.
     """
-    from_file = read_file(Path(file), schema) if file else Given()
+    from_file = read_file(Path(file), schema) if file else SourceSettings()
     settings = [
         *(read_preset(preset) if preset else ()),
         *from_file.settings,
@@ -89,7 +89,7 @@ def read_preset(name: str) -> Iterable[Setting]:
         yield Setting(path, value, "preset", f"preset {name}")
 
 
-def read_file(path: Path, schema: Schema[Any] = SERVE) -> Given:
+def read_file(path: Path, schema: Schema[Any] = SERVE) -> SourceSettings:
     """Settings of a YAML, JSON or TOML file, told apart by its suffix (YAML if unknown).
 
     Raises:
@@ -101,13 +101,13 @@ def read_file(path: Path, schema: Schema[Any] = SERVE) -> Given:
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error}") from error
     if tree is None:
-        return Given()
+        return SourceSettings()
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected a table of settings, got {type(tree).__name__}")
     return _named(schema, cast("dict[object, object]", tree), "file", f"in {path}")
 
 
-def from_keywords(keywords: Mapping[str, object]) -> Given:
+def from_keywords(keywords: Mapping[str, object]) -> SourceSettings:
     """Settings of Python keywords: `cache__page_size=16`, `cache={"page_size": 16}`, or an alias.
 
     Raises:
@@ -119,14 +119,14 @@ def from_keywords(keywords: Mapping[str, object]) -> Given:
 
 def named(
     name: str, value: object, origin: Origin, spelled: str, schema: Schema[Any] = SERVE
-) -> Given:
+) -> SourceSettings:
     """One value under the name of a field, a section or an alias.
 
     Raises:
         ConfigError: there is no such name, or the alias refuses the value.
     """
     if name in schema.fields or name in schema.sections:
-        return Given((Setting(name, value, origin, spelled),))
+        return SourceSettings((Setting(name, value, origin, spelled),))
     alias = schema.aliases.get(name)
     if alias is None:
         raise ConfigError(f"{spelled}: unknown {_kind(origin)}{_hint(schema, name, origin)}")
@@ -135,19 +135,21 @@ def named(
     except (ValueError, KeyError) as error:
         raise ConfigError(f"{spelled}: {error}") from error
     notes = (f"{spelled} has no effect: {alias.note}",) if alias.note else ()
-    return Given(tuple(settings), notes)
+    return SourceSettings(tuple(settings), notes)
 
 
-def combined(parts: Sequence[Given]) -> Given:
+def combined(parts: Sequence[SourceSettings]) -> SourceSettings:
     """All settings and notes, in order."""
-    return Given(
+    return SourceSettings(
         tuple(s for part in parts for s in part.settings),
         tuple(n for part in parts for n in part.notes),
     )
 
 
-def _named(schema: Schema[Any], tree: Mapping[Any, object], origin: Origin, where: str) -> Given:
-    parts: list[Given] = []
+def _named(
+    schema: Schema[Any], tree: Mapping[Any, object], origin: Origin, where: str
+) -> SourceSettings:
+    parts: list[SourceSettings] = []
     errors: list[str] = []
     plain = {str(key): value for key, value in tree.items()}
     for name, value in flatten(plain, schema=schema):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sylvan.config.fields import nearest
-from sylvan.config.rules import Case, Rule
+from sylvan.config.rules import Rule, RuleCase
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
 
 ALGORITHMS = ("ngram", "standalone", *DRAFT_HEADS, OWN_HEAD)
@@ -13,23 +13,23 @@ MOST_WIDE, MOST_TREE = 16, 64
 PLANNED_ALGORITHMS = ("dflash", "dspark", "uno")
 
 
-def _drafts(case: Case) -> SpeculativeConfig:
+def _drafts(case: RuleCase) -> SpeculativeConfig:
     """The section; one that breaks no rule where there is none."""
     none = SpeculativeConfig(algorithm=ALGORITHMS[0], num_steps=1, topk=1, num_draft_tokens=2)
     return case.config.speculative or none
 
 
-def _what_drafts(case: Case) -> str:
+def _what_drafts(case: RuleCase) -> str:
     """What `speculative.draft_model` is to be."""
     return "draft head" if _drafts(case).algorithm in DRAFT_HEADS else "smaller model"
 
 
-def _draft_ids(case: Case) -> int:
+def _draft_ids(case: RuleCase) -> int:
     """Tokens that the draft model knows."""
     return case.facts.draft.vocab_size if case.facts.draft else 0
 
 
-def _unknown_algorithm(case: Case) -> str:
+def _unknown_algorithm(case: RuleCase) -> str:
     given = _drafts(case).algorithm
     known = f"there is {', '.join(ALGORITHMS)}"
     about = "not supported yet" if given in PLANNED_ALGORITHMS else "unknown"
@@ -41,7 +41,7 @@ def _number(value: int | str | None) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _wide(case: Case) -> bool:
+def _wide(case: RuleCase) -> bool:
     """Whether guesses are trees."""
     return _drafts(case).topk != 1
 

@@ -18,8 +18,8 @@ from sylvan.gateway.http.caller import Caller, CallerGoneError
 from sylvan.gateway.http.routes import Passed
 from sylvan.gateway.observe.families import HttpFamilies
 from sylvan.gateway.observe.spans import NoTracing, Tracing
-from sylvan.gateway.security.gate import Gate
-from sylvan.gateway.table import Found, Route, Table
+from sylvan.gateway.security.gate import GatewayAuth
+from sylvan.gateway.table import Route, RouteMatch, Table
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.utils.clock import Clock
 from sylvan.utils.room import Room
@@ -63,7 +63,7 @@ class AppParts:
     """
 
     table: Table
-    gate: Gate
+    gate: GatewayAuth
     router: Serving
     families: HttpFamilies
     ages: InflightAges
@@ -120,7 +120,7 @@ class Gateway:
             facts = {"http.route": shown, "sylvan.request_id": caller.request_id}
             caller.span.end(status, facts)
 
-    def _find(self, caller: Caller) -> Found:
+    def _find(self, caller: Caller) -> RouteMatch:
         found = self._parts.table.find(caller.path, caller.method)
         if found is None:
             message = f"Not Found: {caller.method} {caller.path[:200]}"
@@ -130,7 +130,7 @@ class Gateway:
             raise RequestError(message, status=405)
         return found
 
-    async def _serve(self, caller: Caller, found: Found) -> None:
+    async def _serve(self, caller: Caller, found: RouteMatch) -> None:
         route, gate = found.route, self._parts.gate
         if isinstance(route, Own):
             await self._admit(caller, route)

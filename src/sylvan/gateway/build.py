@@ -26,18 +26,18 @@ from sylvan.gateway.control.page import PAGE
 from sylvan.gateway.control.settings import SettingsRoutes
 from sylvan.gateway.control.texts import TextRoutes
 from sylvan.gateway.control.workers import Changed, WorkerRoutes
-from sylvan.gateway.discovery.api import Source
+from sylvan.gateway.discovery.api import WorkerSource
 from sylvan.gateway.discovery.dns import DnsSource
 from sylvan.gateway.discovery.file import FileSource
 from sylvan.gateway.discovery.reconcile import Reconciler
-from sylvan.gateway.flow.admission import Admission
+from sylvan.gateway.flow.admission import GatewayAdmission
 from sylvan.gateway.flow.retry import RetryBudget
 from sylvan.gateway.http.exchange import ExchangeParts
 from sylvan.gateway.http.outgoing import Forwarding
 from sylvan.gateway.http.router import GrpcServing, HttpRouter, RouterParts
 from sylvan.gateway.http.routes import PASSED
-from sylvan.gateway.http.sender import Sender
-from sylvan.gateway.live import CallerSettings
+from sylvan.gateway.http.sender import RequestSender
+from sylvan.gateway.live import GatewayCallerSettings
 from sylvan.gateway.observe.families import Families
 from sylvan.gateway.observe.spans import NoTracing, Tracing
 from sylvan.gateway.openai.build import PassThroughParts
@@ -51,14 +51,14 @@ from sylvan.gateway.policies.api import PolicyParts
 from sylvan.gateway.prefixes.blocks import BlockIndex
 from sylvan.gateway.prefixes.following import CacheFollowing
 from sylvan.gateway.security.clients import Clients
-from sylvan.gateway.security.gate import Gate, Tokens
+from sylvan.gateway.security.gate import GatewayAuth, Tokens
 from sylvan.gateway.security.operators import Operators
 from sylvan.gateway.security.pages import TrustedPages
 from sylvan.gateway.table import Table
 from sylvan.gateway.text.library import TextLibrary
 from sylvan.gateway.text.prompts import PromptIds
 from sylvan.gateway.upstream.http import HttpUpstream
-from sylvan.gateway.workers.breaker import State
+from sylvan.gateway.workers.breaker import BreakerState
 from sylvan.gateway.workers.health import HealthChecks
 from sylvan.gateway.workers.jobs import JobParts, Jobs
 from sylvan.gateway.workers.monitor import LoadMonitor
@@ -155,12 +155,12 @@ class GatewayRuntime:
         )
         tokens = identity_tokens(config.control, self._upstream, self._clocks.monotonic)
         operators = Operators(config.control.api_keys)
-        self._gate = Gate(config.server, clients, operators, tokens)
-        self._admission = Admission(config.limits, self._clocks.monotonic)
+        self._gate = GatewayAuth(config.server, clients, operators, tokens)
+        self._admission = GatewayAdmission(config.limits, self._clocks.monotonic)
         self._settings: tuple[Own, ...] = ()
         if live is not None:
             level = LogLevel(config.observe.log_level)
-            live.add(CallerSettings(clients, operators, self._admission, level))
+            live.add(GatewayCallerSettings(clients, operators, self._admission, level))
             self._settings = SettingsRoutes(live).routes
         follows = config.routing.cache_events
         blocks = BlockIndex(config.routing.max_tree_bytes) if follows else None
@@ -291,7 +291,7 @@ class GatewayRuntime:
         exchange = ExchangeParts(
             registry=self.registry,
             placing=self._placing,
-            sender=Sender(
+            sender=RequestSender(
                 self._upstream, Forwarding(config.workers, keeps, pages), config.failover
             ),
             health=health,
@@ -388,7 +388,7 @@ class GatewayRuntime:
         self.families.worker.checks.labels(worker.kind, result).inc()
 
     def _watch_breaker(self, worker: Worker) -> None:
-        def changed(old: State, new: State) -> None:
+        def changed(old: BreakerState, new: BreakerState) -> None:
             self.families.worker.transitions.labels(worker.url, old.value, new.value).inc()
 
         worker.breaker.on_change.append(changed)
@@ -415,10 +415,10 @@ def traces_of(config: RouteConfig) -> ClosingTracing | None:
     if not config.observe.trace:
         return None
     try:
-        from sylvan.gateway.observe.traces import Traces  # needs an extra
+        from sylvan.gateway.observe.traces import SpanExporter  # needs an extra
     except ImportError as error:
         raise ConfigError(f"observe.trace: {error}: pip install 'sylvan[trace]'") from error
-    return Traces(config.observe.trace_endpoint)
+    return SpanExporter(config.observe.trace_endpoint)
 
 
 def identity_tokens(control: ControlConfig, upstream: HttpUpstream, clock: Clock) -> Tokens | None:
@@ -528,7 +528,7 @@ def initial_specs(config: RouteConfig) -> list[WorkerSpec]:
     return specs
 
 
-def discovery_sources(config: RouteConfig) -> list[Source]:
+def discovery_sources(config: RouteConfig) -> list[WorkerSource]:
     """What tells of workers that come and go.
 
     Raises:
@@ -541,7 +541,7 @@ def discovery_sources(config: RouteConfig) -> list[Source]:
         max_connection_attempts=PATIENT,
         dp_aware=workers.dp_aware,
     )
-    sources: list[Source] = []
+    sources: list[WorkerSource] = []
     if discovery.file is not None:
         sources.append(FileSource(Path(discovery.file), template))
     if discovery.dns is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sylvan.config.keys import read_key_file
 from sylvan.config.route import RouteConfig
-from sylvan.gateway.flow.admission import Admission
+from sylvan.gateway.flow.admission import GatewayAdmission
 from sylvan.gateway.security.clients import Clients
 from sylvan.gateway.security.operators import Operators, operator_keys
 from sylvan.utils.logs import LogLevel
@@ -28,7 +28,7 @@ LIVE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class CallerSettings:
+class GatewayCallerSettings:
     """Who may call, and how much is let in.
 
     Attributes:
@@ -40,7 +40,7 @@ class CallerSettings:
 
     clients: Clients
     operators: Operators
-    admission: Admission
+    admission: GatewayAdmission
     level: LogLevel
 
     def __call__(self, config: RouteConfig) -> Callable[[], None]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from sylvan.gateway import policies
 from sylvan.gateway.observe.families import Families
 from sylvan.gateway.policies.api import (
-    Outcome,
     Placement,
+    PlacementOutcome,
     PolicyParts,
     RoutingPolicy,
     RoutingRequest,
@@ -26,7 +26,7 @@ POLICY_LABEL = "policy"
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedRequest:
     """A request that a policy has placed.
 
     Attributes:
@@ -44,7 +44,7 @@ class Placed:
         """Who takes the request."""
         return self.placement.worker
 
-    def completed(self, outcome: Outcome) -> None:
+    def completed(self, outcome: PlacementOutcome) -> None:
         """The request is over."""
         self.policy.completed(self.placement, self.request, outcome)
 
@@ -93,7 +93,7 @@ class Placing:
         connection: Connection | None = None,
         avoid: AbstractSet[str] = frozenset(),
         continuing: bool = False,
-    ) -> Placed:
+    ) -> PlacedRequest:
         """Choose a worker; see `Registry.candidates`.
 
         Raises:
@@ -115,7 +115,7 @@ class Placing:
             branches.labels(placement.branch).inc()
         for listener in self.on_place:
             listener(served, placement, request)
-        return Placed(placement, policy, request)
+        return PlacedRequest(placement, policy, request)
 
     def learn(
         self, served: str, placement: Placement, request: RoutingRequest, at_s: float
@@ -131,11 +131,11 @@ class Placing:
         _, policy = self._policy(served, placement.worker.kind, [placement.worker])
         policy.learn(placement, request, at_s)
 
-    def pin(self, worker: Worker, request: RoutingRequest) -> Placed:
+    def pin(self, worker: Worker, request: RoutingRequest) -> PlacedRequest:
         """Have a certain worker take a request."""
         served = worker.models[0] if worker.models else ""
         _, policy = self._policy(served, worker.kind, [worker])
-        return Placed(Placement(worker, request.num_tokens), policy, request)
+        return PlacedRequest(Placement(worker, request.num_tokens), policy, request)
 
     def forget(self, worker: Worker) -> None:
         """A worker is gone, or begins anew with an empty cache."""

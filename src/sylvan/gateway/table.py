@@ -12,7 +12,7 @@ Route = Own | Passed
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RouteMatch:
     """A route, and what its path names."""
 
     route: Route
@@ -30,7 +30,7 @@ class Table:
             for method in route.methods:
                 methods.setdefault(method, route)
 
-    def find(self, path: str, method: str) -> Found | frozenset[str] | None:
+    def find(self, path: str, method: str) -> RouteMatch | frozenset[str] | None:
         """The route; None if there is no such path, the methods if it is for others."""
         methods, params = self._exact.get(path), {}
         if methods is None:
@@ -38,7 +38,7 @@ class Table:
         if methods is None:
             return None
         route = methods.get("GET" if method == "HEAD" else method)
-        return frozenset(methods) if route is None else Found(route, params)
+        return frozenset(methods) if route is None else RouteMatch(route, params)
 
     def _methods_of(self, path: str) -> dict[str, Route]:
         if "{" not in path:

@@ -261,7 +261,7 @@ class Tracer(Protocol):
     def embedding(
         self, ids: TracedTensor, weight: LinearWeight, scale: float, part_from: int | None
     ) -> TracedTensor:
-        """See `ops.embedding`. `ids` is the batch's ids or positions."""
+        """`ids` is the batch's ids or positions."""
         ...
 
     def rms_norm(
@@ -271,9 +271,7 @@ class Tracer(Protocol):
         eps: float,
         residual: TracedTensor | None,
         offset: float,
-    ) -> tuple[TracedTensor, TracedTensor]:
-        """See `ops.rms_norm`."""
-        ...
+    ) -> tuple[TracedTensor, TracedTensor]: ...
 
     def layer_norm(
         self,
@@ -282,31 +280,21 @@ class Tracer(Protocol):
         bias: torch.Tensor | None,
         eps: float,
         residual: TracedTensor | None,
-    ) -> tuple[TracedTensor, TracedTensor]:
-        """See `ops.layer_norm`."""
-        ...
+    ) -> tuple[TracedTensor, TracedTensor]: ...
 
     def linear(
         self, x: TracedTensor, weight: LinearWeight, bias: torch.Tensor | None, out_f32: bool
-    ) -> TracedTensor:
-        """See `ops.linear`."""
-        ...
+    ) -> TracedTensor: ...
 
-    def lora(self, x: TracedTensor, y: TracedTensor, layer: LoraLayer) -> TracedTensor:
-        """See `ops.lora`."""
-        ...
+    def lora(self, x: TracedTensor, y: TracedTensor, layer: LoraLayer) -> TracedTensor: ...
 
     def lora_embedding(self, ids: TracedTensor, y: TracedTensor, layer: LoraLayer) -> TracedTensor:
-        """See `ops.lora_embedding`. `ids` is the batch's ids."""
+        """`ids` is the batch's ids."""
         ...
 
-    def glu(self, gate_up: TracedTensor, kind: ActivationKind) -> TracedTensor:
-        """See `ops.glu`."""
-        ...
+    def glu(self, gate_up: TracedTensor, kind: ActivationKind) -> TracedTensor: ...
 
-    def activation(self, x: TracedTensor, kind: ActivationKind) -> TracedTensor:
-        """See `ops.activation`."""
-        ...
+    def activation(self, x: TracedTensor, kind: ActivationKind) -> TracedTensor: ...
 
     def attention(
         self,
@@ -315,15 +303,11 @@ class Tracer(Protocol):
         rope: Rope | None,
         norms: tuple[HeadNorm | None, HeadNorm | None],
         variant: AttentionVariant | None,
-    ) -> TracedTensor:
-        """See `ops.attention`."""
-        ...
+    ) -> TracedTensor: ...
 
     def latent_attention(
         self, q: TracedTensor, kv: TracedTensor, parts: LatentParts, layer: AttentionLayer
-    ) -> TracedTensor:
-        """See `ops.latent_attention`."""
-        ...
+    ) -> TracedTensor: ...
 
     def all_reduce(
         self,
@@ -331,16 +315,14 @@ class Tracer(Protocol):
         ranks: Communicator,
         bias: torch.Tensor | None,
         like: TracedTensor,
-    ) -> TracedTensor:
-        """See `ops.all_reduce`."""
-        ...
+    ) -> TracedTensor: ...
 
     def all_gather(self, x: TracedTensor, ranks: Communicator, cols: int) -> TracedTensor:
         """See `ops.all_gather`; of float32 rows."""
         ...
 
     def xielu(self, x: TracedTensor, numbers: Sequence[torch.Tensor]) -> TracedTensor:
-        """See `ops.xielu`; its numbers in their order."""
+        """Its numbers in their order."""
         ...
 
     def host_call(self, x: TracedTensor, call: HostFunction) -> TracedTensor:
@@ -348,28 +330,20 @@ class Tracer(Protocol):
         ...
 
     def take_rows(self, x: TracedTensor, rows: TracedTensor) -> TracedTensor:
-        """See `ops.take_rows`. `rows` is the batch's sample rows."""
+        """`rows` is the batch's sample rows."""
         ...
 
-    def add(self, a: TracedTensor, b: TracedTensor, scale: float) -> TracedTensor:
-        """See `ops.add`."""
-        ...
+    def add(self, a: TracedTensor, b: TracedTensor, scale: float) -> TracedTensor: ...
 
     def cast(self, x: TracedTensor) -> TracedTensor:
         """The rows in the model's dtype. See `ops.cast`."""
         ...
 
-    def scale(self, x: TracedTensor, factor: float) -> TracedTensor:
-        """See `ops.scale`."""
-        ...
+    def scale(self, x: TracedTensor, factor: float) -> TracedTensor: ...
 
-    def softcap(self, x: TracedTensor, cap: float) -> TracedTensor:
-        """See `ops.softcap`."""
-        ...
+    def softcap(self, x: TracedTensor, cap: float) -> TracedTensor: ...
 
-    def scale_rows(self, x: TracedTensor, factors: TracedTensor) -> TracedTensor:
-        """See `ops.scale_rows`."""
-        ...
+    def scale_rows(self, x: TracedTensor, factors: TracedTensor) -> TracedTensor: ...
 
     def experts(
         self,
@@ -378,6 +352,4 @@ class Tracer(Protocol):
         routing: Routing,
         weights: ExpertWeights,
         load: torch.Tensor | None,
-    ) -> TracedTensor:
-        """See `ops.experts`."""
-        ...
+    ) -> TracedTensor: ...

@@ -15,7 +15,7 @@ from sylvan.kernels.native.library import Description
 
 _ROOT = Path(__file__).parent
 _DEVICES = {"sample": "device.py", "scan": "space.py"}  # where PyTorch computes these
-_NOT_OPS = frozenset({"aot", "gpu", "lib", "native"})
+_NOT_OPS = frozenset({"aot", "gpu", "lib", "native", "ngram"})  # ngram: of texts, no tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class ChatTemplateStyle(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatTemplate:
+class MessageFormat:
     """How the messages of a chat are spelt.
 
     `role_prefix_and_suffix` maps a role to what precedes and follows its text; `stop_str` end a
@@ -80,7 +80,7 @@ class ChatTemplateRegistry:
         self._templates = {name: _from_row(name, row) for name, row in rows.items()}
         self._functions: list[MatchingFunction] = []
 
-    def register(self, template: ChatTemplate) -> None:
+    def register(self, template: MessageFormat) -> None:
         """Add a template, or replace the one of its name."""
         self._templates[template.name] = template
 
@@ -93,7 +93,7 @@ class ChatTemplateRegistry:
         """Names of all templates."""
         return tuple(self._templates)
 
-    def get(self, name: str) -> ChatTemplate:
+    def get(self, name: str) -> MessageFormat:
         """The template of that name.
 
         Raises:
@@ -105,7 +105,7 @@ class ChatTemplateRegistry:
             )
         return self._templates[name]
 
-    def for_model(self, model_path: str) -> ChatTemplate:
+    def for_model(self, model_path: str) -> MessageFormat:
         """The template of a model, by its path or name; `default` if none matches."""
         for function in self._functions:
             if (name := function(model_path)) is not None:
@@ -116,8 +116,8 @@ class ChatTemplateRegistry:
         return self.get("default")
 
 
-def _from_row(name: str, row: TemplateRow) -> ChatTemplate:
-    return ChatTemplate(
+def _from_row(name: str, row: TemplateRow) -> MessageFormat:
+    return MessageFormat(
         name=name,
         default_system_prompt=row.default_system,
         role_prefix_and_suffix=row.turns,

@@ -67,7 +67,6 @@ class TokenLengthNormalized:
         output_token_logprobs: Sequence[Sequence[TokenLogprob]],
         unconditional_token_logprobs: Sequence[Sequence[TokenLogprob]] | None = None,
     ) -> ChoicesDecision:
-        """See `ChoicesMethod`."""
         meta = {
             "normalized_prompt_logprobs": normalized_prompt_logprobs,
             "input_token_logprobs": input_token_logprobs,
@@ -93,7 +92,6 @@ class GreedyTokenSelection:
         output_token_logprobs: Sequence[Sequence[TokenLogprob]],
         unconditional_token_logprobs: Sequence[Sequence[TokenLogprob]] | None = None,
     ) -> ChoicesDecision:
-        """See `ChoicesMethod`."""
         matrix = _padded(input_token_logprobs)
         left = list(range(len(choices)))
         for column in range(len(matrix[0])):

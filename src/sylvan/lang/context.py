@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sylvan.lang.cancel import CancelScope
-from sylvan.lang.chat_templates import ChatTemplate, Message
+from sylvan.lang.chat_templates import Message, MessageFormat
 
 Picture = tuple[Any, str]  # (as the program gave it, base64 data or a URL)
 
 
 @dataclass(slots=True, eq=False)
-class Context:
+class StateContext:
     """One state. Only the thread that executes its nodes changes it.
 
     Backends get it as `s`; the names with an underscore at the end are those that backends
     written for SGLang read.
     """
 
-    chat_template: ChatTemplate
+    chat_template: MessageFormat
     arguments: Mapping[str, Any] = field(default_factory=dict)
     stream: bool = False
     num_api_spec_tokens: int | None = None
@@ -41,9 +41,9 @@ class Context:
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)  # of variables in `text_`
     scopes: dict[str, int] = field(default_factory=dict)  # begin of variable scopes in `text_`
 
-    def forked(self) -> Context:
+    def forked(self) -> StateContext:
         """A copy that goes on by itself; nothing mutable is shared."""
-        return Context(
+        return StateContext(
             chat_template=self.chat_template,
             arguments=self.arguments,
             stream=self.stream,

@@ -41,7 +41,7 @@ class TextCursor:
         return self._take()
 
     async def next_async(self) -> Piece | None:
-        """See `next`."""
+        """Wait for the next piece without blocking the event loop; like `next` otherwise."""
         if self._over:
             return None
         await self._executor.wait_async(self._ready)

@@ -14,7 +14,7 @@ from typing import Any
 
 from sylvan.lang import ir
 from sylvan.lang.backends.api import BaseBackend
-from sylvan.lang.context import Context
+from sylvan.lang.context import StateContext
 from sylvan.lang.errors import ProgramCancelledError, ProgramError, Where
 from sylvan.lang.interpreter import Interpreter
 from sylvan.lang.pool import WorkerPool
@@ -55,7 +55,11 @@ class StreamExecutor:
     """
 
     def __init__(
-        self, context: Context, backend: BaseBackend, defaults: GenParams, pool: WorkerPool | None
+        self,
+        context: StateContext,
+        backend: BaseBackend,
+        defaults: GenParams,
+        pool: WorkerPool | None,
     ) -> None:
         self.context = context
         self.variables = context.variables
@@ -187,7 +191,6 @@ class StreamExecutor:
     # Results of the interpreter (see `interpreter.Sink`)
 
     def publish(self, name: str) -> None:
-        """See `Sink.publish`."""
         with self.signal.lock:
             left = self._pending.get(name, 0) - 1
             if left > 0:
@@ -197,7 +200,6 @@ class StreamExecutor:
             self.signal.notify()
 
     def progress(self) -> None:
-        """See `Sink.progress`."""
         with self.signal.lock:
             self.signal.notify()
 

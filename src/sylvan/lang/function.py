@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from sylvan.lang.backends.api import BaseBackend
 from sylvan.lang.backends.engine import EngineBackend
-from sylvan.lang.chat_templates import ChatTemplate, get_chat_template
+from sylvan.lang.chat_templates import MessageFormat, get_chat_template
 from sylvan.lang.run import (
     GENERATOR_WINDOW,
-    Job,
+    ProgramRun,
     run_batch,
     run_program,
     run_program_async,
@@ -192,8 +192,8 @@ class SglFunction:
         arguments = {**dict(zip(self.arg_names, args, strict=False)), **_split(kwargs)[1]}
         return trace_program(self._traceable(), arguments, tracer.template)
 
-    def _job(self, backend: Any, options: Mapping[str, Any]) -> Job:
-        return Job(
+    def _job(self, backend: Any, options: Mapping[str, Any]) -> ProgramRun:
+        return ProgramRun(
             function=self.func,
             backend=resolve_backend(backend),
             defaults=run_defaults(options),
@@ -223,7 +223,7 @@ def _split(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return options, {name: value for name, value in kwargs.items() if name not in RUN_NAMES}
 
 
-def _template(backend: Any) -> ChatTemplate:
+def _template(backend: Any) -> MessageFormat:
     if backend is None and global_config.default_backend is None:
         return get_chat_template("default")
     return resolve_backend(backend).get_chat_template()

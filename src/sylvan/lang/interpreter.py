@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from sylvan.lang import ir
 from sylvan.lang.backends.api import BaseBackend
-from sylvan.lang.context import Context
+from sylvan.lang.context import StateContext
 from sylvan.lang.media import encode_video
 from sylvan.lang.reasoning import split_reasoning
 from sylvan.lang.sampling import GenParams
-from sylvan.lang.speculation import ChatSpeculation, CompletionSpeculation, Speculation
+from sylvan.lang.speculation import ChatSpeculation, CompletionSpeculation, StateSpeculation
 from sylvan.media.encode import encode_image
 
 
@@ -32,7 +32,7 @@ class Interpreter:
     """Executes nodes on a context, one at a time, with calls to a backend."""
 
     def __init__(
-        self, context: Context, backend: BaseBackend, defaults: GenParams, sink: Sink
+        self, context: StateContext, backend: BaseBackend, defaults: GenParams, sink: Sink
     ) -> None:
         self.context = context
         self.backend = backend
@@ -51,7 +51,7 @@ class Interpreter:
             raise TypeError(f"{node!r} cannot be executed")
         handler(self, node)
 
-    def _speculation(self) -> Speculation | None:
+    def _speculation(self) -> StateSpeculation | None:
         tokens = self.context.num_api_spec_tokens
         if tokens is None:
             return None

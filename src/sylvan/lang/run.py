@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from sylvan.lang.backends.api import BaseBackend
 from sylvan.lang.cancel import CancelScope
-from sylvan.lang.context import Context
+from sylvan.lang.context import StateContext
 from sylvan.lang.errors import ProgramError
 from sylvan.lang.executor import StreamExecutor
 from sylvan.lang.progress import ProgressBar
@@ -32,7 +32,7 @@ GENERATOR_WINDOW = 200  # programs of a generator-style batch that are under way
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ProgramRun:
     """A program with everything to run it but its arguments."""
 
     function: Callable[..., Any]
@@ -47,7 +47,7 @@ class Job:
     def start(self, arguments: Mapping[str, Any]) -> ProgramState:
         """A state with nothing in it yet."""
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
-        context = Context(
+        context = StateContext(
             chat_template=self.backend.get_chat_template(),
             arguments=arguments,
             stream=self.stream,
@@ -59,7 +59,7 @@ class Job:
         return ProgramState(StreamExecutor(context, self.backend, self.defaults, pool))
 
 
-def run_program(job: Job, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProgramState:
+def run_program(job: ProgramRun, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProgramState:
     """Run a program; with `job.stream` it goes on in a thread of its own.
 
     Raises:
@@ -83,7 +83,7 @@ def run_program(job: Job, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pro
 
 
 async def run_program_async(
-    job: Job, args: Sequence[Any], kwargs: Mapping[str, Any]
+    job: ProgramRun, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> ProgramState:
     """Run a program without blocking the event loop; it may be an `async def`. See above."""
     kwargs = {**kwargs, **job.bound}
@@ -98,7 +98,9 @@ async def run_program_async(
     return state
 
 
-def _call(job: Job, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _call(
+    job: ProgramRun, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
     try:
         result = job.function(state, *args, **kwargs)
         state.ret_value = _finish(result) if inspect.iscoroutine(result) else result
@@ -131,7 +133,7 @@ def batch_threads(num_threads: int | Literal["auto"], num_programs: int) -> int:
 
 
 def run_batch(
-    job: Job,
+    job: ProgramRun,
     batch: Sequence[Mapping[str, Any]],
     num_threads: int | Literal["auto"],
     *,
@@ -160,7 +162,7 @@ def run_batch(
 
 
 def _run_parallel(
-    job: Job,
+    job: ProgramRun,
     batch: Sequence[Mapping[str, Any]],
     threads: int,
     bar: ProgressBar | None,
@@ -180,7 +182,9 @@ def _run_parallel(
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _run_one(job: Job, arguments: Mapping[str, Any], bar: ProgressBar | None) -> ProgramState:
+def _run_one(
+    job: ProgramRun, arguments: Mapping[str, Any], bar: ProgressBar | None
+) -> ProgramState:
     kwargs = {**arguments, **job.bound}
     state = job.start(kwargs)
     try:

@@ -21,7 +21,7 @@ Call = Callable[[GenParams], tuple[Any, dict[str, Any]]]
 Results = list[tuple[str | None, str]]  # (variable or None for the program's text, text)
 
 
-class Speculation(Protocol):
+class StateSpeculation(Protocol):
     """How a state fills in texts and gens while it speculates."""
 
     def fill(self, text: str, *, of_message: bool) -> bool:
@@ -53,14 +53,12 @@ class CompletionSpeculation:
         self._ended = False  # the model ended by itself after the surplus
 
     def fill(self, text: str, *, of_message: bool) -> bool:
-        """See `Speculation.fill`."""
         del of_message
         matches = bool(self._surplus) and self._surplus.startswith(text)
         self._surplus = self._surplus[len(text) :] if matches else ""
         return False
 
     def gen(self, name: str | None, params: GenParams) -> tuple[Any, dict[str, Any]] | None:
-        """See `Speculation.gen`."""
         del name
         limit = params.max_new_tokens
         if params.n > 1 or limit is None:
@@ -83,7 +81,6 @@ class CompletionSpeculation:
         return text, meta
 
     def end_message(self) -> Results:
-        """See `Speculation.end_message`."""
         return []
 
 
@@ -104,13 +101,12 @@ class ChatSpeculation:
         self._params: GenParams | None = None
 
     def fill(self, text: str, *, of_message: bool) -> bool:
-        """See `Speculation.fill`."""
         if of_message and text:
             self._terms.append(_Term(text))
         return of_message
 
     def gen(self, name: str | None, params: GenParams) -> None:
-        """See `Speculation.gen`.
+        """See `StateSpeculation.gen`.
 
         Raises:
             ValueError: the gens of one message differ in more than name, length and stops.
@@ -125,7 +121,7 @@ class ChatSpeculation:
         self._terms.append(_Term(None, name, tuple(as_list(params.stop))))
 
     def end_message(self) -> Results:
-        """See `Speculation.end_message`.
+        """See `StateSpeculation.end_message`.
 
         Raises:
             BackendError: the model did not keep to the program's texts in any of the tries.

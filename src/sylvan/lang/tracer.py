@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sylvan.lang import ir
-from sylvan.lang.chat_templates import ChatTemplate, Message
+from sylvan.lang.chat_templates import Message, MessageFormat
 from sylvan.lang.graph import TraceGraph, TraceNode
 from sylvan.lang.state import JoinMode, ProgramState, ProgramStateGroup
 
@@ -41,7 +41,7 @@ def tracing(state: TracerProgramState) -> Iterator[None]:
 
 @dataclass(slots=True, eq=False)
 class _Chat:
-    template: ChatTemplate
+    template: MessageFormat
     messages: list[Message] = field(default_factory=list)
     role: str | None = None
 
@@ -55,7 +55,7 @@ class TracerProgramState(ProgramState):
 
     def __init__(
         self,
-        template: ChatTemplate,
+        template: MessageFormat,
         arguments: Mapping[str, Any],
         *,
         only_prefix: bool = False,
@@ -146,7 +146,6 @@ class TracerProgramState(ProgramState):
         return state
 
     def take_results(self, states: Sequence[ProgramState], mode: JoinMode) -> None:
-        """See `ProgramState.take_results`."""
         traced = [state for state in states if isinstance(state, TracerProgramState)]
         if mode == "concate_and_append":
             self._add(ir.ConcatenateAndAppend(tuple(state.last_node for state in traced)))
@@ -178,7 +177,6 @@ class TracerProgramState(ProgramState):
         raise UntraceableError
 
     def messages(self) -> list[dict[str, Any]]:
-        """See `text`."""
         raise UntraceableError
 
     def sync(self, timeout: float | None = None) -> None:
@@ -194,7 +192,7 @@ class TracerProgramState(ProgramState):
         return f"TracerProgramState({len(self.nodes)} nodes)"
 
     @property
-    def template(self) -> ChatTemplate:
+    def template(self) -> MessageFormat:
         """How roles are spelt."""
         return self._chat.template
 
@@ -221,7 +219,7 @@ class Traceable:
 
 
 def trace_program(
-    program: Traceable, arguments: Mapping[str, Any], template: ChatTemplate
+    program: Traceable, arguments: Mapping[str, Any], template: MessageFormat
 ) -> TracerProgramState:
     """Nodes of a run with these arguments; those not given are unknown.
 
@@ -236,7 +234,7 @@ def trace_program(
     return state
 
 
-def extract_prefix(program: Traceable, template: ChatTemplate) -> str:
+def extract_prefix(program: Traceable, template: MessageFormat) -> str:
     """The constant text that every run begins with, whatever the arguments."""
     values = {**{name: ir.Argument(name) for name in program.arg_names}, **program.bound}
     state = TracerProgramState(template, values, only_prefix=True)

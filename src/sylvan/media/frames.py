@@ -1,4 +1,4 @@
-"""Messages on a pipe: a length (u64, little endian), then so many bytes."""
+"""Framed messages on a pipe: a length (u64, little endian), then that many bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEADER_BYTES = _LENGTH.size
 
 
 def read_frame(source: BinaryIO) -> bytes | None:
-    """The next message; None: there are no more."""
+    """The next message; None at the end."""
     head = source.read(HEADER_BYTES)
     if len(head) < HEADER_BYTES:
         return None
@@ -27,7 +27,7 @@ def write_frame(sink: BinaryIO, data: bytes) -> None:
 
 
 def header(size: int) -> bytes:
-    """What stands before a message of so many bytes."""
+    """The header of a message of that many bytes."""
     return _LENGTH.pack(size)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sylvan.media.messages import Prepared
+from sylvan.media.messages import PreparedItem
 from sylvan.media.source import MediaSource, decode_base64
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.media import MediaKind
@@ -60,13 +60,13 @@ def read_vectors(kind: MediaKind, given: Mapping[str, Any], path: str) -> MediaS
     return MediaSource(kind, path, np.ascontiguousarray(vectors).tobytes(), options=options)
 
 
-def given_vectors(source: MediaSource, token: int) -> Prepared:
-    """What stands in a prompt for vectors that a client brings."""
+def given_vectors(source: MediaSource, token: int) -> PreparedItem:
+    """The prompt tokens for vectors that a client provides."""
     assert source.data is not None
     shape, grid = source.options[VECTORS], source.options.get(_GRID)
     found = hashlib.sha256(f"{FORMAT}|{source.kind}|{shape}|{grid}|".encode())
     found.update(source.data)
-    return Prepared(
+    return PreparedItem(
         id=0,
         placeholder=token,
         tokens=(token,) * shape[0],

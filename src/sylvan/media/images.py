@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
-"""What clients send; readers of rarer formats are left out, since each is a way in."""
+"""Accepted formats; readers of rarer formats are excluded to reduce the attack surface."""
 
 
 class UnreadableError(ValueError):

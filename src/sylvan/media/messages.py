@@ -1,4 +1,4 @@
-"""What crosses between the server and a process that prepares items."""
+"""Messages between the server and a process that prepares items."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sylvan.protocol.media import MediaKind
 MAX_FRAME_BYTES = 2 << 30
 
 
-class Prepare(msgspec.Struct, frozen=True, kw_only=True):
+class PrepareItem(msgspec.Struct, frozen=True, kw_only=True):
     """Decode an item and make the inputs of the encoder of it.
 
     Of a video at most `max_frames` are looked at; videos and sounds are no longer than
@@ -28,7 +28,7 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedItem(msgspec.Struct, frozen=True, kw_only=True):
     """An item, prepared; or why it cannot be.
 
     Attributes:

@@ -13,9 +13,9 @@ import msgspec
 
 from sylvan.config.env import without_settings
 from sylvan.media.frames import HEADER_BYTES, header, length
-from sylvan.media.messages import MAX_FRAME_BYTES, Prepare, Prepared
+from sylvan.media.messages import MAX_FRAME_BYTES, PreparedItem, PrepareItem
 from sylvan.protocol.errors import CapacityError, RequestError
-from sylvan.transport.codec import Decoder, Encoder
+from sylvan.transport.codec import MessageDecoder, MessageEncoder
 
 _PROGRAM = "sylvan.media.worker"
 _START_S = 120.0  # importing transformers on a busy machine
@@ -37,7 +37,7 @@ class MediaWorkers:
         self._ids = itertools.count()
         self._closed = False
 
-    async def prepare(self, order: Prepare, path: str) -> Prepared:
+    async def prepare(self, order: PrepareItem, path: str) -> PreparedItem:
         """Prepare one item; `path` is where it stands in the body.
 
         Raises:
@@ -61,7 +61,7 @@ class MediaWorkers:
                 message = f"{path}: the process that prepares the {order.kind} ended on it."
                 raise RequestError(message, param=path) from error
             except BaseException:
-                await worker.end()  # an answer to nobody would be taken for the next one's
+                await worker.end()  # otherwise a stale answer would be taken for the next one's
                 raise
             if self._closed:
                 await worker.end()
@@ -83,8 +83,8 @@ class _Worker:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._encoder = Encoder(limit=None)
-        self._decoder = Decoder[Prepared](Prepared)
+        self._encoder = MessageEncoder(limit=None)
+        self._decoder = MessageDecoder[PreparedItem](PreparedItem)
 
     @classmethod
     async def start(cls, model_dir: Path) -> _Worker:
@@ -114,7 +114,7 @@ class _Worker:
             raise CapacityError(f"images cannot be prepared: {hello.error}")
         return worker
 
-    async def ask(self, order: Prepare, number: int) -> Prepared:
+    async def ask(self, order: PrepareItem, number: int) -> PreparedItem:
         """Its answer to an order."""
         stdin = self._process.stdin
         assert stdin is not None
@@ -133,7 +133,7 @@ class _Worker:
             self._process.kill()
         await self._process.wait()
 
-    async def _read(self) -> Prepared:
+    async def _read(self) -> PreparedItem:
         stdout = self._process.stdout
         assert stdout is not None
         size = length(await stdout.readexactly(HEADER_BYTES))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sylvan.media.images import UnreadableError, decode_image
-from sylvan.media.messages import Prepare, Prepared
+from sylvan.media.messages import PreparedItem, PrepareItem
 from sylvan.media.sounds import Sounds
 from sylvan.media.videos import prepare_video, video_rules
 
@@ -71,7 +71,7 @@ class Processor:
             self._sounds = Sounds(model_dir, parts[heard], self._processor, kind.__name__, defaults)
         self._placeholders = self._found_placeholders(kind)
 
-    def prepare(self, order: Prepare) -> Prepared:
+    def prepare(self, order: PrepareItem) -> PreparedItem:
         """Prepare one item.
 
         Raises:
@@ -95,7 +95,7 @@ class Processor:
             features, text = self._sounds.prepare(order)
         tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         features = {name: _array(value) for name, value in features.items()}
-        return Prepared(
+        return PreparedItem(
             id=order.id,
             placeholder=self._placeholders[order.kind],
             tokens=tuple(tokens),
@@ -106,7 +106,7 @@ class Processor:
             digest=digest_of(order.kind, features),
         )
 
-    def _image(self, order: Prepare) -> tuple[dict[str, Any], str]:
+    def _image(self, order: PrepareItem) -> tuple[dict[str, Any], str]:
         image = decode_image(order.data, order.max_pixels)
         try:
             settings = {**self._defaults, **self._sizes(order), "return_tensors": "np"}
@@ -149,7 +149,7 @@ class Processor:
         first, last = self._tokenizer.convert_tokens_to_ids(ends)
         return first, last
 
-    def _sizes(self, order: Prepare) -> dict[str, Any]:
+    def _sizes(self, order: PrepareItem) -> dict[str, Any]:
         """What a request chooses of the sizes of images, as far as this processor knows them."""
         most = order.options.get(MAX_PIXELS)
         size = getattr(self._images, "size", None)

@@ -11,7 +11,7 @@ import numpy as np
 
 from sylvan.media.container import sound_samples
 from sylvan.media.images import UnreadableError
-from sylvan.media.messages import Prepare
+from sylvan.media.messages import PrepareItem
 
 SAMPLES, RAW = "samples", "raw"
 """Options: answer with samples instead of features; the data are samples (float32) already."""
@@ -57,7 +57,7 @@ class Sounds:
             self._positions, self._tokens = 2 * positions, positions * hidden // width
             self._make = self._in_windows
 
-    def prepare(self, order: Prepare) -> tuple[Features, str]:
+    def prepare(self, order: PrepareItem) -> tuple[Features, str]:
         """Features of a sound, and its text in a prompt.
 
         Raises:

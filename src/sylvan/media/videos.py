@@ -19,7 +19,7 @@ import numpy as np
 
 from sylvan.media.container import VideoFacts, video_facts, video_frames
 from sylvan.media.images import UnreadableError
-from sylvan.media.messages import Prepare
+from sylvan.media.messages import PrepareItem
 
 FPS, MAX_FRAMES = "fps", "max_frames"
 """Options of a video: frames that are looked at in a second, and at most."""
@@ -63,7 +63,7 @@ class VideoRules:
         """Sides of frames are multiples of it."""
         return self.patch * self.merge
 
-    def chosen(self, facts: VideoFacts, order: Prepare) -> list[int]:
+    def chosen(self, facts: VideoFacts, order: PrepareItem) -> list[int]:
         """Numbers of the frames that are looked at, even in number where they can be."""
         fps = float(order.options.get(FPS) or self.fps)
         most = min(self.max_frames, order.max_frames, order.options.get(MAX_FRAMES) or 1 << 30)
@@ -134,7 +134,7 @@ def video_rules(model_dir: Path, processor: str, images: Any) -> VideoRules | No
 
 
 def prepare_video(
-    order: Prepare, rules: VideoRules, images: Any, processor: Any
+    order: PrepareItem, rules: VideoRules, images: Any, processor: Any
 ) -> tuple[dict[str, np.ndarray], str, tuple[int, int, int], float]:
     """Features of a video, its text in a prompt, its grid, and how far times are apart.
 

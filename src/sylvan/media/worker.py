@@ -12,9 +12,9 @@ from typing import BinaryIO
 
 from sylvan.media.frames import read_frame, write_frame
 from sylvan.media.images import UnreadableError
-from sylvan.media.messages import Prepare, Prepared
+from sylvan.media.messages import PreparedItem, PrepareItem
 from sylvan.media.processor import Processor, ProcessorError
-from sylvan.transport.codec import Decoder, Encoder
+from sylvan.transport.codec import MessageDecoder, MessageEncoder
 from sylvan.utils.threads import give_way
 
 
@@ -23,13 +23,13 @@ def main() -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # libraries print
     give_way()  # to the steps of the server
-    encoder, decoder = Encoder(limit=None), Decoder[Prepare](Prepare)
+    encoder, decoder = MessageEncoder(limit=None), MessageDecoder[PrepareItem](PrepareItem)
     try:
         processor = Processor(Path(sys.argv[1]))
     except (ImportError, OSError, ValueError, KeyError, AttributeError, ProcessorError) as error:
-        write_frame(sink, encoder.encode(Prepared(id=-1, error=f"{error}")))
+        write_frame(sink, encoder.encode(PreparedItem(id=-1, error=f"{error}")))
         return
-    write_frame(sink, encoder.encode(Prepared(id=-1)))
+    write_frame(sink, encoder.encode(PreparedItem(id=-1)))
     _serve(processor, source, sink, encoder, decoder)
 
 
@@ -37,17 +37,17 @@ def _serve(
     processor: Processor,
     source: BinaryIO,
     sink: BinaryIO,
-    encoder: Encoder,
-    decoder: Decoder[Prepare],
+    encoder: MessageEncoder,
+    decoder: MessageDecoder[PrepareItem],
 ) -> None:
     while (frame := read_frame(source)) is not None:
         order = decoder.decode(frame)
         try:
             answer = processor.prepare(order)
         except UnreadableError as error:
-            answer = Prepared(id=order.id, error=str(error))
+            answer = PreparedItem(id=order.id, error=str(error))
         except MemoryError:
-            answer = Prepared(id=order.id, error="it needs more memory than there is")
+            answer = PreparedItem(id=order.id, error="it needs more memory than there is")
         write_frame(sink, encoder.encode(answer))
 
 

@@ -1,4 +1,4 @@
-"""What is known of a LoRA adapter that is served."""
+"""Information about a served LoRA adapter."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def encode_adapters(adapters: list[AdapterInfo]) -> str:
 
 
 def decode_adapters(text: str) -> list[AdapterInfo]:
-    """What `encode_adapters` made.
+    """Decode the output of `encode_adapters`.
 
     Raises:
-        msgspec.MsgspecError: it is something else.
+        msgspec.MsgspecError: malformed.
     """
     return msgspec.json.decode(text, type=list[AdapterInfo])

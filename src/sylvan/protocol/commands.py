@@ -73,23 +73,23 @@ TensorSource = (
 
 
 class LoadWeights(msgspec.Struct, frozen=True, tag="load_weights"):
-    """Keep tensors beside the model under a name; those kept before under it stay, too."""
+    """Keep tensors beside the model under a name, in addition to those already kept."""
 
     name: str
     source: TensorSource
 
 
 class ShareWeights(msgspec.Struct, frozen=True, tag="share_weights"):
-    """Copy tensors into shared memory for other processes; whoever asked removes it.
+    """Copy tensors into shared memory for other processes; the caller removes it.
 
-    Its result tells the `name` of the memory, and `num_bytes`.
+    The result has the `name` of the memory and `num_bytes`.
     """
 
     source: TensorSource
 
 
 class UnloadWeights(msgspec.Struct, frozen=True, tag="unload_weights"):
-    """Free what was kept under a name."""
+    """Free the tensors kept under a name."""
 
     name: str
 
@@ -119,7 +119,7 @@ class ReadWeights(msgspec.Struct, frozen=True, tag="read_weights"):
 
 
 class HashWeights(msgspec.Struct, frozen=True, tag="hash_weights"):
-    """A checksum of each tensor of the model but those of `skip`."""
+    """Compute a checksum of each model tensor except those in `skip`."""
 
     skip: tuple[str, ...] = ()
 
@@ -223,10 +223,10 @@ ExecutorCommand = (
 
 
 class CommandResult(msgspec.Struct, frozen=True):
-    """What a command brought, JSON-like.
+    """Result of a command, JSON-like.
 
-    `error` says why it changed nothing, with the HTTP status that tells so. `blocked` says why no
-    step may run after it, if none may.
+    `error` is the reason of a failure that changed nothing, with its HTTP status. `blocked` is the
+    reason why no step may run afterwards, if so.
     """
 
     body: dict[str, Any] = {}

@@ -30,9 +30,9 @@ class RequestError(SylvanError):
     Args:
         message: One sentence that names the field and the limit.
         param: Path of the offending field as the client spelt it, if one is to blame.
-        status: HTTP status that tells the client best.
-        code: Word by which clients tell errors apart.
-        setting: The setting whose bound the request is beyond, if one is.
+        status: HTTP status.
+        code: Machine-readable error code.
+        setting: The setting whose limit the request exceeds, if any.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class RequestError(SylvanError):
 
 
 class ContextLengthError(RequestError):
-    """Prompt, or prompt and output, are longer than the model's context.
+    """The prompt, or prompt plus output, exceeds the model's context.
 
-    Clients shorten the prompt, or take another model, when they read the code or known words.
+    Clients that recognise the code or message shorten the prompt or switch models.
 
     Attributes:
-        limit: Tokens that prompt and output may have together.
+        limit: Maximum of prompt plus output tokens.
         prompt_tokens: Tokens of the prompt; None where it was not tokenised.
         max_new_tokens: Tokens asked for; None where the prompt alone is too long.
     """
@@ -84,7 +84,7 @@ class ContextLengthError(RequestError):
 
     @classmethod
     def of_text(cls, num_chars: int, limit: int, param: str) -> Self:
-        """A text of so many characters cannot fit, however it is tokenised."""
+        """The error for a text of that many characters, too long in any tokenisation."""
         message = (
             f"This model's maximum context length is {limit} tokens. However, {param} has "
             f"{num_chars} characters, far more than as many tokens hold."
@@ -121,10 +121,10 @@ class CapacityError(SylvanError):
     """The request could be served at another time.
 
     Args:
-        message: What is full, and its size.
+        message: The full resource and its size.
         status: 503 or 429.
-        retry_after_s: When it is worth trying again.
-        setting: The setting whose bound was reached, if one was.
+        retry_after_s: Seconds after which to retry.
+        setting: The setting whose limit was reached, if any.
     """
 
     def __init__(
@@ -150,4 +150,4 @@ class DeviceMemoryError(ExecutorError):
 
 
 class RankLostError(SylvanError):
-    """Another rank of this model has ended, or does not answer: none of them can go on."""
+    """Another rank of this model has ended or does not answer, so all ranks stop."""

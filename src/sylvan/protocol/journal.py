@@ -25,7 +25,7 @@ TICKET_HEADER = "x-sylvan-ticket"
 KEY_HEADER = "x-sylvan-gateway-key"
 """By which a worker knows its gateway."""
 RESUME_HEADER = "x-sylvan-resume-bytes"
-"""Bytes of the body that are a `Resume`; the request follows them."""
+"""Bytes of the body that are a `ResumeFrom`; the request follows them."""
 JOURNAL_HEADER = "x-sylvan-journal"
 """In answers: `1`, tickets are taken; `0`, they are refused."""
 PROBE = "probe"
@@ -42,7 +42,7 @@ class JournalError(ValueError):
     """The other side does not keep to the protocol."""
 
 
-class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+class JournalTicket(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer is made from besides the request.
 
     Attributes:
@@ -64,7 +64,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
         return base64.urlsafe_b64encode(msgspec.json.encode(self)).decode()
 
     @classmethod
-    def from_header(cls, text: str) -> Ticket:
+    def from_header(cls, text: str) -> JournalTicket:
         """Read what `to_header` made.
 
         Raises:
@@ -79,7 +79,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
             raise JournalError(f"malformed ticket: {error}") from error
 
 
-class Resume(msgspec.Struct, frozen=True, array_like=True):
+class ResumeFrom(msgspec.Struct, frozen=True, array_like=True):
     """How far a client has come.
 
     Attributes:
@@ -95,7 +95,7 @@ class Resume(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.msgpack.encode(self)
 
     @classmethod
-    def decode(cls, data: bytes) -> Resume:
+    def decode(cls, data: bytes) -> ResumeFrom:
         """Read what `encode` made.
 
         Raises:
@@ -110,13 +110,13 @@ class Resume(msgspec.Struct, frozen=True, array_like=True):
 class FrameKind(IntEnum):
     """What a frame is."""
 
-    HEAD = 1  # status and headers, as `Head`
+    HEAD = 1  # status and headers, as `ResponseHead`
     DATA = 2  # bytes for the client, with the entries that they were made from
     BEAT = 3  # the request is being served
     END = 4  # the answer is complete; the body is `Totals`
 
 
-class Head(msgspec.Struct, frozen=True, array_like=True):
+class ResponseHead(msgspec.Struct, frozen=True, array_like=True):
     """Status and headers of an answer."""
 
     status: int
@@ -132,7 +132,7 @@ class Totals(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class JournalFrame:
     """One frame. `entries` is empty if there are none."""
 
     kind: FrameKind
@@ -155,7 +155,7 @@ class FrameReader:
         """Whether no frame has been begun."""
         return not self._pending
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
+    def feed(self, data: bytes) -> Iterator[JournalFrame]:
         """Frames that are complete now.
 
         Raises:
@@ -173,7 +173,7 @@ class FrameReader:
             if len(pending) < end:
                 break
             entries = bytes(pending[start + _HEADER.size : body_at])
-            yield Frame(FrameKind(kind), bytes(pending[body_at:end]), entries)
+            yield JournalFrame(FrameKind(kind), bytes(pending[body_at:end]), entries)
             start = end
         del pending[:start]
 
@@ -181,19 +181,19 @@ class FrameReader:
 _KINDS: Sequence[int] = tuple(FrameKind)
 
 
-def read_head(frame: Frame) -> Head:
+def read_head(frame: JournalFrame) -> ResponseHead:
     """The contents of a HEAD frame.
 
     Raises:
         JournalError: It is malformed.
     """
     try:
-        return msgspec.msgpack.decode(frame.body, type=Head)
+        return msgspec.msgpack.decode(frame.body, type=ResponseHead)
     except MALFORMED as error:
         raise JournalError(f"malformed head: {error}") from error
 
 
-def read_totals(frame: Frame) -> Totals:
+def read_totals(frame: JournalFrame) -> Totals:
     """The contents of an END frame.
 
     Raises:

@@ -23,15 +23,15 @@ from sylvan.protocol.sampling import SamplingParams
 from sylvan.protocol.tiers import TierCommand, TierLoad
 
 DEFAULT_VERSION = "default"
-"""Label of weights that nobody has labelled."""
+"""Label of weights without a given label."""
 FinishType = Literal["stop", "length", "abort"]
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request ended.
 
-    `matched` is the token id, stop string or regex that ended it. For an abort `status` is the
-    HTTP status that tells the client best, or None if the client itself asked for the abort.
+    `matched` is the token id, stop string or regex that ended it. For an abort, `status` is the
+    HTTP status, or None if the client requested it.
     """
 
     type: FinishType
@@ -45,8 +45,8 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Log probabilities of a run of P consecutive positions (natural log).
 
-    The first prompt token has none: NaN in `logprobs`, and no alternatives (-1 in `top_ids`). Of a
-    request for no tokens there is one row of `top_ids` and `chosen_logprobs`: what may come next.
+    The first prompt token has none: NaN in `logprobs`, and no alternatives (-1 in `top_ids`). A
+    request for zero tokens gets one row of `top_ids` and `chosen_logprobs`, for the next token.
     """
 
     token_ids: np.ndarray  # int32 (P,)
@@ -57,7 +57,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftCounts(msgspec.Struct, frozen=True, gc=False):
-    """What guesses brought a request.
+    """Statistics of speculative decoding for a request.
 
     `histogram[n]` counts the steps that verified guesses and found the first n of them right.
     """
@@ -67,7 +67,7 @@ class DraftCounts(msgspec.Struct, frozen=True, gc=False):
     histogram: tuple[int, ...] = ()
 
     def verified(self, proposed: int, accepted: int) -> DraftCounts:
-        """With one more step that verified so many guesses."""
+        """Add one step that verified that many guesses."""
         counts = [*self.histogram, *[0] * (accepted + 1 - len(self.histogram))]
         counts[accepted] += 1
         return DraftCounts(self.proposed + proposed, self.accepted + accepted, tuple(counts))
@@ -79,16 +79,16 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
-    loaded_tokens: int = 0  # of these, those that a store of KV brought
-    host_tokens: int = 0  # of these, those that the tier in host memory brought
+    loaded_tokens: int = 0  # of these, tokens loaded from a KV store
+    host_tokens: int = 0  # of these, tokens loaded from host memory
     retractions: int = 0
     drafts: DraftCounts | None = None  # None: no guess of it was verified
     media_tokens: dict[str, int] | None = None  # of the prompt, by kind of item; None: no items
-    taken_back: int = 0  # tokens that were sampled, broke the schema, and are no part of the output
+    taken_back: int = 0  # sampled tokens that broke the schema and were removed from the output
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds on the machine's monotonic clock at which a request passed a point; 0: not yet."""
+    """Monotonic-clock seconds at which a request passed each point; 0: not yet."""
 
     received: float = 0.0  # by the scheduler
     started: float = 0.0  # first slice launched
@@ -97,7 +97,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the steps since the last one brought for one request."""
+    """New output of one request since the last message."""
 
     rid: str
     token_ids: tuple[int, ...] = ()
@@ -115,7 +115,7 @@ class TextOutput(msgspec.Struct, frozen=True, kw_only=True):
     rid: str
     text: str
     output: TokenOutput
-    weight_version: str | None = None  # of the weights that made it, where that is new
+    weight_version: str | None = None  # set when the weights that produced it have changed
 
 
 class TokenBatch(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
@@ -157,7 +157,7 @@ class TextBatch(msgspec.Struct, frozen=True, kw_only=True, tag="texts"):
 
 
 class Params(msgspec.Struct, frozen=True, kw_only=True, tag="params"):
-    """Sampling parameters that requests to come have in common; they replace those of `slot`."""
+    """Sampling parameters shared by later requests; they replace those of `slot`."""
 
     slot: int
     sampling: SamplingParams
@@ -166,8 +166,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, tag="params"):
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """Queue a request.
 
-    With `params` its sampling parameters are those of that slot, but for `max_new_tokens` and
-    `sampling_seed`, which are its own.
+    With `params`, its sampling parameters come from that slot, except `max_new_tokens` and
+    `sampling_seed`.
     """
 
     request: GenerateRequest | EmbedRequest
@@ -175,7 +175,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
-    """End a request in whatever state it is; unknown rids are ignored."""
+    """End a request in any state; unknown rids are ignored."""
 
     rid: str
     finish: Finish = Finish(type="abort", message="aborted by the client")
@@ -185,8 +185,8 @@ class StopFound(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """The text of `rid` reached a stop string or regex after `num_tokens` output tokens.
 
     The scheduler ends the request there; later tokens enter neither usage nor cache. `matched` is
-    None when a request that has stops ended by itself and none was found in its text: the
-    scheduler keeps its memory until told one or the other.
+    None if a request with stops ended without one in its text: the scheduler keeps its memory until
+    this message.
     """
 
     rid: str
@@ -205,7 +205,7 @@ class GetState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
 class CacheTree(msgspec.Struct, frozen=True, kw_only=True, tag="cache_tree"):
     """Describe the prefix tree, at most `max_nodes` of it.
 
-    With an `owner` only the namespaces whose salt begins with it are shown.
+    With an `owner`, show only namespaces whose salt starts with it.
     """
 
     max_nodes: int = 1000
@@ -213,9 +213,9 @@ class CacheTree(msgspec.Struct, frozen=True, kw_only=True, tag="cache_tree"):
 
 
 class CacheRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cache_request"):
-    """Explain what the prompt of `rid` found in the cache, and why no more.
+    """Explain the cache hit of the prompt of `rid`, and why it was not longer.
 
-    With an `owner` the requests of others are not known.
+    With an `owner`, requests of others are unknown.
     """
 
     rid: str
@@ -243,7 +243,7 @@ class SetWeightVersion(msgspec.Struct, frozen=True, kw_only=True, tag="weight_ve
 
 
 class RegisterAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="register_adapter"):
-    """An adapter that was loaded before may be asked for by its id; it is read when it is.
+    """Allow requests to name a known adapter by its id; it is read on first use.
 
     `num_bytes` as `LoadAdapter` told.
     """
@@ -262,20 +262,20 @@ class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unload_adapt
 
 
 class AddCorpus(msgspec.Struct, frozen=True, kw_only=True, tag="add_corpus"):
-    """Guess from these texts, too; those of the same name before are replaced."""
+    """Add texts to draft from; they replace texts of the same name."""
 
     id: str
     texts: tuple[tuple[int, ...], ...]
 
 
 class RemoveCorpus(msgspec.Struct, frozen=True, kw_only=True, tag="remove_corpus"):
-    """Guess no more from the texts of that name."""
+    """Remove the texts of that name."""
 
     id: str
 
 
 class ListCorpora(msgspec.Struct, frozen=True, kw_only=True, tag="list_corpora"):
-    """Tell the names of texts that are guessed from, and how many tokens they have."""
+    """List the texts to draft from, with their token counts."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
@@ -311,7 +311,7 @@ ToScheduler = Submit | Params | Abort | Control | StopFound
 
 
 class ControlReply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
-    """Outcome of a `Control`: `message` says why it failed, `status` which HTTP status tells that.
+    """Outcome of a `Control`: on failure, `message` is the reason and `status` the HTTP status.
 
     `body` is JSON-like.
     """
@@ -323,7 +323,7 @@ class ControlReply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
     body: dict[str, Any] | None = None
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
     """How busy a scheduler is. All lengths in tokens unless named otherwise."""
 
     num_running_reqs: int = 0
@@ -338,53 +338,54 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     retractions: int = 0
     verified_drafts: int = 0  # slices with guesses that steps verified
     proposed_draft_tokens: int = 0  # the guesses in them
-    accepted_draft_tokens: int = 0  # those that were right
-    draft_seconds_won: float = 0.0  # what they saved, less what guessing and verifying took: about
+    accepted_draft_tokens: int = 0  # drafted tokens that were right
+    # estimated seconds saved, minus the cost of drafting and verifying
+    draft_seconds_won: float = 0.0
     targets_set: int = 0  # finished requests that had a latency target
     targets_met: int = 0  # and met it: goodput
     repaired_pages: int = 0  # lost by a bug of ours, found and taken back
-    repaired_locks: int = 0  # nodes of the prefix tree that such a bug kept from being evicted
+    repaired_locks: int = 0  # tree nodes that such a bug had kept from eviction
     repaired_states: int = 0  # slots of recurrent state
     gen_throughput: float = 0.0  # tokens generated a second since the heartbeat before
-    last_gen_throughput: float = 0.0  # the same, of the last heartbeat by which there were any
-    num_grammar_reqs: int = 0  # of those that wait, whose grammar is being compiled
+    last_gen_throughput: float = 0.0  # the same, from the last heartbeat with a value
+    num_grammar_reqs: int = 0  # waiting requests whose grammar is being compiled
     grammar_tries: int = 0  # times that an output went back, since it broke its schema
-    grammar_taken_back: int = 0  # tokens that were taken back then
+    grammar_taken_back: int = 0  # tokens rolled back for a grammar
     lora_slots_used: int = 0  # slots on the device with an adapter
     lora_slots_total: int = 0  # 0: no adapters are served
-    lora_adapters: int = 0  # that may be asked for
+    lora_adapters: int = 0  # registered adapters
     lora_copies: int = 0  # of these, in host memory
-    decode_sum_seq_lens: int = 0  # of the requests that run
+    decode_sum_seq_lens: int = 0  # over running requests
     retracted_input_tokens: int = 0  # prompts of requests that lost their memory, each time
     retracted_output_tokens: int = 0  # and their outputs by then
-    prefill_tokens: int = 0  # of prompts, that steps computed
+    prefill_tokens: int = 0  # prompt tokens computed
     evicted_tokens: int = 0  # from the prefix cache of the device
     new_token_ratio: float = 0.0  # share of its limit that a request is expected to generate
     forward_seconds: float = 0.0  # in which a step was under way
     bubble_seconds: float = 0.0  # in which none was although there was work
     idle_seconds: float = 0.0  # without work
     cpu_seconds: float = 0.0  # processor time of the process, all threads
-    swa_used_tokens: int = 0  # of KV groups with a window, the fullest
+    swa_used_tokens: int = 0  # of the fullest window KV group
     swa_total_tokens: int = 0  # 0: there are none
     mamba_used_states: int = 0  # slots of recurrent state
     mamba_total_states: int = 0  # 0: there are none
-    grammars: int = 0  # grammars that were asked for
-    grammar_cache_hits: int = 0  # of these, that were compiled already
-    grammars_refused: int = 0  # of these, that could not be compiled
-    grammar_timeouts: int = 0  # of these, in time
-    grammar_seconds: float = 0.0  # that compiling took
-    encoded_items: int = 0  # images, videos and sounds that were encoded
+    grammars: int = 0  # grammars requested
+    grammar_cache_hits: int = 0  # of these, already compiled
+    grammars_refused: int = 0  # of these, rejected by the compiler
+    grammar_timeouts: int = 0  # of these, timed out
+    grammar_seconds: float = 0.0  # seconds spent compiling
+    encoded_items: int = 0  # images, videos and sounds encoded
     image_items: int = 0  # images of requests
-    image_hits: int = 0  # of these, whose vectors were there already
+    image_hits: int = 0  # of these, with cached vectors
     video_items: int = 0  # videos of requests
-    video_hits: int = 0  # of these, whose vectors were there already
+    video_hits: int = 0  # of these, with cached vectors
     audio_items: int = 0  # sounds of requests
-    audio_hits: int = 0  # of these, whose vectors were there already
-    encoder_entries: int = 0  # items whose vectors are kept
-    encoder_bytes: int = 0  # of these vectors
-    paused: bool = False  # nothing is computed before a Resume
+    audio_hits: int = 0  # of these, with cached vectors
+    encoder_entries: int = 0  # items with cached vectors
+    encoder_bytes: int = 0  # bytes of these vectors
+    paused: bool = False  # nothing is computed until a Resume
     tiers: TierLoad | None = None  # None: there are none
-    disagg: DisaggLoad | None = None  # None: the server has no role
+    disagg: DisaggLoad | None = None  # None: the server has no prefill or decode role
 
     @property
     def lora_utilization(self) -> float:
@@ -399,7 +400,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def accept_rate(self) -> float:
-        """Share of the verified guesses that were right; 0: there were none yet."""
+        """Share of verified guesses that were right; 0 before the first."""
         proposed = self.proposed_draft_tokens
         return self.accepted_draft_tokens / proposed if proposed else 0.0
 
@@ -407,11 +408,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
     """Sign of life of a scheduler; sent at least twice a second between steps, also when idle."""
 
-    load: Load
+    load: SchedulerLoad
 
 
 class Alive(msgspec.Struct, frozen=True, kw_only=True, tag="alive"):
-    """Sign of life of a process that has nothing else to tell."""
+    """Heartbeat of a process without anything else to report."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -420,7 +421,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     facts: dict[str, str | int | float | bool | None]
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """A process could not start; `message` is for the operator."""
 
     message: str
@@ -433,4 +434,4 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
     total: int
 
 
-FromScheduler = ControlReply | Heartbeat | Loading | Ready | Failed
+FromScheduler = ControlReply | Heartbeat | Loading | Ready | StartFailed

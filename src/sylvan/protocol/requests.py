@@ -1,4 +1,4 @@
-"""What a client asks for, after tokenisation; immutable, and the same in every process."""
+"""A request after tokenisation; immutable, and the same in every process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sylvan.protocol.sampling import SamplingParams
 class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which log probabilities to return.
 
-    `start` is the first prompt position whose own log probability is wanted; None for outputs
-    only. `top` is how many most likely alternatives per position. `token_ids` are ids whose log
+    `start` is the first prompt position whose own log probability is wanted; None for outputs only.
+    `top` is the number of most likely alternatives per position. `token_ids` are ids whose log
     probability is wanted at every position.
     """
 
@@ -24,8 +24,8 @@ class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...] = ()
 
 
-class Thinking(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an output thinks: a grammar waits for the end of it, a budget brings the end about.
+class ThinkingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to find thinking in an output: a grammar starts after it, a budget ends it.
 
     `ends` are the markers that end thinking, as token ids; the first is forced after `budget`
     tokens of thinking. With `inside` the prompt ended in thinking; else the output thinks if it
@@ -41,9 +41,9 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bootstrap(msgspec.Struct, frozen=True, array_like=True):
-    """Where a prefill and a decode server meet for a request: a room at the prefill server.
+    """The rendezvous of a prefill and a decode server for a request: a room at the prefill server.
 
-    `role` is what this server does of it; None: what it was started for.
+    `role` is this server's part; None: the role it was started with.
     """
 
     host: str
@@ -88,10 +88,10 @@ class GenerateRequest(RequestOptions, frozen=True, kw_only=True, tag="generate")
     tenant: str = ""
     cache_salt: str = ""  # isolates the prefix cache; derived from tenant, extra_key, cache_salt
     shared_tokens: int = 0  # leading ones that the salt does not set apart
-    thinking: Thinking | None = None
+    thinking: ThinkingOptions | None = None
     bootstrap: Bootstrap | None = None  # None: this server does everything
     media: tuple[MediaItem, ...] = ()  # in the order of the prompt
-    interval: int | None = 1  # new tokens of which the client is told at once; the first always is
+    interval: int | None = 1  # emit every so many tokens; the first is always emitted
 
 
 class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -19,7 +20,7 @@ MAX_N = 128
 MAX_LOGIT_BIAS_VALUE = 100.0
 TOP_K_ALL = -1
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "choice")
-"""Names of the parameters of which at most one constrains an output."""
+"""Parameters that constrain the output; a request may set at most one."""
 
 _FLOATS = (
     "temperature",
@@ -91,11 +92,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Fault(NamedTuple):
-    """What is wrong with sampling parameters: a field, a place in it, and what is expected."""
+    """An invalid sampling parameter: the field, the place in it, and the expected value."""
 
     name: str
     place: str
     text: str
+
+
+_floats_of = attrgetter(*_FLOATS)
+_grammars_of = attrgetter(*GRAMMARS)
 
 
 def fault_of(sampling: SamplingParams) -> Fault | None:
@@ -104,17 +109,18 @@ def fault_of(sampling: SamplingParams) -> Fault | None:
 
 
 def _faults(sampling: SamplingParams) -> Iterator[Fault]:
-    for name in _FLOATS:
-        if not math.isfinite(getattr(sampling, name)):
-            yield Fault(name, "", "expected a finite number")
+    if not all(map(math.isfinite, _floats_of(sampling))):
+        for name in _FLOATS:
+            if not math.isfinite(getattr(sampling, name)):
+                yield Fault(name, "", "expected a finite number")
     if sampling.top_k == 0:
         yield Fault("top_k", "", "expected -1 (all) or at least 1")
     limit = sampling.max_new_tokens
     if limit is not None and sampling.min_new_tokens > limit:
         text = f"{sampling.min_new_tokens} is more than the {limit} tokens of the answer"
         yield Fault("min_new_tokens", "", text)
-    given = [name for name in GRAMMARS if getattr(sampling, name)]
-    if len(given) > 1:
+    if sum(map(bool, _grammars_of(sampling))) > 1:
+        given = [name for name in GRAMMARS if getattr(sampling, name)]
         yield Fault(given[1], "", f"excludes {given[0]}: one grammar constrains an output")
     for token, bias in sampling.logit_bias.items():
         place = f".{token[:20]}"

@@ -1,7 +1,6 @@
-"""Sampling parameters that many requests have in common cross to the scheduler once.
+"""Sends sampling parameters that many requests share to the scheduler only once.
 
-A grammar may take megabytes, and a body may hold thousands of prompts; each of them is a request
-of its own.
+A grammar may take megabytes, and a body may hold thousands of prompts, each a request.
 """
 
 from __future__ import annotations
@@ -58,13 +57,13 @@ class ParamsSender:
 
 
 class ParamsReceiver:
-    """Puts together what a `ParamsSender` took apart."""
+    """Restores the parameters that a `ParamsSender` split off."""
 
     def __init__(self) -> None:
         self._kept: dict[int, SamplingParams] = {}
 
     def keep(self, message: Params) -> None:
-        """Take in parameters of requests to come."""
+        """Store parameters of later requests."""
         self._kept[message.slot] = message.sampling
 
     def request(self, message: Submit) -> Request:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sylvan.sim.features import KNOTS, SEGMENTS, Shape
+from sylvan.sim.features import KNOTS, SEGMENTS, PlanShape
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
@@ -105,7 +105,7 @@ class Scatter:
             self._at += count
 
 
-class StepTimes:
+class NoisyStepTimes:
     """Seconds of one step after the other, with scatter.
 
     Args:
@@ -122,24 +122,24 @@ class StepTimes:
         self._between = Scatter(host.scatter, seeds[2])
         self._curve = curve(cost)
 
-    def step_s(self, shape: Shape) -> float:
+    def step_s(self, shape: PlanShape) -> float:
         """Of the model's part."""
         if not shape.rows:
             return 0.0
         scatter = self._decode if shape.rows == shape.slices else self._prompt
         return self.mean_s(shape) * scatter.draw()
 
-    def mean_s(self, shape: Shape) -> float:
+    def mean_s(self, shape: PlanShape) -> float:
         """Of the model's part, without scatter."""
         cost = self._cost
         fixed = self._rows_s(shape.rows) + cost.sample * shape.samples + cost.pair * shape.pairs
         return fixed + cost.context * shape.context
 
-    def host_s(self, shape: Shape) -> float:
+    def host_s(self, shape: PlanShape) -> float:
         """Of what follows."""
         return self._host_mean_s(shape) * self._between.draw()
 
-    def decodes_s(self, shape: Shape, steps: int) -> tuple[NDArray[np.float64], ...]:
+    def decodes_s(self, shape: PlanShape, steps: int) -> tuple[NDArray[np.float64], ...]:
         """What `step_s` and `host_s` will say of so many steps of decodes after one of `shape`."""
         cost, rows = self._cost, shape.rows
         contexts = shape.context + rows * np.arange(1, steps + 1)
@@ -153,7 +153,7 @@ class StepTimes:
         self._decode.skip(steps)
         self._between.skip(steps)
 
-    def _host_mean_s(self, shape: Shape) -> float:
+    def _host_mean_s(self, shape: PlanShape) -> float:
         host = self._host
         return host.constant + host.slice * shape.slices + host.start * shape.starts
 

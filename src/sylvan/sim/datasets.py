@@ -17,7 +17,7 @@ import msgspec
 from sylvan.config.bench import DataConfig
 from sylvan.config.simulate import ArrivalConfig
 from sylvan.protocol.errors import ConfigError
-from sylvan.sim.workload import Block, Conversation, Part, Turn, Workload
+from sylvan.sim.workload import Part, PromptBlock, SimulatedConversation, SimulatedTurn, Workload
 
 OUTPUT_TOKENS = {"random": 1024, "shared-prefix": 256}
 TRACE_BLOCK = 512  # tokens that stand behind one number of a trace
@@ -27,7 +27,7 @@ MAX_TRACE_BYTES = 4 << 30
 _OWN, _GROUP, _TRACE, _REST = range(4)  # kinds of blocks, in their seeds
 
 Length = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
-Draft = Sequence[tuple[Sequence[Turn], float | None]]
+Draft = Sequence[tuple[Sequence[SimulatedTurn], float | None]]
 """Turns of each conversation, and when a trace says that it begins."""
 
 
@@ -74,7 +74,7 @@ def arranged(turns: Draft, load: ArrivalConfig, seed: int) -> Workload:
         ConfigError: There are no times, and they are wanted.
     """
     rng, due_s = random.Random(seed), 0.0
-    made: list[Conversation] = []
+    made: list[SimulatedConversation] = []
     for number, (each, at_s) in enumerate(turns):
         if load.timestamps:
             if at_s is None:
@@ -83,15 +83,15 @@ def arranged(turns: Draft, load: ArrivalConfig, seed: int) -> Workload:
         elif load.rate is not None and number:
             shape = load.burstiness
             due_s += rng.gammavariate(shape, 1 / (load.rate * shape))
-        made.append(Conversation(each, due_s))
+        made.append(SimulatedConversation(each, due_s))
     first = made[0].turns[0]
-    short = Turn(first.parts, min(first.output_tokens, WARMUP_TOKENS))
+    short = SimulatedTurn(first.parts, min(first.output_tokens, WARMUP_TOKENS))
     return Workload(made, load.concurrency, [short] * load.warmup)
 
 
 def _random(config: DataConfig) -> Draft:
     lengths, numbers = _Lengths(config), count()
-    left, made = config.requests, list[tuple[Sequence[Turn], float | None]]()
+    left, made = config.requests, list[tuple[Sequence[SimulatedTurn], float | None]]()
     while left > 0:
         turns = [
             _turn(config, lengths, [], config.input_tokens, next(numbers))
@@ -104,10 +104,10 @@ def _random(config: DataConfig) -> Draft:
 
 def _shared_prefix(config: DataConfig) -> Draft:
     lengths, numbers = _Lengths(config), count()
-    made: list[tuple[Sequence[Turn], float | None]] = []
+    made: list[tuple[Sequence[SimulatedTurn], float | None]] = []
     for group in range(config.groups):
         length = lengths.draw(config.system_tokens)
-        before = [Block((config.seed, _GROUP, group), length, shared=True)]
+        before = [PromptBlock((config.seed, _GROUP, group), length, shared=True)]
         for _ in range(config.prompts_per_group):
             parts = [before, *([[]] * (config.turns - 1))]
             turns = [
@@ -122,14 +122,14 @@ def _shared_prefix(config: DataConfig) -> Draft:
 
 def _turn(
     config: DataConfig, lengths: _Lengths, before: Sequence[Part], most: int, number: int
-) -> Turn:
-    own = Block((config.seed, _OWN, number), lengths.draw(most))
+) -> SimulatedTurn:
+    own = PromptBlock((config.seed, _OWN, number), lengths.draw(most))
     default = OUTPUT_TOKENS[config.dataset]
-    return Turn([*before, own], lengths.draw(config.output_tokens or default))
+    return SimulatedTurn([*before, own], lengths.draw(config.output_tokens or default))
 
 
 def _trace(config: DataConfig) -> Draft:
-    made: list[tuple[Sequence[Turn], float | None]] = []
+    made: list[tuple[Sequence[SimulatedTurn], float | None]] = []
     began_ms: float | None = None
     for number, line in enumerate(lines(config.path or "")):
         if len(made) == config.requests:
@@ -140,16 +140,16 @@ def _trace(config: DataConfig) -> Draft:
             continue
         began_ms = line.timestamp if began_ms is None else began_ms
         at_s = max(0.0, (line.timestamp - began_ms) / 1000)
-        made.append(([Turn(_blocks(config, line), output)], at_s))
+        made.append(([SimulatedTurn(_blocks(config, line), output)], at_s))
     return made
 
 
 def _blocks(config: DataConfig, line: Line) -> Sequence[Part]:
     numbers = line.hash_ids[: line.input_length // TRACE_BLOCK]
-    found = [Block((config.seed, _TRACE, each), TRACE_BLOCK, shared=True) for each in numbers]
+    found = [PromptBlock((config.seed, _TRACE, each), TRACE_BLOCK, shared=True) for each in numbers]
     rest = line.input_length - len(found) * TRACE_BLOCK
     if rest:
-        found.append(Block((config.seed, _REST, rest, *line.hash_ids), rest))
+        found.append(PromptBlock((config.seed, _REST, rest, *line.hash_ids), rest))
     return found
 
 

@@ -11,13 +11,13 @@ from sylvan.protocol.commands import CommandResult, ExecutorCommand
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.executor.api import Carried, ExecutorCaps
 from sylvan.sim.clock import ReplicaClock
-from sylvan.sim.features import Shape, shape_of
+from sylvan.sim.features import PlanShape, shape_of
 
 TOKEN = 1
 """The id of all that is generated: the same prompt is continued the same way, as by greedy
 decoding."""
 
-StepTime = Callable[[Shape], float]
+StepTime = Callable[[PlanShape], float]
 
 
 class TimedExecutor:
@@ -48,7 +48,7 @@ class TimedExecutor:
         self, caps: ExecutorCaps, clock: ReplicaClock, step_s: StepTime, *, lazily: bool
     ) -> None:
         self.caps = caps
-        self.shape = Shape(0, 0, 0, 0, 0.0, 0)
+        self.shape = PlanShape(0, 0, 0, 0, 0.0, 0)
         self.in_flight_s = 0.0
         self.steps = 0
         self.rows = self.most_rows = 0

@@ -32,7 +32,7 @@ HOST_NAMES = ("constant", "slice", "start", "generated page")
 Vector = NDArray[np.float64]
 
 
-class Shape(NamedTuple):
+class PlanShape(NamedTuple):
     """A step plan in numbers.
 
     Attributes:
@@ -57,17 +57,19 @@ class Shape(NamedTuple):
         return self.rows == self.slices
 
 
-def shape_of(plan: StepPlan) -> Shape:
+def shape_of(plan: StepPlan) -> PlanShape:
     """The shape of a plan."""
     rows, slices = plan.num_tokens, plan.num_slices
     return shape(plan.numbers, rows, slices, plan.num_samples, len(plan.joins))
 
 
-def shape(numbers: NDArray[np.int32], rows: int, slices: int, samples: int, starts: int) -> Shape:
+def shape(
+    numbers: NDArray[np.int32], rows: int, slices: int, samples: int, starts: int
+) -> PlanShape:
     """From the numbers of a plan; see `StepPlan`."""
     stops = numbers[2 * slices : 3 * slices]
     if rows == slices:
-        return Shape(rows, slices, samples, int(stops.sum()), 0.0, starts)
+        return PlanShape(rows, slices, samples, int(stops.sum()), 0.0, starts)
     if slices <= FEW:
         return _shape_of_few(numbers[slices : 3 * slices].tolist(), rows, samples, starts)
     first = numbers[slices : 2 * slices].astype(np.int64)
@@ -76,10 +78,10 @@ def shape(numbers: NDArray[np.int32], rows: int, slices: int, samples: int, star
     # a query at position p attends to p + 1 keys
     pairs = lens * (first + stops + 1) / 2
     context = int(stops[single].sum())
-    return Shape(rows, slices, samples, context, float(pairs[~single].sum()), starts)
+    return PlanShape(rows, slices, samples, context, float(pairs[~single].sum()), starts)
 
 
-def _shape_of_few(ends: list[int], rows: int, samples: int, starts: int) -> Shape:
+def _shape_of_few(ends: list[int], rows: int, samples: int, starts: int) -> PlanShape:
     """The same, from where slices start and then stop: arrays start slowly."""
     slices, context, pairs = len(ends) // 2, 0, 0.0
     for first, stop in zip(ends[:slices], ends[slices:], strict=True):
@@ -87,10 +89,10 @@ def _shape_of_few(ends: list[int], rows: int, samples: int, starts: int) -> Shap
             context += stop
         else:
             pairs += (stop - first) * (first + stop + 1) / 2
-    return Shape(rows, slices, samples, context, pairs, starts)
+    return PlanShape(rows, slices, samples, context, pairs, starts)
 
 
-def step_features(found: Shape) -> list[float]:
+def step_features(found: PlanShape) -> list[float]:
     """In the order of `NAMES`."""
     return [
         1.0,

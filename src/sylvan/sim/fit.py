@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.sim.cost import HostCost, StepCost, StepTimes
-from sylvan.sim.features import KNOTS, SEGMENTS, Shape, step_features
-from sylvan.sim.observed import Observed, Timed, engine_of
-from sylvan.sim.profile import Origin, Profile
+from sylvan.sim.cost import HostCost, NoisyStepTimes, StepCost
+from sylvan.sim.features import KNOTS, SEGMENTS, PlanShape, step_features
+from sylvan.sim.observed import Observed, TimedShape, engine_of
+from sylvan.sim.profile import Profile, ProfileOrigin
 
 LEAST_STEPS = 50
 QUANTILES = 257
@@ -40,7 +40,7 @@ def fit(observed: Observed) -> Profile:
         engine=engine_of(observed.setup),
         step=step,
         host=_hosts(observed.hosts),
-        origin=Origin(
+        origin=ProfileOrigin(
             recording=str(observed.folder),
             started=observed.setup.started,
             steps=len(steps),
@@ -51,7 +51,7 @@ def fit(observed: Observed) -> Profile:
     )
 
 
-def _steps(steps: Sequence[Timed]) -> tuple[StepCost, float]:
+def _steps(steps: Sequence[TimedShape]) -> tuple[StepCost, float]:
     features = np.array([step_features(each.shape) for each in steps])
     seconds = np.array([each.seconds for each in steps])
     found = weighted(
@@ -64,7 +64,7 @@ def _steps(steps: Sequence[Timed]) -> tuple[StepCost, float]:
         context=found[-2],
         pair=found[-1],
     )
-    times = StepTimes(cost, HostCost(constant=0.0), None)
+    times = NoisyStepTimes(cost, HostCost(constant=0.0), None)
     ratios = seconds / np.maximum([times.mean_s(each.shape) for each in steps], 1e-9)
     decodes = np.array([each.shape.is_decode for each in steps])
     cost = StepCost(
@@ -79,7 +79,7 @@ def _steps(steps: Sequence[Timed]) -> tuple[StepCost, float]:
     return cost, float(np.mean(np.abs(ratios - 1)))
 
 
-def _hosts(hosts: Sequence[Timed]) -> HostCost:
+def _hosts(hosts: Sequence[TimedShape]) -> HostCost:
     if not hosts:
         return HostCost(constant=0.0)
     features = np.array([host_features(each.shape) for each in hosts])
@@ -90,7 +90,7 @@ def _hosts(hosts: Sequence[Timed]) -> HostCost:
     return HostCost(constant=constant, slice=each_slice, start=start, scatter=scatter(ratios))
 
 
-def host_features(shape: Shape) -> list[float]:
+def host_features(shape: PlanShape) -> list[float]:
     """In the order of the fields of `HostCost`."""
     return [1.0, float(shape.slices), float(shape.starts)]
 

@@ -16,13 +16,19 @@ from sylvan.protocol.messages import TokenOutput
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.sim.clock import ReplicaClock
-from sylvan.sim.cost import StepTimes
+from sylvan.sim.cost import NoisyStepTimes
 from sylvan.sim.executor import TOKEN
 from sylvan.sim.outcomes import Outcomes
 from sylvan.sim.profile import Profile
-from sylvan.sim.replica import Replica, Told
-from sylvan.sim.routing import Router, Sent
-from sylvan.sim.workload import Conversation, Ids, Prompts, Turn, Workload
+from sylvan.sim.replica import EmittedOutputs, SimulatedReplica
+from sylvan.sim.routing import RoutedRequest, SimulatedRouter
+from sylvan.sim.workload import (
+    Ids,
+    SimulatedConversation,
+    SimulatedPrompts,
+    SimulatedTurn,
+    Workload,
+)
 
 Progress = Callable[[int, int], None]
 """Called with the number of requests that ended, and of all."""
@@ -37,7 +43,7 @@ _BEGIN, _ARRIVE, _RUN, _TELL = range(4)  # of events at the same time, in this o
 class _Talk:
     """A conversation under way."""
 
-    conversation: Conversation
+    conversation: SimulatedConversation
     number: int
     due_s: float
     turn: int = 0
@@ -50,10 +56,10 @@ class _Live:
 
     rid: str
     talk: _Talk
-    turn: Turn
+    turn: SimulatedTurn
     ids: Ids
     place: int
-    sent: Sent | None = None
+    sent: RoutedRequest | None = None
 
 
 class Fleet:
@@ -65,7 +71,7 @@ class Fleet:
         replicas: Their number.
         seed: Of the scatter of times, and of policies that draw.
         scatter: Whether times scatter as they were measured to.
-        skips: See `Replica`.
+        skips: See `SimulatedReplica`.
 
     Attributes:
         replicas: By number.
@@ -85,8 +91,10 @@ class Fleet:
     ) -> None:
         seeds = [[seed, number] if scatter else None for number in range(replicas)]
         self.replicas = [
-            Replica(
-                profile.engine, StepTimes(profile.step, profile.host, seeds[number]), skips=skips
+            SimulatedReplica(
+                profile.engine,
+                NoisyStepTimes(profile.step, profile.host, seeds[number]),
+                skips=skips,
             )
             for number in range(replicas)
         ]
@@ -96,8 +104,8 @@ class Fleet:
         self.most_concurrent = 0
         self._outside_s = profile.request.constant
         clock, held = ReplicaClock(), profile.engine.cache_tokens
-        self._router = Router(routing, replicas, held, clock, seed)
-        self._prompts = Prompts()
+        self._router = SimulatedRouter(routing, replicas, held, clock, seed)
+        self._prompts = SimulatedPrompts()
         self._events: list[tuple[float, int, int, Callable[[Any, float], None], Any]] = []
         self._pushed = 0
         self._planned: list[float | None] = [None] * replicas  # when each will run
@@ -108,7 +116,7 @@ class Fleet:
         self._limit = 0
         self._began_s = 0.0
         self._measured = False
-        self._coming: Iterator[tuple[int, Conversation]] = iter(())
+        self._coming: Iterator[tuple[int, SimulatedConversation]] = iter(())
         self._params: dict[int, SamplingParams] = {}
 
     def run(self, workload: Workload, progress: Progress = lambda done, total: None) -> Outcomes:
@@ -116,7 +124,7 @@ class Fleet:
         self._ttft_ms, self._tpot_ms = (
             1e3 * workload.slo[name] if name in workload.slo else None for name in ("ttft", "tpot")
         )
-        warmup = [Conversation([turn], 0.0) for turn in workload.warmup]
+        warmup = [SimulatedConversation([turn], 0.0) for turn in workload.warmup]
         end_s = self._serve(warmup, 0.0, 1, lambda done, total: None)
         self._measured, self.most_concurrent = True, 0
         limit = workload.concurrency or workload.num_requests
@@ -126,7 +134,7 @@ class Fleet:
     # ---- the loop
 
     def _serve(
-        self, work: Sequence[Conversation], began_s: float, limit: int, progress: Progress
+        self, work: Sequence[SimulatedConversation], began_s: float, limit: int, progress: Progress
     ) -> float:
         """Serve conversations; returns when all was quiet again."""
         self._began_s, self._limit, self._ended = began_s, limit, 0
@@ -224,7 +232,7 @@ class Fleet:
             self._push(told.at_s, _TELL, self._tell, told)
         self._plan(number)
 
-    def _tell(self, told: Told, now_s: float) -> None:
+    def _tell(self, told: EmittedOutputs, now_s: float) -> None:
         for rid, error in told.refused:
             self._end(self._live[rid], now_s, error, None)
         for output in told.outputs:

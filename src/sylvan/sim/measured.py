@@ -14,7 +14,7 @@ MAX_BYTES = 4 << 30
 Time = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One line of `sylvan bench serve --output FILE --output-details`; times in seconds.
 
     Fields are those of `bench.results.details`; the figures are in `figures`.
@@ -38,7 +38,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(places, key=lambda place: self.sent[place])
 
 
-def measured(name: str) -> Measured:
+def measured(name: str) -> MeasuredRequest:
     """The last run in a file of results.
 
     Raises:
@@ -54,7 +54,7 @@ def measured(name: str) -> Measured:
     if not lines:
         raise ConfigError(f"{name} holds no results")
     try:
-        found = msgspec.json.decode(lines[-1], type=Measured)
+        found = msgspec.json.decode(lines[-1], type=MeasuredRequest)
         figures = msgspec.json.decode(lines[-1], type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(

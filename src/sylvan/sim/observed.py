@@ -12,20 +12,20 @@ import numpy as np
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.features.flight_recorder.recording import (
-    Added,
-    Answered,
     Called,
+    CapabilitiesAnswered,
     Completed,
     Ended,
     Event,
     Now,
     Planned,
-    Setup,
+    RequestAdded,
+    SchedulerSetup,
     lives,
     read,
 )
-from sylvan.sim.features import Shape, shape
-from sylvan.sim.profile import Engine
+from sylvan.sim.features import PlanShape, shape
+from sylvan.sim.profile import SchedulerProfile
 
 NOT_SIMULATED = {
     "draft": "speculation",
@@ -37,10 +37,10 @@ NOT_SIMULATED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedShape:
     """A shape, and the seconds that it took."""
 
-    shape: Shape
+    shape: PlanShape
     seconds: float
 
 
@@ -58,9 +58,9 @@ class Observed:
     """
 
     folder: Path
-    setup: Setup
-    steps: list[Timed] = field(default_factory=list[Timed])
-    hosts: list[Timed] = field(default_factory=list[Timed])
+    setup: SchedulerSetup
+    steps: list[TimedShape] = field(default_factory=list[TimedShape])
+    hosts: list[TimedShape] = field(default_factory=list[TimedShape])
     requests: list[tuple[float, GenerateRequest]] = field(
         default_factory=list[tuple[float, GenerateRequest]]
     )
@@ -84,9 +84,9 @@ def observe(name: str) -> Observed:
     return observed
 
 
-def engine_of(setup: Setup) -> Engine:
+def engine_of(setup: SchedulerSetup) -> SchedulerProfile:
     """How the recorded scheduler was made."""
-    return Engine(
+    return SchedulerProfile(
         kv_groups=setup.kv_groups,
         prefix=setup.prefix,
         eviction=setup.eviction,
@@ -111,23 +111,23 @@ class _Reader:
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
         self._overlaps = observed.setup.limits.get("inflight", 1) > 1
-        self._plans: deque[tuple[Shape, float]] = deque()  # in flight, and when launched
+        self._plans: deque[tuple[PlanShape, float]] = deque()  # in flight, and when launched
         self._now_s = 0.0
         self._begin_s: float | None = None  # of the step call
-        self._planned: Shape | None = None  # by it
+        self._planned: PlanShape | None = None  # by it
         self._waited_s: float | None = None  # when its result was there
         self._done_s = 0.0  # when the newest result was there
         self._completing = False
-        self._before: tuple[Shape, float] | None = None  # a plan, and when the model was done
+        self._before: tuple[PlanShape, float] | None = None  # a plan, and when the model was done
 
     def read(self, events: Iterator[Event]) -> None:
         for event in events:
             match event:
-                case Added(request=request):
+                case RequestAdded(request=request):
                     self._add(request, next(events, None))
                 case Called(method="step"):
                     self._begin_s = self._waited_s = self._planned = None
-                case Called() | Answered():
+                case Called() | CapabilitiesAnswered():
                     self._check(event)
                 case Now(seconds=seconds):
                     self._now(seconds)
@@ -145,7 +145,7 @@ class _Reader:
             self._observed.requests.append((following.seconds, request))
             self._now_s = following.seconds
 
-    def _check(self, event: Called | Answered) -> None:
+    def _check(self, event: Called | CapabilitiesAnswered) -> None:
         """Refuse what is not simulated."""
         if isinstance(event, Called):
             if event.method in ("loaded", "load_failed", "release"):
@@ -172,7 +172,7 @@ class _Reader:
         shape, done_s = self._before
         self._before = None
         if shape.rows:
-            self._observed.hosts.append(Timed(shape, begin_s - done_s))
+            self._observed.hosts.append(TimedShape(shape, begin_s - done_s))
 
     def _complete(self, seconds: float) -> None:
         shape, launched_s = self._plans.popleft()
@@ -181,9 +181,9 @@ class _Reader:
             began_s = max(launched_s, self._done_s)
         self._done_s = self._waited_s = seconds
         if shape.rows:
-            self._observed.steps.append(Timed(shape, seconds - began_s))
+            self._observed.steps.append(TimedShape(shape, seconds - began_s))
 
-    def _launch(self, plan: Planned) -> Shape:
+    def _launch(self, plan: Planned) -> PlanShape:
         count = plan.num_slices
         numbers = np.frombuffer(plan.numbers, np.int32)
         starts, stops = numbers[count : 2 * count], numbers[2 * count : 3 * count]

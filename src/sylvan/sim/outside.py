@@ -12,17 +12,17 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.sim.cost import RequestCost
 from sylvan.sim.fleet import Fleet
-from sylvan.sim.measured import Measured
+from sylvan.sim.measured import MeasuredRequest
 from sylvan.sim.observed import Observed
 from sylvan.sim.profile import Profile
-from sylvan.sim.workload import Conversation, Turn, Workload
+from sylvan.sim.workload import SimulatedConversation, SimulatedTurn, Workload
 
 WINDOW = 64  # how far a request may have been overtaken on its way to the scheduler
 SEEDS = 3  # simulations that are compared with
 LEAST_SHARE = 0.9  # of the measured requests that have to be in the recording
 
 
-def matched(measured: Measured, observed: Observed) -> list[tuple[int, GenerateRequest]]:
+def matched(measured: MeasuredRequest, observed: Observed) -> list[tuple[int, GenerateRequest]]:
     """Places in the results with the recorded requests, in the order in which they were sent.
 
     The last requests that were recorded are those of the load test, in about the same order;
@@ -53,13 +53,13 @@ def _lengths(request: GenerateRequest) -> tuple[int, int]:
     return len(request.input_ids), request.sampling.max_new_tokens or 0
 
 
-def workload(measured: Measured, pairs: Sequence[tuple[int, GenerateRequest]]) -> Workload:
+def workload(measured: MeasuredRequest, pairs: Sequence[tuple[int, GenerateRequest]]) -> Workload:
     """The measured requests with the recorded prompts, at the times when they were sent."""
     first_s = measured.sent[pairs[0][0]] if pairs else 0.0
     return Workload(
         [
-            Conversation(
-                [Turn([request.input_ids], max(1, request.sampling.max_new_tokens or 0))],
+            SimulatedConversation(
+                [SimulatedTurn([request.input_ids], max(1, request.sampling.max_new_tokens or 0))],
                 measured.sent[place] - first_s,
             )
             for place, request in pairs
@@ -67,7 +67,9 @@ def workload(measured: Measured, pairs: Sequence[tuple[int, GenerateRequest]]) -
     )
 
 
-def fit_outside(profile: Profile, measured: Measured, observed: Observed, name: str) -> Profile:
+def fit_outside(
+    profile: Profile, measured: MeasuredRequest, observed: Observed, name: str
+) -> Profile:
     """The profile with the times outside the scheduler.
 
     Args:

@@ -11,22 +11,24 @@ import msgspec
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.cache.groups import KVGroup, check_groups
 from sylvan.runtime.executor.api import ExecutorCaps
-from sylvan.runtime.sched.limits import Limits
+from sylvan.runtime.sched.limits import SchedulerLimits
 from sylvan.sim.cost import HostCost, RequestCost, StepCost
 
 FORMAT = 1
 MAX_BYTES = 1 << 20
 
 
-class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """How a scheduler is made; as in `flight_recorder.recording.Setup`.
+class SchedulerProfile(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True
+):
+    """How a scheduler is made; as in `flight_recorder.recording.SchedulerSetup`.
 
     Attributes:
         kv_groups: Memory, in the order of page tables.
         prefix: Whether prefixes are cached.
         eviction: Policy of the cache.
         policy: Order of waiting requests.
-        settings: Fields of `sched.limits.Limits`.
+        settings: Fields of `sched.limits.SchedulerLimits`.
         num_slots: Request slots of the executor.
         lockstep: See `ExecutorCaps`.
         max_samples: See `ExecutorCaps`.
@@ -46,9 +48,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tenant_weights: dict[str, float] = {}
 
     @cached_property
-    def limits(self) -> Limits:
+    def limits(self) -> SchedulerLimits:
         """Bounds of the scheduler."""
-        return Limits(**self.settings)
+        return SchedulerLimits(**self.settings)
 
     @cached_property
     def caps(self) -> ExecutorCaps:
@@ -67,7 +69,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         first = self.kv_groups[0]
         return (first.num_pages - 1) * first.page_size
 
-    def with_cache(self, tokens: int) -> Engine:
+    def with_cache(self, tokens: int) -> SchedulerProfile:
         """The same with another size of the KV cache; all groups grow and shrink alike.
 
         Raises:
@@ -87,7 +89,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return msgspec.structs.replace(self, kv_groups=tuple(groups))
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
+class ProfileOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """Where a profile comes from.
 
     Attributes:
@@ -115,11 +117,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What `sylvan simulate fit` writes."""
 
     format: int = FORMAT
-    engine: Engine
+    engine: SchedulerProfile
     step: StepCost
     host: HostCost
     request: RequestCost = RequestCost()
-    origin: Origin = Origin()
+    origin: ProfileOrigin = ProfileOrigin()
 
 
 def read(name: str) -> Profile:

@@ -13,20 +13,20 @@ from pathlib import Path
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
 from sylvan.runtime.features.flight_recorder.recording import (
-    Added,
     Called,
     Completed,
     Ended,
     Event,
     Now,
     Planned,
+    RequestAdded,
     planned,
     read,
 )
-from sylvan.sim.cost import HostCost, StepCost, StepTimes
-from sylvan.sim.features import SEGMENTS, Shape
+from sylvan.sim.cost import HostCost, NoisyStepTimes, StepCost
+from sylvan.sim.features import SEGMENTS, PlanShape
 from sylvan.sim.observed import engine_of
-from sylvan.sim.replica import Replica
+from sylvan.sim.replica import SimulatedReplica
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ def follow(folder: Path) -> Followed:
     """
     setup, events = read(folder)
     tape = _Tape([*events])
-    replica = Replica(engine_of(setup), tape, skips=False)
+    replica = SimulatedReplica(engine_of(setup), tape, skips=False)
     got: list[StepPlan] = []
     replica.executor.on_plan = got.append
     replica.executor.answers = tape.answer
@@ -81,7 +81,7 @@ def follow(folder: Path) -> Followed:
     return found
 
 
-class _Tape(StepTimes):
+class _Tape(NoisyStepTimes):
     """The recorded times and tokens, instead of modelled ones."""
 
     def __init__(self, events: list[Event]) -> None:
@@ -98,14 +98,14 @@ class _Tape(StepTimes):
         """All calls, in order."""
         return self._calls
 
-    def step_s(self, shape: Shape) -> float:
-        """See `StepTimes.step_s`: of the next step."""
+    def step_s(self, shape: PlanShape) -> float:
+        """See `NoisyStepTimes.step_s`: of the next step."""
         del shape
         self._launched += 1
         return self._seconds[self._launched] if self._launched < len(self._seconds) else 0.0
 
-    def host_s(self, shape: Shape) -> float:
-        """See `StepTimes.host_s`: when a call begins is told."""
+    def host_s(self, shape: PlanShape) -> float:
+        """See `NoisyStepTimes.host_s`: when a call begins is told."""
         del shape
         return 0.0
 
@@ -124,7 +124,7 @@ class _Tape(StepTimes):
     def _read(self, events: Iterator[Event]) -> None:
         arrivals: list[GenerateRequest] = []
         for event in events:
-            if isinstance(event, Added) and isinstance(event.request, GenerateRequest):
+            if isinstance(event, RequestAdded) and isinstance(event.request, GenerateRequest):
                 arrivals.append(event.request)
             elif isinstance(event, Called) and event.method == "step":
                 self._calls.append(self._call(events, tuple(arrivals)))

@@ -15,13 +15,13 @@ from sylvan.protocol.messages import TokenOutput
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.features.recurrent.control import RecurrentStates
-from sylvan.runtime.sched.limits import Parts
+from sylvan.runtime.sched.limits import SchedulerDeps
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.sim.clock import ReplicaClock
-from sylvan.sim.cost import StepTimes
+from sylvan.sim.cost import NoisyStepTimes
 from sylvan.sim.executor import TOKEN, TimedExecutor
-from sylvan.sim.profile import Engine
+from sylvan.sim.profile import SchedulerProfile
 
 _MIN_WAIT_S, _MAX_WAIT_S = 0.001, 0.05  # as in `engine.scheduler_loop`
 LEAST_SKIPPED, MOST_SKIPPED = 4, 512  # iterations passed at once
@@ -29,7 +29,7 @@ _MAX_REQUESTS_PER_STEP = 1024  # likewise
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EmittedOutputs:
     """What a replica told its clients at one moment.
 
     Attributes:
@@ -61,7 +61,7 @@ class _Ahead:
         return last if arrival_s is None else min(last, bisect_left(self.begins_s, arrival_s))
 
 
-class Replica:
+class SimulatedReplica:
     """Takes in requests, and runs one iteration of the scheduler's loop at a time.
 
     Args:
@@ -75,7 +75,9 @@ class Replica:
         executor: What it launched.
     """
 
-    def __init__(self, engine: Engine, times: StepTimes, *, skips: bool = True) -> None:
+    def __init__(
+        self, engine: SchedulerProfile, times: NoisyStepTimes, *, skips: bool = True
+    ) -> None:
         self.clock = ReplicaClock()
         self._times = times
         limits = engine.limits
@@ -85,7 +87,7 @@ class Replica:
         self._outputs: list[TokenOutput] = []
         cache = kv_cache(engine.kv_groups, engine.prefix, engine.eviction)
         states = () if cache.states is None else (RecurrentStates(cache, cache.states),)
-        parts = Parts(
+        parts = SchedulerDeps(
             cache=cache,
             executor=self.executor,
             policy=schedule_policy(engine.policy),
@@ -117,7 +119,7 @@ class Replica:
         waited_s = now_s + self._wait_s
         return waited_s if arrival_s is None else min(waited_s, max(now_s, arrival_s))
 
-    def run(self) -> Told | None:
+    def run(self) -> EmittedOutputs | None:
         """One iteration, begun at `next_s()`; what clients are told, if anything."""
         begin_s = self.next_s()
         if begin_s is None:
@@ -128,7 +130,7 @@ class Replica:
         clock.reach(begin_s)
         refused = self._receive()
         if self._quiescent and scheduler.idle:  # all that came was refused
-            return Told(clock.now_s, (), refused)
+            return EmittedOutputs(clock.now_s, (), refused)
         progressed = scheduler.step()
         outputs, told_s = tuple(self._outputs), clock.now_s
         self._outputs.clear()
@@ -138,7 +140,7 @@ class Replica:
         self._wait_s = 0.0 if progressed else longer
         if self._skips and not self._inbox and self.executor.shape.is_decode:
             self._look_ahead()
-        return Told(told_s, outputs, refused) if outputs or refused else None
+        return EmittedOutputs(told_s, outputs, refused) if outputs or refused else None
 
     def _look_ahead(self) -> None:
         """Find when the next iterations begin, if all that they do is to decode."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from sylvan.config.route import RoutingConfig
 from sylvan.gateway import policies
 from sylvan.gateway.policies.api import (
-    Outcome,
     Placement,
+    PlacementOutcome,
     PolicyParts,
     RoutingPolicy,
     RoutingRequest,
@@ -23,7 +23,7 @@ from sylvan.utils.plugins import load
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class RoutedRequest:
     """A request that is under way.
 
     Attributes:
@@ -39,7 +39,7 @@ class Sent:
     request: RoutingRequest
 
 
-class Router:
+class SimulatedRouter:
     """What a gateway does to choose a worker, without its connections.
 
     Args:
@@ -75,7 +75,7 @@ class Router:
         parts = PolicyParts(config=config, clock=clock, ring=ring, rng=random.Random(seed))
         self._policy: RoutingPolicy = load(policies, config.policy).create(parts)
 
-    def send(self, ids: Ids, now_s: float, key: str = "") -> Sent:
+    def send(self, ids: Ids, now_s: float, key: str = "") -> RoutedRequest:
         """Choose who takes a request.
 
         Args:
@@ -87,13 +87,15 @@ class Router:
         request = RoutingRequest(prompt=ids.tobytes(), key=key, token_ids=ids.data)
         placement = self._policy.select(self._workers, request)
         dispatch = placement.worker.begin(placement.new_tokens)
-        return Sent(self._numbers[placement.worker.id], dispatch, placement, request)
+        return RoutedRequest(self._numbers[placement.worker.id], dispatch, placement, request)
 
-    def ended(self, sent: Sent, *, success: bool, prompt: int, cached: int, now_s: float) -> None:
+    def ended(
+        self, sent: RoutedRequest, *, success: bool, prompt: int, cached: int, now_s: float
+    ) -> None:
         """A request is over."""
         self._clock.reach(now_s)
         if success:
             sent.dispatch.succeeded()
         sent.dispatch.close()
-        outcome = Outcome(success=success, prompt_tokens=prompt, cached_tokens=cached)
+        outcome = PlacementOutcome(success=success, prompt_tokens=prompt, cached_tokens=cached)
         self._policy.completed(sent.placement, sent.request, outcome)

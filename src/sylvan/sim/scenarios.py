@@ -165,7 +165,7 @@ def _known(setting: str, find: Callable[[], object]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CapacityPlan:
     """What a load needs.
 
     Attributes:
@@ -179,14 +179,14 @@ class Answer:
     keeps: bool
 
 
-def answers(results: Sequence[Result], share: float) -> list[Answer]:
+def answers(results: Sequence[Result], share: float) -> list[CapacityPlan]:
     """For each load: fewest replicas, then the smallest cache, then the most good requests."""
-    found: list[Answer] = []
+    found: list[CapacityPlan] = []
     for load in dict.fromkeys(result.figures["load"] for result in results):
         those = [result for result in results if result.figures["load"] == load]
         keeping = [result for result in those if result.figures["goodput_share"] >= share]
         best = min(keeping or those, key=_size if keeping else _failing)
-        found.append(Answer(load, best, bool(keeping)))
+        found.append(CapacityPlan(load, best, bool(keeping)))
     return found
 
 

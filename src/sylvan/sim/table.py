@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sylvan.sim.profile import Profile
-from sylvan.sim.scenarios import Answer, Result
+from sylvan.sim.scenarios import CapacityPlan, Result
 
 COLUMNS = (
     ("load", "load", ""),
@@ -46,7 +46,7 @@ def table(results: Sequence[Result]) -> str:
     )
 
 
-def sentence(answer: Answer, slo: Mapping[str, str], share: float) -> str:
+def sentence(answer: CapacityPlan, slo: Mapping[str, str], share: float) -> str:
     """What a load needs, in words."""
     figures = answer.best.figures
     wanted = ", ".join(f"{name} {bound} ms" for name, bound in slo.items())

@@ -22,7 +22,7 @@ _ODD, _MIX, _MASK = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, (1 << 64) - 1  # tho
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PromptBlock:
     """A part of prompts: `length` ids drawn from `seed`.
 
     Attributes:
@@ -36,11 +36,11 @@ class Block:
     shared: bool = False
 
 
-Part = Block | Ids
+Part = PromptBlock | Ids
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SimulatedTurn:
     """One request.
 
     Attributes:
@@ -54,11 +54,11 @@ class Turn:
     @property
     def length(self) -> int:
         """Tokens of the parts."""
-        return sum(p.length if isinstance(p, Block) else len(p) for p in self.parts)
+        return sum(p.length if isinstance(p, PromptBlock) else len(p) for p in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class SimulatedConversation:
     """Turns that follow each other; each repeats what was said.
 
     Attributes:
@@ -66,7 +66,7 @@ class Conversation:
         due_s: When it begins.
     """
 
-    turns: Sequence[Turn]
+    turns: Sequence[SimulatedTurn]
     due_s: float
 
 
@@ -81,9 +81,9 @@ class Workload:
         slo: Bounds that requests tell the scheduler, of which its policy `slo` makes use.
     """
 
-    conversations: Sequence[Conversation]
+    conversations: Sequence[SimulatedConversation]
     concurrency: int | None = None
-    warmup: Sequence[Turn] = ()
+    warmup: Sequence[SimulatedTurn] = ()
     slo: Bounds = field(default_factory=dict[Latency, float])
 
     @property
@@ -93,7 +93,7 @@ class Workload:
 
 
 @dataclass(slots=True)
-class Prompts:
+class SimulatedPrompts:
     """Makes the ids of prompts; keeps those of shared blocks."""
 
     _kept: dict[tuple[int, ...], Ids] = field(default_factory=dict[tuple[int, ...], Ids])
@@ -104,7 +104,7 @@ class Prompts:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _part(self, part: Part) -> Ids:
-        if not isinstance(part, Block):
+        if not isinstance(part, PromptBlock):
             return part
         kept = self._kept.get(part.seed)
         if kept is not None and len(kept) >= part.length:
@@ -117,7 +117,7 @@ class Prompts:
         return ids
 
 
-def drawn(block: Block) -> Ids:
+def drawn(block: PromptBlock) -> Ids:
     """The ids of a block: a hash of its seed and of each place, since generators start slowly."""
     state = 0
     for number in block.seed:

@@ -12,7 +12,7 @@ from sylvan.text.encoding import token_ids
 
 @dataclass(frozen=True, slots=True)
 class Affixes:
-    """What is added to every text.
+    """Special tokens added to every text.
 
     Attributes:
         around: Ids before and after a text; None: they depend on it.

@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from sylvan.protocol.errors import ConfigError, RequestError
-from sylvan.text.forgery import Marks, Neutraliser, strings_in
+from sylvan.text.control_tokens import ControlTokenEscaper, Marks, strings_in
 from sylvan.text.jinja_env import MAX_TEMPLATE_CHARS, ChatEnvironment, RenderLimits
 from sylvan.text.tokenizer import Tokenizer
 
-_CONTINUE = "\U000fffff"  # outside the range of forgery marks
+_CONTINUE = "\U000fffff"  # outside the range of control-token marks
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 _LOOPS_OVER_CONTENT = re.compile(r"for\s+\w+\s+in\s+[\w.\[\]'\"]*content\b(?!\s*\.)")
@@ -41,8 +41,7 @@ class Encode(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedPrompt:
+class RenderedPrompt(msgspec.Struct, frozen=True):
     """A prompt.
 
     Attributes:
@@ -54,8 +53,7 @@ class RenderedPrompt:
     input_ids: list[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a template is asked to render.
 
     Attributes:
@@ -116,7 +114,7 @@ class ChatTemplate:
             for text, token in tokenizer.protected.items()
             if token not in tokenizer.special_ids or "think" in text.lower()
         }
-        self._neutraliser = Neutraliser(
+        self._neutraliser = ControlTokenEscaper(
             tokenizer.protected_pattern, list(tokenizer.protected), frozenset(plain)
         )
 

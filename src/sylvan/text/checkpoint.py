@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.text.foreign import foreign_tokenizer
+from sylvan.text.tokenizer_conversion import foreign_tokenizer
 from sylvan.utils.json_files import read_json
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What a checkpoint says about its text side.
+    """Text-related files of a checkpoint.
 
     Attributes:
         tokenizer_json: Content of tokenizer.json, or what was made of other files; None: neither.

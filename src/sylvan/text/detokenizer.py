@@ -10,7 +10,7 @@ from typing import Protocol
 from sylvan.text.stops import StopFinder
 
 
-class Vocabulary(Protocol):
+class DetokenizerVocabulary(Protocol):
     """What detokenisation needs to know; `Tokenizer` is one."""
 
     @property
@@ -86,7 +86,7 @@ class IncrementalDetokenizer:
 
     def __init__(
         self,
-        vocabulary: Vocabulary,
+        vocabulary: DetokenizerVocabulary,
         options: DetokenizerOptions | None = None,
         *,
         prompt_tail_ids: Sequence[int] = (),

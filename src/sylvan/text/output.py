@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from sylvan.text.reasoning import ReasoningFamily, ReasoningParser, make_parser
-from sylvan.text.spans import Span, SpanLog, SpanMap
+from sylvan.text.spans import SpanLog, SpanMap, TextSpan
 from sylvan.text.tools import (
     ArgumentsDelta,
     CallStart,
@@ -17,8 +19,7 @@ from sylvan.text.tools import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
+class ReasoningDelta(msgspec.Struct, frozen=True):
     """Thinking."""
 
     text: str
@@ -27,8 +28,7 @@ class ReasoningDelta:
 Piece = ReasoningDelta | TextDelta | CallStart | ArgumentsDelta
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OutputRules:
+class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
     """How the outputs of one request are read.
 
     Attributes:
@@ -54,7 +54,7 @@ class OutputRules:
 
 
 class OutputReader:
-    """Reads one sample. What it returns does not depend on how the text was cut."""
+    """Parses one sample. The result does not depend on how the text was split."""
 
     def __init__(self, rules: OutputRules) -> None:
         self._thinking: ReasoningParser | None = None
@@ -72,10 +72,10 @@ class OutputReader:
         self.has_calls = False
 
     def feed(self, text: str) -> list[Piece]:
-        """Add text; return what is new."""
+        """Add text; return the new output."""
         self._length += len(text)
         if self._thinking is None:
-            return self._answer(text, [Span(self._length - len(text), self._length)])
+            return self._answer(text, [TextSpan(self._length - len(text), self._length)])
         reasoning, content = self._thinking.feed(text)
         pieces = self._reasoned(reasoning, done=bool(content))
         return [*pieces, *self._answer(content, self._thinking.spans())]
@@ -92,7 +92,7 @@ class OutputReader:
             self._place()
         return pieces
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TextSpan]:
         """Where thinking and text read since the last call stand in the output."""
         return self._spans.take()
 
@@ -104,9 +104,9 @@ class OutputReader:
                 text, self._held = self._held, ""
         return [ReasoningDelta(text)] if text else []
 
-    def _answer(self, text: str, spans: list[Span]) -> list[Piece]:
-        """Read what is no thinking; it stands in the spans without `thinking`."""
-        answered: list[Span] = []
+    def _answer(self, text: str, spans: list[TextSpan]) -> list[Piece]:
+        """Parse text that is not thinking; it is in the spans without `thinking`."""
+        answered: list[TextSpan] = []
         for span in spans:
             if self._calls is not None and not span.thinking:
                 answered.append(span)
@@ -147,7 +147,7 @@ class CallText:
     arguments: str = ""
 
 
-class Answer:
+class ParsedOutput:
     """A whole output: thinking, text and calls.
 
     Attributes:
@@ -163,7 +163,7 @@ class Answer:
         self.text = ""
         self.calls: list[CallText] = []
         self.parts: list[ReasoningDelta | TextDelta | CallText] = []
-        self.spans: list[Span] = []
+        self.spans: list[TextSpan] = []
 
     def add(self, pieces: Sequence[Piece]) -> None:
         """Take in more."""
@@ -188,9 +188,9 @@ class Answer:
             self.parts.append(piece)
 
 
-def read_whole(rules: OutputRules, text: str) -> Answer:
+def read_whole(rules: OutputRules, text: str) -> ParsedOutput:
     """The parts of a whole output, by the same code as in a stream."""
-    reader, answer = OutputReader(rules), Answer()
+    reader, answer = OutputReader(rules), ParsedOutput()
     answer.add(reader.feed(text))
     answer.add(reader.finish())
     answer.spans = reader.spans()

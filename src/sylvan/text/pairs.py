@@ -20,7 +20,7 @@ class _Piece:
 class PairEncoder:
     """Encodes pairs, such as a query and a document; neither can forge a control token.
 
-    The template is read off a harmless pair once, so that both texts can be encoded by themselves.
+    The template is derived once from a harmless pair, so that both texts can be encoded separately.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

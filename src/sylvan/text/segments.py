@@ -10,19 +10,19 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from sylvan.text.safe_encoding import alternation
 from sylvan.text.tokenizer import Tokenizer
-from sylvan.text.unforgeable import alternation
 
 ENTRY_BYTES = 256
-"""What an entry takes besides its text and its ids, about."""
+"""Approximate overhead of an entry beside its text and ids, in bytes."""
 
 
 class SegmentedEncoder:
-    """Encodes as a tokenizer does, but tokenises segments that came lately only once.
+    """Encodes like a tokenizer, but caches recent segments.
 
-    A control token ends what can be merged before it, so a text is cut before each of them, and its
-    ids are those of its segments. A conversation that goes on has the segments of its last turn;
-    those of a system prompt are shared by all that have it. Safe to share between threads.
+    No merge crosses a control token, so a text is cut before each, and its ids are those of its
+    segments. A continued conversation reuses the segments of its last turn, and all conversations
+    share those of a system prompt. Safe to share between threads.
 
     Args:
         tokenizer: Encodes.
@@ -42,7 +42,6 @@ class SegmentedEncoder:
         self.hits = 0
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """See `Tokenizer.encode`."""
         if not self._max_bytes or not self._cuts:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         segments = self._segments(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """The characters `start` to `stop` of an output; `thinking` says which kind of text."""
 
     start: int
@@ -17,7 +17,7 @@ class SpanLog:
     """Collects spans in the order of the output; neighbours of a kind are one span."""
 
     def __init__(self) -> None:
-        self._spans: list[Span] = []
+        self._spans: list[TextSpan] = []
 
     def add(self, start: int, length: int, *, thinking: bool = False) -> None:
         """Add `length` characters at `start`."""
@@ -25,11 +25,11 @@ class SpanLog:
             return
         last = self._spans[-1] if self._spans else None
         if last is not None and last.stop == start and last.thinking == thinking:
-            self._spans[-1] = Span(last.start, start + length, thinking)
+            self._spans[-1] = TextSpan(last.start, start + length, thinking)
         else:
-            self._spans.append(Span(start, start + length, thinking))
+            self._spans.append(TextSpan(start, start + length, thinking))
 
-    def take(self) -> list[Span]:
+    def take(self) -> list[TextSpan]:
         """The spans added since the last call."""
         taken, self._spans = self._spans, []
         return taken
@@ -42,8 +42,8 @@ class SpanMap:
         self._parts: list[tuple[int, int, int]] = []  # place here, place there, length
         self._length = 0
 
-    def extend(self, text: str, spans: list[Span]) -> None:
-        """Append a text that consists of the spans; what is longer stands in no span, in front."""
+    def extend(self, text: str, spans: list[TextSpan]) -> None:
+        """Append a text that ends with the spans; any excess in front belongs to no span."""
         place = self._length + len(text) - sum(span.stop - span.start for span in spans)
         for span in spans:
             here, there, length = self._parts[-1] if self._parts else (0, -1, 0)
@@ -54,13 +54,13 @@ class SpanMap:
             place += span.stop - span.start
         self._length = place
 
-    def find(self, span: Span) -> list[Span]:
+    def find(self, span: TextSpan) -> list[TextSpan]:
         """The places of a span; earlier ones are not asked for again."""
         while len(self._parts) > 1 and self._parts[1][0] <= span.start:
             del self._parts[0]
-        found: list[Span] = []
+        found: list[TextSpan] = []
         for here, there, length in self._parts:
             start, stop = max(here, span.start), min(here + length, span.stop)
             if start < stop:
-                found.append(Span(there + start - here, there + stop - here, span.thinking))
+                found.append(TextSpan(there + start - here, there + stop - here, span.thinking))
         return found

@@ -1,9 +1,9 @@
-"""The exact bytes that a token stands for, read from a tokenizer's decoder description.
+"""The exact bytes of each token, from a tokenizer's decoder description.
 
 Decoding is concatenation: the text of some tokens is their bytes in a row, decoded as UTF-8. That
-holds for byte-level BPE (GPT-2, Llama 3, Qwen), for SentencePiece models in either of their
-shapes (Llama 2, Gemma, Mistral), and closely enough for word pieces. The only context a token has
-is whether it is the first one: some decoders drop one space there.
+holds for byte-level BPE (GPT-2, Llama 3, Qwen), for SentencePiece models in either of their shapes
+(Llama 2, Gemma, Mistral), and closely enough for word pieces. The only context a token has is
+whether it is the first one: some decoders drop one space there.
 """
 
 from __future__ import annotations

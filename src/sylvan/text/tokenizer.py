@@ -16,8 +16,8 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.text.affixes import Affixes
 from sylvan.text.checkpoint import TokenizerFiles, read_files
 from sylvan.text.encoding import token_ids
+from sylvan.text.safe_encoding import UnforgeableEncoder, alternation
 from sylvan.text.token_bytes import DecoderRules
-from sylvan.text.unforgeable import UnforgeableEncoder, alternation
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _CONVERSION_ERRORS = (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from sylvan.text.spans import Span
+from sylvan.text.spans import TextSpan
 from sylvan.text.tokenizer import Tokenizer
 
 Entry = TypeVar("Entry")
@@ -58,7 +58,7 @@ class VisibleTokens(Generic[Entry]):
             if not text.startswith(" "):
                 self._shift()
 
-    def take(self, spans: Sequence[Span]) -> list[Entry]:
+    def take(self, spans: Sequence[TextSpan]) -> list[Entry]:
         """What became visible, given where more visible text stands in the sample's text."""
         taken: list[Entry] = []
         for span in spans:

@@ -22,7 +22,7 @@ _LANGUAGES = (
 )
 
 
-class Vocabulary(Protocol):
+class WhisperVocabulary(Protocol):
     """What is asked of a tokenizer."""
 
     def token_id(self, name: str) -> int | None:
@@ -50,7 +50,7 @@ class WhisperTokens:
         KeyError: the vocabulary is not Whisper's; names the token that it lacks.
     """
 
-    def __init__(self, vocabulary: Vocabulary, context_len: int = 448) -> None:
+    def __init__(self, vocabulary: WhisperVocabulary, context_len: int = 448) -> None:
         self._vocabulary = vocabulary
         self._most_before = min(_MAX_BEFORE, context_len // 2 - 1)
         self.start = self._id("<|startoftranscript|>")

@@ -54,7 +54,6 @@ class Vectors(Capability):
     work_type: ClassVar = bool
 
     def plan_work(self, batch: Batch) -> bool | None:
-        """See `Capability.plan_work`."""
         return True if batch.slices else None
 
 
@@ -70,12 +69,10 @@ class VectorsWorker(CapabilityWorker):
         self._kept: dict[str, list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
 
     def join(self, join: Join) -> None:
-        """See `CapabilityWorker.join`."""
         self._rids[join.slot] = join.request.rid
         self._kept[join.request.rid] = []
 
     def after_forward(self, step: StepContext, work: bool) -> None:
-        """See `CapabilityWorker.after_forward`."""
         plan = step.plan
         rows = np.arange(plan.num_tokens, dtype=np.int32)
         read = [step.layer_hidden(layer, rows).cpu() for layer in self.hidden_layers]

@@ -27,7 +27,7 @@ class _Norm(nn.Module):
 
 
 @dataclass(slots=True)
-class Past:
+class PastKV:
     """Keys and values of the passes so far, (B, N, T, H) each: the first read the model's vectors.
 
     Row i of pass j stands for position i + j, and follows row i of the passes before it.
@@ -52,7 +52,7 @@ class _Attention(nn.Module):
         table = rope_table(config.rope, config.head_dim, config.max_position_embeddings, length)
         self.register_buffer("_table", table, persistent=False)
 
-    def forward(self, x_BTE: Tensor, past: Past) -> Tensor:
+    def forward(self, x_BTE: Tensor, past: PastKV) -> Tensor:
         shift = len(past.keys)
         q, k, v = (
             projection(x_BTE).unflatten(2, (-1, self._head_dim)).transpose(1, 2)
@@ -102,7 +102,7 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = _Norm(dim, eps)
         self.mlp = _MLP(dim, config.intermediate_size)
 
-    def forward(self, embeds_BTD: Tensor, hidden_BTD: Tensor, past: Past) -> Tensor:
+    def forward(self, embeds_BTD: Tensor, hidden_BTD: Tensor, past: PastKV) -> Tensor:
         both = torch.cat([self.input_layernorm(embeds_BTD), self.hidden_norm(hidden_BTD)], -1)
         x_BTD = hidden_BTD + self.self_attn(both, past)
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
@@ -135,7 +135,7 @@ class TrainableHead(nn.Module):
             self.norm.weight.copy_(norm_D)
             self.lm_head.weight.copy_(head_WD)
 
-    def forward(self, embeds_BTD: Tensor, hidden_BTD: Tensor, past: Past) -> Tensor:
+    def forward(self, embeds_BTD: Tensor, hidden_BTD: Tensor, past: PastKV) -> Tensor:
         """The vectors that stand for what the model would compute next. Shape: (B, T, D).
 
         Args:

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.training.answers import Text, load
-from sylvan.training.head import Past, TrainableHead
+from sylvan.training.head import PastKV, TrainableHead
 
 WARM_UP = 0.03
 """Of all steps, in which the learning rate grows."""
@@ -54,7 +54,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class SharedWeights:
     """What the head shares with the model, float32.
 
     Attributes:
@@ -98,14 +98,14 @@ class Trainer:
     def __init__(
         self,
         head: TrainableHead,
-        model: Model,
+        model: SharedWeights,
         files: Sequence[Path],
         folder: Path,
         schedule: Schedule,
         device: torch.device,
     ) -> None:
         self._head, self._files, self._schedule = head.to(device), files, schedule
-        self._model = Model(
+        self._model = SharedWeights(
             model.embedding.to(device), model.head.to(device), model.token_ids.to(device)
         )
         self._device, self._state = device, folder / STATE
@@ -222,10 +222,10 @@ def collate(texts: Sequence[Text], device: torch.device) -> Texts:
 
 
 def losses(
-    head: TrainableHead, model: Model, texts: Texts, depth: int
+    head: TrainableHead, model: SharedWeights, texts: Texts, depth: int
 ) -> tuple[Tensor, list[float]]:
     """The loss of a batch, and the share of right guesses by depth."""
-    past = Past([], [])
+    past = PastKV([], [])
     hidden_BTD = head.fc(texts.columns)
     total = hidden_BTD.new_zeros(())
     weight, right = 1.0, list[float]()

@@ -26,7 +26,7 @@ from sylvan.training.answers import PART, Text, answer, load, save
 from sylvan.training.contexts import context_tree
 from sylvan.training.evaluate import Evaluation, evaluate
 from sylvan.training.head import TrainableHead
-from sylvan.training.loop import Model, Schedule, Trainer
+from sylvan.training.loop import Schedule, SharedWeights, Trainer
 from sylvan.training.prompts import read_prompts
 
 MOST_GUESSED = 32_000
@@ -40,7 +40,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wish:
+class DraftTrainOptions:
     """What is asked for.
 
     Attributes:
@@ -60,7 +60,9 @@ class Wish:
     schedule: Schedule = field(default_factory=Schedule)
 
 
-def train_draft(config: Config, data: Path, out: Path, wish: Wish, tell: Tell) -> Evaluation:
+def train_draft(
+    config: Config, data: Path, out: Path, wish: DraftTrainOptions, tell: Tell
+) -> Evaluation:
     """Train a head for a model and write it to a directory; goes on where it was interrupted.
 
     What is needed for that is in `out/training`, which may be removed afterwards.
@@ -90,7 +92,7 @@ def train_draft(config: Config, data: Path, out: Path, wish: Wish, tell: Tell) -
     token_ids = frequent_tokens(files, wish.guessed)
     if not len(token_ids):
         raise ConfigError(f"{config.model} answered none of the prompts in {data} by two tokens")
-    shared = Model(embedding, lm_head * model.logit_scale, token_ids)
+    shared = SharedWeights(embedding, lm_head * model.logit_scale, token_ids)
     head = _new_head(layer, len(layers), shared, files, wish.schedule)
     head.begin_as(norm + model.norm_offset, shared.head[token_ids])
     _train(head, shared, files, out / "training", wish.schedule, tell)
@@ -106,7 +108,9 @@ def train_draft(config: Config, data: Path, out: Path, wish: Wish, tell: Tell) -
     return evaluate(with_head, held_out, wish.answer_tokens)
 
 
-def train_contexts(config: Config, data: Path, out: Path, wish: Wish, tell: Tell) -> Evaluation:
+def train_contexts(
+    config: Config, data: Path, out: Path, wish: DraftTrainOptions, tell: Tell
+) -> Evaluation:
     """Make a tree of what a model mostly says, by which `ngram` guesses; as `train_draft`."""
     path = model_dir(config.model)
     model = load_config(path, trusted=config.trust_remote_code)
@@ -132,7 +136,7 @@ def answered(
     data: Path,
     work: Path,
     layers: Sequence[int] | None,
-    wish: Wish,
+    wish: DraftTrainOptions,
     tell: Tell,
 ) -> tuple[list[Path], list[IntArray]]:
     """Have the model answer prompts; files of texts, and prompts that are left for an evaluation.
@@ -204,7 +208,7 @@ def write_head(
     (out / "config.json").write_text(json.dumps(raw | {"draft_vocab_size": count}, indent=2) + "\n")
 
 
-def _begin(work: Path, config: Config, data: Path, wish: Wish) -> None:
+def _begin(work: Path, config: Config, data: Path, wish: DraftTrainOptions) -> None:
     """Note what is trained, or see that it is what was trained here before.
 
     Raises:
@@ -231,7 +235,7 @@ def _answer_all(
     config: Config,
     prompts: Sequence[IntArray],
     layers: Sequence[int] | None,
-    wish: Wish,
+    wish: DraftTrainOptions,
     work: Path,
     tell: Tell,
 ) -> list[Path]:
@@ -254,7 +258,11 @@ def _answer_all(
 
 
 def _new_head(
-    layer: ModelConfig, num_layers: int, shared: Model, files: Sequence[Path], schedule: Schedule
+    layer: ModelConfig,
+    num_layers: int,
+    shared: SharedWeights,
+    files: Sequence[Path],
+    schedule: Schedule,
 ) -> TrainableHead:
     """A head for texts as long as these."""
     torch.manual_seed(schedule.seed)
@@ -265,7 +273,7 @@ def _new_head(
 
 def _train(
     head: TrainableHead,
-    shared: Model,
+    shared: SharedWeights,
     files: Sequence[Path],
     work: Path,
     schedule: Schedule,

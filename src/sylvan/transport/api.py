@@ -1,4 +1,4 @@
-"""What processes need of whatever carries their messages."""
+"""The interface of message transports between processes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ RecvCo = TypeVar("RecvCo", covariant=True)
 
 
 class MessageError(SylvanError):
-    """One message is not what it should be; those after it are unharmed."""
+    """One message is malformed; later ones are unaffected."""
 
 
 class ChannelFullError(CapacityError):
     """The other side does not take messages as fast as they come."""
 
 
-class Sender(Protocol[SendContra]):
+class MessageSender(Protocol[SendContra]):
     """The sending end. Messages arrive whole and in order, or not at all."""
 
     def send(self, message: SendContra) -> None:
@@ -39,7 +39,7 @@ class Sender(Protocol[SendContra]):
         ...
 
 
-class Receiver(Protocol[RecvCo]):
+class MessageReceiver(Protocol[RecvCo]):
     """The receiving end, for a process that may block."""
 
     def receive(self, timeout_s: float = 0.0) -> RecvCo | None:
@@ -71,16 +71,12 @@ class AsyncReceiver(Protocol[RecvCo]):
         ...
 
 
-class Channel(Protocol[SendContra, RecvCo]):
+class DuplexChannel(Protocol[SendContra, RecvCo]):
     """Both directions, for a process that may block."""
 
-    def send(self, message: SendContra) -> None:
-        """See `Sender.send`."""
-        ...
+    def send(self, message: SendContra) -> None: ...
 
-    def receive(self, timeout_s: float = 0.0) -> RecvCo | None:
-        """See `Receiver.receive`."""
-        ...
+    def receive(self, timeout_s: float = 0.0) -> RecvCo | None: ...
 
     def close(self) -> None:
         """Let go of both ends."""
@@ -90,13 +86,9 @@ class Channel(Protocol[SendContra, RecvCo]):
 class AsyncChannel(Protocol[SendContra, RecvCo]):
     """Both directions, for a process that runs an event loop; `send` never blocks it."""
 
-    def send(self, message: SendContra) -> None:
-        """See `Sender.send`."""
-        ...
+    def send(self, message: SendContra) -> None: ...
 
-    async def receive(self) -> RecvCo:
-        """See `AsyncReceiver.receive`."""
-        ...
+    async def receive(self) -> RecvCo: ...
 
     def close(self) -> None:
         """Let go of both ends."""
@@ -105,21 +97,18 @@ class AsyncChannel(Protocol[SendContra, RecvCo]):
 
 @dataclass(frozen=True, slots=True)
 class Duplex(Generic[Send, Recv]):
-    """A `Channel` made of two ends."""
+    """A `DuplexChannel` made of two ends."""
 
-    sender: Sender[Send]
-    receiver: Receiver[Recv]
+    sender: MessageSender[Send]
+    receiver: MessageReceiver[Recv]
 
     def send(self, message: Send) -> None:
-        """See `Channel.send`."""
         self.sender.send(message)
 
     def receive(self, timeout_s: float = 0.0) -> Recv | None:
-        """See `Channel.receive`."""
         return self.receiver.receive(timeout_s)
 
     def close(self) -> None:
-        """See `Channel.close`."""
         self.sender.close()
         self.receiver.close()
 
@@ -128,18 +117,15 @@ class Duplex(Generic[Send, Recv]):
 class AsyncDuplex(Generic[Send, Recv]):
     """An `AsyncChannel` made of two ends."""
 
-    sender: Sender[Send]
+    sender: MessageSender[Send]
     receiver: AsyncReceiver[Recv]
 
     def send(self, message: Send) -> None:
-        """See `AsyncChannel.send`."""
         self.sender.send(message)
 
     async def receive(self) -> Recv:
-        """See `AsyncChannel.receive`."""
         return await self.receiver.receive()
 
     def close(self) -> None:
-        """See `AsyncChannel.close`."""
         self.sender.close()
         self.receiver.close()

@@ -16,8 +16,8 @@ _INLINE_ARRAY = 1
 _SHARED_ARRAY = 2
 
 
-class Encoder:
-    """Turns any message of at most `limit` bytes into bytes; None: of any size.
+class MessageEncoder:
+    """Encodes messages of at most `limit` bytes; None: no limit.
 
     Large arrays go to `store`, if there is one.
     """
@@ -49,7 +49,7 @@ class Encoder:
         return msgspec.msgpack.Ext(_SHARED_ARRAY if shared else _INLINE_ARRAY, payload)
 
 
-class Decoder(Generic[Message]):
+class MessageDecoder(Generic[Message]):
     """Turns bytes into messages of one type, strictly.
 
     Args:

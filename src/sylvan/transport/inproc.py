@@ -26,7 +26,6 @@ class Pipe(Generic[Message]):
         self._closed = False
 
     def send(self, message: Message) -> None:
-        """See `Sender.send`."""
         with self._changed:
             room = self._changed.wait_for(self._has_room, self._send_timeout_s)
             if not room:
@@ -36,7 +35,6 @@ class Pipe(Generic[Message]):
                 self._changed.notify_all()
 
     def receive(self, timeout_s: float = 0.0) -> Message | None:
-        """See `Receiver.receive`."""
         with self._changed:
             if not self._messages and timeout_s > 0:
                 self._changed.wait_for(lambda: self._messages or self._closed, timeout_s)
@@ -47,7 +45,7 @@ class Pipe(Generic[Message]):
             return self._messages.popleft()
 
     def close(self) -> None:
-        """See `Sender.close`; what is sent from now on is dropped."""
+        """Drop all later messages."""
         with self._changed:
             self._closed = True
             self._messages.clear()
@@ -68,27 +66,25 @@ class AsyncPipe(Generic[Message]):
         self._closed = False
 
     def send(self, message: Message) -> None:
-        """See `Sender.send`."""
         self._pipe.send(message)
         if not self._closed and self._waking.acquire(blocking=False):
             try:
                 self._loop.call_soon_threadsafe(self._arrived.set)
-            except RuntimeError:  # the loop has ended, and with it whoever would read this
+            except RuntimeError:  # the loop has ended, so nobody reads this
                 self.close()
 
     async def receive(self) -> Message:
-        """See `AsyncReceiver.receive`."""
         while (message := self._pipe.receive()) is None:
             self._arrived.clear()
             if self._waking.locked():
                 self._waking.release()
-            # sent between the two lines above: the sender saw the lock held and woke nobody
+            # sent between the two lines above: the sender saw the lock held and did not wake the
+            # reader
             if (message := self._pipe.receive()) is not None:
                 return message
             await self._arrived.wait()
         return message
 
     def close(self) -> None:
-        """See `AsyncReceiver.close`."""
         self._closed = True
         self._pipe.close()

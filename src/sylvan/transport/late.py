@@ -13,7 +13,7 @@ from sylvan.transport.api import (
     ChannelFullError,
     Message,
     MessageError,
-    Sender,
+    MessageSender,
 )
 
 Delay = Callable[[], float]
@@ -21,9 +21,9 @@ Delay = Callable[[], float]
 
 
 class LateSender(Generic[Message]):
-    """A sender whose messages leave late, and in order; one that nobody takes then is lost."""
+    """A sender that delays messages, in order; undeliverable ones are lost."""
 
-    def __init__(self, sender: Sender[Message], delay: Delay) -> None:
+    def __init__(self, sender: MessageSender[Message], delay: Delay) -> None:
         self._sender = sender
         self._delay = delay
         self._due_s = 0.0
@@ -31,14 +31,12 @@ class LateSender(Generic[Message]):
         self._closed = False
 
     def send(self, message: Message) -> None:
-        """See `Sender.send`."""
         loop = asyncio.get_running_loop()
         self._due_s = max(self._due_s, loop.time() + self._delay())
         self._waiting.append(message)
         loop.call_at(self._due_s, self._leave)  # those of the same time come in any order
 
     def close(self) -> None:
-        """See `Sender.close`."""
         self._closed = True
         self._sender.close()
 
@@ -58,7 +56,6 @@ class LateReceiver(Generic[Message]):
         self._pump = asyncio.get_running_loop().create_task(self._take())
 
     async def receive(self) -> Message:
-        """See `AsyncReceiver.receive`."""
         get = asyncio.ensure_future(self._come.get())
         try:
             await asyncio.wait({get, self._pump}, return_when=asyncio.FIRST_COMPLETED)
@@ -71,7 +68,6 @@ class LateReceiver(Generic[Message]):
         return message
 
     def close(self) -> None:
-        """See `AsyncReceiver.close`."""
         self._pump.cancel()
         self._receiver.close()
 

@@ -65,7 +65,7 @@ class Workspace:
         return f"ipc://{self.path / name}"
 
     def sweep_arrays(self, pid: int) -> None:
-        """Remove shared arrays that process `pid` wrote and nobody will read."""
+        """Remove shared arrays that process `pid` wrote and no process will read."""
         for file in self.path.glob(f"a{pid}-*"):
             file.unlink(missing_ok=True)
 
@@ -85,7 +85,7 @@ class Workspace:
 
 
 def sweep(parent: Path) -> int:
-    """Remove the directories under `parent` whose owners are gone; returns how many."""
+    """Remove the directories under `parent` whose owners have ended; return how many."""
     removed = 0
     for path in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):

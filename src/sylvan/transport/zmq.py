@@ -15,7 +15,7 @@ from typing import Generic
 import zmq
 
 from sylvan.transport.api import ChannelFullError, Message, MessageError
-from sylvan.transport.codec import MAX_MESSAGE_BYTES, Decoder, Encoder
+from sylvan.transport.codec import MAX_MESSAGE_BYTES, MessageDecoder, MessageEncoder
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -29,13 +29,12 @@ _RECONNECT_MS = 20
 class PushSender(Generic[Message]):
     """The sending end; for one thread."""
 
-    def __init__(self, context: Context, address: str, encoder: Encoder) -> None:
+    def __init__(self, context: Context, address: str, encoder: MessageEncoder) -> None:
         self._socket = _push(context, address)
         self._socket.setsockopt(zmq.SNDTIMEO, int(SEND_TIMEOUT_S * 1000))
         self._encoder = encoder
 
     def send(self, message: Message) -> None:
-        """See `Sender.send`."""
         data = self._encoder.encode(message)
         try:
             self._socket.send(data)
@@ -43,14 +42,13 @@ class PushSender(Generic[Message]):
             raise ChannelFullError(f"{MAX_QUEUED_MESSAGES} messages wait to be read") from error
 
     def close(self) -> None:
-        """See `Sender.close`."""
         self._socket.close(linger=0)
 
 
 class AsyncPushSender(Generic[Message]):
-    """The sending end inside an event loop: what the socket does not take waits in a backlog."""
+    """The sending end inside an event loop; what the socket cannot take waits in a backlog."""
 
-    def __init__(self, context: Context, address: str, encoder: Encoder) -> None:
+    def __init__(self, context: Context, address: str, encoder: MessageEncoder) -> None:
         self._socket = _push(context, address)
         self._encoder = encoder
         self._loop = asyncio.get_running_loop()
@@ -58,7 +56,7 @@ class AsyncPushSender(Generic[Message]):
         self._retry: asyncio.TimerHandle | None = None
 
     def send(self, message: Message) -> None:
-        """See `Sender.send`; never blocks."""
+        """Never blocks."""
         if len(self._backlog) >= MAX_BACKLOG_MESSAGES:
             raise ChannelFullError(f"{MAX_BACKLOG_MESSAGES} messages wait to be read")
         self._backlog.append(self._encoder.encode(message))
@@ -66,7 +64,6 @@ class AsyncPushSender(Generic[Message]):
             self._flush()
 
     def close(self) -> None:
-        """See `Sender.close`."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -91,13 +88,12 @@ class PullReceiver(Generic[Message]):
         self,
         context: Context,
         addresses: Sequence[str],
-        decoder: Decoder[Message],
+        decoder: MessageDecoder[Message],
     ) -> None:
         self._socket = _pull(context, addresses)
         self._decoder = decoder
 
     def receive(self, timeout_s: float = 0.0) -> Message | None:
-        """See `Receiver.receive`."""
         try:
             data = self._socket.recv(zmq.DONTWAIT)
         except zmq.Again:
@@ -107,7 +103,6 @@ class PullReceiver(Generic[Message]):
         return self._decoder.decode(data)
 
     def close(self) -> None:
-        """See `Receiver.close`."""
         self._socket.close(linger=0)
 
 
@@ -118,7 +113,7 @@ class AsyncPullReceiver(Generic[Message]):
         self,
         context: Context,
         addresses: Sequence[str],
-        decoder: Decoder[Message],
+        decoder: MessageDecoder[Message],
     ) -> None:
         self._socket = _pull(context, addresses)
         self._decoder = decoder
@@ -129,9 +124,8 @@ class AsyncPullReceiver(Generic[Message]):
         self._loop.add_reader(self._fd, self._readable.set)
 
     async def receive(self) -> Message:
-        """See `AsyncReceiver.receive`."""
         while True:
-            # the descriptor tells of changes only: what is there is read before waiting again
+            # the descriptor signals changes only: read everything before waiting again
             self._readable.clear()
             try:
                 data = self._socket.recv(zmq.DONTWAIT)
@@ -141,7 +135,6 @@ class AsyncPullReceiver(Generic[Message]):
                 return self._decoder.decode(data)
 
     def close(self) -> None:
-        """See `AsyncReceiver.close`."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._fd)

@@ -1,4 +1,4 @@
-"""What tenants may spend a minute."""
+"""Per-minute budgets of tenants."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sylvan.protocol.errors import CapacityError
 from sylvan.utils.clock import Clock
 
 
-class Budget:
-    """A bucket that fills at a steady rate up to one minute's worth, and may run a debt.
+class TokenBucket:
+    """A bucket that fills at a steady rate up to one minute's worth, and may go into debt.
 
     Attributes:
         per_minute: What it holds, and gets back in a minute.
@@ -48,20 +48,20 @@ class Budgets:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._requests: dict[str, Budget] = {}
-        self._tokens: dict[str, Budget] = {}
+        self._requests: dict[str, TokenBucket] = {}
+        self._tokens: dict[str, TokenBucket] = {}
 
     def add(self, tenant: str, requests: float | None, tokens: float | None) -> None:
-        """Limit a tenant to so many requests and tokens a minute; None: no limit."""
+        """Limit a tenant to that many requests and tokens a minute; None: no limit."""
         if requests is not None:
-            self._requests[tenant] = Budget(requests, "requests", self._clock)
+            self._requests[tenant] = TokenBucket(requests, "requests", self._clock)
         if tokens is not None:
-            self._tokens[tenant] = Budget(tokens, "tokens", self._clock)
+            self._tokens[tenant] = TokenBucket(tokens, "tokens", self._clock)
 
     def replace(self, limits: Iterable[tuple[str, float | None, float | None]]) -> None:
-        """Have the limits of these tenants (`add`) and no others; those that stay keep their level.
+        """Replace all limits (`add`); tenants that stay keep their level.
 
-        Of several for the same tenant the last counts.
+        The last limit of a tenant wins.
         """
         old = self._requests, self._tokens
         self._requests, self._tokens = {}, {}

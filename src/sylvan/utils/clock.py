@@ -16,12 +16,12 @@ process_cpu: Clock = time.process_time
 
 
 def since_1970() -> float:
-    """Seconds since 1970: what files and other machines count by; may go back."""
+    """Wall-clock seconds since 1970, for files and other machines; may go back."""
     return datetime.now(tz=UTC).timestamp()
 
 
 class VirtualClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only when advanced."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s

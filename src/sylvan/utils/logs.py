@@ -16,7 +16,6 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per message: time, level, logger, message, and the error if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`."""
         line = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
             "level": record.levelname.lower(),

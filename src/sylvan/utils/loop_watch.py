@@ -23,7 +23,7 @@ _RUNNERS = ("asyncio.", "uvloop.", "selectors", "sylvan.cli.", "sylvan.utils.loo
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """One time in which a loop could do nothing else.
+    """One period in which the event loop was blocked.
 
     Attributes:
         seconds: How long it lasted.
@@ -43,9 +43,9 @@ class Hold:
 class LoopWatch:
     """Watches one event loop.
 
-    The loop notes the time at short intervals. Where it is late, a thread looks at the stack of the
-    loop's thread until the loop goes on, which costs nothing while it is on time. Code in C that
-    keeps the interpreter's lock is named by the Python function that called it.
+    The loop records the time at short intervals. While it is late, a thread samples the stack of
+    the loop's thread; this costs nothing while the loop is on time. Code in C that keeps the
+    interpreter's lock is named by the Python function that called it.
 
     Args:
         limit_s: How late the loop must be.

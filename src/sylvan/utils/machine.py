@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, CPU instructions. Never fails; 0 or empty is unknown."""
+"""Hardware of this machine: cores, memory, CPU instructions. Never fails; 0 or empty: unknown."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from urllib.parse import urlsplit
@@ -9,9 +10,11 @@ from urllib.parse import urlsplit
 _AUTHORITY = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,255}))(?::(?P<port>[0-9]{1,5}))?"
 )
+_REMEMBERED = 256  # callers know a server by a few names
 _SCHEME_PORTS = {"http": 80, "https": 443}
 
 
+@functools.lru_cache(_REMEMBERED)
 def host_of(authority: str) -> str | None:
     """The host of `host[:port]`, in lower case and without the dot of a root; None if malformed."""
     found = _AUTHORITY.fullmatch(authority)
@@ -25,8 +28,9 @@ def host_of(authority: str) -> str | None:
         return None
 
 
+@functools.lru_cache(_REMEMBERED)
 def is_loopback(host: str) -> bool:
-    """Whether a host, as `host_of` gives it, is this machine for whoever resolves it."""
+    """Whether a host, as `host_of` returns it, is this machine."""
     if host == "localhost":
         return True
     try:

@@ -45,7 +45,7 @@ def span_processor(endpoint: str) -> BatchSpanProcessor:
 
 
 async def close(processor: BatchSpanProcessor) -> None:
-    """Send what is left; a collector that hangs is not waited for."""
+    """Send the rest; do not wait for a collector that hangs."""
     ending = threading.Thread(target=processor.shutdown, name="close-traces", daemon=True)
     ending.start()
     until_s = monotonic() + CLOSE_S

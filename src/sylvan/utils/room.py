@@ -19,10 +19,10 @@ class Room:
         self.held = 0
 
     def take(self, size: int) -> None:
-        """Have so many bytes more.
+        """Reserve that many bytes.
 
         Raises:
-            CapacityError: There is no room for them now.
+            CapacityError: not enough room now.
         """
         if self.held + size > self.most:
             raise CapacityError(
@@ -33,5 +33,5 @@ class Room:
         self.held += size
 
     def give_back(self, size: int) -> None:
-        """Hold so many bytes less."""
+        """Release that many bytes."""
         self.held -= size

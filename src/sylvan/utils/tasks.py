@@ -1,4 +1,4 @@
-"""What became of work that nobody waits for."""
+"""Outcomes of background work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def outcome_of(call: Callable[[], T]) -> T | Exception:
-    """What a call returns, or what it raises: `settled`, for calls that do not wait."""
+    """Return a call's result, or the exception it raised: `settled` for synchronous calls."""
     try:
         return call()
     except Exception as error:  # the caller's to judge
@@ -20,8 +20,8 @@ def outcome_of(call: Callable[[], T]) -> T | Exception:
 async def settled(work: Awaitable[T]) -> T | BaseException:
     """The result of `work`, or what it raised.
 
-    For boundaries behind which others must go on. Cancelling the caller cancels `work` and passes
-    through.
+    For boundaries where one failure must not stop the others. Cancelling the caller cancels `work`
+    and passes through.
     """
     [outcome] = await asyncio.gather(work, return_exceptions=True)
     return outcome

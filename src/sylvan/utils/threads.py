@@ -55,5 +55,5 @@ def _call(function: Callable[[], T]) -> T:
     try:
         return function()
     except StopIteration as error:
-        # asyncio.Future refuses it in a callback, and whoever awaits the future waits for ever
+        # asyncio.Future rejects it in a callback, and a waiter would wait for ever
         raise RuntimeError("a call in a thread raised StopIteration") from error

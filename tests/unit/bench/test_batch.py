@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from sylvan.bench.batch import Batches, Shape, Timed, figures
+from sylvan.bench.batch import BatchBench, BatchShape, TimedBatch, figures
 from sylvan.cli import main
 from sylvan.config.sources import from_keywords, gather
 from sylvan.protocol.arrays import EMPTY_IDS
@@ -45,10 +45,12 @@ def built(model_dir):
 
 def batches(made, **changes):
     facts = {"vocab_size": made.facts["vocab_size"], "context_len": CONTEXT} | changes
-    return Batches(made.executor, **facts)
+    return BatchBench(made.executor, **facts)
 
 
-@pytest.mark.parametrize("shape", [Shape(1, 5, 1), Shape(3, 70, 20), Shape(8, 17, 40)])
+@pytest.mark.parametrize(
+    "shape", [BatchShape(1, 5, 1), BatchShape(3, 70, 20), BatchShape(8, 17, 40)]
+)
 def test_batches_compute_what_a_scheduler_has_computed(built, shape):
     made, outputs = built
     timed = batches(made)
@@ -77,9 +79,9 @@ def test_batches_compute_what_a_scheduler_has_computed(built, shape):
 @pytest.mark.parametrize(
     ("shape", "why"),
     [
-        (Shape(9, 8, 8), "scheduler.max_running_reqs is 8"),
-        (Shape(1, 250, 8), "more than the context of 256"),
-        (Shape(8, 240, 16), "8 x 256 tokens take 128 pages"),
+        (BatchShape(9, 8, 8), "scheduler.max_running_reqs is 8"),
+        (BatchShape(1, 250, 8), "more than the context of 256"),
+        (BatchShape(8, 240, 16), "8 x 256 tokens take 128 pages"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(built, shape, why):
@@ -88,15 +90,15 @@ def test_what_does_not_fit_is_refused_by_name(built, shape, why):
 
 
 def test_figures_are_medians_over_runs():
-    runs = [Timed(s, (s / 10, s / 20), ()) for s in (1.0, 3.0, 2.0)]
+    runs = [TimedBatch(s, (s / 10, s / 20), ()) for s in (1.0, 3.0, 2.0)]
 
-    found = figures(Shape(4, 10, 3), runs)
+    found = figures(BatchShape(4, 10, 3), runs)
 
     assert found["prefill_latency"] == 2.0
     assert found["prefill_throughput"] == 20.0
     assert found["median_decode_latency"] == np.median([0.1, 0.05, 0.3, 0.15, 0.2, 0.1])
     assert found["total_latency"] == pytest.approx(2.3)
-    assert "median_decode_latency" not in figures(Shape(1, 1, 1), [Timed(1.0, (), ())])
+    assert "median_decode_latency" not in figures(BatchShape(1, 1, 1), [TimedBatch(1.0, (), ())])
 
 
 def test_the_command_measures_each_combination(model_dir, tmp_path, capsys):

@@ -4,16 +4,16 @@ import pytest
 
 from sylvan.bench.load import Measured
 from sylvan.bench.metrics import summary, token_moments
-from sylvan.bench.outcome import Outcome, Reception
+from sylvan.bench.outcome import Reception, RequestRecord
 
 
 def outcome(**fields):
     known = {"prompt_tokens": 10, "output_tokens": 3, "ttft_s": 1.0, "latency_s": 2.0}
-    return Outcome(**{**known, "gaps_s": [0.25, 0.75], **fields})
+    return RequestRecord(**{**known, "gaps_s": [0.25, 0.75], **fields})
 
 
 def test_times_of_a_stream():
-    found = Outcome(prompt_tokens=4)
+    found = RequestRecord(prompt_tokens=4)
     reception = Reception(found, sent_s=10.0)
     reception.tokens(1, 10.5)
     reception.tokens(0, 10.6)
@@ -24,7 +24,7 @@ def test_times_of_a_stream():
 
 
 def test_an_answer_in_one_piece_has_no_first_token_of_its_own():
-    found = Outcome(prompt_tokens=4)
+    found = RequestRecord(prompt_tokens=4)
     Reception(found, sent_s=10.0).end(12.0)
     assert (found.ttft_s, found.latency_s) == (2.0, 2.0)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sylvan.checkpoints.headers import Entry, read_header
+from sylvan.checkpoints.headers import TensorHeader, read_header
 from sylvan.config.checkpoint import model_facts
 from sylvan.protocol.errors import ConfigError
 from tests.support.random_model import write_random_model
@@ -25,7 +25,7 @@ def test_entries_and_where_the_data_begins(tmp_path):
     (tmp_path / "w.safetensors").write_bytes(content + b"\0" * 28)
 
     assert read_header(tmp_path / "w.safetensors") == (
-        {"w": Entry("F32", (2, 3), 4, 28)},
+        {"w": TensorHeader("F32", (2, 3), 4, 28)},
         len(content),
     )
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from sylvan.cli.client import ApiClient, ServerError
-from sylvan.cli.conversation import Conversation
+from sylvan.cli.conversation import ChatHistory
 
 
 class ScriptedServer:
@@ -36,7 +36,7 @@ def client_of(server):
 
 def talk(server, *lines, system=""):
     out = io.StringIO()
-    chat = Conversation(client_of(server), Console(file=out), "tiny", system)
+    chat = ChatHistory(client_of(server), Console(file=out), "tiny", system)
     going = [chat.turn(line) for line in lines]
     return chat, out.getvalue(), going
 

@@ -339,7 +339,8 @@ def test_a_device_that_is_not_there_says_why():
 def test_all_broken_rules_are_reported_at_once(facts):
     disagg = DisaggConfig(role="prefill")
     text = complaint(
-        {"disagg": disagg, "server.replicas": 2, "quantization": "w8a8", "cache.eviction": "lur"}, facts
+        {"disagg": disagg, "server.replicas": 2, "quantization": "w8a8", "cache.eviction": "lur"},
+        facts,
     )
 
     assert len(text.splitlines()) == 3

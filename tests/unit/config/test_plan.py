@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sylvan.config.fields import replaced
 from sylvan.config.plan import (
     GroupBytes,
-    Load,
+    PlannedLoad,
     fitting_tokens,
     group_bytes,
     group_tokens,
@@ -18,7 +18,7 @@ from sylvan.config.resolve import resolve
 from sylvan.config.tree import Config
 from tests.support.config_facts import GIB, make_facts, make_model
 
-LOAD = Load(running_reqs=4, step_tokens=100, page_size=16)
+LOAD = PlannedLoad(running_reqs=4, step_tokens=100, page_size=16)
 GEMMA = (None, 64, 64, 64)
 
 
@@ -49,7 +49,7 @@ def test_a_window_needs_itself_for_each_request_and_what_steps_add():
     st.sampled_from([1, 16, 48, 64]),
 )
 def test_as_many_tokens_fit_as_can(windows, budget, running, step, page):
-    load = Load(running_reqs=running, step_tokens=step, page_size=page)
+    load = PlannedLoad(running_reqs=running, step_tokens=step, page_size=page)
     groups = group_bytes(1536 * len(windows), windows)
 
     found = fitting_tokens(groups, budget, load)

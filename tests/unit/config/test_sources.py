@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sylvan.config import env
-from sylvan.config.sources import PRESETS, Given, from_keywords, gather, read_file
+from sylvan.config.sources import PRESETS, SourceSettings, from_keywords, gather, read_file
 from sylvan.config.tree import CacheConfig, Config
 from sylvan.protocol.errors import ConfigError
 
@@ -31,13 +31,13 @@ def written(tmp_path, name, text):
     ],
 )
 def test_files_of_all_kinds_are_read(tmp_path, name, text):
-    config = gather(Given(), file=str(written(tmp_path, name, text)), environ={}).config
+    config = gather(SourceSettings(), file=str(written(tmp_path, name, text)), environ={}).config
 
     assert (config.model, config.cache.page_size, config.scheduler.overlap) == ("m", 8, "off")
 
 
 def test_an_empty_file_gives_nothing(tmp_path):
-    assert read_file(written(tmp_path, "a.yaml", "# nothing\n")) == Given()
+    assert read_file(written(tmp_path, "a.yaml", "# nothing\n")) == SourceSettings()
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_bad_files_are_refused_by_name(tmp_path, text, words):
     path = written(tmp_path, "bad.yaml", text)
 
     with pytest.raises(ConfigError, match=words) as error:
-        gather(Given(), file=str(path), environ={})
+        gather(SourceSettings(), file=str(path), environ={})
 
     assert "bad.yaml" in str(error.value)
 
 
 def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="cannot read the configuration file"):
-        gather(Given(), file=str(tmp_path / "none.yaml"), environ={})
+        gather(SourceSettings(), file=str(tmp_path / "none.yaml"), environ={})
 
 
 def test_precedence_runs_from_preset_to_given(tmp_path):
@@ -80,17 +80,17 @@ def test_precedence_runs_from_preset_to_given(tmp_path):
 def test_the_environment_may_name_the_file(tmp_path):
     file = written(tmp_path, "a.yaml", "seed: 3")
 
-    assert gather(Given(), environ={"SYLVAN_CONFIG": str(file)}).config.seed == 3
+    assert gather(SourceSettings(), environ={"SYLVAN_CONFIG": str(file)}).config.seed == 3
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_load(name):
-    assert gather(Given(), preset=name, environ={}).config != Config()
+    assert gather(SourceSettings(), preset=name, environ={}).config != Config()
 
 
 def test_an_unknown_preset_is_refused():
     with pytest.raises(ConfigError, match="did you mean debug"):
-        gather(Given(), preset="debgu", environ={})
+        gather(SourceSettings(), preset="debgu", environ={})
 
 
 def test_unknown_variables_are_refused():
@@ -100,7 +100,7 @@ def test_unknown_variables_are_refused():
 
 def test_variables_set_secrets_and_sections():
     environ = {"SYLVAN_SERVER__API_KEY": "k", "SYLVAN_LORA": "on"}
-    config = gather(Given(), environ=environ).config
+    config = gather(SourceSettings(), environ=environ).config
 
     assert config.server.api_key.reveal() == "k"
     assert config.lora is not None

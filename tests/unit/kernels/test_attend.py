@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope, Unsupported
-from sylvan.kernels.native.attend import PagedAttention
+from sylvan.kernels.native.attend import NativePagedAttention
 from sylvan.kernels.native.library import LibraryMissing, load
 from sylvan.kernels.paged import reference
 from sylvan.kernels.paged.cache import PageShape, allocate_pages
@@ -48,7 +48,7 @@ class Scene:
         pool = NativePool(shape, dtype)
         for side in (pool.layers[1].keys, pool.layers[1].values):
             side[:] = 255  # what an unwritten page holds must not matter: not a number
-        self.backend = NativeCalls(PagedAttention(LIBRARY, dtype, pool.layers))
+        self.backend = NativeCalls(NativePagedAttention(LIBRARY, dtype, pool.layers))
         limits = BatchLimits(max_tokens=512, max_reqs=4, max_pages_per_req=20)
         self.batch = ForwardBatch(limits, pool, self.backend)
         pages = np.random.default_rng(3).permutation(np.arange(1, 40, dtype=np.int32))
@@ -161,7 +161,9 @@ def test_layers_do_not_mix_and_kinds_are_recorded_once():
 
 def test_heads_that_the_pages_do_not_have_are_refused():
     shape = PageShape(num_kv_heads=K, head_dim=H, value_dim=H, page_size=PAGE, dtype=torch.float32)
-    attention = PagedAttention(LIBRARY, torch.float32, {0: allocate_pages(shape, 2).layers[0]})
+    attention = NativePagedAttention(
+        LIBRARY, torch.float32, {0: allocate_pages(shape, 2).layers[0]}
+    )
 
     attention.check(layer(index=0))
     with pytest.raises(Unsupported, match="differ"):
@@ -169,4 +171,4 @@ def test_heads_that_the_pages_do_not_have_are_refused():
     with pytest.raises(Unsupported, match="layer 1, which has no pages"):
         attention.check(layer(index=1))
     with pytest.raises(Unsupported, match="float16"):
-        PagedAttention(LIBRARY, torch.float16, {})
+        NativePagedAttention(LIBRARY, torch.float16, {})

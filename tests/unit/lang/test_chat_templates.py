@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sylvan.lang.chat_templates import ChatTemplate, ChatTemplateRegistry
+from sylvan.lang.chat_templates import ChatTemplateRegistry, MessageFormat
 from sylvan.protocol.errors import ConfigError
 
 NAMES = {
@@ -92,7 +92,7 @@ def test_every_template_spells_all_roles_of_a_chat(registry):
 
 
 def test_custom_templates_and_matching_come_first(registry):
-    mine = ChatTemplate(name="mine", default_system_prompt=None, role_prefix_and_suffix={})
+    mine = MessageFormat(name="mine", default_system_prompt=None, role_prefix_and_suffix={})
     registry.register(mine)
     registry.register_matching(lambda path: "mine" if "qwen" in path else None)
 

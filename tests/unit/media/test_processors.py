@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from sylvan.media.images import UnreadableError
-from sylvan.media.messages import Prepare
+from sylvan.media.messages import PrepareItem
 from sylvan.media.processor import Processor, ProcessorError
 from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
 from tests.support.media_files import wav
@@ -24,11 +24,13 @@ ALWAYS = ("llava-next", "qwen2.5-vl")
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in PROCESSORS if name not in ALWAYS]
 
 
-def order(height: int, width: int, **options) -> Prepare:
+def order(height: int, width: int, **options) -> PrepareItem:
     pixels = np.random.default_rng(1).integers(0, 255, (height, width, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
-    return Prepare(id=7, kind="image", data=file.getvalue(), max_pixels=1 << 20, options=options)
+    return PrepareItem(
+        id=7, kind="image", data=file.getvalue(), max_pixels=1 << 20, options=options
+    )
 
 
 @pytest.mark.parametrize("name", [*ALWAYS, *OTHERS])
@@ -64,7 +66,7 @@ def test_digests_tell_items_apart(processor):
 
 def test_items_that_a_model_cannot_take_are_refused(processor):
     with pytest.raises(UnreadableError, match="no audio"):
-        processor.prepare(Prepare(id=1, kind="audio", data=b"x", max_pixels=9))
+        processor.prepare(PrepareItem(id=1, kind="audio", data=b"x", max_pixels=9))
     with pytest.raises(UnreadableError, match="refuses"):
         processor.prepare(order(1, 1000))  # too long for Qwen
 

@@ -11,7 +11,7 @@ from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
 
 from sylvan.media.container import sound_samples
 from sylvan.media.images import UnreadableError
-from sylvan.media.messages import Prepare
+from sylvan.media.messages import PrepareItem
 from sylvan.media.processor import Processor
 from sylvan.media.sounds import RAW, SAMPLES, Sounds
 from tests.support.media_files import wav
@@ -19,8 +19,8 @@ from tests.support.multimodal import IMAGE
 from tests.support.processors import HEARS, PROCESSORS, write_files
 
 
-def order(data: bytes, **options) -> Prepare:
-    return Prepare(id=1, kind="audio", data=data, max_pixels=1, options=options)
+def order(data: bytes, **options) -> PrepareItem:
+    return PrepareItem(id=1, kind="audio", data=data, max_pixels=1, options=options)
 
 
 @pytest.fixture(scope="module")

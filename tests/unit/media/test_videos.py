@@ -7,7 +7,7 @@ import pytest
 
 from sylvan.media.container import VideoFacts
 from sylvan.media.images import UnreadableError
-from sylvan.media.messages import Prepare
+from sylvan.media.messages import PrepareItem
 from sylvan.media.processor import Processor
 from sylvan.media.videos import VideoRules, patches_of
 from tests.support.media_files import mp4
@@ -42,8 +42,8 @@ WHOLE = VideoRules(
 )
 
 
-def order(**options) -> Prepare:
-    return Prepare(id=1, kind="video", data=b"", max_pixels=1 << 22, options=options)
+def order(**options) -> PrepareItem:
+    return PrepareItem(id=1, kind="video", data=b"", max_pixels=1 << 22, options=options)
 
 
 def test_frames_are_even_in_number_and_at_even_distances():
@@ -102,7 +102,7 @@ def test_patches_hold_the_frames(processor):
 
 
 def test_a_video_has_a_token_for_each_vector(processor):
-    made = processor.prepare(Prepare(id=1, kind="video", data=mp4(12, 6), max_pixels=1 << 20))
+    made = processor.prepare(PrepareItem(id=1, kind="video", data=mp4(12, 6), max_pixels=1 << 20))
     assert made.tokens.count(VIDEO) == np.prod(made.grid)
     assert made.placeholder == VIDEO
     times, height, width = made.features["video_grid_thw"][0].tolist()

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sylvan.bench import datasets as bench_datasets
-from sylvan.bench.load import Load
+from sylvan.bench.load import BenchRun
 from sylvan.bench.simulated import asked, settings_of, tokenizer_of
 from sylvan.config.bench import DataConfig, LoadConfig
 from sylvan.config.simulate import ArrivalConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.sim.datasets import arranged, drawn
-from sylvan.sim.measured import Measured
-from sylvan.sim.workload import Block, Prompts
+from sylvan.sim.measured import MeasuredRequest
+from sylvan.sim.workload import PromptBlock, SimulatedPrompts
 from sylvan.sim.workload import drawn as ids_of
 from sylvan.text.tokenizer import Tokenizer
 
@@ -27,7 +27,7 @@ SAPLING = str(files("sylvan") / "assets" / "sapling")
 
 
 def prompts(work):
-    made = Prompts()
+    made = SimulatedPrompts()
     return [[made.ids(turn.parts) for turn in each.turns] for each in work.conversations]
 
 
@@ -123,7 +123,7 @@ def test_a_wrong_data_set_is_refused(config, message):
 
 async def test_arrivals_are_those_of_a_load_test_of_the_same_seed():
     config = LoadConfig(rate=1000.0, burstiness=0.5)
-    load = Load(Still(), config, seed=5)
+    load = BenchRun(Still(), config, seed=5)
     work = bench_datasets.load(DataConfig(requests=30, input_tokens=4), Tokenizer.load(SAPLING))
     wanted = [due_s async for _, due_s in load._arrivals(work, 0.0)]
 
@@ -154,9 +154,9 @@ def test_chats_are_refused(tmp_path):
         asked(DataConfig(dataset="custom", path=str(file)), SAPLING)
 
 
-def measured(**kwargs) -> Measured:
-    empty = dict.fromkeys(Measured.__struct_fields__[:6], ())
-    return msgspec.convert({**empty, **kwargs}, Measured)
+def measured(**kwargs) -> MeasuredRequest:
+    empty = dict.fromkeys(MeasuredRequest.__struct_fields__[:6], ())
+    return msgspec.convert({**empty, **kwargs}, MeasuredRequest)
 
 
 def test_a_load_test_tells_its_data_and_load():
@@ -179,10 +179,10 @@ def test_a_load_test_tells_its_data_and_load():
 @given(seed=st.lists(st.integers(0, 2**63), min_size=1, max_size=4), lengths=st.tuples(
     st.integers(0, 300), st.integers(0, 300)))  # fmt: skip
 def test_a_longer_block_of_the_same_seed_begins_the_same(seed, lengths):
-    short, long = (ids_of(Block(tuple(seed), length)) for length in sorted(lengths))
+    short, long = (ids_of(PromptBlock(tuple(seed), length)) for length in sorted(lengths))
 
     assert np.array_equal(long[: len(short)], short)
     assert long.dtype == np.int32
     assert not len(long) or (long.min() >= 2 and long.max() < 1 << 15)
-    other = ids_of(Block((*seed, 1), 300))
+    other = ids_of(PromptBlock((*seed, 1), 300))
     assert (other[: len(long)] == long).mean() < 0.2 if len(long) > 50 else True

@@ -11,12 +11,12 @@ import pytest
 from sylvan.config.route import RoutingConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.features.flight_recorder.recording import read as read_recording
-from sylvan.sim.cost import StepTimes
-from sylvan.sim.features import Shape, segments, shape
+from sylvan.sim.cost import NoisyStepTimes
+from sylvan.sim.features import PlanShape, segments, shape
 from sylvan.sim.fit import fit, nonnegative
 from sylvan.sim.fleet import Fleet
 from sylvan.sim.measured import errors, measured
-from sylvan.sim.observed import Timed, observe
+from sylvan.sim.observed import TimedShape, observe
 from sylvan.sim.outside import fit_outside
 from sylvan.sim.profile import read, write
 from sylvan.sim.replay import follow
@@ -35,11 +35,11 @@ def recorded(tmp_path_factory):
 
 def test_a_fit_finds_the_times_of_steps(recorded):
     found = fit(observe(str(recorded)))
-    was, fitted = (StepTimes(step, HOST, None) for step in (STILL, found.step))
+    was, fitted = (NoisyStepTimes(step, HOST, None) for step in (STILL, found.step))
 
     for timed in observe(str(recorded)).steps:
         assert fitted.mean_s(timed.shape) == pytest.approx(was.mean_s(timed.shape), rel=0.02)
-    larger = Shape(4 * found.origin.most_rows, 8, 8, 0, 0.0, 0)  # it goes on as it was
+    larger = PlanShape(4 * found.origin.most_rows, 8, 8, 0, 0.0, 0)  # it goes on as it was
     assert fitted.mean_s(larger) == pytest.approx(was.mean_s(larger), rel=0.2)
     assert found.origin.step_error < 0.01
     host, true = found.host, STILL_HOST
@@ -52,8 +52,8 @@ def test_a_fit_finds_the_times_of_steps(recorded):
 def test_scatter_keeps_the_mean_and_the_quantiles(tmp_path):
     record(tmp_path, workload(300, rate=25.0))
     found = fit(observe(str(tmp_path)))
-    was, fitted = (StepTimes(step, HOST, [1]) for step in (STEP, found.step))
-    small, large = Shape(3, 3, 3, 200, 0.0, 0), Shape(50, 2, 2, 60, 1300.0, 1)
+    was, fitted = (NoisyStepTimes(step, HOST, [1]) for step in (STEP, found.step))
+    small, large = PlanShape(3, 3, 3, 200, 0.0, 0), PlanShape(50, 2, 2, 60, 1300.0, 1)
 
     for shape_ in (small, large):
         wanted, got = (np.array([t.step_s(shape_) for _ in range(4000)]) for t in (was, fitted))
@@ -170,7 +170,7 @@ def test_a_shape_counts_what_rows_attend_to():
     slots, starts, stops = [0, 1, 2], [9, 0, 4], [10, 3, 5]  # decode, prompt of 3, decode
     numbers = np.array([*slots, *starts, *stops, 0, 1, 2, *range(5)], np.int32)
 
-    assert shape(numbers, 5, 3, 3, 1) == Shape(5, 3, 3, 15, 1 + 2 + 3, 1)
+    assert shape(numbers, 5, 3, 3, 1) == PlanShape(5, 3, 3, 15, 1 + 2 + 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -210,9 +210,9 @@ def test_between_small_and_large_steps_the_time_rises_late_and_beyond_as_before(
 
     seen = [*range(1, 9), *range(100, 400, 5)] * 2
     observed = observe(str(recorded))
-    observed.steps = [Timed(Shape(n, 1, 1, 0, 0.0, 0), seconds(n)) for n in seen]
-    times = StepTimes(fit(observed).step, HOST, None)
+    observed.steps = [TimedShape(PlanShape(n, 1, 1, 0, 0.0, 0), seconds(n)) for n in seen]
+    times = NoisyStepTimes(fit(observed).step, HOST, None)
 
     for rows, most in ((4, 0.01), (20, 0.05), (40, 0.25), (150, 0.05), (3000, 0.05)):
-        got = times.mean_s(Shape(rows, 1, 1, 0, 0.0, 0))
+        got = times.mean_s(PlanShape(rows, 1, 1, 0, 0.0, 0))
         assert got == pytest.approx(seconds(rows), rel=most)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sylvan.text.detokenizer import DetokenizerOptions, IncrementalDetokenizer
-from sylvan.text.spans import Span
+from sylvan.text.spans import TextSpan
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.text.visible_tokens import VisibleTokens
 from tests.support.scripted import write_checkpoint
@@ -31,7 +31,7 @@ def visible(vocabulary, ids, step, *, stop=()):
         part = ids[at : at + step]
         delta = detokenizer.push(part, final=at + step >= len(ids)).text
         tokens.add(part, part, delta)
-        found += tokens.take([Span(len(text), len(text) + len(delta))])
+        found += tokens.take([TextSpan(len(text), len(text) + len(delta))])
         text += delta
     return found, text
 

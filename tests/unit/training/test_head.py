@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.config import common_fields, make_config
 from sylvan.training.answers import Text, load, save
-from sylvan.training.head import Past, TrainableHead
-from sylvan.training.loop import STATE, Model, Schedule, Trainer, collate, losses
+from sylvan.training.head import PastKV, TrainableHead
+from sylvan.training.loop import STATE, Schedule, SharedWeights, Trainer, collate, losses
 from tests.support.draft_heads import guesses, model_outputs, write_head
 from tests.support.random_model import HIDDEN, VOCAB, write_random_model
 
@@ -52,14 +52,14 @@ def text_of(weights, tokens, prompt_len=2):
 
 
 def shared(weights, ids=range(VOCAB)):
-    return Model(
+    return SharedWeights(
         weights["model.embed_tokens.weight"], weights["lm_head.weight"], torch.tensor([*ids])
     )
 
 
 def test_passes_are_those_of_a_head_in_use(model_dir, head_dir, weights):
     """Its names are those of a checkpoint; row i of pass j is guess j + 1 after i + 2 tokens."""
-    head, text, past = head_of(head_dir), text_of(weights, TOKENS), Past([], [])
+    head, text, past = head_of(head_dir), text_of(weights, TOKENS), PastKV([], [])
     embedding = weights["model.embed_tokens.weight"]
     wanted = [guesses(model_dir, head_dir, TOKENS[: i + 2], 4) for i in range(len(TOKENS) - 1)]
     fed = torch.tensor(TOKENS[1:])

@@ -21,7 +21,7 @@ from sylvan.protocol.messages import (
 from sylvan.transport import arrays
 from sylvan.transport.api import MessageError
 from sylvan.transport.arrays import INLINE_MAX_BYTES, SharedArrays
-from sylvan.transport.codec import MAX_MESSAGE_BYTES, Decoder, Encoder
+from sylvan.transport.codec import MAX_MESSAGE_BYTES, MessageDecoder, MessageEncoder
 
 DTYPES = ["<i4", "<f4", "|b1", "|u1", "<i8", "<f8", "<u2", "<f2"]
 
@@ -35,9 +35,9 @@ def batch(array: np.ndarray) -> TokenBatch:
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (2, 0, 3), (3, 4)])
 def test_arrays_keep_dtype_shape_and_values(dtype: str, shape: tuple[int, ...]) -> None:
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
-    decoder: Decoder[TokenBatch] = Decoder(TokenBatch)
+    decoder: MessageDecoder[TokenBatch] = MessageDecoder(TokenBatch)
 
-    got = decoder.decode(Encoder().encode(batch(array))).outputs[0].logprobs
+    got = decoder.decode(MessageEncoder().encode(batch(array))).outputs[0].logprobs
 
     assert got is not None
     assert got.logprobs.dtype == np.dtype(dtype)
@@ -47,9 +47,9 @@ def test_arrays_keep_dtype_shape_and_values(dtype: str, shape: tuple[int, ...]) 
 
 def test_views_with_strides_are_sent_as_they_read() -> None:
     array = np.arange(12, dtype=np.float32).reshape(3, 4).T[::2]
-    decoder: Decoder[TokenBatch] = Decoder(TokenBatch)
+    decoder: MessageDecoder[TokenBatch] = MessageDecoder(TokenBatch)
 
-    got = decoder.decode(Encoder().encode(batch(array))).outputs[0].logprobs
+    got = decoder.decode(MessageEncoder().encode(batch(array))).outputs[0].logprobs
 
     assert got is not None
     assert np.array_equal(got.logprobs, array)
@@ -57,9 +57,9 @@ def test_views_with_strides_are_sent_as_they_read() -> None:
 
 def test_infinities_and_nan_survive() -> None:
     array = np.array([np.nan, np.inf, -np.inf], np.float32)
-    decoder: Decoder[TokenBatch] = Decoder(TokenBatch)
+    decoder: MessageDecoder[TokenBatch] = MessageDecoder(TokenBatch)
 
-    got = decoder.decode(Encoder().encode(batch(array))).outputs[0].logprobs
+    got = decoder.decode(MessageEncoder().encode(batch(array))).outputs[0].logprobs
 
     assert got is not None
     assert got.logprobs.tobytes() == array.tobytes()
@@ -68,24 +68,24 @@ def test_infinities_and_nan_survive() -> None:
 @pytest.mark.parametrize("bad", [np.array([object()]), np.array(["x"]), np.array([1j])])
 def test_other_dtypes_may_not_travel(bad: np.ndarray) -> None:
     with pytest.raises(MessageError):
-        Encoder().encode(batch(bad))
+        MessageEncoder().encode(batch(bad))
 
 
 def test_objects_may_not_travel() -> None:
     with pytest.raises(MessageError, match="may not travel"):
-        Encoder().encode({"x": object()})
+        MessageEncoder().encode({"x": object()})
 
 
 def test_a_message_over_the_limit_is_refused() -> None:
     with pytest.raises(MessageError, match="over"):
-        Encoder().encode(Abort(rid="x" * (MAX_MESSAGE_BYTES + 1)))
+        MessageEncoder().encode(Abort(rid="x" * (MAX_MESSAGE_BYTES + 1)))
 
 
 @pytest.mark.parametrize("size", [INLINE_MAX_BYTES // 4, INLINE_MAX_BYTES // 4 + 1])
 def test_only_arrays_over_the_limit_go_through_shared_memory(tmp_path: Path, size: int) -> None:
     array = np.arange(size, dtype=np.int32)
-    data = Encoder(SharedArrays(tmp_path)).encode(batch(array))
-    decoder: Decoder[TokenBatch] = Decoder(TokenBatch, SharedArrays(tmp_path))
+    data = MessageEncoder(SharedArrays(tmp_path)).encode(batch(array))
+    decoder: MessageDecoder[TokenBatch] = MessageDecoder(TokenBatch, SharedArrays(tmp_path))
 
     files = list(tmp_path.iterdir())
     assert len(files) == (2 if array.nbytes > INLINE_MAX_BYTES else 0)
@@ -100,9 +100,9 @@ def test_only_arrays_over_the_limit_go_through_shared_memory(tmp_path: Path, siz
 def test_arrays_that_find_no_room_in_shared_memory_go_inline(tmp_path: Path) -> None:
     nowhere = SharedArrays(tmp_path / "missing")
     array = np.arange(40_000, dtype=np.int32)
-    decoder: Decoder[TokenBatch] = Decoder(TokenBatch)
+    decoder: MessageDecoder[TokenBatch] = MessageDecoder(TokenBatch)
 
-    got = decoder.decode(Encoder(nowhere).encode(batch(array))).outputs[0].logprobs
+    got = decoder.decode(MessageEncoder(nowhere).encode(batch(array))).outputs[0].logprobs
 
     assert got is not None
     assert np.array_equal(got.logprobs, array)
@@ -167,7 +167,7 @@ def test_malformed_arrays_are_refused(payload: bytes) -> None:
     ],
 )
 def test_messages_of_another_shape_are_refused(value: object) -> None:
-    decoder: Decoder[ToScheduler] = Decoder(ToScheduler)
+    decoder: MessageDecoder[ToScheduler] = MessageDecoder(ToScheduler)
     with pytest.raises(MessageError):
         decoder.decode(msgspec.msgpack.encode(value))
 
@@ -176,17 +176,19 @@ def test_messages_of_another_shape_are_refused(value: object) -> None:
 @given(st.data())
 def test_damaged_bytes_are_a_message_error_and_nothing_else(data: st.DataObject) -> None:
     output = TokenOutput(rid="r", token_ids=(1, 2), embedding=np.arange(4, dtype=np.float32))
-    whole = Encoder().encode(TextBatch(outputs=(TextOutput(rid="r", text="x", output=output),)))
+    whole = MessageEncoder().encode(
+        TextBatch(outputs=(TextOutput(rid="r", text="x", output=output),))
+    )
     damaged = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    decoder: Decoder[TextBatch] = Decoder(TextBatch)
+    decoder: MessageDecoder[TextBatch] = MessageDecoder(TextBatch)
 
     with contextlib.suppress(MessageError):
         decoder.decode(bytes(damaged[: data.draw(st.integers(0, len(whole)))]))
 
 
 def test_deeply_nested_bytes_are_a_message_error() -> None:
-    decoder: Decoder[ToScheduler] = Decoder(ToScheduler)
+    decoder: MessageDecoder[ToScheduler] = MessageDecoder(ToScheduler)
     with pytest.raises(MessageError):
         decoder.decode(b"\x91" * 100_000)

@@ -8,21 +8,21 @@ import zmq
 
 from sylvan.protocol.messages import Abort, ToScheduler
 from sylvan.transport.api import MessageError
-from sylvan.transport.codec import Decoder, Encoder
+from sylvan.transport.codec import MessageDecoder, MessageEncoder
 from sylvan.transport.zmq import PullReceiver, PushSender
 
 PATIENCE_S = 20.0
 
 
 def receiver(context: Any, *addresses: str) -> PullReceiver[Any]:
-    return PullReceiver(context, addresses, Decoder(ToScheduler))
+    return PullReceiver(context, addresses, MessageDecoder(ToScheduler))
 
 
 def test_malformed_bytes_are_an_error_of_that_message_only(tmp_path: Path) -> None:
     context: Any = zmq.Context()
     address = f"ipc://{tmp_path / 's'}"
     inbox = receiver(context, address)
-    sender: PushSender[Any] = PushSender(context, address, Encoder())
+    sender: PushSender[Any] = PushSender(context, address, MessageEncoder())
     raw = context.socket(zmq.PUSH)
     raw.connect(address)
     raw.send(b"\xc1 not msgpack")
@@ -38,7 +38,7 @@ def test_one_receiver_hears_several_addresses(tmp_path: Path) -> None:
     context: Any = zmq.Context()
     addresses = [f"ipc://{tmp_path / name}" for name in "ab"]
     inbox = receiver(context, *addresses)
-    senders = [PushSender[Any](context, address, Encoder()) for address in addresses]
+    senders = [PushSender[Any](context, address, MessageEncoder()) for address in addresses]
     for sender, address in zip(senders, addresses, strict=True):
         sender.send(Abort(rid=address))
 
@@ -51,7 +51,7 @@ def test_one_receiver_hears_several_addresses(tmp_path: Path) -> None:
 def test_messages_wait_for_a_receiver_that_comes_back(tmp_path: Path) -> None:
     context: Any = zmq.Context()
     address = f"ipc://{tmp_path / 's'}"
-    sender: PushSender[Any] = PushSender(context, address, Encoder())
+    sender: PushSender[Any] = PushSender(context, address, MessageEncoder())
     first = receiver(context, address)
     sender.send(Abort(rid="1"))
     assert first.receive(PATIENCE_S) == Abort(rid="1")

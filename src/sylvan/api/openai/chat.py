@@ -59,6 +59,8 @@ class ChatMessage(OpenModel):
     function_call: CalledFunction | None = None
     """Older form of `tool_calls`."""
     reasoning_content: str | None = None
+    prefix: bool | None = None
+    """Go on with this message, the last one, as `continue_final_message` does."""
 
 
 class FunctionTool(OpenModel):
@@ -164,6 +166,19 @@ class ChatBody(GenerationBody):
     return_output_ids_in_sglext: bool | None = None
 
 
+def goes_on(body: ChatBody) -> bool:
+    """Whether the last message is to be gone on with, instead of answered.
+
+    Raises:
+        RequestError: A message that is not the assistant's last one is to be gone on with.
+    """
+    for i, message in enumerate(body.messages):
+        if message.prefix and (message.role != "assistant" or i + 1 < len(body.messages)):
+            where = f"messages[{i}].prefix"
+            raise RequestError(f"{where} is for the last message, of the assistant.", param=where)
+    return bool(body.continue_final_message or (body.messages and body.messages[-1].prefix))
+
+
 def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     """The messages as chat templates expect them: known roles, known parts.
 
@@ -174,7 +189,7 @@ def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _template_message(i: int, message: ChatMessage) -> dict[str, Any]:
-    plain = message.model_dump(exclude_none=True)
+    plain = message.model_dump(exclude_none=True, exclude={"prefix"})
     if message.role == "developer":
         plain["role"] = "system"
     elif message.role == "function":

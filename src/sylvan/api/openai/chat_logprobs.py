@@ -7,7 +7,7 @@ from typing import Any
 
 from sylvan.api.logprobs import chat_content
 from sylvan.protocol.messages import TokenLogprobs
-from sylvan.text.spans import Span
+from sylvan.text.spans import TextSpan
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.text.visible_tokens import VisibleTokens
 
@@ -34,7 +34,7 @@ class ChatLogprobs:
         ids: Sequence[int],
         parts: Sequence[TokenLogprobs],
         text: str,
-        spans: Sequence[Span],
+        spans: Sequence[TextSpan],
     ) -> dict[str, Any]:
         """What can be said after more of the output.
 

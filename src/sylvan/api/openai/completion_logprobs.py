@@ -7,7 +7,7 @@ from typing import Any
 
 from sylvan.api.logprobs import CompletionLogprobs, CompletionToken
 from sylvan.protocol.messages import TokenLogprobs
-from sylvan.text.spans import Span
+from sylvan.text.spans import TextSpan
 from sylvan.text.visible_tokens import VisibleTokens
 
 
@@ -37,6 +37,6 @@ class CompletionTokenLog:
         if self._visible is not None:
             start, self._length = self._length, self._length + len(text)
             self._visible.add(ids, tokens, text)
-            tokens = self._visible.take([Span(start, self._length)])
+            tokens = self._visible.take([TextSpan(start, self._length)])
         ready, self._ready = [*self._ready, *tokens], []
         return self._maker.reply(ready)

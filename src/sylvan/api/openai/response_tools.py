@@ -58,7 +58,7 @@ class ResponsesChoice(WireModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ToolOrigin:
     """What a function that the model is offered is to the client."""
 
     name: str
@@ -77,7 +77,7 @@ class Offer:
     """
 
     tools: Sequence[dict[str, Any]]
-    origins: Mapping[str, Origin]
+    origins: Mapping[str, ToolOrigin]
     left_out: Sequence[str] = ()
 
     def name_of(self, wanted: ToolReference | ResponsesChoice, path: str) -> str:
@@ -105,10 +105,10 @@ def offer(tools: Sequence[ResponsesTool]) -> Offer:
         RequestError: There is no such type of tool, or one lacks its name.
     """
     found: list[dict[str, Any]] = []
-    origins: dict[str, Origin] = {}
+    origins: dict[str, ToolOrigin] = {}
     left_out: list[str] = []
 
-    def add(function: dict[str, Any], origin: Origin) -> None:
+    def add(function: dict[str, Any], origin: ToolOrigin) -> None:
         found.append({"type": "function", "function": function})
         origins[function["name"]] = origin
 
@@ -123,13 +123,13 @@ def offer(tools: Sequence[ResponsesTool]) -> Offer:
             raise RequestError(f"tools[{i}].name must be given.", param=f"tools[{i}].name")
         if tool.type == "function":
             fields = {"name", "description", "parameters", "strict"}
-            add(tool.model_dump(include=fields, exclude_none=True), Origin(tool.name))
+            add(tool.model_dump(include=fields, exclude_none=True), ToolOrigin(tool.name))
         elif tool.type == "custom":
-            add(_custom(tool), Origin(tool.name, custom=True))
+            add(_custom(tool), ToolOrigin(tool.name, custom=True))
         else:
             for member in _members(tool, f"tools[{i}].tools"):
                 name = f"{tool.name}.{member['name']}"
-                add({**member, "name": name}, Origin(member["name"], tool.name))
+                add({**member, "name": name}, ToolOrigin(member["name"], tool.name))
     return Offer(found, origins, left_out)
 
 

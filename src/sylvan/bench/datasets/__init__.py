@@ -13,14 +13,14 @@ from sylvan.bench.datasets import (
     sharegpt,
     trace,
 )
-from sylvan.bench.datasets.prompts import Prompts
-from sylvan.bench.workload import Conversation
+from sylvan.bench.datasets.prompts import RandomPrompts
+from sylvan.bench.workload import BenchConversation
 from sylvan.config.bench import DataConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.text.tokenizer import Tokenizer
 
 _FROM_FILE = ("sharegpt", "custom", "trace")
-_LOADERS: Mapping[str, Callable[[DataConfig, Prompts], Sequence[Conversation]]] = {
+_LOADERS: Mapping[str, Callable[[DataConfig, RandomPrompts], Sequence[BenchConversation]]] = {
     "random": random_prompts.load,
     "shared-prefix": shared_prefix.load,
     "image": images.load,
@@ -30,7 +30,7 @@ _LOADERS: Mapping[str, Callable[[DataConfig, Prompts], Sequence[Conversation]]] 
 }
 
 
-def load(config: DataConfig, tokenizer: Tokenizer) -> Sequence[Conversation]:
+def load(config: DataConfig, tokenizer: Tokenizer) -> Sequence[BenchConversation]:
     """The conversations of a load test, the same for the same seed.
 
     Raises:
@@ -40,7 +40,7 @@ def load(config: DataConfig, tokenizer: Tokenizer) -> Sequence[Conversation]:
         needs = "needs" if config.path is None else "takes no"
         raise ConfigError(f"data.dataset {config.dataset} {needs} data.path")
     rng = random.Random(config.seed)
-    found = _LOADERS[config.dataset](config, Prompts(tokenizer, rng, config.suffix))
+    found = _LOADERS[config.dataset](config, RandomPrompts(tokenizer, rng, config.suffix))
     if not found:
         raise ConfigError(f"{config.path}: no entry fits (data.offset, data.context_tokens)")
     return found

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from sylvan.bench.datasets.files import json_lines, positive
-from sylvan.bench.datasets.prompts import Prompts
-from sylvan.bench.workload import Conversation, Turn
+from sylvan.bench.datasets.prompts import RandomPrompts
+from sylvan.bench.workload import BenchConversation, BenchTurn
 from sylvan.config.bench import DataConfig
 from sylvan.protocol.errors import ConfigError
 
@@ -19,14 +19,14 @@ OUTPUT_TOKENS = 256
 _LENGTHS = ("output_tokens", "max_tokens", "max_completion_tokens", "max_new_tokens")
 
 
-def load(config: DataConfig, prompts: Prompts) -> Sequence[Conversation]:
+def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversation]:
     """See `sylvan.bench.datasets.load`. Lines are taken in their order.
 
     Raises:
         ConfigError: A line is not of this format.
     """
     assert config.path is not None, "checked when the data set is chosen"
-    made: list[Conversation] = []
+    made: list[BenchConversation] = []
     for number, (where, entry) in enumerate(json_lines(config.path)):
         if len(made) == config.requests:
             break
@@ -36,11 +36,13 @@ def load(config: DataConfig, prompts: Prompts) -> Sequence[Conversation]:
         if config.context_tokens is None or (
             turn.prompt_tokens + turn.output_tokens <= config.context_tokens
         ):
-            made.append(Conversation([turn]))
+            made.append(BenchConversation([turn]))
     return made
 
 
-def _turn(where: str, entry: dict[str, object], config: DataConfig, prompts: Prompts) -> Turn:
+def _turn(
+    where: str, entry: dict[str, object], config: DataConfig, prompts: RandomPrompts
+) -> BenchTurn:
     messages, answer = _messages(where, entry)
     question = entry.get("prompt") if not messages else _joined(messages)
     if not isinstance(question, str) or not question:
@@ -49,7 +51,7 @@ def _turn(where: str, entry: dict[str, object], config: DataConfig, prompts: Pro
     extra = entry.get("extra")
     if extra is not None and not isinstance(extra, dict):
         raise ConfigError(f"{where}: extra must be a JSON object")
-    return Turn(
+    return BenchTurn(
         text,
         len(ids),
         _output_tokens(where, entry, config, prompts, answer),
@@ -60,7 +62,7 @@ def _turn(where: str, entry: dict[str, object], config: DataConfig, prompts: Pro
 
 
 def _output_tokens(
-    where: str, entry: dict[str, object], config: DataConfig, prompts: Prompts, answer: str
+    where: str, entry: dict[str, object], config: DataConfig, prompts: RandomPrompts, answer: str
 ) -> int:
     if config.output_tokens is not None:
         return config.output_tokens

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sylvan.bench.datasets.prompts import Prompts
-from sylvan.bench.workload import Conversation, Turn
+from sylvan.bench.datasets.prompts import RandomPrompts
+from sylvan.bench.workload import BenchConversation, BenchTurn
 from sylvan.config.bench import DataConfig
 from sylvan.protocol.errors import ConfigError
 
@@ -26,7 +26,7 @@ _SIZES: Mapping[str, tuple[int, int]] = {
 }
 
 
-def load(config: DataConfig, prompts: Prompts) -> Sequence[Conversation]:
+def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversation]:
     """See `sylvan.bench.datasets.load`. Each picture is another one, so that none is cached.
 
     Raises:
@@ -34,7 +34,7 @@ def load(config: DataConfig, prompts: Prompts) -> Sequence[Conversation]:
     """
     size = size_of(config.image_size)
     rng = np.random.default_rng(config.seed)
-    made: list[Conversation] = []
+    made: list[BenchConversation] = []
     left = MAX_BYTES
     for _ in range(config.requests):
         pictures = [_picture(config, size, rng) for _ in range(config.images)]
@@ -44,7 +44,7 @@ def load(config: DataConfig, prompts: Prompts) -> Sequence[Conversation]:
                 f"data.requests: pictures of the first {len(made) + 1} are larger than the limit "
                 f"of {MAX_BYTES >> 30} GiB for all; ask fewer, or data.image_size smaller"
             )
-        made.append(Conversation([_turn(config, prompts, pictures)]))
+        made.append(BenchConversation([_turn(config, prompts, pictures)]))
     return made
 
 
@@ -67,7 +67,7 @@ def size_of(text: str) -> tuple[int, int]:
     )
 
 
-def _turn(config: DataConfig, prompts: Prompts, pictures: Sequence[str]) -> Turn:
+def _turn(config: DataConfig, prompts: RandomPrompts, pictures: Sequence[str]) -> BenchTurn:
     output = prompts.length(config.output_tokens or OUTPUT_TOKENS, config.range_ratio)
     text, ids = prompts.draw(prompts.length(config.input_tokens, config.range_ratio))
     text, ids = prompts.with_suffix(text, ids)
@@ -75,7 +75,7 @@ def _turn(config: DataConfig, prompts: Prompts, pictures: Sequence[str]) -> Turn
         {"type": "image_url", "image_url": {"url": picture}} for picture in pictures
     ]
     content = [*parts, {"type": "text", "text": text}]
-    return Turn(text, len(ids), output, messages=[{"role": "user", "content": content}])
+    return BenchTurn(text, len(ids), output, messages=[{"role": "user", "content": content}])
 
 
 def _picture(config: DataConfig, size: tuple[int, int], rng: np.random.Generator) -> str:

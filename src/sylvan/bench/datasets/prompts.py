@@ -10,7 +10,7 @@ from sylvan.text.tokenizer import Tokenizer
 MAX_TRIES = 10
 
 
-class Prompts:
+class RandomPrompts:
     """Draws texts from the ordinary tokens of a vocabulary.
 
     Args:

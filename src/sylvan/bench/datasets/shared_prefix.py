@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sylvan.bench.datasets.prompts import Prompts
-from sylvan.bench.workload import Conversation, Turn
+from sylvan.bench.datasets.prompts import RandomPrompts
+from sylvan.bench.workload import BenchConversation, BenchTurn
 from sylvan.config.bench import DataConfig
 
 OUTPUT_TOKENS = 256
 
 
-def load(config: DataConfig, prompts: Prompts) -> Sequence[Conversation]:
+def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversation]:
     """See `sylvan.bench.datasets.load`; `data.requests` does not count here."""
-    made: list[Conversation] = []
+    made: list[BenchConversation] = []
     for _ in range(config.groups):
         system = prompts.draw(prompts.length(config.system_tokens, config.range_ratio))
         made += [
-            Conversation([_turn(config, prompts, system), *_more(config, prompts)])
+            BenchConversation([_turn(config, prompts, system), *_more(config, prompts)])
             for _ in range(config.prompts_per_group)
         ]
     if not config.ordered:
@@ -28,14 +28,14 @@ def load(config: DataConfig, prompts: Prompts) -> Sequence[Conversation]:
     return made
 
 
-def _turn(config: DataConfig, prompts: Prompts, before: tuple[str, list[int]]) -> Turn:
+def _turn(config: DataConfig, prompts: RandomPrompts, before: tuple[str, list[int]]) -> BenchTurn:
     text, ids = prompts.draw(prompts.length(config.question_tokens, config.range_ratio))
     whole, whole_ids = prompts.with_suffix(f"{before[0]}\n\n{text}" if before[0] else text, ids)
     if before[0]:
         whole_ids = [*before[1], *prompts.encode("\n\n"), *whole_ids]
     output = prompts.length(config.output_tokens or OUTPUT_TOKENS, config.range_ratio)
-    return Turn(whole, len(whole_ids), output, whole_ids)
+    return BenchTurn(whole, len(whole_ids), output, whole_ids)
 
 
-def _more(config: DataConfig, prompts: Prompts) -> list[Turn]:
+def _more(config: DataConfig, prompts: RandomPrompts) -> list[BenchTurn]:
     return [_turn(config, prompts, ("", [])) for _ in range(config.turns - 1)]

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import cast
 
 from sylvan.bench.datasets.files import json_list
-from sylvan.bench.datasets.prompts import Prompts
-from sylvan.bench.workload import Conversation, Turn
+from sylvan.bench.datasets.prompts import RandomPrompts
+from sylvan.bench.workload import BenchConversation, BenchTurn
 from sylvan.config.bench import DataConfig
 
 LEAST_TOKENS = 2  # of a prompt and of an answer: shorter ones measure nothing
 _Messages = list[dict[str, object]]
 
 
-def load(config: DataConfig, prompts: Prompts) -> Sequence[Conversation]:
+def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversation]:
     """See `sylvan.bench.datasets.load`. Entries are mixed, then taken until there are enough.
 
     Raises:
@@ -24,7 +24,7 @@ def load(config: DataConfig, prompts: Prompts) -> Sequence[Conversation]:
     pairs = [pair for _, entry in json_list(config.path) if (pair := _first_pair(entry))]
     pairs = pairs[config.offset :]
     prompts.rng.shuffle(pairs)
-    made: list[Conversation] = []
+    made: list[BenchConversation] = []
     for question, answer in pairs:
         if len(made) == config.requests:
             break
@@ -33,7 +33,7 @@ def load(config: DataConfig, prompts: Prompts) -> Sequence[Conversation]:
         most = config.context_tokens
         fits = most is None or len(ids) + output <= most
         if len(ids) >= LEAST_TOKENS and output >= LEAST_TOKENS and fits:
-            made.append(Conversation([Turn(text, len(ids), output, ids)]))
+            made.append(BenchConversation([BenchTurn(text, len(ids), output, ids)]))
     return made
 
 

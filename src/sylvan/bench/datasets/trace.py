@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import cast
 
 from sylvan.bench.datasets.files import json_lines, positive
-from sylvan.bench.datasets.prompts import Prompts
-from sylvan.bench.workload import Conversation, Turn
+from sylvan.bench.datasets.prompts import RandomPrompts
+from sylvan.bench.workload import BenchConversation, BenchTurn
 from sylvan.config.bench import DataConfig
 from sylvan.protocol.errors import ConfigError
 
 BLOCK_TOKENS = 512
 
 
-def load(config: DataConfig, prompts: Prompts) -> Sequence[Conversation]:
+def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversation]:
     """See `sylvan.bench.datasets.load`.
 
     Raises:
@@ -27,7 +27,7 @@ def load(config: DataConfig, prompts: Prompts) -> Sequence[Conversation]:
     """
     assert config.path is not None, "checked when the data set is chosen"
     blocks = _Blocks(prompts, config.seed)
-    made: list[Conversation] = []
+    made: list[BenchConversation] = []
     began_ms: float | None = None
     for number, (where, entry) in enumerate(json_lines(config.path)):
         if len(made) == config.requests:
@@ -45,15 +45,15 @@ def load(config: DataConfig, prompts: Prompts) -> Sequence[Conversation]:
             continue
         text, ids = prompts.with_suffix(*blocks.prompt(_hashes(where, entry), length))
         began_ms = at_ms if began_ms is None else began_ms
-        turn = Turn(text, len(ids), output, ids)
-        made.append(Conversation([turn], at_s=max(0.0, (at_ms - began_ms) / 1000)))
+        turn = BenchTurn(text, len(ids), output, ids)
+        made.append(BenchConversation([turn], at_s=max(0.0, (at_ms - began_ms) / 1000)))
     return made
 
 
 class _Blocks:
     """The tokens that stand behind the numbers of a trace."""
 
-    def __init__(self, prompts: Prompts, seed: int) -> None:
+    def __init__(self, prompts: RandomPrompts, seed: int) -> None:
         self._prompts = prompts
         self._seed = seed
         self._known: dict[int, tuple[str, list[int]]] = {}

@@ -14,7 +14,7 @@ from sylvan.checkpoints.vocab.build import (
     CL100K,
     GPT2,
     QWEN,
-    Added,
+    AddedToken,
     Json,
     around,
     bpe,
@@ -158,10 +158,10 @@ class _Vocabulary:
         kinds = enumerate(zip(self.tokens, self.kinds, strict=True))
         return {text: token for token, (text, kind) in kinds if kind != _UNUSED}
 
-    def _added(self) -> list[Added]:
+    def _added(self) -> list[AddedToken]:
         found = enumerate(zip(self.tokens, self.kinds, strict=True))
         return [
-            Added(token, text, kind != _OWN)
+            AddedToken(token, text, kind != _OWN)
             for token, (text, kind) in found
             if kind in (_CONTROL, _OWN, _UNKNOWN)
         ]

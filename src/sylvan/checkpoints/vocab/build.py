@@ -23,7 +23,7 @@ QWEN = _CL100K.replace("@", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class AddedToken:
     """A token with a text of its own.
 
     Attributes:
@@ -53,7 +53,7 @@ def spelled(data: bytes) -> str:
     return "".join(table[byte] for byte in data)
 
 
-def tokenizer_json(model: Json, added: Iterable[Added], **parts: Json | None) -> Json:
+def tokenizer_json(model: Json, added: Iterable[AddedToken], **parts: Json | None) -> Json:
     """The whole file; `parts` are normalizer, pre_tokenizer, post_processor and decoder."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False}
     names = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
@@ -88,7 +88,9 @@ def bpe(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], **changes: 
     }
 
 
-def byte_level(model: Json, added: Sequence[Added], patterns: Sequence[str], **parts: Any) -> Json:
+def byte_level(
+    model: Json, added: Sequence[AddedToken], patterns: Sequence[str], **parts: Any
+) -> Json:
     """A tokenizer over bytes that splits text by each of `patterns` in turn."""
     splits: list[Json] = [
         {"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False}

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sylvan.checkpoints.vocab.build import SPACE, Added, Json, bpe, tokenizer_json
+from sylvan.checkpoints.vocab.build import SPACE, AddedToken, Json, bpe, tokenizer_json
 from sylvan.checkpoints.vocab.merges import merges_by_score
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>\Z")
@@ -32,7 +32,7 @@ class Pieces:
 
     pieces: tuple[tuple[str, float], ...]
     unknown: str | None
-    added: tuple[Added, ...] = ()
+    added: tuple[AddedToken, ...] = ()
     unused: frozenset[int] = frozenset()
     bytes_too: bool = False
     prefix: bool = True

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
-from sylvan.checkpoints.vocab.build import Added, Json, around
+from sylvan.checkpoints.vocab.build import AddedToken, Json, around
 from sylvan.checkpoints.vocab.pieces import Pieces, piece_tokenizer
 from sylvan.protocol.errors import ConfigError
 
@@ -48,7 +48,7 @@ class SentencePiece:
             pieces=tuple(zip(self.texts, self.scores, strict=True)),
             unknown=unknown,
             added=tuple(
-                Added(i, self.texts[i], kind != _OWN)
+                AddedToken(i, self.texts[i], kind != _OWN)
                 for i, kind in kinds
                 if kind in (_CONTROL, _OWN, _UNKNOWN)
             ),

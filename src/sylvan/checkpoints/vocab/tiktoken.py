@@ -17,7 +17,7 @@ from typing import Any, cast
 from sylvan.checkpoints.vocab.build import (
     CL100K,
     QWEN,
-    Added,
+    AddedToken,
     Json,
     around,
     bpe,
@@ -111,10 +111,10 @@ def read_ranks(data: bytes) -> dict[bytes, int]:
     return ranks
 
 
-def tiktoken_json(ranks: Mapping[bytes, int], rules: Rules, own: Sequence[Added]) -> Json:
+def tiktoken_json(ranks: Mapping[bytes, int], rules: Rules, own: Sequence[AddedToken]) -> Json:
     """The tokenizer.json of ranks; `own` are the control tokens that the checkpoint lists."""
     first = max(ranks.values()) + 1
-    control = own or [Added(first + i, text) for i, text in enumerate(rules.control)]
+    control = own or [AddedToken(first + i, text) for i, text in enumerate(rules.control)]
     return _build(ranks, control, rules.pattern, rules.start, normal_form=rules.normal_form)
 
 
@@ -133,7 +133,7 @@ def tekken_json(content: Mapping[str, Any]) -> Json:
         listed = cast("list[Mapping[str, Any]]", content.get("special_tokens") or [])
         names = {int(entry["rank"]): str(entry["token_str"]) for entry in listed}
         names = names or dict(enumerate(_TEKKEN))
-        control = [Added(i, names.get(i, f"<SPECIAL_{i}>")) for i in range(count)]
+        control = [AddedToken(i, names.get(i, f"<SPECIAL_{i}>")) for i in range(count)]
         pattern = str(config["pattern"])
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"it is no tekken.json: {type(error).__name__} {error}") from None
@@ -151,7 +151,7 @@ _TEKKEN = (
 
 def _build(
     ranks: Mapping[bytes, int],
-    control: Sequence[Added],
+    control: Sequence[AddedToken],
     pattern: str,
     start: str | None,
     *,

@@ -11,11 +11,11 @@ from prometheus_client.registry import Collector
 from sylvan.gateway.observe.families import PREFIX
 from sylvan.gateway.placing import Placing
 from sylvan.gateway.policies.manual import Manual
-from sylvan.gateway.workers.breaker import State
+from sylvan.gateway.workers.breaker import BreakerState
 from sylvan.gateway.workers.registry import Registry
 from sylvan.utils.clock import Clock
 
-_STATES = {State.CLOSED: 0, State.OPEN: 1, State.HALF_OPEN: 2}
+_STATES = {BreakerState.CLOSED: 0, BreakerState.OPEN: 1, BreakerState.HALF_OPEN: 2}
 AGES = (30, 60, 180, 300, 600, 1200, 3600, 7200, 14400, 28800, 86400)
 """Upper bounds of the ages of requests under way, in seconds."""
 

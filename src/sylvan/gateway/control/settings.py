@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from sylvan.config.fields import get
-from sylvan.config.live import Entry, LiveSettings
+from sylvan.config.live import LiveSettings, SettingsChange
 from sylvan.config.route import RouteConfig
 from sylvan.gateway.control.api import Own, Params
 from sylvan.gateway.control.bodies import decoded
@@ -69,7 +69,7 @@ class SettingsRoutes:
         dry, cause = _dry_run(caller), f"POST /config/revert to {to}"
         await self._done(caller, dry, lambda: self.live.revert(to, cause, dry_run=dry))
 
-    async def _done(self, caller: Caller, dry: bool, do: Callable[[], Entry]) -> None:
+    async def _done(self, caller: Caller, dry: bool, do: Callable[[], SettingsChange]) -> None:
         try:
             entry = do()
         except ConfigError as error:

@@ -14,7 +14,7 @@ from sylvan.api.validation import parse
 from sylvan.gateway.control.api import Own, Params
 from sylvan.gateway.control.bodies import decoded
 from sylvan.gateway.http.caller import Caller
-from sylvan.gateway.text.library import Loading, TextLibrary
+from sylvan.gateway.text.library import PendingTokenizer, TextLibrary
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.text import reasoning, tools
 from sylvan.text.tools import ToolSpec
@@ -142,7 +142,7 @@ class TextRoutes:
         content = {"normal_text": text, "reasoning_text": thought, "success": True}
         await caller.reply_json(content)
 
-    def _find(self, params: Params) -> Loading:
+    def _find(self, params: Params) -> PendingTokenizer:
         found = self.library.get(params["id"])
         if found is None:
             message = f"There is no tokenizer {params['id'][:200]!r}."
@@ -150,7 +150,7 @@ class TextRoutes:
         return found
 
 
-def _view(one: Loading) -> dict[str, Any]:
+def _view(one: PendingTokenizer) -> dict[str, Any]:
     text = one.text
     size = None if text is None else text.tokenizer.vocab_size
     return {"id": one.id, "name": one.name, "source": one.source, "vocab_size": size}

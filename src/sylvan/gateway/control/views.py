@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sylvan.gateway.workers.jobs import Job
+from sylvan.gateway.workers.jobs import WorkerJob
 from sylvan.gateway.workers.worker import Worker
 
 
-def worker_view(worker: Worker, job: Job | None = None) -> dict[str, Any]:
+def worker_view(worker: Worker, job: WorkerJob | None = None) -> dict[str, Any]:
     """One worker; keys are never shown."""
     spec, found = worker.spec, worker.found
     return {
@@ -36,7 +36,7 @@ def worker_view(worker: Worker, job: Job | None = None) -> dict[str, Any]:
     }
 
 
-def pending_view(job: Job, worker_id: str) -> dict[str, Any]:
+def pending_view(job: WorkerJob, worker_id: str) -> dict[str, Any]:
     """A worker that is being added, or could not be."""
     return {"id": worker_id, "url": job.url, "is_healthy": False, "job_status": job.view()}
 

@@ -12,7 +12,7 @@ class LookError(Exception):
     """A source could not tell which workers there are; those that it told of before stay."""
 
 
-class Source(Protocol):
+class WorkerSource(Protocol):
     """Knows which workers there are.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from sylvan.gateway.discovery.api import LookError, Source
+from sylvan.gateway.discovery.api import LookError, WorkerSource
 from sylvan.gateway.errors import QueueFullError
 from sylvan.gateway.observe.families import DiscoveryFamilies
 from sylvan.gateway.workers.jobs import Jobs
@@ -33,7 +33,7 @@ class Reconciler:
 
     def __init__(
         self,
-        source: Source,
+        source: WorkerSource,
         registry: Registry,
         jobs: Jobs,
         families: DiscoveryFamilies,

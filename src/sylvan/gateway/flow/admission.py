@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from sylvan.config.route import LimitsConfig
+from sylvan.config.route import RouteLimitsConfig
 from sylvan.gateway.errors import QueueFullError, QueueTimeoutError
 from sylvan.utils.clock import Clock
 
@@ -17,7 +17,7 @@ class Permit:
 
     __slots__ = ("_admission", "_open")
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: GatewayAdmission) -> None:
         self._admission = admission
         self._open = True
 
@@ -34,7 +34,7 @@ class _Waiter:
     future: asyncio.Future[Permit]
 
 
-class Admission:
+class GatewayAdmission:
     """Bounds requests at a time and per second; the others wait in a bounded, fair queue.
 
     Tenants take turns: the one who has many requests waiting delays its own. When the queue is
@@ -46,7 +46,7 @@ class Admission:
         num_waiting: Requests in the queue.
     """
 
-    def __init__(self, config: LimitsConfig, clock: Clock) -> None:
+    def __init__(self, config: RouteLimitsConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
         self._queues: OrderedDict[str, deque[_Waiter]] = OrderedDict()  # next tenant first
@@ -55,7 +55,7 @@ class Admission:
         self.num_inside = 0
         self.num_waiting = 0
 
-    def change(self, config: LimitsConfig) -> None:
+    def change(self, config: RouteLimitsConfig) -> None:
         """Hold to other bounds from now on; who is inside stays."""
         if config.rate_per_s != self._config.rate_per_s:
             self._rate = _Rate(config, self._clock) if config.rate_per_s else None
@@ -172,7 +172,7 @@ def _give_back(waiter: _Waiter) -> None:
 class _Rate:
     """A bucket of permissions that fills at a steady rate."""
 
-    def __init__(self, config: LimitsConfig, clock: Clock) -> None:
+    def __init__(self, config: RouteLimitsConfig, clock: Clock) -> None:
         assert config.rate_per_s is not None
         self._per_s = config.rate_per_s
         self._most = float(config.max_concurrent or max(1, math.ceil(config.rate_per_s)))

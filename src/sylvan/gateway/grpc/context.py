@@ -10,16 +10,16 @@ from typing import Any, Protocol
 from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.grpc.prefill import Prefill
 from sylvan.gateway.http.answer import Answer
-from sylvan.gateway.http.asked import Asked
+from sylvan.gateway.http.asked import ParsedBody
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.http.routes import Passed
-from sylvan.gateway.observe.meter import Meter
-from sylvan.gateway.placing import Placed
+from sylvan.gateway.observe.meter import RequestMeter
+from sylvan.gateway.placing import PlacedRequest
 from sylvan.gateway.text.model import ModelText
 from sylvan.gateway.upstream.grpc import GrpcUpstream, Metadata
 from sylvan.gateway.workers.worker import Dispatch
 from sylvan.protocol.messages import Finish, TokenLogprobs, Usage
-from sylvan.protocol.requests import LogprobOptions, Thinking
+from sylvan.protocol.requests import LogprobOptions, ThinkingOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.text.detokenizer import DetokenizerOptions
@@ -43,13 +43,13 @@ class RequestInput:
 
     caller: Caller
     route: Passed
-    asked: Asked
+    asked: ParsedBody
     answer: Answer
-    meter: Meter
+    meter: RequestMeter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SampleDelta:
+class SampleText:
     """What is new of one sample, as text.
 
     Attributes:
@@ -74,7 +74,7 @@ class SampleDelta:
 class ReplyFormat(Protocol):
     """Makes the answer of one route."""
 
-    def events(self, delta: SampleDelta) -> bytes:
+    def events(self, delta: SampleText) -> bytes:
         """What a stream sends for a delta; empty if nothing is due."""
         ...
 
@@ -88,7 +88,7 @@ class ReplyFormat(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """A request as token ids.
 
     Attributes:
@@ -114,7 +114,7 @@ class Prepared:
     format: ReplyFormat
     namespace: str = ""
     logprobs: LogprobOptions | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingOptions | None = None
     adapter: str | None = None
 
 
@@ -125,7 +125,7 @@ class SampleProgress(Protocol):
     usage: Usage
     finish_reason: str
 
-    def take(self, part: pb.GenerateStreamChunk | pb.GenerateComplete) -> SampleDelta:
+    def take(self, part: pb.GenerateStreamChunk | pb.GenerateComplete) -> SampleText:
         """What a reply brings."""
         ...
 
@@ -153,8 +153,8 @@ class RequestState:
         avoid: Ids of workers that have failed.
     """
 
-    prepared: Prepared | None = None
-    placed: Placed | None = None
+    prepared: PreparedRequest | None = None
+    placed: PlacedRequest | None = None
     dispatch: Dispatch | None = None
     prefill: Prefill | None = None
     client: GrpcUpstream | None = None
@@ -180,13 +180,13 @@ class RequestContext:
     state: RequestState = field(default_factory=RequestState)
 
     @property
-    def prepared(self) -> Prepared:
+    def prepared(self) -> PreparedRequest:
         """What preparation found."""
         assert self.state.prepared is not None, "preparation comes first"
         return self.state.prepared
 
     @property
-    def placed(self) -> Placed:
+    def placed(self) -> PlacedRequest:
         """What worker selection found."""
         assert self.state.placed is not None, "worker selection comes first"
         return self.state.placed
@@ -198,7 +198,7 @@ class RequestContext:
         return self.state.message
 
 
-class Stage(Protocol):
+class PipelineStage(Protocol):
     """One step; `name` is its label in metrics."""
 
     name: str

@@ -18,7 +18,7 @@ from sylvan.gateway.grpc.context import EMBEDDINGS, RequestInput
 from sylvan.gateway.grpc.metadata import metadata_of
 from sylvan.gateway.http.attempts import Attempts
 from sylvan.gateway.placing import Placing
-from sylvan.gateway.policies.api import Outcome, RoutingRequest
+from sylvan.gateway.policies.api import PlacementOutcome, RoutingRequest
 from sylvan.gateway.text.library import TextLibrary
 from sylvan.gateway.upstream.grpc import GrpcUpstream
 from sylvan.gateway.workers.grpc_probe import GrpcProbe
@@ -33,7 +33,7 @@ _PASSED = frozenset({"input", "model", "encoding_format", "user"})
 _NEUTRAL: Sequence[object] = (None, "", 0)
 
 
-class Embeddings:
+class GrpcEmbeddings:
     """Has texts embedded, each where the policy says; each is tried again elsewhere if need be.
 
     Args:
@@ -139,7 +139,7 @@ class Embeddings:
             raise
         finally:
             dispatch.close()
-            placed.completed(Outcome(success=success))
+            placed.completed(PlacementOutcome(success=success))
         return reply
 
 

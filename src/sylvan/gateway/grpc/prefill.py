@@ -8,8 +8,8 @@ from contextlib import aclosing
 
 from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.http.pairs.bootstrap import new_meeting
-from sylvan.gateway.placing import Placed
-from sylvan.gateway.policies.api import Outcome
+from sylvan.gateway.placing import PlacedRequest
+from sylvan.gateway.policies.api import PlacementOutcome
 from sylvan.rpc import scheduler_pb2 as pb
 
 MAX_ROOM = (1 << 31) - (1 << 16)
@@ -27,7 +27,7 @@ class Prefill:
         error: Why it failed.
     """
 
-    def __init__(self, placed: Placed) -> None:
+    def __init__(self, placed: PlacedRequest) -> None:
         self.worker = placed.worker
         self.dispatch = placed.worker.begin(placed.placement.new_tokens)
         self.error: UpstreamError | None = None
@@ -57,7 +57,7 @@ class Prefill:
         if self._ended:
             self.dispatch.succeeded()
         self.dispatch.close()
-        self._placed.completed(Outcome(success=self._ended))
+        self._placed.completed(PlacementOutcome(success=self._ended))
 
     async def _drain(self, replies: AsyncGenerator[pb.GenerateResponse, None]) -> None:
         try:

@@ -7,11 +7,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sylvan.config.route import FailoverConfig, LimitsConfig, RetryConfig
+from sylvan.config.route import FailoverConfig, RetryConfig, RouteLimitsConfig
 from sylvan.gateway.errors import NoWorkerError, UpstreamError
 from sylvan.gateway.flow.retry import Retries, RetryBudget
-from sylvan.gateway.grpc.context import EMBEDDINGS, RequestContext, RequestInput, Stage
-from sylvan.gateway.grpc.embeddings import Embeddings
+from sylvan.gateway.grpc.context import EMBEDDINGS, PipelineStage, RequestContext, RequestInput
+from sylvan.gateway.grpc.embeddings import GrpcEmbeddings
 from sylvan.gateway.grpc.stages.client_acquisition import ClientAcquisition
 from sylvan.gateway.grpc.stages.dispatch_metadata import DispatchMetadata
 from sylvan.gateway.grpc.stages.preparation import Preparation
@@ -20,14 +20,14 @@ from sylvan.gateway.grpc.stages.request_execution import RequestExecution
 from sylvan.gateway.grpc.stages.response_processing import ResponseProcessing
 from sylvan.gateway.grpc.stages.worker_selection import WorkerSelection
 from sylvan.gateway.http.answer import Answer
-from sylvan.gateway.http.asked import Asked
+from sylvan.gateway.http.asked import ParsedBody
 from sylvan.gateway.http.attempts import Attempts
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.http.routes import Passed
 from sylvan.gateway.observe.families import Families
-from sylvan.gateway.observe.meter import Meter
+from sylvan.gateway.observe.meter import RequestMeter
 from sylvan.gateway.placing import Placing
-from sylvan.gateway.policies.api import Outcome
+from sylvan.gateway.policies.api import PlacementOutcome
 from sylvan.gateway.text.library import TextLibrary
 from sylvan.gateway.upstream.grpc import GrpcUpstream
 from sylvan.gateway.workers.grpc_probe import GrpcProbe
@@ -73,7 +73,7 @@ class GrpcParts:
     budget: RetryBudget
     retry: RetryConfig
     failover: FailoverConfig
-    limits: LimitsConfig
+    limits: RouteLimitsConfig
     clock: Clock
     wall: Clock
     rng: random.Random = field(default_factory=random.Random)
@@ -90,7 +90,7 @@ class GrpcRouter:
     def __init__(self, parts: GrpcParts) -> None:
         self._parts = parts
         self._preparation = Preparation(parts.registry, parts.library, parts.wall)
-        self._embeddings = Embeddings(
+        self._embeddings = GrpcEmbeddings(
             parts.registry,
             parts.placing,
             parts.library,
@@ -98,7 +98,7 @@ class GrpcRouter:
             self._attempts,
             parts.limits.request_timeout_s,
         )
-        self._attempt: Sequence[Stage] = (
+        self._attempt: Sequence[PipelineStage] = (
             WorkerSelection(parts.registry, parts.placing),
             ClientAcquisition(parts.upstream),
             RequestBuilding(),
@@ -112,7 +112,9 @@ class GrpcRouter:
         retries = Retries(parts.retry, parts.budget, parts.rng)
         return Attempts(retries, parts.families.worker, parts.health, endpoint)
 
-    async def serve(self, caller: Caller, route: Passed, asked: Asked, meter: Meter) -> Totals:
+    async def serve(
+        self, caller: Caller, route: Passed, asked: ParsedBody, meter: RequestMeter
+    ) -> Totals:
         """Serve one request, or tell the client why not; returns its tokens.
 
         Raises:
@@ -223,7 +225,7 @@ class GrpcRouter:
             state.dispatch.close()
             state.dispatch = None
             totals = _totals(context)
-            outcome = Outcome(
+            outcome = PlacementOutcome(
                 success=success,
                 prompt_tokens=totals.prompt_tokens,
                 cached_tokens=totals.cached_tokens,
@@ -247,7 +249,7 @@ class GrpcRouter:
             dispatch.failed()
             self._parts.health.suspect(worker)
 
-    async def _run(self, stage: Stage, context: RequestContext) -> None:
+    async def _run(self, stage: PipelineStage, context: RequestContext) -> None:
         began = self._parts.clock()
         try:
             await stage.run(context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sylvan.gateway.grpc.context import Prepared, SampleDelta, garbage
+from sylvan.gateway.grpc.context import PreparedRequest, SampleText, garbage
 from sylvan.gateway.grpc.logprobs import read_inputs, read_outputs
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.rpc import scheduler_pb2 as pb
@@ -14,7 +14,7 @@ PROMPT_TAIL = 8
 """Tokens of the prompt that decide whether an output continues a text."""
 
 
-class Sample:
+class RelayedSample:
     """One sample.
 
     Attributes:
@@ -23,7 +23,7 @@ class Sample:
         finish_reason: Why it ended, as the worker says it; "": it goes on.
     """
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedRequest) -> None:
         tail = list(prepared.input_ids[-PROMPT_TAIL:])
         self._detokenizer = IncrementalDetokenizer(
             prepared.text.tokenizer, prepared.detokenizer, prompt_tail_ids=tail
@@ -33,7 +33,7 @@ class Sample:
         self.finish_reason = ""
         self._has_prompt = False
 
-    def take(self, part: pb.GenerateStreamChunk | pb.GenerateComplete) -> SampleDelta:
+    def take(self, part: pb.GenerateStreamChunk | pb.GenerateComplete) -> SampleText:
         """What a reply brings.
 
         Raises:
@@ -67,7 +67,7 @@ class Sample:
         part: pb.GenerateStreamChunk | pb.GenerateComplete,
         ids: Sequence[int],
         end: pb.GenerateComplete | None = None,
-    ) -> SampleDelta:
+    ) -> SampleText:
         found = self._detokenizer.push(ids, final=end is not None)
         self.token_ids.extend(ids)
         finish = None
@@ -78,7 +78,7 @@ class Sample:
         if not self._has_prompt:
             prompt = read_inputs(part.input_logprobs)
             self._has_prompt = prompt is not None
-        return SampleDelta(
+        return SampleText(
             index=part.index,
             text=found.text,
             token_ids=ids,

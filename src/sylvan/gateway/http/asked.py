@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import orjson
 
+from sylvan.api.multipart import parse_form
 from sylvan.protocol.errors import RequestError
 
 Fields = Mapping[str, Any]
@@ -17,7 +18,7 @@ PromptOf = Callable[[Fields], bytes]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class ParsedBody:
     """A body, read as far as needed.
 
     Attributes:
@@ -41,7 +42,7 @@ class Asked:
     token_ids: Sequence[int] | None = None
 
 
-def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -> Asked:
+def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -> ParsedBody:
     """Read a body.
 
     Raises:
@@ -59,7 +60,7 @@ def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -
         raise RequestError("model must be a string.", param="model")
     rid = fields.get("rid")
     prompt = prompt_of(fields)
-    return Asked(
+    return ParsedBody(
         raw=raw,
         fields=fields,
         model=model or None,
@@ -69,6 +70,22 @@ def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -
         namespace=_namespace(fields),
         rid=rid if isinstance(rid, str) else None,
     )
+
+
+def read_form(raw: bytes, content_type: str) -> ParsedBody:
+    """Read a body that is a form.
+
+    Raises:
+        RequestError: It is none.
+    """
+    parts = parse_form(content_type, raw)
+    fields = {
+        name: part.content.decode("utf-8", "replace").strip()
+        for name, part in parts.items()
+        if part.filename is None
+    }
+    stream = fields.get("stream", "").lower() in ("true", "1")
+    return ParsedBody(raw=raw, fields=fields, model=fields.get("model") or None, stream=stream)
 
 
 def conversation(fields: Fields) -> bytes:

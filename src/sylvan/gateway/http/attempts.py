@@ -6,7 +6,7 @@ import asyncio
 
 from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.flow.retry import Retries
-from sylvan.gateway.http.relay import RefusedError
+from sylvan.gateway.http.relay import RetryableStatusError
 from sylvan.gateway.observe.families import WorkerFamilies
 from sylvan.gateway.workers.health import HealthChecks
 from sylvan.gateway.workers.spec import Kind
@@ -33,7 +33,7 @@ class Attempts:
         """Count a failed attempt against its worker, if it is to blame."""
         self.avoid.add(worker.id)
         self._families.errors.labels(worker.kind, worker.connection, error.kind).inc()
-        if isinstance(error, RefusedError):
+        if isinstance(error, RetryableStatusError):
             if error.refusal.status < 500:
                 dispatch.succeeded()
             elif not error.is_overload:

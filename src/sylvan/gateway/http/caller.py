@@ -10,8 +10,9 @@ from typing import Any
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
+from sylvan.api.codings import unpacked
 from sylvan.api.errors import Family, error_body
-from sylvan.gateway.observe.spans import NoSpan, Span
+from sylvan.gateway.observe.spans import NoSpan, TraceSpan
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.utils.room import Room
 
@@ -56,7 +57,7 @@ class Caller:
         self.started = False
         self.status = 500
         self.gone = False
-        self.span: Span = NoSpan()
+        self.span: TraceSpan = NoSpan()
         self.held = 0
         self._room = room
         self._receive = receive
@@ -92,10 +93,11 @@ class Caller:
         return other
 
     async def body(self, max_bytes: int) -> bytes:
-        """The whole body.
+        """The whole body, unpacked: what reads it on its way needs no coding.
 
         Raises:
-            RequestError: With status 413, as soon as it is, or says that it is, larger.
+            RequestError: With status 413, as soon as it is, or says that it is, larger; or it is
+                not in the coding that it is said to be in.
             CapacityError: The bodies of all calls hold too much.
             CallerGoneError: The client left before its end.
         """
@@ -112,12 +114,25 @@ class Caller:
             size += len(part)
             if size > max_bytes:
                 raise _too_large(max_bytes)
-            if self._room is not None:
-                self._room.take(len(part))
-                self.held += len(part)
+            self._hold(len(part))
             parts.append(part)
             more = message.get("more_body", False)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        coding = self.headers.get("content-encoding")
+        if not coding:
+            return data
+        plain = unpacked(data, coding, max_bytes)
+        if len(plain) > max_bytes:
+            raise _too_large(max_bytes)
+        self._hold(len(plain))
+        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != "content-encoding"]
+        self.headers = dict(self.raw_headers)
+        return plain
+
+    def _hold(self, num_bytes: int) -> None:
+        if self._room is not None:
+            self._room.take(num_bytes)
+            self.held += num_bytes
 
     async def start(self, status: int, headers: HeaderPairs) -> None:
         """Begin the answer."""

@@ -7,21 +7,21 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sylvan.config.route import FailoverConfig, LimitsConfig, RetryConfig
+from sylvan.config.route import FailoverConfig, RetryConfig, RouteLimitsConfig
 from sylvan.gateway.errors import NoWorkerError, UpstreamError
 from sylvan.gateway.flow.retry import Retries, RetryBudget
 from sylvan.gateway.http.answer import Answer
-from sylvan.gateway.http.asked import Asked
+from sylvan.gateway.http.asked import ParsedBody
 from sylvan.gateway.http.attempts import Attempts
 from sylvan.gateway.http.caller import Caller, HeaderPairs
-from sylvan.gateway.http.outgoing import Journal, new_ticket
-from sylvan.gateway.http.relay import Edits, RefusedError, Relay
+from sylvan.gateway.http.outgoing import AnswerJournal, new_ticket
+from sylvan.gateway.http.relay import EventFilter, Relay, RetryableStatusError
 from sylvan.gateway.http.routes import Passed
-from sylvan.gateway.http.sender import Sender
+from sylvan.gateway.http.sender import RequestSender
 from sylvan.gateway.observe.families import Families
-from sylvan.gateway.observe.meter import Meter
-from sylvan.gateway.placing import Placed, Placing
-from sylvan.gateway.policies.api import Outcome, RoutingRequest
+from sylvan.gateway.observe.meter import RequestMeter
+from sylvan.gateway.placing import PlacedRequest, Placing
+from sylvan.gateway.policies.api import PlacementOutcome, RoutingRequest
 from sylvan.gateway.workers.health import HealthChecks
 from sylvan.gateway.workers.registry import Registry
 from sylvan.gateway.workers.spec import Kind
@@ -53,13 +53,13 @@ class ExchangeParts:
 
     registry: Registry
     placing: Placing
-    sender: Sender
+    sender: RequestSender
     health: HealthChecks
     families: Families
     budget: RetryBudget
     retry: RetryConfig
     failover: FailoverConfig
-    limits: LimitsConfig
+    limits: RouteLimitsConfig
     clock: Clock
     wall: Clock
     rng: random.Random = field(default_factory=random.Random)
@@ -69,9 +69,9 @@ class ExchangeParts:
         retries = Retries(self.retry, self.budget, self.rng)
         return Attempts(retries, self.families.worker, self.health, endpoint)
 
-    def journal(self, caller: Caller) -> Journal:
+    def journal(self, caller: Caller) -> AnswerJournal:
         """Of a request that has just come."""
-        return Journal(new_ticket(caller, self.wall()), self.failover.journal_bytes)
+        return AnswerJournal(new_ticket(caller, self.wall()), self.failover.journal_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,11 @@ class Begun:
     kind: Kind
     answer: Answer
     attempts: Attempts
-    journal: Journal
-    edits: Edits | None = None
+    journal: AnswerJournal
+    edits: EventFilter | None = None
 
 
-def placed_as(caller: Caller, asked: Asked) -> RoutingRequest:
+def placed_as(caller: Caller, asked: ParsedBody) -> RoutingRequest:
     """What policies are told of a request."""
     return RoutingRequest(
         prompt=asked.prompt,
@@ -111,10 +111,12 @@ def placed_as(caller: Caller, asked: Asked) -> RoutingRequest:
     )
 
 
-async def give_up(answer: Answer, meter: Meter, error: UpstreamError | NoWorkerError) -> None:
+async def give_up(
+    answer: Answer, meter: RequestMeter, error: UpstreamError | NoWorkerError
+) -> None:
     """Tell the client, and the metrics, that nobody serves a request."""
     meter.failed(error)
-    if isinstance(error, RefusedError) and not answer.started:
+    if isinstance(error, RetryableStatusError) and not answer.started:
         await answer.refuse(error.refusal)
         return
     if answer.started:
@@ -141,8 +143,8 @@ class Exchange:
         parts: ExchangeParts,
         caller: Caller,
         route: Passed,
-        asked: Asked,
-        meter: Meter,
+        asked: ParsedBody,
+        meter: RequestMeter,
         *,
         begun: Begun | None = None,
     ) -> None:
@@ -208,7 +210,7 @@ class Exchange:
         message = f"The request took longer than {seconds:g} s."
         await give_up(self._answer, self._meter, UpstreamError(message, kind="timeout", status=504))
 
-    def _place(self, pinned: Pinned | None) -> Placed:
+    def _place(self, pinned: Pinned | None) -> PlacedRequest:
         placing, asked = self._parts.placing, self._asked
         if pinned is not None:
             if pinned.worker.available:
@@ -224,7 +226,7 @@ class Exchange:
             continuing=self._journal.begun,
         )
 
-    async def _attempt(self, placed: Placed) -> None:
+    async def _attempt(self, placed: PlacedRequest) -> None:
         worker = placed.worker
         self.workers = (worker,)
         self._caller.span.event("dispatch", {"worker": worker.url})
@@ -246,7 +248,7 @@ class Exchange:
         finally:
             dispatch.close()
             self.totals = relay.totals
-            outcome = Outcome(
+            outcome = PlacementOutcome(
                 success=success,
                 prompt_tokens=self.totals.prompt_tokens,
                 cached_tokens=self.totals.cached_tokens,

@@ -19,6 +19,9 @@ TIMEOUT_S = 620.0
 MAX_SHOWN_BYTES = 4096
 
 
+_CLIENTS_FAULTS = frozenset({400, 404, 409, 413, 415, 422})
+
+
 class FanOut:
     """Sends a command to every worker, and tells what each answered."""
 
@@ -27,6 +30,8 @@ class FanOut:
 
     async def serve(self, caller: Caller, route: Passed, raw: bytes) -> None:
         """Send it, and answer with all outcomes: 200, 207 if some failed, 502 if all did.
+
+        If all refuse it for the same reason, the call is at fault: the status is theirs.
 
         Raises:
             NoWorkerError: There are no workers.
@@ -37,7 +42,9 @@ class FanOut:
         outcomes = await asyncio.gather(*(self._ask(caller, worker, raw) for worker in workers))
         good = sum(outcome["status"] == 200 for outcome in outcomes)
         word = "success" if good == len(outcomes) else "partial_success" if good else "failed"
-        status = 200 if good == len(outcomes) else 207 if good else 502
+        refused = {outcome["status"] for outcome in outcomes}
+        failed = refused.pop() if len(refused) == 1 and refused < _CLIENTS_FAULTS else 502
+        status = 200 if good == len(outcomes) else 207 if good else failed
         content: Mapping[str, Any] = {
             "status": word,
             "success": good == len(outcomes),

@@ -16,8 +16,8 @@ from sylvan.protocol.journal import (
     KEY_HEADER,
     RESUME_HEADER,
     TICKET_HEADER,
-    Resume,
-    Ticket,
+    JournalTicket,
+    ResumeFrom,
 )
 
 ROUTING_KEY = "x-smg-routing-key"
@@ -83,7 +83,7 @@ class Forwarding:
 
 
 @dataclass(slots=True)
-class Journal:
+class AnswerJournal:
     """What is known of an answer so far, such that another worker can go on with it.
 
     Attributes:
@@ -96,7 +96,7 @@ class Journal:
         begun: The client has seen the head of the answer.
     """
 
-    ticket: Ticket
+    ticket: JournalTicket
     max_bytes: int
     entries: list[bytes] = field(default_factory=list[bytes])
     num_frames: int = 0
@@ -117,20 +117,20 @@ class Journal:
         else:
             self.entries.append(entries)
 
-    def resume(self) -> Resume | None:
+    def resume(self) -> ResumeFrom | None:
         """Where the client is; None if it has seen nothing but the head."""
-        return Resume(tuple(self.entries), self.num_frames) if self.num_frames else None
+        return ResumeFrom(tuple(self.entries), self.num_frames) if self.num_frames else None
 
 
-def new_ticket(caller: Caller, created: float) -> Ticket:
+def new_ticket(caller: Caller, created: float) -> JournalTicket:
     """A ticket for a request that has just come."""
     name = secrets.token_hex(16)
     seed = secrets.randbits(62)
-    return Ticket(name=name, seed=seed, created=created, tenant=caller.tenant or None)
+    return JournalTicket(name=name, seed=seed, created=created, tenant=caller.tenant or None)
 
 
 def with_ticket(
-    request: Outgoing, ticket: Ticket, resume: Resume | None, gateway: HeaderPairs
+    request: Outgoing, ticket: JournalTicket, resume: ResumeFrom | None, gateway: HeaderPairs
 ) -> Outgoing:
     """The request as a worker gets it that takes tickets."""
     headers = [*request.headers, *gateway, (TICKET_HEADER, ticket.to_header())]

@@ -10,16 +10,16 @@ from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.flow.retry import RETRYABLE
 from sylvan.gateway.http.answer import Answer
 from sylvan.gateway.http.caller import Refusal
-from sylvan.gateway.http.outgoing import Journal
-from sylvan.gateway.observe.meter import Meter
+from sylvan.gateway.http.outgoing import AnswerJournal
+from sylvan.gateway.observe.meter import RequestMeter
 from sylvan.gateway.upstream.http import Incoming
 from sylvan.gateway.workers.worker import Dispatch
 from sylvan.protocol.journal import (
-    Frame,
     FrameKind,
     FrameReader,
-    Head,
     JournalError,
+    JournalFrame,
+    ResponseHead,
     Totals,
     read_head,
     read_totals,
@@ -28,7 +28,7 @@ from sylvan.protocol.journal import (
 MAX_REFUSAL_BYTES = 1 << 20
 
 
-class RefusedError(UpstreamError):
+class RetryableStatusError(UpstreamError):
     """A worker answered with a status after which another one may be tried.
 
     Attributes:
@@ -49,19 +49,19 @@ class RefusedError(UpstreamError):
         return status in (408, 429) or (status == 503 and "retry-after" in names)
 
 
-class Receiver(Protocol):
+class AnswerReceiver(Protocol):
     """Takes one worker's answer."""
 
     async def plain(self, incoming: Incoming) -> None:
         """It comes as the client is to get it."""
         ...
 
-    async def frames(self, incoming: Incoming, journal: Journal, stall_s: float) -> None:
+    async def frames(self, incoming: Incoming, journal: AnswerJournal, stall_s: float) -> None:
         """It comes in frames, with the entries of a journal."""
         ...
 
 
-class Edits(Protocol):
+class EventFilter(Protocol):
     """Changes the events of a stream on their way."""
 
     def events(self, chunk: bytes) -> bytes:
@@ -86,7 +86,7 @@ class Relay:
         self,
         answer: Answer,
         dispatch: Dispatch,
-        meter: Meter,
+        meter: RequestMeter,
         refusals: AbstractSet[int] = RETRYABLE,
         before: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class Relay:
         self._answer = answer
         self._dispatch = dispatch
         self._meter = meter
-        self.edits: Edits | None = None
+        self.edits: EventFilter | None = None
         self.totals = Totals()
         self.progressed = False
 
@@ -118,7 +118,7 @@ class Relay:
         self._meter.answered(incoming.status)
         if incoming.status in self._refusals and not self._answer.started:
             body = await incoming.read(MAX_REFUSAL_BYTES)
-            raise RefusedError(Refusal(incoming.status, incoming.headers, body))
+            raise RetryableStatusError(Refusal(incoming.status, incoming.headers, body))
         await self._ready(incoming.status)
         await self._answer.head(incoming.status, incoming.headers)
         async for chunk in incoming.chunks():
@@ -130,7 +130,7 @@ class Relay:
         self.totals = self._answer.totals()
         await self._answer.end()
 
-    async def frames(self, incoming: Incoming, journal: Journal, stall_s: float) -> None:
+    async def frames(self, incoming: Incoming, journal: AnswerJournal, stall_s: float) -> None:
         """Pass on the contents of frames, and keep what is needed to go on elsewhere.
 
         Raises:
@@ -138,7 +138,7 @@ class Relay:
             RefusedError: The worker refused, and the client has seen nothing of its answer.
         """
         reader = FrameReader()
-        refused: Head | None = None
+        refused: ResponseHead | None = None
         reason = bytearray()
         try:
             async for chunk in incoming.chunks(stall_s):
@@ -157,7 +157,7 @@ class Relay:
             raise UpstreamError(message, kind="protocol") from error
         raise UpstreamError("The worker broke off its answer.", kind="closed")
 
-    async def _head(self, head: Head, journal: Journal) -> Head | None:
+    async def _head(self, head: ResponseHead, journal: AnswerJournal) -> ResponseHead | None:
         """Pass the head on, or return it if it is a refusal."""
         self._meter.answered(head.status)
         if journal.begun:
@@ -169,16 +169,16 @@ class Relay:
         journal.begun = self._answer.started
         return None
 
-    async def _data(self, frame: Frame, journal: Journal) -> None:
+    async def _data(self, frame: JournalFrame, journal: AnswerJournal) -> None:
         self._first_byte()
         await self._answer.data(self._edited(frame.body))
         self.progressed = True
         if self._answer.started:
             journal.add(frame.entries)
 
-    async def _end(self, frame: Frame, refused: Head | None, reason: bytes) -> None:
+    async def _end(self, frame: JournalFrame, refused: ResponseHead | None, reason: bytes) -> None:
         if refused is not None:
-            raise RefusedError(Refusal(refused.status, refused.headers, reason))
+            raise RetryableStatusError(Refusal(refused.status, refused.headers, reason))
         self.totals = read_totals(frame)
         if self.edits is not None:
             await self._answer.data(self.edits.end())

@@ -9,16 +9,16 @@ from typing import Any, Protocol, cast
 
 import orjson
 
-from sylvan.config.route import LimitsConfig
+from sylvan.config.route import RouteLimitsConfig
 from sylvan.gateway.errors import (
     QueueFullError,
     QueueTimeoutError,
     UnauthorizedError,
     UpstreamError,
 )
-from sylvan.gateway.flow.admission import Admission, Permit
+from sylvan.gateway.flow.admission import GatewayAdmission, Permit
 from sylvan.gateway.http.answer import Answer
-from sylvan.gateway.http.asked import Asked, nothing, read
+from sylvan.gateway.http.asked import ParsedBody, nothing, read, read_form
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.http.exchange import Exchange, ExchangeParts, Pinned
 from sylvan.gateway.http.fanout import FanOut, servers
@@ -28,7 +28,7 @@ from sylvan.gateway.http.outgoing import TARGET_WORKER
 from sylvan.gateway.http.pairs.exchange import PairExchange, needs_one_worker
 from sylvan.gateway.http.routes import Passed
 from sylvan.gateway.http.search import Search
-from sylvan.gateway.observe.meter import Meter, ModelNames, Route
+from sylvan.gateway.observe.meter import ModelNames, RequestMeter, RouteLabels
 from sylvan.gateway.security.clients import Clients
 from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.journal import Totals
@@ -37,7 +37,9 @@ from sylvan.protocol.journal import Totals
 class GrpcServing(Protocol):
     """Serves requests by workers that speak gRPC."""
 
-    async def serve(self, caller: Caller, route: Passed, asked: Asked, meter: Meter) -> Totals:
+    async def serve(
+        self, caller: Caller, route: Passed, asked: ParsedBody, meter: RequestMeter
+    ) -> Totals:
         """Serve one request, or tell the client why not; returns its tokens."""
         ...
 
@@ -45,7 +47,7 @@ class GrpcServing(Protocol):
 class Tokenising(Protocol):
     """Knows token ids of prompts that are given as text."""
 
-    async def of(self, path: str, asked: Asked) -> Sequence[int] | None:
+    async def of(self, path: str, asked: ParsedBody) -> Sequence[int] | None:
         """Ids of the prompt of a request; None if they are not known."""
         ...
 
@@ -66,9 +68,9 @@ class RouterParts:
     """
 
     exchange: ExchangeParts
-    admission: Admission
+    admission: GatewayAdmission
     clients: Clients
-    limits: LimitsConfig
+    limits: RouteLimitsConfig
     max_body_bytes: int
     has_peers: bool = False
     grpc: GrpcServing | None = None
@@ -110,7 +112,10 @@ class HttpRouter:
             assert route.prompt_of is not None, "requests to one worker are read"
             if await self._following.resume(caller):
                 return
-            asked = read(raw, route.prompt_of, streams_by_default=route.streams)
+            if route.form:
+                asked = read_form(raw, caller.headers.get("content-type", ""))
+            else:
+                asked = read(raw, route.prompt_of, streams_by_default=route.streams)
             resumable = asked.stream and not self._parts.has_peers
             if resumable and self._following.wanted(caller):
                 await self._following.serve(caller, lambda c: self._answered(c, route, asked))
@@ -121,7 +126,7 @@ class HttpRouter:
         """End what goes on without a client."""
         await self._following.close()
 
-    async def _answered(self, caller: Caller, route: Passed, asked: Asked) -> None:
+    async def _answered(self, caller: Caller, route: Passed, asked: ParsedBody) -> None:
         """Serve a request, whose errors are answers too."""
         try:
             await self._serve_one(caller, route, asked)
@@ -130,7 +135,7 @@ class HttpRouter:
                 raise
             await caller.reply_error(route.family, error)
 
-    async def _serve_one(self, caller: Caller, route: Passed, asked: Asked) -> None:
+    async def _serve_one(self, caller: Caller, route: Passed, asked: ParsedBody) -> None:
         parts = self._parts
         parts.clients.admit(caller.tenant)
         if parts.grpc is not None and self._only_grpc(asked):
@@ -162,7 +167,7 @@ class HttpRouter:
             parts.clients.charge(caller.tenant, totals.prompt_tokens + totals.completion_tokens)
 
     async def _serve_grpc(
-        self, grpc: GrpcServing, caller: Caller, route: Passed, asked: Asked
+        self, grpc: GrpcServing, caller: Caller, route: Passed, asked: ParsedBody
     ) -> None:
         parts, totals = self._parts, Totals()
         permit = await self._enter(caller.tenant)
@@ -183,7 +188,7 @@ class HttpRouter:
             permit.close()
             parts.clients.charge(caller.tenant, totals.prompt_tokens + totals.completion_tokens)
 
-    def _only_grpc(self, asked: Asked) -> bool:
+    def _only_grpc(self, asked: ParsedBody) -> bool:
         """Whether only workers that speak gRPC serve the model."""
         registry = self._parts.exchange.registry
         return registry.speaks(asked.model, "grpc") and not registry.speaks(asked.model, "http")
@@ -202,15 +207,15 @@ class HttpRouter:
         return permit
 
     def _meter(
-        self, route: Passed, asked: Asked, connection: str = "http", backend: str = "regular"
-    ) -> Meter:
+        self, route: Passed, asked: ParsedBody, connection: str = "http", backend: str = "regular"
+    ) -> RequestMeter:
         exchange = self._parts.exchange
         served = exchange.registry.models
         model = served[0] if len(served) == 1 else asked.model
-        way = Route(connection, backend, connection, self._models.label(model), route.path)
-        return Meter(exchange.families, way, exchange.clock, stream=asked.stream)
+        way = RouteLabels(connection, backend, connection, self._models.label(model), route.path)
+        return RequestMeter(exchange.families, way, exchange.clock, stream=asked.stream)
 
-    async def _pinned(self, caller: Caller, asked: Asked) -> Pinned | None:
+    async def _pinned(self, caller: Caller, asked: ParsedBody) -> Pinned | None:
         """The worker that this request needs, if it needs a certain one."""
         target = caller.headers.get(TARGET_WORKER)
         if target:

@@ -28,6 +28,7 @@ class Passed:
         prefix: How ids of requests begin.
         operator: For the operator only.
         pairs: Needs prefill and decode where these are apart.
+        form: The body is a form, not JSON.
     """
 
     path: str
@@ -39,6 +40,7 @@ class Passed:
     prefix: str = "req-"
     operator: bool = False
     pairs: bool = False
+    form: bool = False
 
 
 _GENERATION = (
@@ -98,6 +100,11 @@ _VECTORS = (
         for path in ("/encode", "/classify")
     ),
     *_short(Family.OLLAMA, "/api/embed", "/api/embeddings"),
+)
+
+AUDIO = tuple(
+    Passed(path=f"/v1/audio/{name}", prompt_of=asked.nothing, form=True)
+    for name in ("transcriptions", "translations")
 )
 
 _TEXT = (
@@ -195,4 +202,4 @@ _CONTROL = (
     ),
 )
 
-PASSED: tuple[Passed, ...] = (*_GENERATION, *_VECTORS, *_TEXT, *_STORED, *_CONTROL)
+PASSED: tuple[Passed, ...] = (*_GENERATION, *_VECTORS, *AUDIO, *_TEXT, *_STORED, *_CONTROL)

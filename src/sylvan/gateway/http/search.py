@@ -12,10 +12,10 @@ from sylvan.gateway.flow.retry import RETRYABLE
 from sylvan.gateway.http.answer import Answer
 from sylvan.gateway.http.caller import Caller, Refusal
 from sylvan.gateway.http.exchange import ExchangeParts
-from sylvan.gateway.http.outgoing import Journal, new_ticket
-from sylvan.gateway.http.relay import RefusedError, Relay
+from sylvan.gateway.http.outgoing import AnswerJournal, new_ticket
+from sylvan.gateway.http.relay import Relay, RetryableStatusError
 from sylvan.gateway.http.routes import Passed
-from sylvan.gateway.observe.meter import Meter, Route
+from sylvan.gateway.observe.meter import RequestMeter, RouteLabels
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.journal import Totals
@@ -52,7 +52,7 @@ class Search:
             self._check_tenant(caller, worker)
             try:
                 await self._ask(caller, route.family, worker, raw)
-            except RefusedError as error:
+            except RetryableStatusError as error:
                 refusal = error.refusal
             except UpstreamError as error:
                 if len(workers) == 1:
@@ -119,12 +119,12 @@ class Search:
 
     async def _ask(self, caller: Caller, family: Family, worker: Worker, raw: bytes) -> None:
         parts = self._parts
-        labels = Route("http", "regular", "http", "unknown", _shape(caller.path))
-        meter = Meter(parts.families, labels, parts.clock, stream=False)
+        labels = RouteLabels("http", "regular", "http", "unknown", _shape(caller.path))
+        meter = RequestMeter(parts.families, labels, parts.clock, stream=False)
         answer = Answer(caller, family, parts.limits.slow_client_s)
         dispatch = worker.begin()
         relay = Relay(answer, dispatch, meter, RETRYABLE | _NOT_HERE)
-        journal = Journal(new_ticket(caller, parts.wall()), max_bytes=0)
+        journal = AnswerJournal(new_ticket(caller, parts.wall()), max_bytes=0)
         headers = parts.sender.forwarding.headers(caller)
         request = parts.sender.outgoing(caller, headers, worker, raw)
         try:

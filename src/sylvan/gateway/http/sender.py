@@ -9,15 +9,17 @@ import msgspec
 from sylvan.config.route import FailoverConfig
 from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.http.caller import Caller, HeaderPairs
-from sylvan.gateway.http.outgoing import Forwarding, Journal, with_ticket
-from sylvan.gateway.http.relay import Receiver
+from sylvan.gateway.http.outgoing import AnswerJournal, Forwarding, with_ticket
+from sylvan.gateway.http.relay import AnswerReceiver
 from sylvan.gateway.upstream.http import HttpUpstream, Incoming, Outgoing
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.journal import JOURNAL_HEADER, MEDIA_TYPE
 
+_RANK_HEADER = "x-data-parallel-rank"
+
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class RequestSender:
     """Sends requests to workers.
 
     Attributes:
@@ -41,13 +43,17 @@ class Sender:
             worker: Which one.
             body: Of the request.
         """
+        sent = self.forwarding.for_worker(headers, worker)
         if worker.dp_rank is not None:
-            body = spliced(body, b'"data_parallel_rank":%d' % worker.dp_rank)
+            if caller.headers.get("content-type", "").startswith("multipart/"):
+                sent.append((_RANK_HEADER, str(worker.dp_rank)))
+            else:
+                body = spliced(body, b'"data_parallel_rank":%d' % worker.dp_rank)
         return Outgoing(
             method=caller.method,
             url=worker.spec.url,
             target=caller.path + (f"?{caller.query}" if caller.query else ""),
-            headers=self.forwarding.for_worker(headers, worker),
+            headers=sent,
             body=body,
         )
 
@@ -55,8 +61,8 @@ class Sender:
         self,
         request: Outgoing,
         worker: Worker,
-        journal: Journal,
-        receiver: Receiver,
+        journal: AnswerJournal,
+        receiver: AnswerReceiver,
         elapsed_s: float,
     ) -> None:
         """Have a request served, or what is left of it.

@@ -14,7 +14,7 @@ MAX_MODELS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class RouteLabels:
     """Which way a request goes: the labels of most metrics."""
 
     router_type: str
@@ -35,10 +35,12 @@ class Route:
         )
 
 
-class Meter:
+class RequestMeter:
     """The times and counts of one request that is passed on."""
 
-    def __init__(self, families: Families, route: Route, clock: Clock, *, stream: bool) -> None:
+    def __init__(
+        self, families: Families, route: RouteLabels, clock: Clock, *, stream: bool
+    ) -> None:
         self._families: RouterFamilies = families.router
         self._labels = route.labels
         self._router_type = route.router_type

@@ -9,7 +9,7 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 """By which a trace goes on in another process (W3C)."""
 
 
-class Span(Protocol):
+class TraceSpan(Protocol):
     """One request in a trace."""
 
     def headers(self) -> Sequence[tuple[str, str]] | None:
@@ -29,20 +29,20 @@ class NoSpan:
     """Of a request that is not traced."""
 
     def headers(self) -> Sequence[tuple[str, str]] | None:
-        """See `Span.headers`."""
+        """See `TraceSpan.headers`."""
         return None
 
     def event(self, name: str, facts: Mapping[str, str | int | float]) -> None:
-        """See `Span.event`."""
+        """See `TraceSpan.event`."""
 
     def end(self, status: int, facts: Mapping[str, str | int | float]) -> None:
-        """See `Span.end`."""
+        """See `TraceSpan.end`."""
 
 
 class Tracing(Protocol):
     """Begins spans."""
 
-    def begin(self, name: str, headers: Mapping[str, str]) -> Span:
+    def begin(self, name: str, headers: Mapping[str, str]) -> TraceSpan:
         """A span for a request, as a child of the client's if `headers` name one."""
         ...
 
@@ -50,6 +50,6 @@ class Tracing(Protocol):
 class NoTracing:
     """Traces nothing."""
 
-    def begin(self, name: str, headers: Mapping[str, str]) -> Span:
+    def begin(self, name: str, headers: Mapping[str, str]) -> TraceSpan:
         """See `Tracing.begin`."""
         return NoSpan()

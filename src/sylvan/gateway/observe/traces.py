@@ -14,7 +14,7 @@ from sylvan.gateway.observe.spans import TRACE_HEADERS
 from sylvan.utils import otlp
 
 
-class Traces:
+class SpanExporter:
     """Sends a span for each request to a collector, in batches, from a thread.
 
     A collector that cannot be reached costs spans, not requests.

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from sylvan.config.route import RouteConfig
-from sylvan.gateway.flow.admission import Admission
+from sylvan.gateway.flow.admission import GatewayAdmission
 from sylvan.gateway.observe.families import Families
 from sylvan.gateway.openai.catalog import Catalog
 from sylvan.gateway.openai.history.background import Background
@@ -62,7 +62,7 @@ class PassThroughParts:
             PassParts(
                 catalog=catalog,
                 upstream=self.http,
-                admission=Admission(config.limits, self.clock),
+                admission=GatewayAdmission(config.limits, self.clock),
                 clients=self.clients,
                 keeps_credentials=self.clients.open,
                 families=self.families,

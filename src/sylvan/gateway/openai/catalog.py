@@ -32,7 +32,7 @@ class _Cards(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CatalogTarget:
     """A server, and its name for the model."""
 
     upstream: UpstreamSpec
@@ -59,7 +59,7 @@ class Catalog:
         found = (name for spec in specs for name in self._names(spec))
         return tuple(dict.fromkeys((*found, *self._upstreams.fallbacks)))
 
-    def targets(self, model: str) -> Sequence[Target]:
+    def targets(self, model: str) -> Sequence[CatalogTarget]:
         """Who is to be asked for a model: its servers, then those of its fallbacks.
 
         Raises:
@@ -92,13 +92,13 @@ class Catalog:
         self._told[spec.url] = tuple(card.id for card in cards.data)
         return True
 
-    def _of(self, name: str) -> list[Target]:
-        targets: list[Target] = []
+    def _of(self, name: str) -> list[CatalogTarget]:
+        targets: list[CatalogTarget] = []
         for spec in self._upstreams.upstreams:
             if name in spec.aliases:
-                targets.append(Target(spec, spec.aliases[name]))
+                targets.append(CatalogTarget(spec, spec.aliases[name]))
             elif name in self._told.get(spec.url, ()):
-                targets.append(Target(spec, name))
+                targets.append(CatalogTarget(spec, name))
         return targets
 
     def _names(self, spec: UpstreamSpec) -> Sequence[str]:

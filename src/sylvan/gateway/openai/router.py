@@ -9,23 +9,24 @@ from dataclasses import dataclass, replace
 import orjson
 
 from sylvan.api.errors import Family
-from sylvan.config.route import LimitsConfig
+from sylvan.api.multipart import with_field
+from sylvan.config.route import RouteLimitsConfig
 from sylvan.gateway.control.api import TEXT, Own, Params
 from sylvan.gateway.errors import UpstreamError
-from sylvan.gateway.flow.admission import Admission
+from sylvan.gateway.flow.admission import GatewayAdmission
 from sylvan.gateway.flow.retry import RETRYABLE
 from sylvan.gateway.http.answer import Answer
-from sylvan.gateway.http.asked import Asked, nothing, read
+from sylvan.gateway.http.asked import ParsedBody, nothing, read, read_form
 from sylvan.gateway.http.caller import Caller, Refusal, end_to_end
 from sylvan.gateway.http.outgoing import OWN_HEADERS
-from sylvan.gateway.http.relay import RefusedError
-from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.http.relay import RetryableStatusError
+from sylvan.gateway.http.routes import AUDIO, Passed
 from sylvan.gateway.observe.families import Families
-from sylvan.gateway.observe.meter import Meter, ModelNames, Route
-from sylvan.gateway.openai.catalog import Catalog, Target
+from sylvan.gateway.observe.meter import ModelNames, RequestMeter, RouteLabels
+from sylvan.gateway.openai.catalog import Catalog, CatalogTarget
 from sylvan.gateway.openai.history.answer import KeptAnswer
 from sylvan.gateway.openai.history.history import History
-from sylvan.gateway.openai.history.turn import Turn
+from sylvan.gateway.openai.history.turn import StoredTurn
 from sylvan.gateway.security.clients import Clients
 from sylvan.gateway.upstream.http import HttpUpstream, Incoming, Outgoing
 from sylvan.protocol.errors import RequestError
@@ -39,9 +40,12 @@ _PATHS: Mapping[str, Family] = {
     "/v1/embeddings": Family.OPENAI,
     "/v1/responses": Family.RESPONSES,
 }
-ROUTES = tuple(
-    Passed(path=path, family=family, prompt_of=nothing, prefix="req-")
-    for path, family in _PATHS.items()
+ROUTES = (
+    *(
+        Passed(path=path, family=family, prompt_of=nothing, prefix="req-")
+        for path, family in _PATHS.items()
+    ),
+    *AUDIO,
 )
 
 
@@ -64,11 +68,11 @@ class PassParts:
 
     catalog: Catalog
     upstream: HttpUpstream
-    admission: Admission
+    admission: GatewayAdmission
     clients: Clients
     keeps_credentials: bool
     families: Families
-    limits: LimitsConfig
+    limits: RouteLimitsConfig
     max_body_bytes: int
     clock: Clock
     history: History | None = None
@@ -84,9 +88,9 @@ class _Work:
 
     caller: Caller
     route: Passed
-    asked: Asked
-    targets: Sequence[Target]
-    turn: Turn | None = None
+    asked: ParsedBody
+    targets: Sequence[CatalogTarget]
+    turn: StoredTurn | None = None
 
 
 class PassThrough:
@@ -136,7 +140,11 @@ class PassThrough:
             CallerGoneError: The client left.
         """
         parts = self._parts
-        asked = read(await caller.body(parts.max_body_bytes), nothing)
+        raw = await caller.body(parts.max_body_bytes)
+        if route.form:
+            asked = read_form(raw, caller.headers.get("content-type", ""))
+        else:
+            asked = read(raw, nothing)
         if asked.model is None:
             raise RequestError("model must be given.", param="model")
         targets = parts.catalog.targets(asked.model)
@@ -168,8 +176,8 @@ class PassThrough:
         caller, route, asked = work.caller, work.route, work.asked
         plain = Answer(caller, route.family, limits.slow_client_s)
         answer = plain if work.turn is None else KeptAnswer(work.turn, plain)
-        way = Route("openai", "external", "http", self._models.label(asked.model), route.path)
-        meter = Meter(self._parts.families, way, self._parts.clock, stream=asked.stream)
+        way = RouteLabels("openai", "external", "http", self._models.label(asked.model), route.path)
+        meter = RequestMeter(self._parts.families, way, self._parts.clock, stream=asked.stream)
         failure: UpstreamError | None = None
         deadline = asyncio.timeout(limits.request_timeout_s)
         try:
@@ -192,23 +200,25 @@ class PassThrough:
             failure = UpstreamError(message, kind="timeout", status=504)
         assert failure is not None, "there is a target"
         meter.failed(failure)
-        if isinstance(failure, RefusedError) and not answer.started:
+        if isinstance(failure, RetryableStatusError) and not answer.started:
             await plain.refuse(failure.refusal)
         else:
             await plain.fail(failure)
 
-    async def _send(self, request: Outgoing, answer: Answer | KeptAnswer, meter: Meter) -> None:
+    async def _send(
+        self, request: Outgoing, answer: Answer | KeptAnswer, meter: RequestMeter
+    ) -> None:
         async with self._parts.upstream.send(request) as incoming:
             meter.answered(incoming.status)
             if incoming.status in RETRYABLE:
-                raise RefusedError(await _refusal(incoming))
+                raise RetryableStatusError(await _refusal(incoming))
             await answer.head(incoming.status, incoming.headers)
             async for chunk in incoming.chunks():
                 meter.first_byte()
                 await answer.data(chunk)
         await answer.end()
 
-    def _request(self, work: _Work, target: Target) -> Outgoing:
+    def _request(self, work: _Work, target: CatalogTarget) -> Outgoing:
         caller, route, asked = work.caller, work.route, work.asked
         dropped = {*OWN_HEADERS, *_DROPPED}
         if work.turn is not None:
@@ -222,7 +232,9 @@ class PassThrough:
             headers.append(("authorization", given))
         headers.append(("x-request-id", caller.request_id))
         body = asked.raw
-        if target.model != asked.model:
+        if target.model != asked.model and route.form:
+            body = with_field(caller.headers["content-type"], body, "model", target.model)
+        elif target.model != asked.model:
             body = orjson.dumps({**asked.fields, "model": target.model})
         return Outgoing(
             method="POST",

@@ -9,7 +9,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from sylvan.gateway.peers.messages import Batch, Message
+from sylvan.gateway.peers.messages import Message, PeerBatch
 from sylvan.protocol.malformed import MALFORMED
 
 logger = logging.getLogger(__name__)
@@ -38,14 +38,14 @@ class PeerChannel:
             if other != number:
                 self._in.connect(_address(folder, other))
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Batch)
+        self._decoder = msgspec.msgpack.Decoder(PeerBatch)
 
     def send(self, messages: list[Message]) -> None:
         """Send to all others; who is not there misses it."""
-        data = self._encoder.encode(Batch(self._number, messages))
+        data = self._encoder.encode(PeerBatch(self._number, messages))
         self._out.send(data)
 
-    async def receive(self) -> Batch:
+    async def receive(self) -> PeerBatch:
         """The next batch of another process."""
         while True:
             data = await self._in.recv()

@@ -7,7 +7,7 @@ import msgspec
 from sylvan.gateway.workers.spec import Kind, WorkerSpec
 
 
-class Placed(msgspec.Struct, tag="placed", array_like=True, frozen=True):
+class PeerPlacement(msgspec.Struct, tag="placed", array_like=True, frozen=True):
     """A policy placed a request.
 
     Attributes:
@@ -31,7 +31,7 @@ class Placed(msgspec.Struct, tag="placed", array_like=True, frozen=True):
     at_s: float
 
 
-class Loads(msgspec.Struct, tag="loads", array_like=True, frozen=True):
+class PeerLoads(msgspec.Struct, tag="loads", array_like=True, frozen=True):
     """How busy workers are with requests of the sender: running ones, and tokens to be computed.
 
     Attributes:
@@ -65,10 +65,10 @@ class WorkerChange(msgspec.Struct, tag="worker", array_like=True, frozen=True):
     spec: WorkerSpec | None
 
 
-Message = Placed | Loads | Spent | WorkerChange
+Message = PeerPlacement | PeerLoads | Spent | WorkerChange
 
 
-class Batch(msgspec.Struct, array_like=True, frozen=True):
+class PeerBatch(msgspec.Struct, array_like=True, frozen=True):
     """What one process sends at a time.
 
     Attributes:

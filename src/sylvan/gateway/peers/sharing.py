@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from sylvan.gateway.errors import QueueFullError
 from sylvan.gateway.peers.channel import PeerChannel
-from sylvan.gateway.peers.messages import Batch, Loads, Message, Placed, Spent, WorkerChange
+from sylvan.gateway.peers.messages import (
+    Message,
+    PeerBatch,
+    PeerLoads,
+    PeerPlacement,
+    Spent,
+    WorkerChange,
+)
 from sylvan.gateway.placing import Placing
 from sylvan.gateway.policies.api import Placement, RoutingRequest
 from sylvan.gateway.security.clients import Clients
@@ -99,7 +106,7 @@ class Sharing:
     def _placed(self, model: str, placement: Placement, request: RoutingRequest) -> None:
         worker = placement.worker
         self._tell(
-            Placed(
+            PeerPlacement(
                 model,
                 worker.kind,
                 worker.url,
@@ -127,7 +134,7 @@ class Sharing:
         self._flush = None
         messages, self._pending = self._pending, []
         if self._changed:
-            messages.append(Loads({worker.url: _load(worker) for worker in self._changed}))
+            messages.append(PeerLoads({worker.url: _load(worker) for worker in self._changed}))
             self._changed.clear()
         if messages:
             self._parts.channel.send(messages)
@@ -137,7 +144,7 @@ class Sharing:
             await asyncio.sleep(BEAT_S)
             self._send()
             busy = {w.url: _load(w) for w in self._parts.registry.workers if w.num_running}
-            self._parts.channel.send([Loads(busy, complete=True), *self._changes.values()])
+            self._parts.channel.send([PeerLoads(busy, complete=True), *self._changes.values()])
             self._forget_silent()
 
     def _forget_silent(self) -> None:
@@ -152,13 +159,13 @@ class Sharing:
         while True:
             self._take(await self._parts.channel.receive())
 
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: PeerBatch) -> None:
         self._heard_s[batch.process] = self._parts.clock()
         for message in batch.messages:
             match message:
-                case Placed():
+                case PeerPlacement():
                     self._learn(message)
-                case Loads():
+                case PeerLoads():
                     self._see_loads(batch.process, message)
                 case Spent():
                     clients = self._parts.clients
@@ -166,7 +173,7 @@ class Sharing:
                 case WorkerChange():
                     self._follow(message)
 
-    def _learn(self, placed: Placed) -> None:
+    def _learn(self, placed: PeerPlacement) -> None:
         worker = self._parts.registry.by_url(placed.worker)
         if worker is None:
             return
@@ -174,7 +181,7 @@ class Sharing:
         placement = Placement(worker, 0, placed.branch)
         self._parts.placing.learn(placed.model, placement, request, placed.at_s)
 
-    def _see_loads(self, process: int, loads: Loads) -> None:
+    def _see_loads(self, process: int, loads: PeerLoads) -> None:
         for url, (running, queued) in loads.rows.items():
             worker = self._parts.registry.by_url(url)
             if worker is not None:

@@ -59,7 +59,7 @@ class Placement:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class PlacementOutcome:
     """How a placed request ended.
 
     Attributes:
@@ -86,7 +86,9 @@ class RoutingPolicy:
         """
         raise NotImplementedError
 
-    def completed(self, placement: Placement, request: RoutingRequest, outcome: Outcome) -> None:
+    def completed(
+        self, placement: Placement, request: RoutingRequest, outcome: PlacementOutcome
+    ) -> None:
         """A request that this policy placed is over."""
 
     def learn(self, placement: Placement, request: RoutingRequest, at_s: float) -> None:

@@ -14,7 +14,7 @@ MAX_SAMPLES = 4096
 ABS_THRESHOLD, REL_THRESHOLD = 64, 1.5
 
 
-class Bucket(RoutingPolicy):
+class BucketPolicy(RoutingPolicy):
     """Gives each worker a range of prompt lengths with an equal share of the recent tokens.
 
     The borders follow the prompts of late. When loads differ too much, the least loaded worker
@@ -62,7 +62,7 @@ def borders(lengths: Sequence[int], num_buckets: int) -> list[int]:
     return found + [lengths[-1] if lengths else 0] * (num_buckets - 1 - len(found))
 
 
-def create(parts: PolicyParts) -> Bucket:
+def create(parts: PolicyParts) -> BucketPolicy:
     """See `PolicyFactory`."""
     config = parts.config
     gap, ratio = config.balance_abs_threshold, config.balance_rel_threshold
@@ -70,4 +70,4 @@ def create(parts: PolicyParts) -> Bucket:
         ABS_THRESHOLD if gap is None else gap,
         REL_THRESHOLD if ratio is None else ratio,
     )
-    return Bucket(parts.clock, config.bucket_adjust_s, thresholds)
+    return BucketPolicy(parts.clock, config.bucket_adjust_s, thresholds)

@@ -14,8 +14,8 @@ import numpy as np
 from sylvan.config.route import RoutingConfig
 from sylvan.gateway.policies.api import (
     BYTES_PER_TOKEN,
-    Outcome,
     Placement,
+    PlacementOutcome,
     PolicyParts,
     RoutingPolicy,
     RoutingRequest,
@@ -98,7 +98,9 @@ class CacheAware(RoutingPolicy):
         promise = self._blocks.promise(placement.worker.id, ids)
         return replace(placement, promise=promise)
 
-    def completed(self, placement: Placement, request: RoutingRequest, outcome: Outcome) -> None:
+    def completed(
+        self, placement: Placement, request: RoutingRequest, outcome: PlacementOutcome
+    ) -> None:
         """See `RoutingPolicy.completed`."""
         if placement.promise is not None:
             placement.promise.close()

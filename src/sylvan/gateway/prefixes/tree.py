@@ -53,7 +53,7 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PrefixMatch:
     """Where a key leads in the tree; valid until the tree changes.
 
     Attributes:
@@ -106,7 +106,7 @@ class PrefixTree:
             held.limit = num_bytes
             self._trim(worker)
 
-    def find(self, key: bytes) -> Found:
+    def find(self, key: bytes) -> PrefixMatch:
         """Follow a key as far as the tree knows it."""
         key = key[: len(key) - len(key) % PAGE]
         node, position = self._root, 0
@@ -114,14 +114,16 @@ class PrefixTree:
         while True:
             child = node.children.get(key[position : position + PAGE])
             if child is None:
-                return Found(key, tuple(path), position)
+                return PrefixMatch(key, tuple(path), position)
             if not key.startswith(child.edge, position):
-                return Found(key, tuple(path), position, child, _common(child.edge, key, position))
+                return PrefixMatch(
+                    key, tuple(path), position, child, _common(child.edge, key, position)
+                )
             path.append(child)
             position += len(child.edge)
             node = child
 
-    def matched(self, found: Found, beyond: int = 0) -> Mapping[str, int]:
+    def matched(self, found: PrefixMatch, beyond: int = 0) -> Mapping[str, int]:
         """Bytes of the key that each worker holds, without workers that hold no more than `beyond`.
 
         With a bound, many workers need not be listed for what all keys begin with.
@@ -139,7 +141,7 @@ class PrefixTree:
                         lengths[worker] = depth
         return lengths
 
-    def insert(self, found: Found, worker: str) -> None:
+    def insert(self, found: PrefixMatch, worker: str) -> None:
         """A worker is given the key of `found`, which must be fresh."""
         path = list(found.path)
         if found.partial is not None:

@@ -24,7 +24,7 @@ class Tokens(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class GatewayAuth:
     """Who is let through.
 
     Clients: who has a key of a client or operator; everyone, where there are no keys of clients.

@@ -31,7 +31,7 @@ Fetch = Callable[[Worker], Awaitable[tuple[bytes, str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Loading:
+class PendingTokenizer:
     """A tokenizer, loaded or on its way.
 
     Attributes:
@@ -74,14 +74,14 @@ class TextLibrary:
     def __init__(self, config: TokensConfig, fetch: Fetch | None = None) -> None:
         self._config = config
         self._fetch = fetch
-        self._loading: dict[str, Loading] = {}
+        self._loading: dict[str, PendingTokenizer] = {}
 
     @property
-    def all(self) -> Sequence[Loading]:
+    def all(self) -> Sequence[PendingTokenizer]:
         """All tokenizers."""
         return tuple(self._loading.values())
 
-    def get(self, name_or_id: str) -> Loading | None:
+    def get(self, name_or_id: str) -> PendingTokenizer | None:
         """One tokenizer."""
         known = self._loading.get(name_or_id)
         return known or next((one for one in self.all if one.id == name_or_id), None)
@@ -99,7 +99,7 @@ class TextLibrary:
         """The text of the model that a worker serves, if it is loaded; else it is loaded now."""
         return self._of(worker).text
 
-    def add(self, name: str, folder: str, template: str | None = None) -> Loading:
+    def add(self, name: str, folder: str, template: str | None = None) -> PendingTokenizer:
         """Load the tokenizer of a model from a directory.
 
         Raises:
@@ -117,13 +117,13 @@ class TextLibrary:
         loading = self._from_folder(folder, config)
         return self._begin(name, folder, loading, asked_for=True)
 
-    def remove(self, found: Loading) -> None:
+    def remove(self, found: PendingTokenizer) -> None:
         """Forget a tokenizer; where it is needed it is loaded anew."""
         found.task.cancel()
         if self._loading.get(found.name) is found:
             del self._loading[found.name]
 
-    def _of(self, worker: Worker) -> Loading:
+    def _of(self, worker: Worker) -> PendingTokenizer:
         name = worker.models[0] if worker.models else worker.url
         known = self._loading.get(name)
         if known is not None:
@@ -139,14 +139,14 @@ class TextLibrary:
         loading: Coroutine[Any, Any, ModelText],
         *,
         asked_for: bool = False,
-    ) -> Loading:
+    ) -> PendingTokenizer:
         task = asyncio.get_running_loop().create_task(loading)
-        made = Loading(uuid4().hex, name, source, task, asked_for)
+        made = PendingTokenizer(uuid4().hex, name, source, task, asked_for)
         self._loading[name] = made
         task.add_done_callback(lambda done: self._settle(made, done))
         return made
 
-    def _settle(self, made: Loading, task: asyncio.Task[ModelText]) -> None:
+    def _settle(self, made: PendingTokenizer, task: asyncio.Task[ModelText]) -> None:
         if task.cancelled():
             return
         failed = task.exception() is not None

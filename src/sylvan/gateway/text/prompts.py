@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sylvan.api.openai.chat import ChatBody
 from sylvan.api.openai.chat_tools import tool_use
 from sylvan.api.validation import parse
-from sylvan.gateway.http.asked import Asked
+from sylvan.gateway.http.asked import ParsedBody
 from sylvan.gateway.text.chat import template_request
 from sylvan.gateway.text.library import TextLibrary
 from sylvan.gateway.text.model import ModelText
@@ -31,7 +31,7 @@ class PromptIds:
         self._registry = registry
         self._library = library
 
-    async def of(self, path: str, asked: Asked) -> Sequence[int] | None:
+    async def of(self, path: str, asked: ParsedBody) -> Sequence[int] | None:
         """Ids of the one prompt of a request; None if they are not known now.
 
         Raises:
@@ -54,7 +54,7 @@ class PromptIds:
         return None
 
 
-async def _conversation(text: ModelText, asked: Asked) -> Sequence[int] | None:
+async def _conversation(text: ModelText, asked: ParsedBody) -> Sequence[int] | None:
     try:
         body = parse(ChatBody, asked.fields)
         request = template_request(body, tool_use(body))

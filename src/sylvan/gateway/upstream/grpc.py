@@ -40,7 +40,7 @@ _OVERLOADS = {grpc.StatusCode.RESOURCE_EXHAUSTED: 429, grpc.StatusCode.UNAVAILAB
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class CallWatch:
     """Watches over a call.
 
     Attributes:
@@ -119,7 +119,7 @@ class GrpcUpstream:
         url: str,
         request: pb.GenerateRequest,
         metadata: Metadata,
-        watch: Watch,
+        watch: CallWatch,
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """The answers to `Generate`; closing it cancels the request.
 

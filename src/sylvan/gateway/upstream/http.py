@@ -50,7 +50,7 @@ class Outgoing:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class WholeResponse:
     """A whole answer."""
 
     status: int
@@ -191,7 +191,7 @@ class HttpUpstream:
 
     async def call(
         self, request: Outgoing, timeout_s: float, max_bytes: int = 64 << 20
-    ) -> Answered:
+    ) -> WholeResponse:
         """A short answer as a whole.
 
         Raises:
@@ -199,7 +199,7 @@ class HttpUpstream:
         """
         with _explained(timeout_s):
             async with asyncio.timeout(timeout_s), self.send(request) as answer:
-                return Answered(answer.status, answer.headers, await answer.read(max_bytes))
+                return WholeResponse(answer.status, answer.headers, await answer.read(max_bytes))
 
 
 def json_of(body: bytes) -> Mapping[str, object]:

@@ -34,7 +34,7 @@ DRAIN_POLL_S = 0.05
 
 
 @dataclass(slots=True)
-class Job:
+class WorkerJob:
     """One job.
 
     Attributes:
@@ -95,16 +95,16 @@ class Jobs:
 
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts
-        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._jobs: OrderedDict[str, WorkerJob] = OrderedDict()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(PARALLEL)
 
-    def get(self, worker_id: str) -> Job | None:
+    def get(self, worker_id: str) -> WorkerJob | None:
         """The last job of a worker."""
         return self._jobs.get(worker_id)
 
     @property
-    def open(self) -> list[Job]:
+    def open(self) -> list[WorkerJob]:
         """Jobs that are not done."""
         return [job for job in self._jobs.values() if job.state in ("pending", "processing")]
 
@@ -163,7 +163,7 @@ class Jobs:
 
     def _start(self, kind: JobKind, worker: Worker, work: Coroutine[Any, Any, None]) -> None:
         now = self._parts.wall()
-        job = Job(kind, worker.id, worker.spec.url, "pending", "", now, now)
+        job = WorkerJob(kind, worker.id, worker.spec.url, "pending", "", now, now)
         self._jobs.pop(worker.id, None)
         self._jobs[worker.id] = job
         while len(self._jobs) > MAX_JOBS:
@@ -176,7 +176,7 @@ class Jobs:
         if self._tasks.get(worker_id) is task:
             del self._tasks[worker_id]
 
-    async def _run(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, job: WorkerJob, work: Coroutine[Any, Any, None]) -> None:
         async with self._slots:
             self._set(job, "processing", "")
             try:
@@ -187,7 +187,7 @@ class Jobs:
             else:
                 self._set(job, "succeeded", "")
 
-    def _set(self, job: Job, state: JobState, message: str) -> None:
+    def _set(self, job: WorkerJob, state: JobState, message: str) -> None:
         job.state, job.message = state, message
         job.updated_s = self._parts.wall()
 

@@ -10,7 +10,7 @@ import msgspec
 
 from sylvan.config.route import HealthConfig, WorkersConfig
 from sylvan.gateway.errors import UpstreamError
-from sylvan.gateway.upstream.http import Answered, HttpUpstream, Outgoing
+from sylvan.gateway.upstream.http import HttpUpstream, Outgoing, WholeResponse
 from sylvan.gateway.workers.events import EVENT_SETTINGS
 from sylvan.gateway.workers.spec import WorkerSpec
 from sylvan.gateway.workers.worker import Discovered, Worker
@@ -186,7 +186,7 @@ class HttpProbe:
         return Outgoing(method="GET", url=spec.url, target=path, headers=[*headers, *key])
 
 
-def _takes_tickets(answer: Answered) -> bool:
+def _takes_tickets(answer: WholeResponse) -> bool:
     return answer.header(JOURNAL_HEADER) == "1"
 
 

@@ -16,9 +16,9 @@ import triton
 from rich.table import Table
 from triton.compiler.errors import CompilationError
 
-from sylvan.kernels.aot.cases import Case, cases
+from sylvan.kernels.aot.cases import CompileCase, cases
 from sylvan.kernels.aot.measure import Compiled, compiled, forget
-from sylvan.kernels.aot.target import TARGETS, Target, compile_for
+from sylvan.kernels.aot.target import TARGETS, ChipTarget, compile_for
 
 
 def main() -> int:
@@ -46,7 +46,7 @@ def main() -> int:
     return 1 if faults or not count else 0
 
 
-def _judge(target: Target, chosen: list[Case]) -> tuple[Table, int]:
+def _judge(target: ChipTarget, chosen: list[CompileCase]) -> tuple[Table, int]:
     table = Table(title=target.name)
     for column in ("case", "kernel"):
         table.add_column(column, no_wrap=True)
@@ -71,7 +71,7 @@ def _judge(target: Target, chosen: list[Case]) -> tuple[Table, int]:
     return table, faults
 
 
-def _compile(case: Case) -> list[Compiled]:
+def _compile(case: CompileCase) -> list[Compiled]:
     modules = _modules()
     forget(modules)
     case.call()

@@ -20,18 +20,18 @@ from sylvan.kernels.gating.triton_gating import activation, clamped_glu, glu
 from sylvan.kernels.lora.triton_lora import grouped
 from sylvan.kernels.matmul.triton_linear import linear
 from sylvan.kernels.norm.triton_norm import layer_norm, rms_norm
-from sylvan.kernels.paged.pages import Cache, Pages, Rotary
+from sylvan.kernels.paged.pages import Cache, LayerKV, Rotary
 from sylvan.kernels.paged.triton_attention import decode, extend
 from sylvan.kernels.paged.triton_heads import store_heads, store_kv
 from sylvan.kernels.rows.triton_rows import add, gather, scale, softcap, take_rows
-from sylvan.kernels.sample.device import Edits, Rows
+from sylvan.kernels.sample.device import LogitEdits, RowParams
 from sylvan.kernels.sample.triton_sample import draw, edit
 
 BF16, F16, F32, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int32
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CompileCase:
     """A call to compile. `sample`: part of the quick run."""
 
     name: str
@@ -87,11 +87,11 @@ def _attentions(fp8: torch.dtype | None) -> list[_Attention]:
     ]
 
 
-def _pages(a: _Attention) -> Pages:
+def _pages(a: _Attention) -> LayerKV:
     layer = a.layer
     keys = _empty(1000, a.page, layer.num_kv_heads, layer.head_dim, dtype=a.cache)
     values = keys[..., : layer.v_head_dim] if layer.v_head_dim else torch.empty_like(keys)
-    return Pages(
+    return LayerKV(
         keys=keys,
         values=values,
         table_SP=_empty(64, 128, dtype=I32),
@@ -100,7 +100,7 @@ def _pages(a: _Attention) -> Pages:
     )
 
 
-def _attention_cases(fp8: torch.dtype | None) -> list[Case]:
+def _attention_cases(fp8: torch.dtype | None) -> list[CompileCase]:
     cases = []
     for a in _attentions(fp8):
         q = _empty(64, a.layer.num_heads, a.layer.head_dim, dtype=a.dtype)
@@ -110,7 +110,7 @@ def _attention_cases(fp8: torch.dtype | None) -> list[Case]:
             ("decode", lambda a=a, q=q: decode(q, _pages(a), a.layer)),
             ("extend", lambda a=a, q=q, starts=starts: extend(q, _pages(a), starts, a.layer)),
         ]
-        cases += [Case(f"{op}, {a.name}", call, sample) for op, call in calls]
+        cases += [CompileCase(f"{op}, {a.name}", call, sample) for op, call in calls]
     return cases
 
 
@@ -125,67 +125,81 @@ def _store_heads(turn: Rotary, layer: AttentionLayer = _LLAMA, dtype: torch.dtyp
     return store_heads(_empty(64, columns), layer, _empty(64, dtype=I32), turn, cache)
 
 
-def _narrow_cases(fp8: torch.dtype) -> list[Case]:
+def _narrow_cases(fp8: torch.dtype) -> list[CompileCase]:
     rope, new = Rope(_empty(4096, 128, dtype=F32)), _empty(64, 8, 128)
     return [
-        Case("heads, fp8 cache", lambda: _store_heads(Rotary(rope), dtype=fp8)),
-        Case("store, fp8 cache", lambda: store_kv(new, new, _cache(_LLAMA, fp8))),
+        CompileCase("heads, fp8 cache", lambda: _store_heads(Rotary(rope), dtype=fp8)),
+        CompileCase("store, fp8 cache", lambda: store_kv(new, new, _cache(_LLAMA, fp8))),
     ]
 
 
-def _head_cases() -> list[Case]:
+def _head_cases() -> list[CompileCase]:
     rope = Rope(_empty(4096, 128, dtype=F32))
     norm, long = HeadNorm(_empty(128), 1e-6), HeadNorm(_empty(4096), 1e-6)
     long_k = HeadNorm(_empty(1024), 1e-6)
     wide = replace(_LLAMA, head_dim=256, num_heads=16)
     new = _empty(64, 8, 128)
     return [
-        Case("heads, rope", lambda: _store_heads(Rotary(rope))),
-        Case("heads, norms and rope", lambda: _store_heads(Rotary(rope, norm, norm)), sample=True),
-        Case("heads, interleaved", lambda: _store_heads(Rotary(replace(rope, interleaved=True)))),
-        Case("heads, norms of all", lambda: _store_heads(Rotary(rope, long, long_k))),
-        Case("heads, part turns", lambda: _store_heads(Rotary(rope), wide)),
-        Case("store", lambda: store_kv(new, new, _cache(_LLAMA))),
+        CompileCase("heads, rope", lambda: _store_heads(Rotary(rope))),
+        CompileCase(
+            "heads, norms and rope", lambda: _store_heads(Rotary(rope, norm, norm)), sample=True
+        ),
+        CompileCase(
+            "heads, interleaved", lambda: _store_heads(Rotary(replace(rope, interleaved=True)))
+        ),
+        CompileCase("heads, norms of all", lambda: _store_heads(Rotary(rope, long, long_k))),
+        CompileCase("heads, part turns", lambda: _store_heads(Rotary(rope), wide)),
+        CompileCase("store", lambda: store_kv(new, new, _cache(_LLAMA))),
     ]
 
 
-def _linear_cases() -> list[Case]:
+def _linear_cases() -> list[CompileCase]:
     x, odd = _empty(1, 4096), _empty(1, 4100)
     bias = _empty(6144)
     return [
-        Case("linear, one row", lambda: linear(x, _empty(6144, 4096), None, out_f32=False), True),
-        Case("linear, one row, bias", lambda: linear(x, _empty(6144, 4096), bias, out_f32=False)),
-        Case("linear, one row, f32", lambda: linear(x, _empty(151936, 4096), None, out_f32=True)),
-        Case("linear, one odd row", lambda: linear(odd, _empty(6145, 4100), None, out_f32=False)),
+        CompileCase(
+            "linear, one row", lambda: linear(x, _empty(6144, 4096), None, out_f32=False), True
+        ),
+        CompileCase(
+            "linear, one row, bias", lambda: linear(x, _empty(6144, 4096), bias, out_f32=False)
+        ),
+        CompileCase(
+            "linear, one row, f32", lambda: linear(x, _empty(151936, 4096), None, out_f32=True)
+        ),
+        CompileCase(
+            "linear, one odd row", lambda: linear(odd, _empty(6145, 4100), None, out_f32=False)
+        ),
     ]
 
 
-def _row_cases() -> list[Case]:
+def _row_cases() -> list[CompileCase]:
     x, wide, weight = _empty(64, 4096), _empty(64, 28672), _empty(4096)
     stream, ids = _empty(64, 4096, dtype=F32), _empty(64, dtype=I32)
     return [
-        Case("rms norm", lambda: rms_norm(x, weight, 1e-6, stream, 0.0), sample=True),
-        Case("rms norm, first", lambda: rms_norm(x, weight, 1e-6, None, 0.0)),
-        Case("rms norm, 16k", lambda: rms_norm(_empty(64, 16384), _empty(16384), 1e-6, None, 0.0)),
-        Case("layer norm", lambda: layer_norm(x, weight, weight, 1e-6, stream)),
-        Case("silu glu", lambda: glu(wide, "silu"), sample=True),
-        Case("gelu glu", lambda: glu(wide, "gelu")),
-        Case("gelu tanh glu", lambda: glu(wide, "gelu_tanh")),
-        Case("clamped glu", lambda: clamped_glu(wide, 1.702, 7.0)),
-        Case("gelu", lambda: activation(wide, "gelu")),
-        Case("embedding", lambda: gather(_empty(151936, 4096), ids, 2.0, F32)),
-        Case("take rows", lambda: take_rows(stream, ids)),
-        Case("add", lambda: add(x, x, 0.5)),
-        Case("scale", lambda: scale(x, 0.5)),
-        Case("softcap", lambda: softcap(stream, 30.0)),
+        CompileCase("rms norm", lambda: rms_norm(x, weight, 1e-6, stream, 0.0), sample=True),
+        CompileCase("rms norm, first", lambda: rms_norm(x, weight, 1e-6, None, 0.0)),
+        CompileCase(
+            "rms norm, 16k", lambda: rms_norm(_empty(64, 16384), _empty(16384), 1e-6, None, 0.0)
+        ),
+        CompileCase("layer norm", lambda: layer_norm(x, weight, weight, 1e-6, stream)),
+        CompileCase("silu glu", lambda: glu(wide, "silu"), sample=True),
+        CompileCase("gelu glu", lambda: glu(wide, "gelu")),
+        CompileCase("gelu tanh glu", lambda: glu(wide, "gelu_tanh")),
+        CompileCase("clamped glu", lambda: clamped_glu(wide, 1.702, 7.0)),
+        CompileCase("gelu", lambda: activation(wide, "gelu")),
+        CompileCase("embedding", lambda: gather(_empty(151936, 4096), ids, 2.0, F32)),
+        CompileCase("take rows", lambda: take_rows(stream, ids)),
+        CompileCase("add", lambda: add(x, x, 0.5)),
+        CompileCase("scale", lambda: scale(x, 0.5)),
+        CompileCase("softcap", lambda: softcap(stream, 30.0)),
     ]
 
 
-def _sample_cases() -> list[Case]:
+def _sample_cases() -> list[CompileCase]:
     logits, ids = _empty(64, 151936, dtype=F32), _empty(64, dtype=I32)
     odd, small, large = (_empty(64, v, dtype=F32) for v in (50257, 4096, 600_000))
     number, key = _empty(64, dtype=F32), _empty(64, dtype=torch.int64)
-    rows = Rows(
+    rows = RowParams(
         greedy=_empty(64, dtype=torch.bool),
         temperature=number,
         top_k=ids,
@@ -195,21 +209,21 @@ def _sample_cases() -> list[Case]:
         sample=key,
         position=key,
     )
-    masks = Edits(mask_bits=_empty(8, 4748, dtype=I32), mask_rows=ids)
-    counts = Edits(
+    masks = LogitEdits(mask_bits=_empty(8, 4748, dtype=I32), mask_rows=ids)
+    counts = LogitEdits(
         counts=logits, count_rows=ids, frequency=number, presence=number, repetition=number
     )
     both = replace(counts, mask_bits=masks.mask_bits, mask_rows=ids)
-    bias = Edits(entry_rows=ids, entry_ids=ids, entry_values=number)
+    bias = LogitEdits(entry_rows=ids, entry_ids=ids, entry_values=number)
     return [
-        Case("draw", lambda: draw(logits, rows), sample=True),
-        Case("draw, odd vocabulary", lambda: draw(odd, rows)),
-        Case("draw, small vocabulary", lambda: draw(small, rows)),
-        Case("draw, largest vocabulary", lambda: draw(large, rows)),
-        Case("masks", lambda: edit(logits, masks)),
-        Case("penalties", lambda: edit(logits, counts)),
-        Case("penalties and masks", lambda: edit(logits, both)),
-        Case("bias", lambda: edit(logits, bias)),
+        CompileCase("draw", lambda: draw(logits, rows), sample=True),
+        CompileCase("draw, odd vocabulary", lambda: draw(odd, rows)),
+        CompileCase("draw, small vocabulary", lambda: draw(small, rows)),
+        CompileCase("draw, largest vocabulary", lambda: draw(large, rows)),
+        CompileCase("masks", lambda: edit(logits, masks)),
+        CompileCase("penalties", lambda: edit(logits, counts)),
+        CompileCase("penalties and masks", lambda: edit(logits, both)),
+        CompileCase("bias", lambda: edit(logits, bias)),
     ]
 
 
@@ -227,19 +241,19 @@ def _experts(rows: int, dtype: torch.dtype = BF16, *, gpt_oss: bool = False) -> 
     return experts(_empty(rows, dim, dtype=dtype), logits, routing, weights)
 
 
-def _expert_cases() -> list[Case]:
+def _expert_cases() -> list[CompileCase]:
     return [
-        Case("experts, 1 row", lambda: _experts(1)),
-        Case("experts, 64 rows", lambda: _experts(64), sample=True),
-        Case("experts, 512 rows", lambda: _experts(512)),
-        Case("experts, 2048 rows", lambda: _experts(2048)),
-        Case("experts, 8192 rows", lambda: _experts(8192)),
-        Case("experts, gpt-oss", lambda: _experts(8192, gpt_oss=True)),
-        Case("experts, fp32", lambda: _experts(64, F32)),
+        CompileCase("experts, 1 row", lambda: _experts(1)),
+        CompileCase("experts, 64 rows", lambda: _experts(64), sample=True),
+        CompileCase("experts, 512 rows", lambda: _experts(512)),
+        CompileCase("experts, 2048 rows", lambda: _experts(2048)),
+        CompileCase("experts, 8192 rows", lambda: _experts(8192)),
+        CompileCase("experts, gpt-oss", lambda: _experts(8192, gpt_oss=True)),
+        CompileCase("experts, fp32", lambda: _experts(64, F32)),
     ]
 
 
-def _route_cases() -> list[Case]:
+def _route_cases() -> list[CompileCase]:
     best = Routing(top_k=6, groups=8, kept_groups=3, scale=16.0)
     two = replace(
         best, scores="sigmoid", bias=_empty(256, dtype=F32), group_rank="best_two", normalise=True
@@ -251,22 +265,24 @@ def _route_cases() -> list[Case]:
         ("deepseek v3", 256, two),
     )
     return [
-        Case(f"route, {name}", lambda n=n, how=how: route(_empty(64, n, dtype=F32), how))
+        CompileCase(f"route, {name}", lambda n=n, how=how: route(_empty(64, n, dtype=F32), how))
         for name, n, how in models
     ]
 
 
-def _copy_cases() -> list[Case]:
+def _copy_cases() -> list[CompileCase]:
     pages, small = (
         _empty(64, 1000, width, dtype=torch.uint8) for width in (64 * 8 * 128 * 2, 64 * 33)
     )
     numbers = _empty(8, dtype=torch.int64)
     host, narrow = (_empty(8, 64, x.shape[2], dtype=torch.uint8) for x in (pages, small))
     return [
-        Case("pages to the host", lambda: gather_pages(pages, numbers, host), sample=True),
-        Case("pages from the host", lambda: scatter_pages(pages, numbers, host)),
-        Case("pages to the host, odd", lambda: gather_pages(small, numbers, narrow)),
-        Case("copies of pages", lambda: copy_pages(pages, [(1, 2, 1 << 16)] * 2), sample=True),
+        CompileCase("pages to the host", lambda: gather_pages(pages, numbers, host), sample=True),
+        CompileCase("pages from the host", lambda: scatter_pages(pages, numbers, host)),
+        CompileCase("pages to the host, odd", lambda: gather_pages(small, numbers, narrow)),
+        CompileCase(
+            "copies of pages", lambda: copy_pages(pages, [(1, 2, 1 << 16)] * 2), sample=True
+        ),
     ]
 
 
@@ -277,15 +293,15 @@ def _lora(parts: tuple[int, ...], rank: int, inputs: int, out: torch.dtype = BF1
     return grouped(_empty(64, inputs), _empty(64, sum(parts), dtype=out), there, layer)
 
 
-def _lora_cases() -> list[Case]:
+def _lora_cases() -> list[CompileCase]:
     return [
-        Case("lora, joined parts", lambda: _lora((4096, 1024, 1024), 16, 4096), sample=True),
-        Case("lora, odd inputs", lambda: _lora((4096,), 64, 4100)),
-        Case("lora, partial sums", lambda: _lora((4096,), 128, 14336, F32)),
+        CompileCase("lora, joined parts", lambda: _lora((4096, 1024, 1024), 16, 4096), sample=True),
+        CompileCase("lora, odd inputs", lambda: _lora((4096,), 64, 4100)),
+        CompileCase("lora, partial sums", lambda: _lora((4096,), 128, 14336, F32)),
     ]
 
 
-def cases(fp8: torch.dtype | None) -> list[Case]:
+def cases(fp8: torch.dtype | None) -> list[CompileCase]:
     """All of them; `fp8` is the chip's type of a narrow cache, if it has one."""
     return [
         *_attention_cases(fp8),

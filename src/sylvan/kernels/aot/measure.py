@@ -14,7 +14,7 @@ from typing import Any
 import triton
 from triton.runtime.jit import JITFunction
 
-from sylvan.kernels.aot.target import Target
+from sylvan.kernels.aot.target import ChipTarget
 
 _MATRIX = re.compile(r"\b(wgmma\.mma_async|mma\.sync|v_mfma|v_smfmac)")
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
@@ -30,7 +30,7 @@ class Compiled:
     shared_bytes: int
     matrix: int
 
-    def faults(self, target: Target) -> list[str]:
+    def faults(self, target: ChipTarget) -> list[str]:
         """Why it may not be used on `target`."""
         allowed = target.spills.get(self.kernel, 0)
         found = [f"spills {self.spilled}"] if self.spilled > allowed else []

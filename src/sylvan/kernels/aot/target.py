@@ -13,7 +13,7 @@ from triton.runtime import driver
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ChipTarget:
     """A chip: how Triton calls it, the shared memory that one program may have, its fp8 if any.
 
     `spills`: bytes that a kernel may spill there, because it was measured to be faster with them.
@@ -32,9 +32,9 @@ _H100 = {"extend_kernel": 384}
 
 
 TARGETS = (
-    Target("sm_80", GPUTarget("cuda", 80, 32), 163 * 1024, None),
-    Target("sm_90", GPUTarget("cuda", 90, 32), 227 * 1024, torch.float8_e4m3fn, _H100),
-    Target("gfx942", GPUTarget("hip", "gfx942", 64), 64 * 1024, torch.float8_e4m3fnuz),
+    ChipTarget("sm_80", GPUTarget("cuda", 80, 32), 163 * 1024, None),
+    ChipTarget("sm_90", GPUTarget("cuda", 90, 32), 227 * 1024, torch.float8_e4m3fn, _H100),
+    ChipTarget("gfx942", GPUTarget("hip", "gfx942", 64), 64 * 1024, torch.float8_e4m3fnuz),
 )
 
 
@@ -79,6 +79,6 @@ class _Absent(_Driver):
         raise NotImplementedError
 
 
-def compile_for(target: Target) -> None:
+def compile_for(target: ChipTarget) -> None:
     """From now on kernels of this process compile for `target` and cannot be launched."""
     driver.set_active(_Absent(target.gpu))

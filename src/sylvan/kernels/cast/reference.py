@@ -6,5 +6,4 @@ import torch
 
 
 def cast(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """See `cast.cast`."""
     return x.to(like.dtype)

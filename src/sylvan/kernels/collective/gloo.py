@@ -27,28 +27,25 @@ class GlooRanks:
         self._group = group
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Communicator.all_gather`."""
         given = _bytes(x)
         found = given.new_empty(self.size, len(given))
         self._wait(lambda group: group.allgather([list(found)], [given]))
         return found.view(x.dtype).view(self.size, *x.shape)
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Communicator.all_to_all`."""
         given = _bytes(x)
         found = torch.empty_like(given)
         self._wait(lambda group: group.alltoall_base(found, given, [], []))
         return found.view(x.dtype).view(x.shape)
 
     def all_sum(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Communicator.all_sum`."""
         return tree_sum(self.all_gather(x))
 
     def check(self) -> None:
-        """See `Communicator.check`; nothing native is under way."""
+        """Nothing native is under way."""
 
     def close(self) -> None:
-        """See `Communicator.close`; ranks that wait for this one fail."""
+        """Ranks that wait for this one fail."""
         self._group = None
 
     def _wait(self, start: Any) -> None:

@@ -1,8 +1,8 @@
-// Collectives of the ranks of one machine, over memory that their processes share.
+// Collectives between the ranks of one machine, over shared memory.
 //
-// Each rank has a head and two rooms. Collective number n writes into room n % 2 of its own rank,
-// tells its number, and waits for the numbers of the others. A room is written again two
-// collectives later: by then all others have told the number in between, so they have read it.
+// Each rank has a header and two buffers. Collective number n writes into buffer n % 2 of its own
+// rank, publishes its number, and waits for the numbers of the others. A buffer is reused two
+// collectives later: by then all others have published the number in between, so they have read it.
 #include "../native/kernel.h"
 
 #include <algorithm>
@@ -22,10 +22,11 @@ namespace {
 namespace meeting {
 
 struct alignas(64) RankHead {
-    std::atomic<uint32_t> number;    // of the newest collective whose data lies in its room
+    std::atomic<uint32_t> number;    // number of the newest collective whose data is in its buffer
     std::atomic<uint32_t> sleepers;  // ranks that sleep until the number changes
     std::atomic<uint32_t> closed;
-    std::atomic<int32_t> lost;  // what `meet` returned of a collective within a program, if not 0
+    // the result of `meet` for a failed collective within a program, else 0
+    std::atomic<int32_t> lost;
 };
 static_assert(sizeof(RankHead) == 64);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
@@ -89,8 +90,8 @@ class Ranks {
         return room(rank_);
     }
 
-    // Tell the others that the room is filled, and wait for theirs. 0, or the number of a rank + 1,
-    // negative if it has closed: then nothing may be read.
+    // Publish that the buffer is filled, and wait for the others. Returns 0, or the number of a
+    // rank + 1 (negative if it has closed); then nothing may be read.
     int meet() {
         RankHead& own = heads_[rank_];
         own.number.store(number_, std::memory_order_seq_cst);
@@ -186,7 +187,7 @@ Ranks of(const RankMemory& m, const Step& s) {
     return Ranks(memory, m.rank, m.size, m.room_bytes, m.timeout_s);
 }
 
-// A collective is one tile: one thread does it while the others wait for the next op.
+// A collective is one tile: one thread runs it while the others wait for the next op.
 template <class O> int one_tile(const O& op, const Step& s) { return rows(op, s) > 0; }
 
 // Numbers that are float32 beside rows of type T.
@@ -260,8 +261,7 @@ template <class T> void all_gather(const AllGather& op, const Step& s, int, void
 }  // namespace meeting
 }  // namespace
 
-// Bytes of the memory that `size` ranks share, whose rooms hold `capacity` bytes each. It begins as
-// zeros.
+// Bytes of the shared memory of `size` ranks with buffers of `capacity` bytes. It starts as zeros.
 SYLVAN_API int64_t sylvan_ranks_bytes(int size, int64_t capacity) {
     return meeting::Ranks::heads_bytes(size) + 2 * size * capacity;
 }
@@ -270,12 +270,12 @@ SYLVAN_API void sylvan_ranks_close(char* memory, int rank, int size, int64_t cap
     meeting::Ranks(memory, rank, size, capacity, 0).close();
 }
 
-// What a collective within a program has returned, if it has failed: see `Ranks::meet`.
+// The result of a failed collective within a program: see `Ranks::meet`.
 SYLVAN_API int sylvan_ranks_lost(char* memory, int rank, int size, int64_t capacity) {
     return meeting::Ranks(memory, rank, size, capacity, 0).is_lost();
 }
 
-// The `bytes` of every rank, one behind the other, into `out`. Returns as `meeting::Ranks::meet`.
+// Gather the `bytes` of every rank into `out`, in rank order. Returns as `meeting::Ranks::meet`.
 SYLVAN_API int sylvan_ranks_gather(char* memory, int rank, int size, int64_t capacity,
                                    double timeout_s, const char* in, char* out, int64_t bytes) {
     meeting::Ranks ranks(memory, rank, size, capacity, timeout_s);

@@ -31,13 +31,11 @@ def tree_sum(parts: torch.Tensor) -> torch.Tensor:
 def all_reduce(
     x: torch.Tensor, ranks: Communicator, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """See `collective.all_reduce`."""
     total = ranks.all_sum(x.float())
     return (total if bias is None else total + bias.float()).to(dtype)
 
 
 def all_gather(x: torch.Tensor, ranks: Communicator, cols: int) -> torch.Tensor:
-    """See `collective.all_gather`."""
     if ranks.size == 1:
         return x
     share = -(-cols // ranks.size)
@@ -46,7 +44,6 @@ def all_gather(x: torch.Tensor, ranks: Communicator, cols: int) -> torch.Tensor:
 
 
 def reduce_scatter(x: torch.Tensor, ranks: Communicator) -> torch.Tensor:
-    """See `collective.reduce_scatter`."""
     if ranks.size == 1:
         return x
     parts = ranks.all_to_all(x.float().unflatten(0, (ranks.size, -1)))
@@ -54,7 +51,6 @@ def reduce_scatter(x: torch.Tensor, ranks: Communicator) -> torch.Tensor:
 
 
 def all_to_all(x: torch.Tensor, ranks: Communicator) -> torch.Tensor:
-    """See `collective.all_to_all`."""
     if ranks.size == 1:
         return x
     return ranks.all_to_all(x.unflatten(0, (ranks.size, -1))).flatten(0, 1)
@@ -88,7 +84,6 @@ class ThreadRanks:
         self._meeting = meeting
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Communicator.all_gather`."""
         given = self._exchange(x)
         if any(other.shape != x.shape or other.dtype != x.dtype for other in given):
             shapes = ", ".join(f"{list(other.shape)} {other.dtype}" for other in given)
@@ -96,18 +91,16 @@ class ThreadRanks:
         return torch.stack(given)
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Communicator.all_to_all`."""
         return torch.stack([other[self.rank] for other in self._exchange(x)])
 
     def all_sum(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Communicator.all_sum`."""
         return tree_sum(self.all_gather(x))
 
     def check(self) -> None:
-        """See `Communicator.check`; nothing native is under way."""
+        """Nothing native is under way."""
 
     def close(self) -> None:
-        """See `Communicator.close`; ranks that wait for this one fail."""
+        """Ranks that wait for this one fail."""
         with self._meeting.changed:
             self._meeting.closed.add(self.rank)
             self._meeting.changed.notify_all()

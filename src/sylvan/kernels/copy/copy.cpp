@@ -7,8 +7,8 @@ namespace {
 
 char* piece(const PagedBytes& m, int64_t region, int64_t page) { return m.memory + region * m.region_step + page * m.page_step; }
 
-// Copies go by blocks of a page: one thread does a block of all copies, in their order, so that a page may be read by one
-// copy and written by a later one.
+// Copies run by blocks of a page: one thread does the same block of all copies in order, so one
+// copy may read a page that a later one writes.
 constexpr int64_t COPY_BLOCK = 16 << 10, FEW_BYTES = 256 << 10;  // FEW: done before helpers are awake
 
 struct PageCopies {

@@ -11,18 +11,15 @@ PageBytes = tuple[int, int, int]
 
 
 def gather_pages(memory_RPW: torch.Tensor, pages_N: torch.Tensor, out_NRW: torch.Tensor) -> None:
-    """See `copy.gather_pages`."""
     found_RNW = memory_RPW[:, pages_N.to(memory_RPW.device, non_blocking=True)]
     out_NRW.copy_(found_RNW.transpose(0, 1), non_blocking=True)
 
 
 def scatter_pages(memory_RPW: torch.Tensor, pages_N: torch.Tensor, data_NRW: torch.Tensor) -> None:
-    """See `copy.scatter_pages`."""
     pages, data = (x.to(memory_RPW.device, non_blocking=True) for x in (pages_N, data_NRW))
     memory_RPW[:, pages] = data.transpose(0, 1)
 
 
 def copy_pages(memory_RPW: torch.Tensor, copies: Sequence[PageBytes]) -> None:
-    """See `copy.copy_pages`."""
     for source, target, num_bytes in copies:
         memory_RPW[:, target, :num_bytes] = memory_RPW[:, source, :num_bytes]

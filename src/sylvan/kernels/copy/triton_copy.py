@@ -67,17 +67,14 @@ def _pages_kernel(memory_ptr, copy_ptr, count, region_step, page_step, BLOCK: tl
 
 
 def gather_pages(memory_RPW: torch.Tensor, pages_N: torch.Tensor, out_NRW: torch.Tensor) -> None:
-    """See `copy.gather_pages`."""
     _to_or_from_host(memory_RPW, pages_N, out_NRW, export=True)
 
 
 def scatter_pages(memory_RPW: torch.Tensor, pages_N: torch.Tensor, data_NRW: torch.Tensor) -> None:
-    """See `copy.scatter_pages`."""
     _to_or_from_host(memory_RPW, pages_N, data_NRW, export=False)
 
 
 def copy_pages(memory_RPW: torch.Tensor, copies: Sequence[PageBytes]) -> None:
-    """See `copy.copy_pages`."""
     most = max((num_bytes for _, _, num_bytes in copies), default=0)
     memory, size = _words(memory_RPW, *(num_bytes for _, _, num_bytes in copies))
     rows = torch.tensor(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sylvan.kernels.api import LinearWeight, TracedTensor, X
 from sylvan.kernels.embed import reference
-from sylvan.kernels.gpu.choice import Choice
+from sylvan.kernels.gpu.choice import KernelDispatch
 
-_embedding = Choice(reference.embedding, "sylvan.kernels.embed.triton_embed")
+_embedding = KernelDispatch(reference.embedding, "sylvan.kernels.embed.triton_embed")
 
 
 def embedding(

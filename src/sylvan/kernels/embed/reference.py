@@ -10,7 +10,6 @@ from sylvan.kernels.matmul.weights import QuantisedWeight
 
 
 def embedding(ids: torch.Tensor, weight: LinearWeight, scale: float) -> torch.Tensor:
-    """See `embed.embedding`."""
     if isinstance(weight, QuantisedWeight):
         return weight.rows(ids) * scale
     assert isinstance(weight, torch.Tensor)

@@ -10,11 +10,11 @@ import torch
 from sylvan.kernels.api import ExpertWeights, Routing, TracedTensor, X
 from sylvan.kernels.experts import reference
 from sylvan.kernels.experts.routing import route
-from sylvan.kernels.gpu.choice import Choice
+from sylvan.kernels.gpu.choice import KernelDispatch
 
 __all__ = ["ExpertWeights", "Routing", "experts", "route"]
 
-_experts = Choice(reference.experts, "sylvan.kernels.experts.triton_experts")
+_experts = KernelDispatch(reference.experts, "sylvan.kernels.experts.triton_experts")
 
 
 def experts(

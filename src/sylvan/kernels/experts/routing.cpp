@@ -1,4 +1,5 @@
-// Which experts a row goes to, with what weight; and the order in which the experts take the rows.
+// Routing (moe_align): the experts and weights of each row, and the order in which experts process
+// the rows.
 #include "../matmul/levels.h"
 #include "../matmul/tiling.h"
 #include <cmath>
@@ -13,7 +14,8 @@ struct Chosen {  // experts of a row, the best first until they are sorted
     int32_t id[MAX_CHOSEN];
     float rank[MAX_CHOSEN];
 
-    // Among equals the first stays ahead; whatever the ranks are, NaN included, `most` different ones are kept.
+    // The first of equals wins; `most` different experts are chosen whatever the scores are, NaN
+    // included.
     void offer(int32_t expert, float value, int most) {
         if (count == most && !(value > rank[most - 1])) return;
         int i = count < most ? count++ : most - 1;
@@ -65,7 +67,7 @@ struct Router {
         for (int g = 0; g < groups; g++)
             if (std::find(kept.id, kept.id + kept.count, g) == kept.id + kept.count) std::fill_n(rank + g * size, size, LOWEST);
     }
-    void weigh_scores(float* weight) {  // by expert, so that the sum's order is that of the numbers
+    void weigh_scores(float* weight) {  // by expert id, so the order of the sum is fixed
         if (op.groups > 1) keep_groups();
         for (int i = 0; i < experts; i++) chosen.offer(i, rank[i], most);
         std::sort(chosen.id, chosen.id + most);
@@ -80,7 +82,8 @@ struct Router {
         for (int k = 0; k < most; k++) total += weight[k] = exp1(logits[chosen.id[k]] - top);
         for (int k = 0; k < most; k++) weight[k] = weight[k] / total * op.scale;
     }
-    void mix(float* weight) {  // the best, then the best of the others, each weighed against those close to it
+    // the best, then the best of the rest, each weighted against those close to it
+    void mix(float* weight) {
         std::copy_n(logits, experts, rank);
         for (int k = 0; k < most; k++) {
             int best = int(std::max_element(rank, rank + experts) - rank);
@@ -139,7 +142,7 @@ template <class T> void gather_rows(const GatherRows& op, const Step& s, int64_t
     quantise_row(op.quantised, op.cols, s, r, out);
 }
 
-// Rows that were quantised before they are gathered: once each, however many experts they go to.
+// Rows are quantised once before they are gathered, however many experts they go to.
 void gather_quantised(const GatherQuantised& op, const Step& s, int64_t r) {
     int64_t from = at(op.sorted_pairs, s)[r] / op.top_k, bytes = op.bytes, groups = op.num_groups;
     memcpy(at(op.out_qvalues, s) + r * bytes, at(op.qvalues, s) + from * bytes, bytes);

@@ -136,7 +136,6 @@ class _Gate:
 def experts(
     x_TD: torch.Tensor, logits_TE: torch.Tensor, routing: Routing, weights: ExpertWeights
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `experts.experts`."""
     ids_TK, shares_TK = route(logits_TE, routing)
     num_rows, top_k = ids_TK.shape
     num_experts = weights.down.shape[0]

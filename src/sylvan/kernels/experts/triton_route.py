@@ -136,7 +136,7 @@ def _route_kernel(
 
 
 def route(logits_TE: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `routing.route`; ids are int32. SparseMixer is left to PyTorch."""
+    """Ids are int32. SparseMixer is left to PyTorch."""
     if routing.scores == "sparsemixer":
         return reference.route(logits_TE, routing)
     rows, experts = logits_TE.shape

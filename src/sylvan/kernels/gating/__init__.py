@@ -6,10 +6,10 @@ import torch
 
 from sylvan.kernels.api import ActivationKind, TracedTensor, X
 from sylvan.kernels.gating import reference
-from sylvan.kernels.gpu.choice import Choice
+from sylvan.kernels.gpu.choice import KernelDispatch
 
-_glu = Choice(reference.glu, "sylvan.kernels.gating.triton_gating")
-_activation = Choice(reference.activation, "sylvan.kernels.gating.triton_gating")
+_glu = KernelDispatch(reference.glu, "sylvan.kernels.gating.triton_gating")
+_activation = KernelDispatch(reference.activation, "sylvan.kernels.gating.triton_gating")
 
 
 def glu(gate_up: X, kind: ActivationKind) -> X:

@@ -1,4 +1,4 @@
-// Functions of single numbers, and gated ones: of the first half of a row, times the second half.
+// Elementwise activations, and gated ones: f(first half of a row) times the second half.
 #include "../matmul/levels.h"
 #include <cmath>
 

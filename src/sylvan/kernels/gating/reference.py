@@ -24,13 +24,11 @@ _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyT
 
 
 def glu(gate_up: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
-    """See `gating.glu`."""
     gate, up = gate_up.float().chunk(2, -1)
     return (_FUNCTIONS[kind](gate) * up).to(gate_up.dtype)
 
 
 def activation(x: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
-    """See `gating.activation`."""
     return _FUNCTIONS[kind](x.float()).to(x.dtype)
 
 
@@ -41,7 +39,6 @@ def xielu(
     beta: torch.Tensor,
     eps: torch.Tensor,
 ) -> torch.Tensor:
-    """See `gating.xielu`."""
     wide, beta = x.float(), beta.float()
     above = F.softplus(alpha_p.float()) * wide.square()
     below = (torch.expm1(torch.minimum(wide, eps.float())) - wide) * (

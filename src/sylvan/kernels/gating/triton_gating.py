@@ -86,7 +86,6 @@ def _activation_kernel(x_ptr, y_ptr, total, KIND: tl.constexpr, BLOCK: tl.conste
 
 
 def glu(gate_up: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
-    """See `gating.glu`."""
     return _glu(gate_up, kind, None)
 
 
@@ -121,7 +120,6 @@ def _glu(
 
 
 def activation(x: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
-    """See `gating.activation`."""
     x = x.contiguous()
     out = torch.empty_like(x)
     grid = (ceil_div(x.numel(), _BLOCK),)

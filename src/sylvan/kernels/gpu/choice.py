@@ -29,7 +29,7 @@ def on_gpu(x: torch.Tensor) -> bool:
     return x.is_cuda and triton_installed()
 
 
-class Choice(Generic[P, T]):
+class KernelDispatch(Generic[P, T]):
     """A function of an op by where its tensors are.
 
     `module` holds a function of the same name and signature as `reference`.

@@ -49,7 +49,7 @@ template <class T> void to_stack(const ToStack& op, const Step& s, int64_t r) {
     }
 }
 
-// Columns of a row behind the last head are left as they are, but for the padding.
+// Columns of a row behind the last head stay unchanged, except for the padding.
 template <class T> void from_stack(const FromStack& op, const Step& s, int64_t r) {
     int64_t width = op.width, padded = stride(op.width), tokens = rows(op, s);
     T* out = at<T>(op.out, s) + r * stride(op.cols);

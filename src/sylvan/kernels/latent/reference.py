@@ -11,7 +11,6 @@ from sylvan.kernels.paged.reference import head_norm, rotate
 def latent_heads(
     q: torch.Tensor, kv: torch.Tensor, parts: LatentParts, positions_T: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `latent.latent_heads`."""
     shape = parts.shape
     nope, turning = q.unflatten(-1, (shape.num_heads, -1)).split((shape.nope, shape.turning), -1)
     keys_up = _dense(parts).unflatten(0, (shape.num_heads, -1))[:, : shape.nope]
@@ -23,7 +22,6 @@ def latent_heads(
 
 
 def latent_output(out_TNC: torch.Tensor, parts: LatentParts) -> torch.Tensor:
-    """See `latent.latent_output`."""
     shape = parts.shape
     values_up = _dense(parts).unflatten(0, (shape.num_heads, -1))[:, shape.nope :]
     return torch.einsum("tnc,nvc->tnv", out_TNC, values_up).flatten(1)

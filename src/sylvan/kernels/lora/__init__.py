@@ -6,10 +6,10 @@ import torch
 
 from sylvan.kernels.adapters import LoraLayer
 from sylvan.kernels.api import TracedTensor, X
-from sylvan.kernels.gpu.choice import Choice
+from sylvan.kernels.gpu.choice import KernelDispatch
 from sylvan.kernels.lora import reference
 
-_lora = Choice(reference.lora, "sylvan.kernels.lora.triton_lora")
+_lora = KernelDispatch(reference.lora, "sylvan.kernels.lora.triton_lora")
 
 
 def lora(x: X, y: X, layer: LoraLayer) -> X:

@@ -8,7 +8,7 @@
 
 namespace lora {
 
-struct Factors {  // of one part of a layer's outputs, in one slot
+struct Factors {  // of one part of a layer's outputs, for one adapter slot
     const uint32_t *down, *up;
     int32_t rank;  // 0: the adapter does not change this part
     float scale;
@@ -30,7 +30,7 @@ struct SlotRows {  // rows by slot
 struct Block {  // entries first .. first + count of the list of rows, or of the outputs
     int first, count;
     const int32_t* rows;     // null: the entries are the rows
-    const Factors* factors;  // of their slot, by part; null: they have no adapter
+    const Factors* factors;  // of the rows' slot, by part; null: no adapter
 
     int row(int i) const { return rows ? rows[i] : first + i; }
     bool has(int part) const { return factors && factors[part].rank; }
@@ -56,8 +56,8 @@ bool is_changed(const LoraTables& tables, const Step& s) {
     return false;
 }
 
-// Rows of a slot are cut into blocks of `high`, and each block into `each` tiles; each output is a block of its own. Outputs
-// that are rows of no step have no adapters.
+// The rows of a slot are cut into blocks of `high`, and each block into `each` tiles; each output
+// is a block of its own. Outputs that are not rows of the step have no adapters.
 int block_tiles(const Op& op, const LoraTables& tables, const Step& s, int high, int each) {
     if (!is_changed(tables, s)) return 0;
     if (op.rows == OUTPUTS) return s.run->out_rows ? s.run->outputs * each : 0;
@@ -90,8 +90,9 @@ int expand_tiles(const LoraExpand& op, const Step& s) {
     return at(op.tables.slot_rows, s)[0] ? block_tiles(op, op.tables, s, EXPAND_ROWS, across(op, s)) : 0;
 }
 
-// Calls f(row, block, sums) for the products of rows of x, `stride` bytes apart, with blocks of 16 outputs, `step` words apart.
-// Matrix tiles also read the rows up to the next multiple of 16: whatever lies there is computed, and dropped.
+// Calls f(row, block, sums) for the products of rows of x, `stride` bytes apart, with blocks of 16
+// outputs, `step` words apart. Matrix tiles also read the rows up to the next multiple of 16; their
+// results are dropped.
 template <class E, class F>
 void products(const char* x, int64_t stride, int count, const uint32_t* w, int64_t step, int blocks, int words, F&& f) {
 #if defined(__AMX_BF16__)

@@ -10,7 +10,6 @@ from sylvan.kernels.adapters import Factors, LoraLayer
 
 
 def lora(x: torch.Tensor, y: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
-    """See `lora.lora`."""
     for slot, listed in layer.rows.taken if layer.of_outputs else layer.rows.groups:
         _change(x, y, listed.to(x.device), layer, slot)
     return y
@@ -34,7 +33,6 @@ def lora_experts(x: torch.Tensor, y: torch.Tensor, pairs: Pairs, layer: LoraLaye
 
 
 def lora_embedding(ids: torch.Tensor, y: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
-    """See `lora.lora_embedding`."""
     for slot, listed in layer.rows.groups:
         (factors,) = layer.factors(slot)
         if factors is not None:

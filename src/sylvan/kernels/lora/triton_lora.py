@@ -112,7 +112,7 @@ def _expand_kernel(
 
 
 def lora(x: torch.Tensor, y: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
-    """See `lora.lora`. The few rows of a head take the way of the reference."""
+    """The few rows of a head take the way of the reference."""
     if layer.of_outputs or x.stride(-1) != 1 or y.stride(-1) != 1:
         return reference.lora(x, y, layer)
     if layer.rows.groups and layer.is_changed:  # else nothing, as in steps that are captured

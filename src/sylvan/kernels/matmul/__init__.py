@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from sylvan.kernels.api import LinearWeight, TracedTensor, X
-from sylvan.kernels.gpu.choice import Choice
+from sylvan.kernels.gpu.choice import KernelDispatch
 from sylvan.kernels.matmul import reference
 
-_linear = Choice(reference.linear, "sylvan.kernels.matmul.triton_linear")
+_linear = KernelDispatch(reference.linear, "sylvan.kernels.matmul.triton_linear")
 
 
 def linear(

@@ -7,15 +7,15 @@
 
 namespace {
 
-constexpr int MOST_INPUTS = 128;  // of a group
+constexpr int MOST_INPUTS = 128;  // inputs per group
 
-// What the matrix of an op is made of.
+// The matrix of an op.
 struct Matrix {
     const LinearCoded& op;
     const uint32_t* codes;
     Scales scales;
     const float *shifts, *x_sums;
-    int words, groups;  // of an output; words of a group are words / groups
+    int words, groups;  // per output; words of a group are words / groups
 
     Matrix(const LinearCoded& op, const Step& s) : op(op), codes(at<uint32_t>(op.weight, s)), words(op.words) {
         groups = op.words * (op.code == Code::INT8 || op.code == Code::FP8_E4M3 ? 4 : 8) / op.group;
@@ -33,7 +33,8 @@ template <class E> static inline SYLVAN_INLINE vf add_pair(vf acc, vu pair, cons
     else return E::dot(E::dot(acc, pair << 16, repeated(x)), pair & 0xffff0000u, repeated(x + 1));
 }
 
-constexpr int MOST_ROWS = 4, MOST_BLOCKS = FEW_VECTORS >= 16 ? 4 : 1;  // whose sums fit the registers
+// as many sums as fit the registers
+constexpr int MOST_ROWS = 4, MOST_BLOCKS = FEW_VECTORS >= 16 ? 4 : 1;
 
 // Calls f(spot, rows as a constant, blocks as a constant) for all blocks of 1 .. MOST_ROWS rows.
 template <class F> void by_blocks(const Block& b, F&& f) {
@@ -46,7 +47,7 @@ template <class F> void by_blocks(const Block& b, F&& f) {
     });
 }
 
-// Weights as they come from memory, for few rows.
+// For few rows: weights as they come from memory.
 template <class E, class C> void few_rows(const Matrix& a, const Step& s, const Block& b) {
     constexpr int X = 2 / E::ELEMENTS;  // words of a pair of inputs
     int64_t xs = a.op.x_bytes / 4;

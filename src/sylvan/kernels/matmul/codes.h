@@ -1,5 +1,5 @@
-// Codes of weights and what they stand for. All values have at most eight significant bits, so bfloat16 holds them exactly;
-// NF4 alone is rounded to it.
+// Codes of weights and their values. All values have at most eight significant bits, so bfloat16
+// holds them exactly; only NF4 is rounded to it.
 #pragma once
 #include "../native/kernel.h"
 
@@ -34,12 +34,13 @@ static inline vf from_half(const uint16_t* p) {
     return {(Vector<float, 8>)_mm256_cvtph_ps(load<__m128i>(p)), (Vector<float, 8>)_mm256_cvtph_ps(load<__m128i>(p + 8))};
 #else
     vu h = widened<uint16_t, vu>(p);
-    vf magnitude = (vf)((h & 0x7fff) << 13) * 0x1p112f;  // finite, also where it has no leading bit
+    vf magnitude = (vf)((h & 0x7fff) << 13) * 0x1p112f;  // finite, also for subnormal numbers
     return (vf)((vu)magnitude | (h & 0x8000) << 16);
 #endif
 }
 
-// By block of 16 outputs and group: so many groups of a block lie behind each other; step 0: a block has one scale.
+// By block of 16 outputs and group: the groups of a block are contiguous; step 0: one scale per
+// block.
 struct Scales {
     const void* data;
     const uint8_t* zeros;
@@ -123,7 +124,7 @@ struct EightBits {  // around 128 where there are no zero points
     }
 };
 
-alignas(64) constexpr uint16_t BELOW_NORMAL[32] = {  // E4M3 without a leading bit: so many 2^-9
+alignas(64) constexpr uint16_t BELOW_NORMAL[32] = {  // subnormal E4M3: multiples of 2^-9
     0, bf16_of(0x1p-9f), bf16_of(0x1p-8f), bf16_of(0x1.8p-8f), bf16_of(0x1p-7f), bf16_of(0x1.4p-7f), bf16_of(0x1.8p-7f), bf16_of(0x1.cp-7f)};
 
 struct Fp8 {  // E4M3 without infinities: a sign, an exponent raised by 7, three bits

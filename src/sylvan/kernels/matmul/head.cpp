@@ -13,7 +13,8 @@ const Linear* as_product(const Op& op) {
     return whole && (linear.out_f32 || op.dtype == F32_ROWS) ? &linear : nullptr;
 }
 
-// Whether an op behind the product has nothing to do in this step: no request has an adapter that changes the head.
+// Whether an op after the product can be skipped in this step: no request has an adapter on the
+// head.
 bool adds_nothing(const Op& op, const Step& s) {
     const Kernel* kernel = op.kind == LORA_SHRINK ? lora_shrink_kernel : op.kind == LORA_EXPAND ? lora_expand_kernel : nullptr;
     return kernel && !kernel[op.dtype].tiles(op, s);

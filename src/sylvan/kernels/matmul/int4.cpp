@@ -81,7 +81,7 @@ template <int ROWS> void add_groups(float* sums, const int32_t* raw, int step, c
     for (int i = 0; i < ROWS; i++) store(sums + i * LANES, total[i]);
 }
 
-struct Blocks {  // of weights, from a column block on
+struct Blocks {  // of weights, from one column block on
     const uint32_t* levels;
     const float* scales;
     int64_t words;
@@ -100,7 +100,7 @@ struct Blocks {  // of weights, from a column block on
     }
 };
 
-// Up to 16 rows: weights are unpacked as they come from memory, one block after the other.
+// Up to 16 rows: unpack weights as they come from memory, block by block.
 template <int ROWS, class T> void one_tile(const Linear& op, const Step& s, const Block& b) {
     constexpr int BATCH = 4;  // groups
     alignas(64) char tiles[BATCH * 2048];
@@ -122,7 +122,8 @@ template <int ROWS, class T> void one_tile(const Linear& op, const Step& s, cons
     }
 }
 
-// More: tiles of 32 rows and two blocks, all rows for a batch of groups, so few that what is at hand fits the first cache.
+// More rows: tiles of 32 rows and two blocks; all rows for a batch of groups small enough for the
+// first cache.
 template <class T> void many_rows(const Linear& op, const Step& s, const Block& b) {
     constexpr int BATCH = 2;
     alignas(64) static thread_local float sums[LINEAR_ROWS / TILE][2][TILE * TILE];

@@ -8,9 +8,9 @@ template <class T> void quantise(const Quantise& op, const Step& s, int64_t r) {
     quantise_row(op.quantised, op.cols, s, r, at<T>(op.x, s) + r * stride(op.cols));
 }
 
-constexpr int BY_VECTORS_INT8 = 4;  // rows; so few wait less for memory than matrix tiles do
+constexpr int BY_VECTORS_INT8 = 4;  // rows; that few are faster with vectors than with matrix tiles
 
-// `zero`: what was added to the levels of x.
+// `zero`: the offset added to the levels of x.
 template <class T> void finish(const Linear& op, const Step& s, const Spot& spot, int i, int j, vi acc, int zero) {
     vf scale = load<vf>(at(op.col_scale, s) + (spot.w + j) * LANES) * at(op.row_scale, s)[spot.m + i];
     if (zero) acc -= load<vi>(at(op.sums, s) + (spot.w + j) * LANES) * zero;

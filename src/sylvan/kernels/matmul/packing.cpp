@@ -7,7 +7,7 @@ namespace {
 
 enum Kind : int32_t { PLAIN, EIGHT_BITS, FOUR_BITS };  // `_KINDS` of packing.py
 
-// Magnitudes order as their bits do, infinity and NaN above all others.
+// Magnitudes order as their bits; infinity and NaN sort above all others.
 struct Largest {
     vi bits{};
     void take(vi v) { v = v & 0x7fffffff, bits = select(v > bits, v, bits); }
@@ -54,7 +54,8 @@ void put_words(const PackedRows& to, int64_t block, int low, int high, int64_t w
         for (int l = low; l < high; l++) out[w * LANES + l] = tile[l][w];
 }
 
-// One row to the levels of 64 inputs at a time; a format has what it needs of the whole row or group first.
+// Quantises one row, 64 inputs at a time; a format first computes what it needs of the whole row or
+// group.
 template <class T> struct Plain {
     static constexpr int INPUTS = LANES * 4 / sizeof(T);
     Largest largest;
@@ -106,13 +107,13 @@ template <class T> struct FourBits {
         uint8_t levels[INPUTS];
         memset(levels, 8, sizeof levels);
         for (int64_t i = 0; i < INPUTS && at + i < to.cols; i += group) round(to, row, x + at + i, at + i, levels + i);
-        for (int w = 0; w < LANES; w++) {  // of eight inputs: the first four in the low nibbles
+        for (int w = 0; w < LANES; w++) {  // of eight inputs: the first four go to the low nibbles
             uint32_t low, high;
             memcpy(&low, levels + 8 * w, 4), memcpy(&high, levels + 8 * w + 4, 4);
             out[w] = low | high << 4;
         }
     }
-    // A group; what is largest becomes -8.
+    // A group; its largest number becomes -8.
     void round(const PackedRows& to, int64_t row, const T* x, int64_t at, uint8_t* levels) {
         Largest largest;
         for (int i = 0; i < to.group; i += LANES) largest.take((vi)get(x + i));
@@ -185,7 +186,8 @@ struct Looking {
 
 constexpr int64_t FEW = 128 << 10;  // bytes that are done before helpers are awake
 
-// Calls f with 0 .. count - 1, on all threads where it is much and no step has them: what is loaded beside steps waits for none.
+// Calls f with 0 .. count - 1, on all threads if the work is large and no step uses them; loading
+// beside steps never waits.
 template <class W, class F> void share(W& work, int64_t count, int64_t bytes, F f) {
     Pool& pool = Pool::shared();
     std::unique_lock lock(pool.busy, std::defer_lock);
@@ -206,7 +208,7 @@ template <class W, class F> void share(W& work, int64_t count, int64_t bytes, F 
 
 }  // namespace
 
-// Writes the rows to their places; whether all of their numbers are finite. What lies between and behind them stays.
+// Writes rows to their places; returns whether all numbers are finite. Padding stays.
 SYLVAN_API int sylvan_pack_rows(const PackedRows* to) {
     Packing work{*to};
     int64_t first = work.begin(), size = to->type == BF16 ? sizeof(bf16) : sizeof(float);
@@ -216,7 +218,8 @@ SYLVAN_API int sylvan_pack_rows(const PackedRows* to) {
     return !work.bad.load();
 }
 
-// Whether numbers of 4 bytes, or of 2 (bf16, or float16 if `half`), are neither NaN nor infinite.
+// Whether numbers of 4 bytes, or of 2 (bf16, or float16 if `half`), contain neither NaN nor
+// infinity.
 SYLVAN_API int sylvan_all_finite(const char* data, int64_t bytes, int size, int half) {
     Looking work{data, bytes, size == 2, half ? F16_INFINITY : F32_INFINITY};
     share(work, (bytes + Looking::BLOCK - 1) / Looking::BLOCK, bytes, [](Looking& l, int64_t i) { l.block(i); });

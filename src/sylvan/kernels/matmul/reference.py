@@ -14,7 +14,6 @@ _HEAD_BLOCK = 16384  # rows of a weight converted to float32 at a time
 def linear(
     x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None, *, out_f32: bool
 ) -> torch.Tensor:
-    """See `matmul.linear`."""
     if isinstance(weight, DeferredWeight):
         weight = weight.load()
     if isinstance(weight, torch.Tensor):

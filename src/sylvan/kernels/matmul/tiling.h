@@ -1,11 +1,13 @@
-// How a linear layer is cut into tiles, and where results go. Columns come in blocks of 16, an even number of them.
+// Cuts a linear layer into tiles and places the results. Columns come in blocks of 16, an even
+// number of them.
 #pragma once
 #include "../native/amx.h"
 #include "../native/kernel.h"
 
 constexpr int LINEAR_ROWS = HAS_TILES ? 256 : 128;  // rows of a tile, at most; neighbours in tile order share them
-constexpr int TILE_BYTES = 1 << 20;                 // of these rows: they stay in the second cache
-constexpr int FEW_ROWS = HAS_TILES ? 32 : 4;        // so few are bound by reading weights: wider tiles
+constexpr int TILE_BYTES = 1 << 20;                 // of rows in a tile, sized for the second cache
+// up to this many rows, reading weights is the bound: use wider tiles
+constexpr int FEW_ROWS = HAS_TILES ? 32 : std::max(4, TILE_ROWS);
 
 constexpr int WIDEST = 16;                          // column blocks of a tile, at most
 
@@ -72,8 +74,8 @@ template <class T> static inline void write(const Linear& op, const Step& s, con
 }
 
 #if defined(__AMX_BF16__)
-// Calls f(spot, rows, blocks, raw tiles) for every product of 16 rows with 2 or 4 blocks, or of 32 rows
-// with 2. Rows beyond the last are computed from whatever lies there, and dropped: buffers are long enough.
+// Calls f(spot, rows, blocks, raw tiles) for every product of 16 rows with 2 or 4 blocks, or of 32
+// rows with 2. Results of rows beyond the last are dropped; buffers are long enough to read them.
 template <class D, bool STREAM, class F> void by_tiles(const Linear& op, const Step& s, const Block& b, F&& f) {
     alignas(64) float raw[4 * TILE * TILE];
     int64_t xs = op.x_bytes, ws = int64_t(op.words) * 64;

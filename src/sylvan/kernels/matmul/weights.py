@@ -149,25 +149,20 @@ class Int8Weight(QuantisedWeight):
 
     @property
     def form(self) -> Form:
-        """See `QuantisedWeight.form`."""
         return Form("int8")
 
     @property
     def row_dims(self) -> tuple[int, ...]:
-        """See `QuantisedWeight.row_dims`."""
         return -2, -1
 
     @property
     def together(self) -> int:
-        """See `QuantisedWeight.together`."""
         return 1
 
     def like(self, tensors: Sequence[torch.Tensor]) -> Int8Weight:
-        """See `QuantisedWeight.like`."""
         return Int8Weight(*tensors)
 
     def columns(self, start: int, stop: int) -> Int8Weight:
-        """See `QuantisedWeight.columns`."""
         return Int8Weight(self.q[..., start:stop].contiguous(), self.scale)
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
@@ -191,21 +186,17 @@ class Int4Weight(QuantisedWeight):
 
     @property
     def form(self) -> Form:
-        """See `QuantisedWeight.form`."""
         return Form("int4", self.group)
 
     @property
     def together(self) -> int:
-        """See `QuantisedWeight.together`."""
         return self.group
 
     def like(self, tensors: Sequence[torch.Tensor]) -> Int4Weight:
-        """See `QuantisedWeight.like`."""
         q, scale = tensors
         return Int4Weight(q, scale, self.group)
 
     def columns(self, start: int, stop: int) -> Int4Weight:
-        """See `QuantisedWeight.columns`."""
         q, scale = (
             self.q[..., start // 2 : stop // 2],
             self.scale[..., start // self.group : stop // self.group],
@@ -251,34 +242,28 @@ class CodedWeight(QuantisedWeight):
 
     @property
     def shape(self) -> torch.Size:
-        """See `QuantisedWeight.shape`."""
         return torch.Size((*self.q.shape[:-1], self.q.shape[-1] * (8 // bits_of(self.code))))
 
     @property
     def form(self) -> Form:
-        """See `QuantisedWeight.form`."""
         more = (part is not None for part in (self.zero, self.shift, self.order))
         return Form("coded", self.group, self.code, self.scale.dtype, *more)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """See `QuantisedWeight.tensors`."""
         return self.q, self.scale, *(x for x in (self.zero, self.shift) if x is not None)
 
     @property
     def together(self) -> int:
-        """See `QuantisedWeight.together`."""
         return self.shape[-1] if self.order is not None else self.group or 2
 
     def like(self, tensors: Sequence[torch.Tensor]) -> CodedWeight:
-        """See `QuantisedWeight.like`."""
         q, scale, *more = tensors
         zero = None if self.zero is None else more[0]
         shift = None if self.shift is None else more[-1]
         return replace(self, q=q, scale=scale, zero=zero, shift=shift)
 
     def columns(self, start: int, stop: int) -> CodedWeight:
-        """See `QuantisedWeight.columns`."""
         parts = list(self.tensors)
         each = 8 // bits_of(self.code)
         parts[0] = parts[0][..., start // each : stop // each].contiguous()
@@ -288,7 +273,6 @@ class CodedWeight(QuantisedWeight):
         return self.like(parts)
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
-        """See `QuantisedWeight.rows`."""
         part = self.like([tensor[index.long()] for tensor in self.tensors])
         values = values_of(part.q, self.code)
         group = self.group or values.shape[-1]

@@ -5,7 +5,7 @@
 #include <unistd.h>
 #endif
 
-SYLVAN_API int sylvan_start() {  // asks the kernel for what the library needs; 0 if it may be used
+SYLVAN_API int sylvan_start() {  // requests AMX from the kernel; 0 if available
 #if defined(__AMX_BF16__)
     constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0 ? 0 : 1;

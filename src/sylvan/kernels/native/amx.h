@@ -3,8 +3,9 @@
 #pragma once
 #include "vec.h"
 
-// Gives the calling thread its tiles, all 16 x 64 bytes, and takes them back; nothing happens where there are none.
-// A thread that also runs other libraries must configure each time: they leave tiles as they like.
+// Configures tiles (16 x 64 bytes each) for the calling thread, and releases them; a no-op without
+// AMX. A thread that also runs other libraries must configure each time, because they change the
+// tile configuration.
 void configure_tiles();
 void release_tiles();
 
@@ -13,7 +14,8 @@ constexpr bool HAS_TILES = true;
 constexpr int TILE = 16;        // rows, and 32-bit columns
 constexpr int TILE_WORDS = 16;  // words of K in a step: 32 bf16 or 64 int8
 
-// The compiler's own intrinsics do not tell it that memory is read, so it may move stores behind them.
+// The compiler's own intrinsics do not declare that they read memory, so it may move stores behind
+// them.
 template <int T> static inline void tile_zero() { asm volatile("tilezero %%tmm%c0" ::"i"(T)); }
 template <int T> static inline void tile_load(const void* p, int64_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(T) : "memory");
@@ -36,7 +38,7 @@ static inline void store_four(float* out) {
     tile_store<0>(out, 64), tile_store<1>(out + 256, 64), tile_store<2>(out + 512, 64), tile_store<3>(out + 768, 64);
 }
 
-// Tile loads wait for memory one after the other, unless what they will read is on its way already.
+// Tile loads wait for memory one after another unless their data was prefetched.
 constexpr int BYTES_AHEAD = 2048;
 template <int T, bool STREAM> static inline void tile_stream(const char* p) {
     if constexpr (STREAM)

@@ -12,7 +12,7 @@ import torch
 
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope, Unsupported
 from sylvan.kernels.memory import allocate
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.builder import padded
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import ProgramLimits
@@ -36,7 +36,7 @@ class _Kind:
     values: int
     out: int
     table: int  # of turning, if any columns turn
-    work: tuple[int, ...]  # `HeadWork.key`
+    work: tuple[int, ...]  # `HeadTransform.key`
     shape: tuple[int, ...]  # of a row of results: heads and their columns, or columns with padding
     kept: tuple[object, ...]  # what keys name by its address or identity
 
@@ -46,7 +46,7 @@ Norms = tuple[HeadNorm | None, HeadNorm | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeadWork:
+class HeadTransform:
     """What is done to queries and keys before they attend: norms, then turning.
 
     `table_TR`: by what they turn, at `positions` of the step; see `Rope`.
@@ -67,7 +67,7 @@ class HeadWork:
         return self.turning, self.interleaved, *map(id, self.norms)
 
 
-_NO_WORK = HeadWork()
+_NO_WORK = HeadTransform()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class _Room:
     address: int
 
 
-class PagedAttention:
+class NativePagedAttention:
     """Stores keys and values of a step and attends, one native call a layer for all requests.
 
     Args:
@@ -104,7 +104,7 @@ class PagedAttention:
         self._rows = torch.empty(0, dtype=dtype)
         self._room = _Room((), [], None, 0)
         self._recent: dict[int, tuple[AttentionLayer, _Kind]] = {}
-        self._works: dict[tuple[int, ...], tuple[Rope | None, HeadWork]] = {}
+        self._works: dict[tuple[int, ...], tuple[Rope | None, HeadTransform]] = {}
         self._tracer()  # refuses the dtype
 
     def check(self, layer: AttentionLayer) -> None:
@@ -124,8 +124,8 @@ class PagedAttention:
         self,
         layer: AttentionLayer,
         heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        step: Run,
-        work: HeadWork = _NO_WORK,
+        step: StepRun,
+        work: HeadTransform = _NO_WORK,
     ) -> torch.Tensor:
         """Attend; `step` says where the rows of each request lie and go.
 
@@ -158,7 +158,12 @@ class PagedAttention:
         return out if out.dtype == heads[0].dtype else out.to(heads[0].dtype)
 
     def run_fused(
-        self, layer: AttentionLayer, qkv: torch.Tensor, rope: Rope | None, norms: Norms, step: Run
+        self,
+        layer: AttentionLayer,
+        qkv: torch.Tensor,
+        rope: Rope | None,
+        norms: Norms,
+        step: StepRun,
     ) -> torch.Tensor:
         """Norm and turn the heads of a joined projection, then attend.
 
@@ -177,11 +182,11 @@ class PagedAttention:
         heads = q, k, v.unflatten(-1, (-1, layer.value_dim))
         return self.run(layer, heads, step, self._work(rope, norms))
 
-    def _work(self, rope: Rope | None, norms: Norms) -> HeadWork:
+    def _work(self, rope: Rope | None, norms: Norms) -> HeadTransform:
         key = (id(rope), *map(id, norms))
         if key not in self._works:
             table = None if rope is None else _with_slack(rope.cos_sin)
-            work = HeadWork(table, rope is not None and rope.interleaved, norms)
+            work = HeadTransform(table, rope is not None and rope.interleaved, norms)
             for known, other in self._works.values():
                 if known is rope:
                     work = replace(work, table_TR=other.table_TR)
@@ -216,13 +221,13 @@ class PagedAttention:
             joined = rows_TC.unflatten(1, (-1, shape[0][2])) if same else None
         return _Room(shape, parts, joined, self._rows.data_ptr())
 
-    def _kind(self, layer: AttentionLayer, work: HeadWork = _NO_WORK) -> _Kind:
+    def _kind(self, layer: AttentionLayer, work: HeadTransform = _NO_WORK) -> _Kind:
         recent = self._recent.get(layer.index)
         if recent is None or recent[0] is not layer or recent[1].work != work.key:
             recent = self._recent[layer.index] = layer, self._kind_of(layer, work)
         return recent[1]
 
-    def _kind_of(self, layer: AttentionLayer, work: HeadWork) -> _Kind:
+    def _kind_of(self, layer: AttentionLayer, work: HeadTransform) -> _Kind:
         sinks = layer.sinks
         about_sinks = None if sinks is None else (sinks.data_ptr(), sinks.stride(), sinks.dtype)
         shape = layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.value_dim
@@ -237,7 +242,7 @@ class PagedAttention:
             self._kinds[key] = self._compiled(layer, work)
         return self._kinds[key]
 
-    def _compiled(self, layer: AttentionLayer, work: HeadWork) -> _Kind:
+    def _compiled(self, layer: AttentionLayer, work: HeadTransform) -> _Kind:
         tracer = self._tracer()
         width = (layer.num_heads + layer.num_kv_heads) * layer.head_dim
         cols = width + layer.num_kv_heads * layer.value_dim

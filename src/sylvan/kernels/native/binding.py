@@ -22,7 +22,7 @@ OP = np.dtype(
 )
 
 
-class Run(ctypes.Structure):
+class StepRun(ctypes.Structure):
     """Everything that changes from step to step."""
 
     _fields_ = [
@@ -52,7 +52,7 @@ class Run(ctypes.Structure):
     ]
 
 
-class Inputs(ctypes.Structure):
+class StepInputs(ctypes.Structure):
     """A step as the scheduler sees it; see `program.h`."""
 
     _fields_ = [

@@ -71,7 +71,6 @@ class ProgramBuilder:
         return TracedTensor(self._tracer, self.graph.buffer(size), cols, dtype, rows, times)
 
     def num_rows(self, rows: Rows, times: int = 1) -> int:
-        """See `ProgramLimits.most_rows`."""
         return self.graph.limits.most_rows(rows, times)
 
     def emit(self, op: Op, like: TracedTensor, *, dtype: Dtype | None = None) -> None:

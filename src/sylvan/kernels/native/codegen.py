@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from enum import IntEnum
 
-from sylvan.kernels.native.schema import Field, Op, Operands, fields_of, is_group, members_of
+from sylvan.kernels.native.schema import Op, Operands, StructField, fields_of, is_group, members_of
 
 _ELEMENTS = {
     "row": "void",
@@ -96,7 +96,7 @@ def _struct(cls: type[Operands]) -> str:
     return "\n".join([*lines, "};", f"static_assert(sizeof({name}) == {size});", ""])
 
 
-def _line(field: Field) -> str:
+def _line(field: StructField) -> str:
     if field.kind == "buffer":
         about, absent = field.type, ", or absent" if field.optional else ""
         note = f"  // {about.access}, {about.element} [{about.shape}]{absent}"

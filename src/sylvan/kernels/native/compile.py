@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from sylvan.kernels.native.graph import Graph
-from sylvan.kernels.native.layout import Layout, plan_memory
+from sylvan.kernels.native.kept import KeptWeights
+from sylvan.kernels.native.layout import ProgramLayout, plan_memory
 from sylvan.kernels.native.quantise import fuse_quantise, quantise_rows
 from sylvan.kernels.native.weights import pack_weights
 
 
-def compile_graph(graph: Graph) -> Layout:
+def compile_graph(graph: Graph, kept: KeptWeights | None = None) -> ProgramLayout:
     """Pack the weights, quantise rows that are multiplied by quantised ones, and plan memory.
+
+    Args:
+        graph: Traced.
+        kept: Weights that were packed before; takes those that were not.
 
     Raises:
         Unsupported: see `pack_weights`.
     """
-    return plan_memory(fuse_quantise(quantise_rows(pack_weights(graph))))
+    return plan_memory(fuse_quantise(quantise_rows(pack_weights(graph, kept))))

@@ -77,16 +77,13 @@ class MatrixCopy:
 
     @property
     def form(self) -> Form:
-        """See `WeightCopy.form`."""
         return self.packed.form
 
     @property
     def memory(self) -> tuple[Bytes, ...]:
-        """See `WeightCopy.memory`."""
         return tuple(self.packed.parts.values())
 
     def read(self) -> Content | None:
-        """See `WeightCopy.read`."""
         if self.derive is not None:
             return None
         if self.count:
@@ -94,7 +91,6 @@ class MatrixCopy:
         return unpack(self.packed, self.dtype)
 
     def write(self, content: Content) -> None:
-        """See `WeightCopy.write`."""
         weight: LinearWeight = content
         if self.derive is not None:
             if not isinstance(content, torch.Tensor):
@@ -104,11 +100,9 @@ class MatrixCopy:
 
     @property
     def takes_rows(self) -> bool:
-        """See `WeightCopy.takes_rows`."""
         return self.derive is None and can_pack(self.packed.kind)
 
     def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
-        """See `WeightCopy.write_rows`."""
         dense = self.packed.kind == "dense"
         known = self.dtype if dense or rows_NK.dtype == torch.bfloat16 else torch.float32
         numbers = rows_NK.to(known)
@@ -127,20 +121,17 @@ class VectorCopy:
 
     @property
     def form(self) -> Form:
-        """See `WeightCopy.form`."""
         return DENSE
 
     @property
     def memory(self) -> tuple[Bytes, ...]:
-        """See `WeightCopy.memory`."""
         return (self.data,)
 
     def read(self) -> Content | None:
-        """See `WeightCopy.read`; an offset cannot be taken away exactly."""
+        """An offset cannot be taken away exactly."""
         return None if self.offset else self.numbers().clone().view(self.shape)
 
     def write(self, content: Content) -> None:
-        """See `WeightCopy.write`."""
         if not isinstance(content, torch.Tensor) or content.shape != self.shape:
             raise Unsupported(f"contents of another shape than {list(self.shape)}")
         rows = self.numbers()
@@ -148,11 +139,10 @@ class VectorCopy:
 
     @property
     def takes_rows(self) -> bool:
-        """See `WeightCopy.takes_rows`: these are small, and are written whole."""
+        """These are small, and are written whole."""
         return False
 
     def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
-        """See `WeightCopy.write_rows`."""
         raise Unsupported("rows of what is written whole")
 
     def numbers(self) -> torch.Tensor:

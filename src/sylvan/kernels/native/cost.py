@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sylvan.kernels.memory import allocate
 from sylvan.kernels.native.graph import HostCall
-from sylvan.kernels.native.layout import Layout
+from sylvan.kernels.native.layout import ProgramLayout
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.opset import Embed
 from sylvan.kernels.native.schema import Op, buffers_of
@@ -40,7 +40,7 @@ class OpCost:
         return self.weight_bytes / bytes_per_s * 1e6
 
 
-def program_costs(layout: Layout, called: Sequence[tuple[str, int]] = ()) -> list[OpCost]:
+def program_costs(layout: ProgramLayout, called: Sequence[tuple[str, int]] = ()) -> list[OpCost]:
     """One entry for each op, in the order in which they run.
 
     `called`: of the functions of host calls, names and the bytes of their weights.
@@ -48,7 +48,7 @@ def program_costs(layout: Layout, called: Sequence[tuple[str, int]] = ()) -> lis
     return [_cost(op, layout, called) for op in layout.ops]
 
 
-def _cost(op: Op, layout: Layout, called: Sequence[tuple[str, int]]) -> OpCost:
+def _cost(op: Op, layout: ProgramLayout, called: Sequence[tuple[str, int]]) -> OpCost:
     weights = rows = 0
     for part in buffers_of(op):
         if part.ref >= 0:

@@ -1,6 +1,7 @@
-// What the kernels of all ops share. Invariance rule: every output element is produced by one tile, by a chain of
-// operations whose order depends only on that element's own inputs. So a row's bits never depend on the other rows,
-// the chunking of a prompt, the place of pages or the number of threads.
+// Shared by the kernels of all ops. Invariance rule: every output element is produced by one tile,
+// by a chain of operations whose order depends only on that element's own inputs. So a row's bits
+// never depend on the other rows, the chunking of a prompt, the place of pages or the number of
+// threads.
 #pragma once
 #include "program.h"
 #include "vec.h"
@@ -8,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-// Where a buffer of an op lies; null if it is absent.
+// Address of an op's buffer; null if absent.
 template <class T> static inline T* at(Buf<T> buf, const Step& s) {
     return buf.present() ? static_cast<T*>(s.buf[buf.index]) : nullptr;
 }

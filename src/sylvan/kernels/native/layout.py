@@ -17,7 +17,7 @@ from sylvan.kernels.native.schema import ROW_TYPES, ROWS, Op, buffers_of, fields
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ProgramLayout:
     """Ops as the library reads them, and the memory of each entry of their buffer table."""
 
     ops: Sequence[Op]
@@ -44,7 +44,7 @@ class Layout:
         return ~ref if ref < 0 else self.home[ref]
 
 
-def plan_memory(graph: Graph) -> Layout:
+def plan_memory(graph: Graph) -> ProgramLayout:
     """Give each virtual buffer memory that no other living one has."""
     last = _last_uses(graph)
     memory = [_packed(data) for data in graph.constants]
@@ -62,7 +62,7 @@ def plan_memory(graph: Graph) -> Layout:
     for record, op in zip(records, graph.ops, strict=True):
         if not isinstance(op, HostCall):
             _encode(record, op, home)
-    return Layout(
+    return ProgramLayout(
         graph.ops, records, memory, home, graph.copies, graph.functions, graph.sizes, graph.limits
     )
 

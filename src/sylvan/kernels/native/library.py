@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sylvan.kernels.native.binding import OP, Constants, Inputs, PackedRows, PagedBytes, Run
+from sylvan.kernels.native.binding import OP, Constants, PackedRows, PagedBytes, StepInputs, StepRun
 from sylvan.kernels.native.codegen import digest
 from sylvan.kernels.native.opset import OPS
-from sylvan.kernels.native.sampling import Given, Sample, SampleSlots
+from sylvan.kernels.native.sampling import ForcedTokens, SampleRows, SampleSlots
 
 LIB = Path(__file__).parents[1] / "lib"
 _AVX2, _AVX512, _VNNI, _BF16, _AMX, _AVX_VNNI = (1 << i for i in range(6))
@@ -147,10 +147,11 @@ def ops_digest() -> str:
 
 def _is_stale(dll: ctypes.CDLL) -> bool:
     """Whether it was made of other ops or structs than those of this package."""
-    if not hasattr(dll, "sylvan_ops_digest") or not hasattr(dll, "sylvan_pack_rows"):
+    newest = ("sylvan_ops_digest", "sylvan_pack_rows", "sylvan_ngram_match")
+    if not all(hasattr(dll, name) for name in newest):
         return True
     dll.sylvan_ops_digest.restype = ctypes.c_char_p
-    mirrors = (Run, Inputs, SampleSlots, Sample, Given, PagedBytes, PackedRows)
+    mirrors = (StepRun, StepInputs, SampleSlots, SampleRows, ForcedTokens, PagedBytes, PackedRows)
     sizes = [OP.itemsize, *(ctypes.sizeof(mirror) for mirror in mirrors)]
     return (
         dll.sylvan_ops_digest().decode() != ops_digest()

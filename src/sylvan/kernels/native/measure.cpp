@@ -1,4 +1,4 @@
-// What the machine can do at best, measured by the same threads: the floor that benchmarks compare with.
+// Measures the machine's peak with the same threads: the bound that benchmarks compare with.
 #include "kernel.h"
 #include "pool.h"
 

@@ -13,7 +13,7 @@ void relax() { __builtin_ia32_pause(); }
 void relax() { std::this_thread::yield(); }
 #endif
 
-thread_local int self = 0;  // of the threads of a job; 0: the caller
+thread_local int self = 0;  // index of this thread in the job; 0: the caller
 
 #if defined(__linux__)
 thread_local cpu_set_t home;  // cores that this thread may use
@@ -43,9 +43,10 @@ Pool& Pool::shared() {
     return *pool;
 }
 
-// Whether this thread is on the core of another one of the job, which then cannot come while this one spins. Helpers leave
-// the caller's core; the caller sleeps. The system would take milliseconds to see it, above all where background work runs
-// on the other core, which is free for us but does not look it.
+// Whether this thread shares a core with another thread of the job, which cannot run while this one
+// spins. Helpers then leave the caller's core, and the caller sleeps. The system would need
+// milliseconds to notice, above all if background work occupies the other core, which we may use
+// but which looks busy.
 bool Pool::shares_core() {
     int core = this_core();
     if (core < 0) return false;
@@ -74,7 +75,7 @@ void Pool::barrier() {
     if (arrived.fetch_add(1, std::memory_order_acq_rel) == count - 1) {
         arrived.store(0, std::memory_order_relaxed);
         turn.store(t + 1, std::memory_order_release);
-        turn.notify_all();  // no system call when nobody sleeps
+        turn.notify_all();  // no system call if no thread sleeps
     } else await_change(turn, t);
 }
 

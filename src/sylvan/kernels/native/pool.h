@@ -21,7 +21,7 @@ class Pool {
   private:
     static constexpr int SPINS = 4000;  // at most some 200 us: longer than the gaps in a step, far shorter than an idle moment
     static constexpr int LOOK_EVERY = 200;  // pauses: some 10 us
-    static constexpr int MAX_TOLD = 256;  // threads whose cores are told apart
+    static constexpr int MAX_TOLD = 256;  // threads whose cores are tracked
     alignas(64) std::atomic<int> epoch{0};
     alignas(64) std::atomic<int> arrived{0};
     alignas(64) std::atomic<int> turn{0};
@@ -34,7 +34,7 @@ class Pool {
 
     void wake();
     void work(int thread, int seen);
-    std::atomic<int> cores[MAX_TOLD] = {};  // where the threads of a job were last
+    std::atomic<int> cores[MAX_TOLD] = {};  // last known cores of a job's threads
 
     bool shares_core();
     void await_change(std::atomic<int>& value, int old);

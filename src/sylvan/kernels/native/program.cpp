@@ -1,4 +1,5 @@
-// The interpreter: every thread walks the op list; between ops there is a barrier, within one op threads claim tiles.
+// The interpreter: every thread walks the op list with a barrier between ops; within one op,
+// threads claim tiles.
 #include "../matmul/head.h"
 #include "kernel.h"
 #include "pool.h"
@@ -15,9 +16,9 @@ struct Program {
     std::vector<OpRecord> ops;
     std::vector<void*> buf;
     std::vector<int> groups;               // query heads per KV head, of the attention ops
-    std::vector<std::vector<Item>> items;  // by group
+    std::vector<std::vector<Item>> items;  // by group size
     std::vector<Work> work;
-    std::vector<std::atomic<int>> next;    // per op: the next tile nobody has taken
+    std::vector<std::atomic<int>> next;    // per op: the next unclaimed tile
     std::atomic<int> next_sample;
     Step step;
     int text_page;  // tokens of a page of texts that attend both ways; 0: there are none
@@ -33,7 +34,8 @@ void prepare(const Inputs& in, Run& run) {
     int32_t *ids = filled(run.ids), *positions = filled(run.positions), *row_start = filled(run.row_start);
     std::copy_n(given, in.tokens, ids);
     for (int i = 0; i < in.in_flight; i++) ids[rows[i]] = in.last_token[from[i]];
-    for (int i = 0; i < in.tokens; i++) ids[i] = std::clamp(ids[i], 0, in.vocab - 1);  // whose were not fails alone
+    // out-of-vocabulary ids: clamp, so only that request fails
+    for (int i = 0; i < in.tokens; i++) ids[i] = std::clamp(ids[i], 0, in.vocab - 1);
     std::copy_n(slots, in.seqs, filled(run.table_row));
     std::copy_n(stops, in.seqs, filled(run.kv_len));
     int row = 0;
@@ -48,7 +50,7 @@ void prepare(const Inputs& in, Run& run) {
             int32_t* place = filled(run.slots) + int64_t(g) * run.slot_step + row_start[s];
             for (int t = starts[s]; t < stops[s]; t++) *place++ = pages[t / in.page_size] * in.page_size + t % in.page_size;
         }
-    for (int i = 0, n; i < in.outputs; i += n) {  // those of a request are its last rows
+    for (int i = 0, n; i < in.outputs; i += n) {  // a request's sampled rows are its last rows
         for (n = 1; i + n < in.outputs && sampled[i + n] == sampled[i]; n++) {}
         for (int k = 0; k < n; k++) filled(run.out_rows)[i + k] = row_start[sampled[i] + 1] - n + k;
     }
@@ -127,7 +129,7 @@ void walk(void* arg, int thread) {
 }  // namespace
 
 SYLVAN_API int sylvan_size(int what) {
-    const size_t sizes[] = {sizeof(OpRecord), sizeof(Run), sizeof(Inputs), sizeof(SampleSlots), sizeof(Sample), sizeof(Given), sizeof(PagedBytes), sizeof(PackedRows)};
+    const size_t sizes[] = {sizeof(OpRecord), sizeof(Run), sizeof(Inputs), sizeof(SampleSlots), sizeof(Sample), sizeof(ForcedTokens), sizeof(PagedBytes), sizeof(PackedRows)};
     return int(sizes[what]);
 }  // checked when the library is loaded
 
@@ -136,7 +138,7 @@ SYLVAN_API int sylvan_constant(int what) {
     return values[what];
 }
 
-// Of the ops and their operands: equal to that of whoever makes programs, or the library is of no use to them.
+// Digest of the ops and their operands: it must equal the digest of the caller.
 SYLVAN_API const char* sylvan_ops_digest() { return SYLVAN_OPS_DIGEST; }
 
 SYLVAN_API void sylvan_threads(int n) { Pool::shared().resize(n); }

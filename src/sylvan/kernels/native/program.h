@@ -8,7 +8,7 @@
 #define SYLVAN_API extern "C" __attribute__((visibility("default")))
 
 enum RowCount : int32_t { TOKENS, OUTPUTS };  // which run-time row count an op works on: Op::rows
-enum RowType : int32_t { BF16, F32_ROWS };    // what rows (and KV) are made of: Op::dtype
+enum RowType : int32_t { BF16, F32_ROWS };    // element type of rows (and KV): Op::dtype
 
 struct OpRecord {  // an op of any kind, as programs are handed over
     alignas(Op) unsigned char bytes[sizeof(Op) + 4 * OPERAND_WORDS];
@@ -27,7 +27,7 @@ struct Run {  // everything that changes from step to step
     const int32_t* kv_len;      // [seqs] tokens in the cache after this step
     const int32_t* table_row;   // [seqs] row of the page table
     const int32_t* page_table;  // [groups][rows][table_stride]
-    const int32_t* out_rows;    // [outputs] rows whose logits are wanted
+    const int32_t* out_rows;    // [outputs] rows that need logits
     const int32_t* types;       // [tokens] token types; only models that have a table of them read it
     const int32_t* row_ends;    // [tokens] tokens of its request that a row sees, at least its own; null: none after its own
     int64_t* profile;           // [ops] ns spent, added to; or null
@@ -37,8 +37,9 @@ struct Run {  // everything that changes from step to step
 
 struct Inputs {  // a step as the scheduler sees it: the arrays of a run follow from it
     int32_t seqs, tokens, outputs, in_flight, page_size, vocab;
-    // slots, first and past-the-last position of each request [3][seqs] | requests that are sampled [outputs], again for each row more |
-    // rows whose id the step before sampled, and their request slots [2][in_flight] | ids [tokens]
+    // slots, first and past-the-last position of each request [3][seqs] | requests that are sampled
+    // [outputs], again per additional row | rows whose id the previous step samples, and their
+    // request slots [2][in_flight] | ids [tokens]
     const int32_t* numbers;
     int32_t* last_token;  // [slots] read here, and written once sampled
     const int32_t* shifts;  // [slots] added to the rotary positions of a request
@@ -49,11 +50,11 @@ struct PagedBytes {  // memory in pages: bytes of page p in region r begin at me
     int64_t regions, region_step, page_step, width;  // width: bytes of a page in one region
 };
 
-struct PackedRows {  // rows of a matrix as they come, and where they go: see packing.py
+struct PackedRows {  // source rows of a matrix and their destination: see packing.py
     const char* rows;
     int64_t row_step;  // bytes
     int64_t count, cols, first;  // first: the output that they begin at
-    int64_t words;               // of an output
+    int64_t words;               // per output
     int32_t type, kind, group, unused;
     char* data;
     float* scale;
@@ -76,7 +77,7 @@ struct Texts {  // where keys and values of a step's texts lie, if they attend b
     const int32_t* pages;       // 0, 1, 2, ...: a text's page table begins at its first page
 };
 
-struct Step {  // what kernels see
+struct Step {  // the step as kernels see it
     const Run* run;
     void* const* buf;
     const Work* work;  // by index of the group size; an attention op names its index
@@ -95,10 +96,11 @@ constexpr int QUERY_TILE = 32;  // query vectors that share the loads of keys an
 #else
 constexpr int QUERY_TILE = 16;
 #endif
-constexpr int SPLIT_TILE = 16;  // so many where chunks are spread over threads
-constexpr int ROW_PAD = 32;                  // rows are padded to so many columns, with zeros by whoever writes them
+constexpr int SPLIT_TILE = 16;  // tile size when chunks are spread over threads
+// rows are padded with zeros to a multiple of this; the writer pads
+constexpr int ROW_PAD = 32;
 constexpr int MAX_HEAD = 576;                // columns of a head
-constexpr int MAX_EXPERTS = 1024, MAX_CHOSEN = 64;  // of a layer, of a row
+constexpr int MAX_EXPERTS = 1024, MAX_CHOSEN = 64;  // per layer, per row
 constexpr int SCRATCH_BYTES = 1 << 20;     // per thread
 
 // One entry for each type of rows, defined beside the op.

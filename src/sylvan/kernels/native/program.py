@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from sylvan.kernels.api import Dtype, TracedTensor
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.builder import padded
 from sylvan.kernels.native.graph import HostCall
-from sylvan.kernels.native.layout import Layout
+from sylvan.kernels.native.layout import ProgramLayout
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.schema import Op
 from sylvan.kernels.native.tracer import view
@@ -30,7 +30,7 @@ class Program:
     def __init__(
         self,
         library: Library,
-        layout: Layout,
+        layout: ProgramLayout,
         first: int = 0,
         stop: int | None = None,
         *,
@@ -64,7 +64,7 @@ class Program:
         """Whether there are host calls: then it cannot make inputs or sample."""
         return not self._whole
 
-    def run(self, step: Run, context: object = None) -> int:
+    def run(self, step: StepRun, context: object = None) -> int:
         """Compute a step; the GIL is released. The step's counts must fit what was traced.
 
         Args:
@@ -115,7 +115,7 @@ class Program:
         rows[:, : value.cols] = matrix
         rows[:, value.cols :] = 0
 
-    def run_at(self, step: Run, *places: tuple[int, int]) -> int:
+    def run_at(self, step: StepRun, *places: tuple[int, int]) -> int:
         """`bind` each number to its address, then `run`; of a program without host calls."""
         for number, address in places:
             self._bind(self._handle, number, address)
@@ -136,7 +136,7 @@ class Program:
             self._spent = [np.zeros(size, np.int64) for size in sizes]
         return found
 
-    def _run_measured(self, step: Run, context: object, spent: Sequence[np.ndarray]) -> int:
+    def _run_measured(self, step: StepRun, context: object, spent: Sequence[np.ndarray]) -> int:
         self.num_measured += 1
         undrawn = 0
         for part, each in zip(self._parts, spent, strict=True):
@@ -152,7 +152,7 @@ class Program:
                     step.profile = None
         return undrawn
 
-    def profile(self, step: Run, context: object = None) -> list[tuple[Op, int]]:
+    def profile(self, step: StepRun, context: object = None) -> list[tuple[Op, int]]:
         """Run once and return each op with its nanoseconds."""
         found: list[tuple[Op, int]] = []
         for part in self._parts:
@@ -177,7 +177,7 @@ class Program:
 class _NativePart:
     """Ops that one call of the library runs."""
 
-    def __init__(self, library: Library, layout: Layout, chosen: Sequence[int]) -> None:
+    def __init__(self, library: Library, layout: ProgramLayout, chosen: Sequence[int]) -> None:
         self.ops = [layout.ops[i] for i in chosen]
         records = np.ascontiguousarray(layout.records[list(chosen)])
         table = (ctypes.c_void_p * len(layout.memory))(*(m.ctypes.data for m in layout.memory))

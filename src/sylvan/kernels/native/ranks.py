@@ -75,33 +75,29 @@ class SharedRanks:
             )
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Communicator.all_gather`."""
         given = x.contiguous()
         found = given.new_empty(self.size, *x.shape)
         self._run("gather", given.data_ptr(), found.data_ptr(), given.nbytes)
         return found
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Communicator.all_to_all`."""
         given = x.contiguous()
         found = torch.empty_like(given)
         self._run("exchange", given.data_ptr(), found.data_ptr(), given.nbytes // self.size)
         return found
 
     def all_sum(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Communicator.all_sum`."""
         total = x.clone(memory_format=torch.contiguous_format)
         self._run("sum", total.data_ptr(), total.numel())
         return total
 
     def check(self) -> None:
-        """See `Communicator.check`."""
         size = ctypes.c_int64(self.room_bytes)
         given = ctypes.c_void_p(self._address), self.rank, self.size, size
         self._raise(self._dll.sylvan_ranks_lost(*given))
 
     def close(self) -> None:
-        """See `Communicator.close`; ranks that wait for this one fail."""
+        """Ranks that wait for this one fail."""
         self._dll.sylvan_ranks_close(
             ctypes.c_void_p(self._address), self.rank, self.size, ctypes.c_int64(self.room_bytes)
         )

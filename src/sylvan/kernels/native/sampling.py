@@ -49,7 +49,7 @@ class Logprobs(ctypes.Structure):
     ]
 
 
-class Sample(ctypes.Structure):
+class SampleRows(ctypes.Structure):
     """Rows to sample."""
 
     _fields_ = [
@@ -66,7 +66,7 @@ class Sample(ctypes.Structure):
     ]
 
 
-class Given(ctypes.Structure):
+class ForcedTokens(ctypes.Structure):
     """Rows whose tokens are there already."""
 
     _fields_ = [

@@ -85,7 +85,7 @@ def operands(cls: _C) -> _C:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class StructField:
     """A number that the library reads, at its place in the struct."""
 
     path: tuple[str, ...]
@@ -126,30 +126,30 @@ def is_group(hint: Any) -> bool:
 
 
 @cache
-def fields_of(cls: type[Operands]) -> tuple[Field, ...]:
+def fields_of(cls: type[Operands]) -> tuple[StructField, ...]:
     """All operands of an op or a group in the order of its struct, those of groups in place.
 
     Raises:
         TypeError: a field of a type that structs cannot hold.
     """
-    found: list[Field] = []
+    found: list[StructField] = []
     for name, hint in members_of(cls):
         if is_group(hint):
             inner = fields_of(hint)
-            found += [Field((name, *f.path), f.kind, f.type, f.optional) for f in inner]
+            found += [StructField((name, *f.path), f.kind, f.type, f.optional) for f in inner]
         else:
             found.append(_field(cls, name, hint))
     return tuple(found)
 
 
-def _field(cls: type[Operands], name: str, hint: Any) -> Field:
+def _field(cls: type[Operands], name: str, hint: Any) -> StructField:
     about = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Buffer)]
     if about:
-        return Field((name,), "buffer", about[0], type(None) in get_args(get_args(hint)[0]))
+        return StructField((name,), "buffer", about[0], type(None) in get_args(get_args(hint)[0]))
     if hint in _NUMBERS:
-        return Field((name,), _NUMBERS[hint], hint)
+        return StructField((name,), _NUMBERS[hint], hint)
     if isinstance(hint, type) and issubclass(hint, IntEnum):
-        return Field((name,), "enum", hint)
+        return StructField((name,), "enum", hint)
     raise TypeError(f"{cls.__name__}.{name}: {hint} is no buffer, number or group of operands")
 
 

@@ -139,7 +139,6 @@ class NativeTracer:
     def embedding(
         self, ids: TracedTensor, weight: LinearWeight, scale: float, part_from: int | None
     ) -> TracedTensor:
-        """See `Tracer.embedding`."""
         if ids.id not in _SOURCES:
             raise Unsupported("embedding of computed ids")
         out = self._builder.new(weight.shape[1], "f32")
@@ -164,7 +163,6 @@ class NativeTracer:
         residual: TracedTensor | None,
         offset: float,
     ) -> tuple[TracedTensor, TracedTensor]:
-        """See `Tracer.rms_norm`."""
         stream, total = self._stream(x, residual)
         out = self._builder.new(x.cols, None, x)
         scale = self._builder.vector(weight, offset)
@@ -180,7 +178,6 @@ class NativeTracer:
         eps: float,
         residual: TracedTensor | None,
     ) -> tuple[TracedTensor, TracedTensor]:
-        """See `Tracer.layer_norm`."""
         stream, total = self._stream(x, residual)
         out = self._builder.new(x.cols, None, x)
         if weight is None:
@@ -203,24 +200,20 @@ class NativeTracer:
     def linear(
         self, x: TracedTensor, weight: LinearWeight, bias: torch.Tensor | None, out_f32: bool
     ) -> TracedTensor:
-        """See `Tracer.linear`."""
         shift = None if bias is None else self._builder.vector(bias)
         return self._builder.linear(x, weight, shift, out_f32=out_f32)
 
     def lora(self, x: TracedTensor, y: TracedTensor, layer: LoraLayer) -> TracedTensor:
-        """See `Tracer.lora`."""
         if not self._whole_steps:
             raise Unsupported("adapters of rows that are not those of a step")
         return trace_lora(self._builder, x, y, layer)
 
     def lora_embedding(self, ids: TracedTensor, y: TracedTensor, layer: LoraLayer) -> TracedTensor:
-        """See `Tracer.lora_embedding`."""
         if not self._whole_steps or ids.id != _IDS:
             raise Unsupported("adapters of ids that are not those of a step")
         return trace_lora_embedding(self._builder, y, layer)
 
     def glu(self, gate_up: TracedTensor, kind: ActivationKind) -> TracedTensor:
-        """See `Tracer.glu`."""
         self._builder.expect(gate_up, "glu")
         out = self._builder.new(gate_up.cols // 2, None, gate_up)
         op = Glu(gate_up=gate_up.id, out=out.id, cols=out.cols, function=function_of(kind))
@@ -228,14 +221,12 @@ class NativeTracer:
         return out
 
     def activation(self, x: TracedTensor, kind: ActivationKind) -> TracedTensor:
-        """See `Tracer.activation`."""
         out = self._builder.new(x.cols, x.dtype, x)
         op = Activation(x=x.id, out=out.id, cols=x.cols, function=function_of(kind))
         self._builder.emit(op, out)
         return out
 
     def xielu(self, x: TracedTensor, numbers: Sequence[torch.Tensor]) -> TracedTensor:
-        """See `Tracer.xielu`."""
         out = self._builder.new(x.cols, x.dtype, x)
         alpha_p, alpha_n, beta, eps = map(self._builder.vector, numbers)
         op = Xielu(
@@ -251,7 +242,6 @@ class NativeTracer:
         return out
 
     def host_call(self, x: TracedTensor, call: HostFunction) -> TracedTensor:
-        """See `Tracer.host_call`."""
         out = self._builder.new(x.cols, None, x)
         self.graph.functions.append(call)
         number = len(self.graph.functions) - 1
@@ -267,7 +257,6 @@ class NativeTracer:
         norms: tuple[HeadNorm | None, HeadNorm | None],
         variant: AttentionVariant | None,
     ) -> TracedTensor:
-        """See `Tracer.attention`."""
         variant, (q_norm, k_norm) = variant or AttentionVariant(), norms
         self._builder.expect(qkv, "attention")
         kv = self._kv_pages(layer)
@@ -319,7 +308,6 @@ class NativeTracer:
     def latent_attention(
         self, q: TracedTensor, kv: TracedTensor, parts: LatentParts, layer: AttentionLayer
     ) -> TracedTensor:
-        """See `Tracer.latent_attention`."""
         pages = self._layer_pages(layer)
         if not pages.shape.shared:
             raise Unsupported("latent attention over pages that do not share keys and values")
@@ -339,7 +327,6 @@ class NativeTracer:
         bias: torch.Tensor | None,
         like: TracedTensor,
     ) -> TracedTensor:
-        """See `Tracer.all_reduce`."""
         memory = self._rank_memory(ranks, padded(x.cols))
         out = self._builder.new(x.cols, like.dtype, x)
         op = AllReduce(
@@ -355,7 +342,6 @@ class NativeTracer:
         return out
 
     def all_gather(self, x: TracedTensor, ranks: Communicator, cols: int) -> TracedTensor:
-        """See `Tracer.all_gather`."""
         if x.dtype != "f32":
             raise Unsupported(f"gathering {x.dtype} rows of several ranks")
         share = -(-cols // ranks.size)
@@ -381,7 +367,6 @@ class NativeTracer:
         )
 
     def take_rows(self, x: TracedTensor, rows: TracedTensor) -> TracedTensor:
-        """See `Tracer.take_rows`."""
         if rows.id != _SAMPLE_ROWS:
             raise Unsupported("rows other than the batch's sample rows")
         out = self._builder.repeated(x.cols, x.dtype, "outputs", 1)
@@ -389,7 +374,6 @@ class NativeTracer:
         return out
 
     def add(self, a: TracedTensor, b: TracedTensor, scale: float) -> TracedTensor:
-        """See `Tracer.add`."""
         if (a.cols, a.rows, a.times) != (b.cols, b.rows, b.times):
             raise Unsupported("adding matrices of different shapes")
         out = self._builder.new(a.cols, a.dtype, a)
@@ -406,7 +390,6 @@ class NativeTracer:
         return out
 
     def cast(self, x: TracedTensor) -> TracedTensor:
-        """See `Tracer.cast`."""
         if x.dtype == self.dtype:
             return x
         out = self._builder.new(x.cols, None, x)
@@ -414,21 +397,18 @@ class NativeTracer:
         return out
 
     def scale(self, x: TracedTensor, factor: float) -> TracedTensor:
-        """See `Tracer.scale`."""
         out = self._builder.new(x.cols, x.dtype, x)
         op = Scale(x=x.id, out=out.id, cols=x.cols, f32=self._is_wide(x), factor=factor)
         self._builder.emit(op, out, dtype=self.dtype)
         return out
 
     def softcap(self, x: TracedTensor, cap: float) -> TracedTensor:
-        """See `Tracer.softcap`."""
         out = self._builder.new(x.cols, x.dtype, x)
         op = Softcap(x=x.id, out=out.id, cols=x.cols, f32=self._is_wide(x), cap=cap)
         self._builder.emit(op, out, dtype=self.dtype)
         return out
 
     def scale_rows(self, x: TracedTensor, factors: TracedTensor) -> TracedTensor:
-        """See `Tracer.scale_rows`."""
         self._builder.expect(x, "scaling")
         self._builder.expect(factors, "scaling")
         out = self._builder.new(x.cols, None, x)
@@ -443,7 +423,6 @@ class NativeTracer:
         weights: ExpertWeights,
         load: torch.Tensor | None,
     ) -> TracedTensor:
-        """See `Tracer.experts`."""
         return trace_experts(self._builder, (x, logits), routing, weights, load)
 
     def chosen_experts(

@@ -15,8 +15,8 @@ typedef uint16_t bf16;
 
 constexpr int LANES = 16;
 
-// Accumulators of one inner loop: half of the registers, in 4 bit all. FEW_VECTORS: of up to four rows, which take what columns
-// are left.
+// Accumulators of one inner loop: half of the registers, all of them for 4 bits. FEW_VECTORS: for
+// up to four rows, which use the remaining columns.
 #if defined(__AVX512VNNI__)
 constexpr int TILE_ROWS = 8, TILE_COLS = 2, FEW_VECTORS = 16;
 #elif defined(__AVX2__)
@@ -25,14 +25,16 @@ constexpr int TILE_ROWS = 4, TILE_COLS = 1, FEW_VECTORS = 4;
 constexpr int TILE_ROWS = 2, TILE_COLS = 1, FEW_VECTORS = 2;
 #endif
 
-// What is added to int8 activations: VNNI multiplies unsigned by signed, the others signed by signed.
+// Offset of int8 activations: VNNI multiplies unsigned by signed, the other instruction sets signed
+// by signed.
 #if (defined(__AVX512VNNI__) && !defined(__AMX_INT8__)) || defined(__AVXVNNI__)
 constexpr int INT8_ZERO = 128;
 #else
 constexpr int INT8_ZERO = 0;
 #endif
 
-// A word in all lanes. By the load itself: what is computed from it is else computed first and then moved between units.
+// Broadcasts a word by a load: otherwise the compiler computes first and then moves the value
+// between units.
 static inline vu repeated(const uint32_t* p) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     auto v = (Vector<uint32_t, 8>)_mm256_broadcast_ss(reinterpret_cast<const float*>(p));
@@ -68,7 +70,7 @@ constexpr auto smaller = [](auto a, auto b) {
 static inline vf max(vf a, vf b) { return mapped<vf>(larger, a, b); }
 static inline vf min(vf a, vf b) { return mapped<vf>(smaller, a, b); }
 static inline vf abs(vf a) { return (vf)((vi)a & 0x7fffffff); }
-// Of masks, lanes that are all ones or all zeros: one bit for each.
+// Converts a mask of lanes (all ones or all zeros) to one bit per lane.
 template <class V> static inline uint32_t bits_of(V v) {
     constexpr int n = sizeof(V) / 4;
     if constexpr (halved<V>) return bits_of(v.lo) | bits_of(v.hi) << n / 2;
@@ -88,7 +90,7 @@ template <class V> static inline uint32_t bits_of(V v) {
 }
 static inline uint32_t bits(vi v) { return bits_of(v); }
 static inline bool any(vi v) { return bits_of(v) != 0; }
-template <class F> static inline void each_bit(uint32_t bits, F f) {  // by rising number
+template <class F> static inline void each_bit(uint32_t bits, F f) {  // in rising order
     for (; bits; bits &= bits - 1) f(__builtin_ctz(bits));
 }
 alignas(64) constexpr int32_t NUMBERS[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

@@ -17,6 +17,7 @@ from sylvan.kernels.matmul.packed import PackedWeight
 from sylvan.kernels.matmul.weights import DeferredWeight, PackKind
 from sylvan.kernels.native.copies import MatrixCopy, VectorCopy
 from sylvan.kernels.native.graph import Graph
+from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.opset import (
     Code,
     Embed,
@@ -59,8 +60,8 @@ class _Packed:
     parts: Mapping[str, int]
 
 
-def pack_weights(graph: Graph) -> Graph:
-    """Pack each weight, in the order in which they were traced.
+def pack_weights(graph: Graph, kept: KeptWeights | None = None) -> Graph:
+    """Pack each weight, in the order in which they were traced; `kept` has some that were.
 
     One is in memory twice at a time: the memory of a torch parameter is freed when it has been
     packed, and the model cannot compute with tensors afterwards.
@@ -72,7 +73,7 @@ def pack_weights(graph: Graph) -> Graph:
     packed: dict[int, _Packed] = {}
     for ref in sorted((*graph.weights, *graph.tables), reverse=True):  # ~0, ~1, ...
         if ref in graph.weights:
-            packed[ref] = _pack(made, ref, graph.weights[ref])
+            packed[ref] = _pack(made, ref, graph.weights[ref], kept)
         else:
             _keep_rows(made, ref, graph.tables[ref])
     made.weights, made.tables = {}, {}
@@ -80,9 +81,13 @@ def pack_weights(graph: Graph) -> Graph:
     return made
 
 
-def _pack(graph: Graph, ref: int, weight: LinearWeight) -> _Packed:
+def _pack(graph: Graph, ref: int, weight: LinearWeight, kept: KeptWeights | None) -> _Packed:
     stacked = len(weight.shape) == 3
-    found = (pack_stack if stacked else pack)(weight, graph.dtype)
+    found = None if kept is None else kept.take(weight)
+    if found is None:
+        found = (pack_stack if stacked else pack)(weight, graph.dtype)
+        if kept is not None:
+            kept.keep(weight, found)
     graph.constants[~ref] = found.data
     names = [name for name in found.parts if name != "data"]
     parts = {name: graph.constant(found.parts[name]) for name in names}

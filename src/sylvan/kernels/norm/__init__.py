@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from sylvan.kernels.api import RowParts, TracedTensor, Unsupported, X
-from sylvan.kernels.gpu.choice import Choice
+from sylvan.kernels.gpu.choice import KernelDispatch
 from sylvan.kernels.norm import reference
 
-_rms_norm = Choice(reference.rms_norm, "sylvan.kernels.norm.triton_norm")
-_layer_norm = Choice(reference.layer_norm, "sylvan.kernels.norm.triton_norm")
+_rms_norm = KernelDispatch(reference.rms_norm, "sylvan.kernels.norm.triton_norm")
+_layer_norm = KernelDispatch(reference.layer_norm, "sylvan.kernels.norm.triton_norm")
 
 
 def rms_norm(

@@ -17,7 +17,6 @@ def rms_norm(
     offset: float,
     over: RowParts | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `norm.rms_norm`."""
     total = x.float() if residual is None else residual.float() + x.float()
     inverse = torch.rsqrt(mean_of_squares(total, over) + eps)
     return (total * inverse * (weight.float() + offset)).to(weight.dtype), total
@@ -30,7 +29,6 @@ def layer_norm(
     eps: float,
     residual: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `norm.layer_norm`."""
     total = x.float() if residual is None else residual.float() + x.float()
     scale, shift = (None if t is None else t.float() for t in (weight, bias))
     h = F.layer_norm(total, total.shape[-1:], scale, shift, eps)

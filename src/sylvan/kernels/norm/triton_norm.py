@@ -56,7 +56,7 @@ def rms_norm(
     residual: torch.Tensor | None,
     offset: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `norm.rms_norm`. A float32 `residual` is updated in place."""
+    """A float32 `residual` is updated in place."""
     h = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
     return h, _norm(x, residual, (weight, None), (eps, offset, False), h)
 
@@ -68,7 +68,7 @@ def layer_norm(
     eps: float,
     residual: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `norm.layer_norm`. A float32 `residual` is updated in place."""
+    """A float32 `residual` is updated in place."""
     dtype = x.dtype if weight is None else weight.dtype
     h = torch.empty(x.shape, dtype=dtype, device=x.device)
     return h, _norm(x, residual, (weight, bias), (eps, 0.0, True), h)

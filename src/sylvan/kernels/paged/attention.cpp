@@ -17,7 +17,8 @@ template <class E> bool raw_scores(const Attention& op, const Room<E>& room) {
 }
 template <class E> float unit(const Attention& op, const Room<E>& room) { return raw_scores(op, room) ? op.scale * LOG2_E : 1.f; }
 
-struct Bias {  // of a vector's scores: `slope` for each token after the one at `own` of the chunk, none where that is 0
+// ALiBi of a vector's scores: `slope` per token after the one at `own` of the chunk; 0: none
+struct Bias {
     float slope;
     int own;
 };
@@ -34,8 +35,8 @@ template <class E> void finish_scores(const Attention& op, const Room<E>& room, 
     }
 }
 
-// Scores to weights of one vector, which sees tokens low .. high of the chunk. Blocks outside give zeros, and only the
-// blocks at the two ends need masks.
+// Softmax weights of one vector that sees tokens low .. high of the chunk. Blocks outside give
+// zeros; only the two end blocks need masks.
 template <class E> void soften(const Attention& op, Room<E>& room, int i, Span span, int low, int high, float slope, float* part) {
     float* score = room.score[i];
     auto* weight = room.weight[i];
@@ -54,7 +55,8 @@ template <class E> void soften(const Attention& op, Room<E>& room, int i, Span s
     for (int t = begin; t < end; t += LANES) {
         vf p = cut(exp2((load<vf>(score + t) - ms) * power), t, vf{});
         total += p;
-        put(weight + t, v_scale ? cut(p * load<vf>(v_scale + t), t, vf{}) : p);  // a stale scale may be anything
+        // a stale scale may be any value
+        put(weight + t, v_scale ? cut(p * load<vf>(v_scale + t), t, vf{}) : p);
     }
     for (int t = span.begin; t < begin; t += LANES) put(weight + t, vf{});
     for (int t = round_up(std::max(begin, end), LANES); t < round_up(span.end, 2 * LANES); t += LANES) put(weight + t, vf{});
@@ -86,7 +88,8 @@ void merge(float* to, const float* from, int64_t cols, float unit) {
         store(to + d, fma(load<vf>(to + d), splat(a), load<vf>(from + d) * b));
 }
 
-// Merges the chunks of a tile in order and writes its output rows. `chunk_parts(c)` gives the parts of chunk c.
+// Merges the chunks of a tile in order (online softmax) and writes its output rows.
+// `chunk_parts(c)` returns the parts of chunk c.
 template <class E, class F> void finish(const Attention& op, const Step& s, const Query& q, int kv_head, Room<E>& room, F&& chunk_parts) {
     typedef typename E::row T;
     Heads h(op.kv);
@@ -111,7 +114,8 @@ template <class E, class F> void finish(const Attention& op, const Step& s, cons
             total = total * scale + e[1];
         }
         T* out = at<T>(op.out, s) + q.row[i] * out_stride;
-        for (int d = 0; d < h.v_pad; d += LANES) {  // + 0: one sign of zero, however many masked zeros were added
+        // + 0: one sign of zero, however many masked zeros were added
+        for (int d = 0; d < h.v_pad; d += LANES) {
             T v[LANES];
             put(v, load<vf>(all + PART_HEAD + d) * (scale / total) + 0.f);
             memcpy(out + q.head[i] * h.v_dim + d, v, std::min(LANES, h.v_dim - d) * sizeof(T));

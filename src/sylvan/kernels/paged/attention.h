@@ -6,7 +6,8 @@
 constexpr float NOTHING = -1e30f;  // score of a token that is not seen
 constexpr int PART_HEAD = LANES;   // floats before the values of a part: maximum, sum, padding
 
-// What a chunk gives for one query vector: maximum of the scores, sum of the weights, weighted values.
+// Partial result of a chunk for one query vector (split-KV): maximum score, sum of weights,
+// weighted values.
 inline int64_t part_floats(const Heads& h) { return PART_HEAD + h.v_pad; }
 struct Part {
     float first;
@@ -54,7 +55,7 @@ template <class E> struct Room {  // scratch memory of a thread
     char* values;  // two rows of tokens a word, of one 32-token block
     Part *part, *all;
     T* wide;                  // keys or values of a chunk of int8 pages, or values that keys hold
-    float *k_scale, *v_scale;  // of its tokens; null where pages hold T
+    float *k_scale, *v_scale;  // scales of its tokens; null if pages hold T
 
     Room(const Attention& op, void* scratch) : stride(part_floats(Heads(op.kv))) {
         char* p = static_cast<char*>(scratch);
@@ -125,11 +126,11 @@ template <class E> struct Pages {  // the pages of one head in one chunk
                     for (int c = 0; c < e; c++)
                         for (int j = 0; j < e; j++) to[i * h.v_pad + (d + c) * e + j] = from[(i + j) * e + c];
         }
-        for (int t = span.end; t % e; t++)  // shares words with the newest token, and may be anything
+        for (int t = span.end; t % e; t++)  // shares words with the newest token; stale
             for (int64_t d = 0; d < h.v_pad; d++) room.wide[t / e * e * h.v_pad + d * e + t % e] = 0;
     }
-    // Where one row reads the pages alone they come from memory: ask for 64 tokens of K before they are needed, and for
-    // the V of those at hand. Rows that share pages find them in the cache.
+    // If one row reads the pages alone they come from memory: prefetch K 64 tokens ahead, and V of
+    // the current ones. Rows that share pages find them in the cache.
     void fetch(const Query& q, Span span, int t) const {
         if (h.small || h.shared || q.row[0] != q.row[q.count - 1]) return;
         for (int i = t == span.begin ? 0 : 64; i < 128 && t + i < span.end; i += LANES) fetch(keys(t + i), LANES * h.k_dim);
@@ -268,7 +269,8 @@ template <class E, int M, int N>
 void weigh(const Pages<E>& pages, Span span, const Room<E>& room, Part* part, int m, int d) {
     constexpr int e = E::ELEMENTS;
     vf acc[M][N] = {};
-    for (int t = span.low / LANES * LANES; t < span.end; t += LANES) {  // what is before has no weight, and may be no number
+    // earlier tokens have no weight, and may be NaN
+    for (int t = span.low / LANES * LANES; t < span.end; t += LANES) {
         int words = std::min(LANES / e, ceil_div(span.end - t, e));
         multiply<E, M, N>(acc, (const uint32_t*)(room.weight[m] + t), KV_CHUNK / e, (const uint32_t*)pages.vals(t) + d, LANES,
                           pages.h.v_pad, words, 0);

@@ -1,10 +1,11 @@
-// How keys and values lie in pages. A word of E::ELEMENTS numbers (two bf16, or one float32) is the unit of a dot product.
-// Pages of int8 hold levels in the same order, a byte each, and behind those of a head a float32 scale for each token.
-// K: [page][head][token / 16][word of columns][16][elements]; V: [page][head][token / elements][column][elements].
+// Layout of keys and values in pages. A word of E::ELEMENTS numbers (two bf16, or one float32) is
+// the unit of a dot product. int8 pages hold levels in the same order, one byte each, followed for
+// each head by a float32 scale per token. K: [page][head][token / 16][word of
+// columns][16][elements]; V: [page][head][token / elements][column][elements].
 #pragma once
 #include "../native/kernel.h"
 
-constexpr int KEY_PAD = 32, VALUE_PAD = 16;  // columns of a head are padded to so many
+constexpr int KEY_PAD = 32, VALUE_PAD = 16;  // columns of a head are padded to a multiple of these
 
 struct Heads {
     int hq, hkv, dim, v_dim, page;

@@ -13,7 +13,7 @@ from sylvan.kernels.api import HeadNorm, Rope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pages:
+class LayerKV:
     """Keys and values of a layer, and where each request's lie.
 
     `keys` (pages, page_size, K, H) and `values` (pages, page_size, K, V): bf16, fp16, fp32 or
@@ -57,7 +57,7 @@ class Rotary:
 class Cache:
     """Where keys and values of a step's tokens go: slot = page * page_size + offset.
 
-    `keys` and `values` as in `Pages`; fp8 numbers are values divided by the scale,
+    `keys` and `values` as in `LayerKV`; fp8 numbers are values divided by the scale,
     and saturate.
     """
 

@@ -3,7 +3,7 @@
 #include "pages.h"
 #include <cmath>
 
-struct Norm {  // of heads: `weight` null means none; over all heads at once where `scale` is set
+struct Norm {  // norm of heads: `weight` null: none; `scale` set: over all heads at once
     const float* weight;
     float eps, scale;
 };

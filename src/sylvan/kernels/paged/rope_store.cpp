@@ -4,7 +4,7 @@
 
 namespace {
 
-// Levels of a head, the largest at 127; the scale is no number where the head has one that is none.
+// Quantises a head to levels, the largest at 127; the scale is NaN if the head has a NaN.
 template <class T> float to_levels(const T* x, int cols, int8_t* levels) {
     vf top{}, odd{}, magic = splat(12582912.f);
     for (int i = 0; i < cols; i += LANES) {
@@ -38,7 +38,7 @@ template <class E> void store_key(typename E::row* to, int lane, const typename 
     for (int d = 0; d < cols; d += E::ELEMENTS) memcpy(to + d * LANES + lane * E::ELEMENTS, key + d, 4);
 }
 
-// Values of E::ELEMENTS tokens share words; another thread may be writing the other ones.
+// Values of E::ELEMENTS tokens share words; another thread may write the other tokens.
 template <class E> void store_value(typename E::row* to, int token, const typename E::row* value, int cols, int padded) {
     constexpr int e = E::ELEMENTS;
     int d = 0;
@@ -81,7 +81,8 @@ template <class E> void rope_store(const RopeStore& op, const Step& s, int64_t r
     }
     const int32_t* slots = op.kv.whole_text ? s.texts.slots : s.run->slots + int64_t(op.kv.table) * s.run->slot_step;
     int slot = slots[r], off = slot % h.page, page = slot / h.page;
-    // V is read in words of tokens: behind the newest token lies a stranger's old value, and 0 * NaN is NaN. Clear it.
+    // V is read in words of tokens: behind the newest token there is stale data of another request,
+    // and 0 * NaN is NaN. Clear it.
     const int32_t* starts = s.run->row_start;
     bool newest = e > 1 && off % e == 0 && std::binary_search(starts + 1, starts + s.run->seqs + 1, int32_t(r) + 1);
     for (int i = 0; i < h.hkv; i++, k_norm.weight += op.k_norm_whole ? h.dim : 0) {

@@ -14,7 +14,7 @@ import torch
 from sylvan.kernels.api import AttentionLayer
 from sylvan.kernels.gpu.launch import arch_of, launch
 from sylvan.kernels.gpu.tiles import Tile, ceil_div, power_of_two, tile
-from sylvan.kernels.paged.pages import Pages
+from sylvan.kernels.paged.pages import LayerKV
 from sylvan.kernels.paged.triton_decode import decode_kernel, merge_kernel
 from sylvan.kernels.paged.triton_extend import extend_kernel
 
@@ -35,7 +35,7 @@ class _Shape:
     shared: bool
 
     @staticmethod
-    def of(pages: Pages) -> _Shape:
+    def of(pages: LayerKV) -> _Shape:
         width, value = pages.keys.shape[-1], pages.values.shape[-1]
         main = max(_LEAST_COLUMNS, 1 << (width.bit_length() - 1))
         tail = 0 if main >= width else max(_LEAST_COLUMNS, power_of_two(width - main))
@@ -53,7 +53,7 @@ class _Shape:
 
 
 def decode(
-    q_RNH: torch.Tensor, pages: Pages, layer: AttentionLayer, out: torch.Tensor | None = None
+    q_RNH: torch.Tensor, pages: LayerKV, layer: AttentionLayer, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Attention of one query a request, its last token. Shape: (R, N, H) -> (R, N, V).
 
@@ -122,7 +122,7 @@ def decode(
 
 def extend(
     q_TNH: torch.Tensor,
-    pages: Pages,
+    pages: LayerKV,
     q_starts_R1: torch.Tensor,
     layer: AttentionLayer,
     out: torch.Tensor | None = None,
@@ -181,7 +181,7 @@ def _block(columns: int) -> int:
     return max(_LEAST_COLUMNS, power_of_two(columns))
 
 
-def _sizes(q: torch.Tensor, pages: Pages, layer: AttentionLayer, op: str) -> Tile:
+def _sizes(q: torch.Tensor, pages: LayerKV, layer: AttentionLayer, op: str) -> Tile:
     arch = arch_of(q)
     if _Shape.of(pages).shared:
         group = layer.num_heads // layer.num_kv_heads
@@ -196,13 +196,13 @@ def _rows(q: torch.Tensor) -> torch.Tensor:
     return q if dense else q.contiguous()
 
 
-def _strides(pages: Pages) -> tuple[int, ...]:
+def _strides(pages: LayerKV) -> tuple[int, ...]:
     keys, values = pages.keys, pages.values
     strides = (keys.stride(1), keys.stride(2), values.stride(1), values.stride(2))
     return (*strides, pages.table_SP.stride(0))
 
 
-def _constants(layer: AttentionLayer, pages: Pages, shape: _Shape) -> dict[str, object]:
+def _constants(layer: AttentionLayer, pages: LayerKV, shape: _Shape) -> dict[str, object]:
     return {
         "GROUP": layer.num_heads // layer.num_kv_heads,
         "KV_HEADS": layer.num_kv_heads,

@@ -20,7 +20,6 @@ def ragged_attention(
     starts: list[int],
     layer: AttentionLayer,
 ) -> torch.Tensor:
-    """See `ragged.ragged_attention`."""
     assert layer.softcap is None, "no encoder caps its scores"
     assert layer.sinks is None, "no encoder has sinks"
     out_TNH = q_TNH.new_empty(len(q_TNH), layer.num_heads, layer.value_dim)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from sylvan.kernels.api import TracedTensor, X
-from sylvan.kernels.gpu.choice import Choice
+from sylvan.kernels.gpu.choice import KernelDispatch
 from sylvan.kernels.rows import reference
 
 _MODULE = "sylvan.kernels.rows.triton_rows"
-_take_rows = Choice(reference.take_rows, _MODULE)
-_add = Choice(reference.add, _MODULE)
-_scale = Choice(reference.scale, _MODULE)
-_softcap = Choice(reference.softcap, _MODULE)
+_take_rows = KernelDispatch(reference.take_rows, _MODULE)
+_add = KernelDispatch(reference.add, _MODULE)
+_scale = KernelDispatch(reference.scale, _MODULE)
+_softcap = KernelDispatch(reference.softcap, _MODULE)
 
 
 def take_rows(x: X, rows: X) -> X:

@@ -6,20 +6,16 @@ import torch
 
 
 def take_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """See `rows.take_rows`."""
     return x[rows.long()]
 
 
 def add(a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-    """See `rows.add`."""
     return (a.float() + b.float() * scale).to(a.dtype)
 
 
 def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
-    """See `rows.scale`."""
     return (x.float() * factor).to(x.dtype)
 
 
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """See `rows.softcap`."""
     return ((x.float() / cap).tanh() * cap).to(x.dtype)

@@ -43,7 +43,6 @@ def _arithmetic_kernel(a_ptr, b_ptr, y_ptr, total, factor, KIND: tl.constexpr, B
 
 
 def take_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """See `rows.take_rows`."""
     return gather(x, rows, 1.0, x.dtype)
 
 
@@ -67,17 +66,14 @@ def gather(x: torch.Tensor, rows: torch.Tensor, factor: float, dtype: torch.dtyp
 
 
 def add(a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-    """See `rows.add`."""
     return _arithmetic(a, b, scale, "add")
 
 
 def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
-    """See `rows.scale`."""
     return _arithmetic(x, x, factor, "scale")
 
 
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """See `rows.softcap`."""
     return _arithmetic(x, x, cap, "softcap")
 
 

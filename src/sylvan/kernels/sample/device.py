@@ -11,7 +11,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class RowParams:
     """Parameters of the rows, tensors (R,) on the device of the logits.
 
     `greedy` bool; `temperature`, `top_p`, `min_p` float32; `top_k` int32, the vocabulary or more
@@ -29,7 +29,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edits:
+class LogitEdits:
     """What changes logits before a draw, in this order; each of the three parts may be absent.
 
     Penalties: `counts` float32 (C, V) of generated ids, the row of a request's counts or -1 in

@@ -1,7 +1,7 @@
 #include "draw.h"
 #include <algorithm>
 
-constexpr int BINS = 2048, BINS_OF_POWER = 16;  // of a power of two in (-126, 0]
+constexpr int BINS = 2048, BINS_OF_POWER = 16;  // per power of two in (-126, 0]
 
 double uniform(uint64_t seed, uint64_t sample, uint64_t position) {
     uint32_t c[4] = {uint32_t(position), uint32_t(position >> 32), uint32_t(sample), 0};
@@ -14,19 +14,19 @@ double uniform(uint64_t seed, uint64_t sample, uint64_t position) {
     return (double(c[0] >> 5) * 67108864.0 + double(c[1] >> 6)) / 9007199254740992.0;
 }
 
-Distribution::Distribution(const Known& known, Desk& desk) : known(known), desk(desk), scale(scale_of(known.temperature)) {
-    const Survey& s = known.survey;
+Distribution::Distribution(const RowLogits& known, SamplerScratch& scratch) : known(known), scratch(scratch), scale(scale_of(known.temperature)) {
+    const BlockStats& s = known.survey;
     vf tops = splat(-INFINITY);
     for (int i = 0; i < s.pieces; i += LANES) tops = max(tops, load<vf>(s.tops + i));
     top = largest(tops);
     if (!known.x) {
-        for (const Candidate& c : desk.kept) top = std::max(top, c.x);
-        for (Candidate& c : desk.kept) c.p = p(c.x);
+        for (const Candidate& c : scratch.kept) top = std::max(top, c.x);
+        for (Candidate& c : scratch.kept) c.p = p(c.x);
     }
-    desk.masses.resize(round_up(s.pieces, LANES));
+    scratch.masses.resize(round_up(s.pieces, LANES));
     for (int i = 0; i < s.pieces; i += LANES) {
         vf masses = load<vf>(s.sums + i) * weight(load<vf>(s.tops + i), top, scale);
-        store(desk.masses.data() + i, masses);
+        store(scratch.masses.data() + i, masses);
         total += double(sum(masses));
     }
 }
@@ -35,21 +35,21 @@ int Distribution::bin_of(const Candidate& c) const { return std::min(BINS - 1, i
 
 // Whole bins while they surely fit within the first k and the wanted mass; the bin where that ends is put in order.
 Cut Distribution::cut(int64_t k, double wanted) const {
-    desk.counts.assign(BINS, 0), desk.sums.assign(BINS, 0);
-    for (const Candidate& c : desk.found) {
+    scratch.counts.assign(BINS, 0), scratch.sums.assign(BINS, 0);
+    for (const Candidate& c : scratch.found) {
         int bin = bin_of(c);
-        desk.counts[bin]++, desk.sums[bin] += c.p;
+        scratch.counts[bin]++, scratch.sums[bin] += c.p;
     }
     int64_t count = 0;
     double before = 0;
     int bin = 0;
     for (; bin < BINS - 1; bin++) {
-        if (count + desk.counts[bin] >= k || !(before + desk.sums[bin] < wanted * (1 - 1e-9))) break;
-        count += desk.counts[bin], before += desk.sums[bin];
+        if (count + scratch.counts[bin] >= k || !(before + scratch.sums[bin] < wanted * (1 - 1e-9))) break;
+        count += scratch.counts[bin], before += scratch.sums[bin];
     }
-    auto& edge = desk.edge;
+    auto& edge = scratch.edge;
     edge.clear();
-    for (const Candidate& c : desk.found)
+    for (const Candidate& c : scratch.found)
         if (bin_of(c) == bin) edge.push_back(c);
     std::sort(edge.begin(), edge.end());
     Cut cut{bin, false, {}, before};
@@ -62,14 +62,14 @@ Cut Distribution::cut(int64_t k, double wanted) const {
 
 float Distribution::logit(int id) const {
     if (known.x) return known.as_it_is ? known.x[id] : cleaned(known.x[id]);
-    for (const Candidate& c : desk.kept)
+    for (const Candidate& c : scratch.kept)
         if (c.id == id) return c.x;
-    return -INFINITY;  // never: who asks for others keeps all
+    return -INFINITY;  // unreachable: other callers keep everything
 }
 
 int Distribution::likeliest() const {
-    if (!known.x) return std::min_element(desk.kept.begin(), desk.kept.end())->id;
-    const Survey& s = known.survey;
+    if (!known.x) return std::min_element(scratch.kept.begin(), scratch.kept.end())->id;
+    const BlockStats& s = known.survey;
     int piece = int(std::find(s.tops, s.tops + s.pieces, top) - s.tops), id = piece * PIECE;
     while (cleaned(known.x[id]) != top) id++;
     return id;
@@ -81,9 +81,9 @@ int Distribution::draw(double u, const Filter& filter) const {
 }
 
 int Distribution::draw_any(double u) const {
-    const float* masses = desk.masses.data();
+    const float* masses = scratch.masses.data();
     double target = u * total, before = 0;
-    int last = -1;  // the last group of pieces with a possible id: what rounding leaves over goes there
+    int last = -1;  // the last group of pieces with a possible id: receives the rounding remainder
     double before_last = 0;
     for (int i = 0; i < known.survey.pieces; i += LANES) {
         double after = before + double(sum(load<vf>(masses + i)));
@@ -94,14 +94,15 @@ int Distribution::draw_any(double u) const {
     return last < 0 ? -1 : draw_within(last, before_last, target);
 }
 
-// Of a group of pieces: where the running sum exceeds the target or, as rounding may have it, the last that is possible.
+// In a group of pieces: the id at which the running sum exceeds the target or, after rounding, the
+// last possible id.
 int Distribution::draw_within(int group, double before, double target) const {
     int found = -1;
     double start = before;
     for (int i = group; i < std::min(group + LANES, known.survey.pieces); i++) {
-        if (!(desk.masses[i] > 0)) continue;
+        if (!(scratch.masses[i] > 0)) continue;
         found = i, start = before;
-        if ((before += desk.masses[i]) > target) break;
+        if ((before += scratch.masses[i]) > target) break;
     }
     int id = -1;
     for (int i = found * PIECE, end = std::min(i + PIECE, known.n); found >= 0 && i < end && !(start > target); i += LANES) {
@@ -119,14 +120,14 @@ int Distribution::draw_within(int group, double before, double target) const {
 int Distribution::draw_kept(double u, const Filter& filter) const {
     bool of_total = filter.needs_total(known.n), of_first = filter.top_p < 1.f && !of_total;
     double wanted = of_total ? filter.top_p * total : INFINITY;
-    // ---- all that may be kept, and some more: first only what is likely, which is nearly always enough
+    // ---- candidates: first only the likely ids, which nearly always suffice
     float lowest = !of_first && filter.min_p > 0 ? std::max(LEAST_POWER, std::log2(filter.min_p) - .01f) : LEAST_POWER;
     for (float level : {-8.f, -12.f, -16.f, LEAST_POWER}) {
         float from = std::max(level, lowest);
         double mass = gather(from);
-        if (from == lowest || int64_t(desk.found.size()) >= filter.k || mass > wanted * (1 + 1e-6)) break;
+        if (from == lowest || int64_t(scratch.found.size()) >= filter.k || mass > wanted * (1 + 1e-6)) break;
     }
-    if (desk.found.empty()) return -1;
+    if (scratch.found.empty()) return -1;
     if (of_first) wanted = filter.top_p * cut(filter.k, INFINITY).mass;
     Cut kept = cut(filter.k, wanted);
     auto keeps = [&](const Candidate& c) {
@@ -134,10 +135,10 @@ int Distribution::draw_kept(double u, const Filter& filter) const {
         return c.p >= filter.min_p && (bin < kept.bin || (bin == kept.bin && kept.some && !(kept.last < c)));
     };  // the largest p is exactly 1
     double sum = 0;
-    for (const Candidate& c : desk.found) sum += keeps(c) ? c.p : 0;
+    for (const Candidate& c : scratch.found) sum += keeps(c) ? c.p : 0;
     double target = u * sum, before = 0;
     int id = -1;
-    for (const Candidate& c : desk.found) {
+    for (const Candidate& c : scratch.found) {
         if (!keeps(c)) continue;
         id = c.id;
         if ((before += c.p) > target) break;
@@ -145,8 +146,9 @@ int Distribution::draw_kept(double u, const Filter& filter) const {
     return id;
 }
 
-double Distribution::gather(float least) const {  // by rising id, those of at least such a power; returns their mass
-    auto& found = desk.found;
+// ids with at least this power, in rising order; returns their mass
+double Distribution::gather(float least) const {
+    auto& found = scratch.found;
     found.clear();
     double mass = 0;
     auto add = [&](vf x, uint32_t which, auto id_of) {
@@ -158,7 +160,7 @@ double Distribution::gather(float least) const {  // by rising id, those of at l
         });
     };
     if (!known.x) {
-        for (const Candidate& c : desk.kept) add(splat(c.x), 1, [&](int) { return c.id; });
+        for (const Candidate& c : scratch.kept) add(splat(c.x), 1, [&](int) { return c.id; });
         return mass;
     }
     vf low = splat(top + (least - .01f) / scale);  // a little below the border: it and powers are rounded
@@ -174,9 +176,9 @@ double Distribution::gather(float least) const {  // by rising id, those of at l
 }
 
 void Distribution::most_likely(int count, int32_t* ids, float* logprobs) const {
-    auto& heap = desk.found;  // the worst of the best in front
+    auto& heap = scratch.found;  // the worst of the best in front
     count = std::min(count, known.n);
-    if (!known.x) heap = desk.kept, std::make_heap(heap.begin(), heap.end());
+    if (!known.x) heap = scratch.kept, std::make_heap(heap.begin(), heap.end());
     else heap.clear();
     for (int piece = 0; known.x && piece < known.survey.pieces && count > 0; piece++) {
         bool full = int(heap.size()) == count;
@@ -192,7 +194,8 @@ void Distribution::most_likely(int count, int32_t* ids, float* logprobs) const {
     std::sort_heap(heap.begin(), heap.end());
     int found = std::min(count, int(heap.size()));
     for (int i = 0; i < found; i++) ids[i] = heap[i].id, logprobs[i] = logprob_of(heap[i].x);
-    for (int id = 0; found < count; id++) {  // too few that are possible were kept: the others are equals
+    // too few possible ids were kept: the rest are equal to the smallest
+    for (int id = 0; found < count; id++) {
         if (std::any_of(heap.begin(), heap.end(), [&](const Candidate& c) { return c.id == id; })) continue;
         ids[found] = id, logprobs[found++] = -INFINITY;
     }

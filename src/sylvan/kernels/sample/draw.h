@@ -1,5 +1,5 @@
-// Draws from one row, as sylvan.runtime.sampling defines it: from what is known of the row, be it all of its logits or only
-// the largest of them.
+// Draws from one row as sylvan.runtime.sampling defines it, from all of its logits or from only the
+// largest.
 #pragma once
 #include "survey.h"
 
@@ -9,30 +9,34 @@ struct Candidate {
     bool operator<(const Candidate& b) const { return x != b.x ? x > b.x : id < b.id; }  // the likelier first
 };
 
-struct Desk {  // memory that a thread keeps between rows
-    SurveyRoom survey;
+struct SamplerScratch {  // scratch memory of a thread, kept between rows
+    BlockStatsScratch survey;
     std::vector<float> masses;
     std::vector<Candidate> kept, found, edge;
     std::vector<int> counts;
     std::vector<double> sums;
 };
 
-struct Known {
-    const float* x;  // all logits; null: only those that lie on the desk as `kept`, by rising id
+struct RowLogits {
+    const float* x;  // all logits; null: only the `kept` ones in the scratch memory, by rising id
     int n;
-    Survey survey;   // without pieces: the total is not wanted
+    BlockStats survey;   // without pieces: the total is not wanted
     float temperature;
-    bool as_it_is = false;  // log probabilities of what is no number or infinite are none; else it is cleaned
+    // if the row has NaN or infinity, report no log probabilities; else clean it
+    bool as_it_is = false;
 };
 
 struct Filter {  // which ids are kept
     int64_t k;
     float top_p, min_p;
-    bool needs_total(int n) const { return top_p < 1.f && !(min_p > 0.f && k < n); }  // else of the first k's mass
+    // of the mass of the first k
+    bool needs_total(int n) const { return top_p < 1.f && !(min_p > 0.f && k < n); }
     bool keeps_all(int n) const { return k >= n && top_p >= 1.f && min_p <= 0.f; }
 };
 
-struct Cut {  // what of the candidates, ordered, is kept: all of the bins before `bin`, and of that one those up to `last`
+// which of the ordered candidates are kept: all bins before `bin`, and of that bin those up to
+// `last`
+struct Cut {
     int bin;
     bool some = false;
     Candidate last{};
@@ -41,7 +45,7 @@ struct Cut {  // what of the candidates, ordered, is kept: all of the bins befor
 
 class Distribution {  // p = exp((x - top) / temperature); sums run over pieces of ids, then over ids
   public:
-    Distribution(const Known& known, Desk& desk);
+    Distribution(const RowLogits& known, SamplerScratch& scratch);
 
     bool possible() const { return top > -INFINITY; }
     int likeliest() const;                               // the first of equals
@@ -50,8 +54,8 @@ class Distribution {  // p = exp((x - top) / temperature); sums run over pieces 
     void most_likely(int count, int32_t* ids, float* logprobs) const;  // equals by rising id
 
   private:
-    Known known;
-    Desk& desk;
+    RowLogits known;
+    SamplerScratch& scratch;
     float top = -INFINITY, scale;  // see survey.h
     double total = 0;
 
@@ -68,4 +72,5 @@ class Distribution {  // p = exp((x - top) / temperature); sums run over pieces 
     double gather(float least) const;
 };
 
-double uniform(uint64_t seed, uint64_t sample, uint64_t position);  // of [0, 1): Philox4x32-10, see runtime/sampling/philox.py
+// in [0, 1): Philox4x32-10, see runtime/sampling/philox.py
+double uniform(uint64_t seed, uint64_t sample, uint64_t position);

@@ -4,7 +4,8 @@
 namespace {
 
 constexpr int WORTH = 300;         // ids, at least, for each one kept: with fewer, whole rows are less work
-constexpr int CACHED = 8 << 20;    // bytes of whole rows that caches hold: they cost less than keeping and a survey at once
+// bytes of whole rows that fit the caches: below this, writing rows is cheaper
+constexpr int CACHED = 8 << 20;
 
 void keep_larger(Best& place, const float* x, int first, int cols) {
     std::atomic_ref<Best> best(place);
@@ -21,7 +22,7 @@ void keep_larger(Best& place, const float* x, int first, int cols) {
 
 // Keys of logits: unsigned numbers in the same order.
 vu keys_of(vf x) {
-    vi v = (vi)(x + 0.f);  // of two zeros one
+    vi v = (vi)(x + 0.f);  // maps both zeros to one
     return (vu)(v ^ (v >> 31 & 0x7fffffff)) ^ 0x80000000u;
 }
 
@@ -47,7 +48,7 @@ uint32_t keep_most(uint32_t* keys, int32_t* ids, int& n, int count) {
     int from = n, enough = count + count / 4;  // from: keys of `least` or more
     for (uint32_t bit = 1u << 31; bit && from > enough; bit >>= 1)
         if (int found = num_from(keys, n, least | bit); found >= count) least |= bit, from = found;
-    if (from > enough)  // equals, of which the first count
+    if (from > enough)  // equal logits: keep the first `count`
         for (int i = n - 1; i >= 0 && from > count; i--)
             if (keys[i] == least) keys[i] = 0, from--;
     int to = 0;
@@ -74,23 +75,23 @@ int append(uint32_t* keys, int32_t* ids, vf x, int first, uint32_t which) {
 
 }  // namespace
 
-Wish wish_of(const Sample& s, int row, int threads) {
+RowNeeds wish_of(const Sample& s, int row, int threads) {
     const SampleSlots& t = *s.params;
     int slot = s.slots[row];
     bool stops = t.num_stops[slot] && s.positions[row] < t.min_position[slot], told = s.logprobs.own && t.has_logprobs[slot];
     bool changed = t.has_penalty[slot] || stops || t.num_bias[slot] || (s.mask_of && s.mask_of[row] >= 0);
-    if (changed || (told && t.num_chosen[slot])) return {Wish::WHOLE, false, 0};
+    if (changed || (told && t.num_chosen[slot])) return {RowNeeds::WHOLE, false, 0};
     int64_t count = t.greedy[slot] ? 1 : std::min<int64_t>(t.top_k[slot], s.vocab);
-    if (count == 1 && !told) return {Wish::LARGEST, false, 1};
+    if (count == 1 && !told) return {RowNeeds::LARGEST, false, 1};
     if (told) count = std::max<int64_t>(count, std::min(t.top[slot], s.vocab));
     Filter filter{t.top_k[slot], t.top_p[slot], t.min_p[slot]};
     bool total = told || (!t.greedy[slot] && filter.needs_total(s.vocab));
-    bool large = int64_t(Gather::list_room(int(count))) * threads * 2 > s.vocab;  // two words an entry, one a logit
-    if (count * WORTH > s.vocab || large || (total && int64_t(s.rows) * s.vocab * 4 < CACHED)) return {Wish::WHOLE, false, 0};
-    return {Wish::KEPT, total, int32_t(count)};
+    bool large = int64_t(LogitsCollector::list_room(int(count))) * threads * 2 > s.vocab;  // two words an entry, one a logit
+    if (count * WORTH > s.vocab || large || (total && int64_t(s.rows) * s.vocab * 4 < CACHED)) return {RowNeeds::WHOLE, false, 0};
+    return {RowNeeds::KEPT, total, int32_t(count)};
 }
 
-bool Gather::begin(const Sample& sample, int num_threads) {
+bool LogitsCollector::begin(const Sample& sample, int num_threads) {
     vocab = sample.vocab, threads = num_threads, num_surveys = 0;
     wishes.resize(sample.rows), scales.resize(sample.rows), places.resize(sample.rows), listed.resize(sample.rows);
     entries.resize(sample.rows);
@@ -99,13 +100,13 @@ bool Gather::begin(const Sample& sample, int num_threads) {
     int64_t all = 0;
     bool wanted = false;
     for (int row = 0; row < sample.rows; row++) {
-        Wish& w = wishes[row] = wish_of(sample, row, threads);
+        RowNeeds& w = wishes[row] = wish_of(sample, row, threads);
         scales[row] = scale_of(sample.params->temperature[sample.slots[row]]);
-        wanted |= w.kind != Wish::WHOLE;
+        wanted |= w.kind != RowNeeds::WHOLE;
         places[row] = w.total ? num_surveys++ : -1;
-        listed[row] = w.kind == Wish::KEPT ? lists_wanted++ : -1;
+        listed[row] = w.kind == RowNeeds::KEPT ? lists_wanted++ : -1;
         entries[row] = all;
-        if (w.kind == Wish::KEPT) all += int64_t(list_room(w.count)) * threads;
+        if (w.kind == RowNeeds::KEPT) all += int64_t(list_room(w.count)) * threads;
     }
     lists.assign(int64_t(lists_wanted) * threads, {-INFINITY, 0});
     if (int64_t(keys.size()) < all) keys.clear(), keys.resize(all), ids.clear(), ids.resize(all);
@@ -114,20 +115,20 @@ bool Gather::begin(const Sample& sample, int num_threads) {
     return wanted;
 }
 
-void Gather::take(int row, float* x, int first, int cols, int thread) {
+void LogitsCollector::take(int row, float* x, int first, int cols, int thread) {
     if (first >= vocab) return;
     for (int i = std::max(0, vocab - first); i < cols; i++) x[i] = -INFINITY;
-    if (wishes[row].kind == Wish::LARGEST) keep_larger(bests[row], x, first, cols);
+    if (wishes[row].kind == RowNeeds::LARGEST) keep_larger(bests[row], x, first, cols);
     if (places[row] >= 0) look(row, x, first, cols);
     if (listed[row] >= 0) keep(row, x, first, cols, thread);
 }
 
-void Gather::look(int row, const float* x, int first, int cols) {
+void LogitsCollector::look(int row, const float* x, int first, int cols) {
     int64_t to = int64_t(first / PIECE) * room + places[row];
     survey_piece(x, cols, scales[row], tops[to], sums[to]);
 }
 
-void Gather::keep(int row, const float* x, int first, int cols, int thread) {
+void LogitsCollector::keep(int row, const float* x, int first, int cols, int thread) {
     List& list = lists[list_of(row, thread)];
     uint32_t* my_keys = keys.data() + entry_of(row, thread);
     int32_t* my_ids = ids.data() + entry_of(row, thread);
@@ -143,18 +144,18 @@ void Gather::keep(int row, const float* x, int first, int cols, int thread) {
     list.count = count;
 }
 
-Survey Gather::survey(int row, Desk& desk) const {
+BlockStats LogitsCollector::survey(int row, SamplerScratch& scratch) const {
     if (places[row] < 0) return {};
-    Survey mine = desk.survey.empty(vocab);
+    BlockStats mine = scratch.survey.empty(vocab);
     for (int i = 0; i < mine.pieces; i++) {
         int64_t from = int64_t(i) * room + places[row];
-        desk.survey.tops[i] = tops[from], desk.survey.sums[i] = sums[from];
+        scratch.survey.tops[i] = tops[from], scratch.survey.sums[i] = sums[from];
     }
     return mine;
 }
 
-void Gather::kept(int row, Desk& desk) const {
-    auto& all = desk.kept;
+void LogitsCollector::kept(int row, SamplerScratch& scratch) const {
+    auto& all = scratch.kept;
     all.clear();
     for (int t = 0; t < threads; t++) {
         int64_t at = entry_of(row, t);

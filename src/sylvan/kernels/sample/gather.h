@@ -9,51 +9,51 @@
 #include "sample.h"
 #include <atomic>
 
-struct Wish {
-    // WHOLE: all logits, for they are changed before they are sampled, or any of them may be drawn or asked for
-    // KEPT: the `count` largest suffice, and a survey of all if the total is wanted
-    // LARGEST: the first of the largest suffices
+struct RowNeeds {
+    // WHOLE: all logits are needed, because they are edited before sampling or any of them may be
+    // drawn or reported. KEPT: the `count` largest suffice, plus block statistics if the total is
+    // needed. LARGEST: the first of the largest suffices.
     enum Kind : uint8_t { WHOLE, KEPT, LARGEST } kind;
     bool total;
     int32_t count;
 };
-Wish wish_of(const Sample& sample, int row, int threads);
+RowNeeds wish_of(const Sample& sample, int row, int threads);
 
 struct alignas(8) Best {  // the largest logit of a row so far and where it is, the first of equals; NaN never is
     float value;
-    int32_t id;  // or NO_LOGIT: nothing above minus infinity yet
+    int32_t id;  // or NO_LOGIT: no logit above minus infinity yet
 };
 constexpr int32_t NO_LOGIT = INT32_MAX;
 
-class Gather {
+class LogitsCollector {
   public:
     bool begin(const Sample& sample, int threads);  // whether it wants anything of any row
-    bool writes(int row) const { return wishes[row].kind == Wish::WHOLE; }
+    bool writes(int row) const { return wishes[row].kind == RowNeeds::WHOLE; }
 
-    // Columns first .. first + cols of a row, at most a piece, of which those beyond the vocabulary are overwritten; a whole
-    // piece if any row wants a survey. Any thread may bring any, each those of a row by rising id: what is known in the end
-    // does not depend on who brought what.
+    // Takes columns first .. first + cols of a row, at most one piece; overwrites those beyond the
+    // vocabulary. A whole piece if any row wants statistics. Any thread may bring any piece, each
+    // by rising id; the result is independent of the thread assignment.
     bool surveys() const { return num_surveys > 0; }
     void take(int row, float* x, int first, int cols, int thread);
 
-    // After the last column. What was kept goes to the desk, by rising id.
-    const Wish& wish(int row) const { return wishes[row]; }
+    // Called after the last column. Moves the kept logits to the scratch memory, by rising id.
+    const RowNeeds& wish(int row) const { return wishes[row]; }
     const Best& best(int row) const { return bests[row]; }
-    Survey survey(int row, Desk& desk) const;
-    void kept(int row, Desk& desk) const;
+    BlockStats survey(int row, SamplerScratch& scratch) const;
+    void kept(int row, SamplerScratch& scratch) const;
 
   private:
     struct alignas(64) List {  // a line of its own: threads write theirs at the same time
-        float bar;             // what is below it is not among the largest
+        float bar;             // lower logits are not among the largest
         int32_t count;         // entries, by rising id
     };
 
     int vocab = 0, threads = 0, num_surveys = 0;
     int room = 0;                   // for surveys
-    std::vector<Wish> wishes;       // of each row
-    std::vector<float> scales;      // of its temperature
-    std::vector<int> places;        // of its survey
-    std::vector<int> listed;        // of its lists
+    std::vector<RowNeeds> wishes;       // by row
+    std::vector<float> scales;      // of its temperature, by row
+    std::vector<int> places;        // of its statistics, by row
+    std::vector<int> listed;        // of its lists, by row
     std::vector<int64_t> entries;   // before its own
     std::vector<Best> bests;
     std::vector<float> tops, sums;  // [pieces][room]: threads bring neighbouring pieces at the same time
@@ -66,5 +66,5 @@ class Gather {
     int64_t list_of(int row, int thread) const { return int64_t(listed[row]) * threads + thread; }
     int64_t entry_of(int row, int thread) const { return entries[row] + int64_t(thread) * list_room(wishes[row].count); }
     static int list_room(int count) { return round_up(2 * count, LANES) + PIECE + LANES; }  // before the largest are selected
-    friend Wish wish_of(const Sample& sample, int row, int threads);
+    friend RowNeeds wish_of(const Sample& sample, int row, int threads);
 };

@@ -1,5 +1,6 @@
-// From final logits to one token a row. The definition is that of sylvan.runtime.sampling; rows are independent, and each
-// is done by one thread in a fixed order, so that a draw depends on its own logits and parameters only.
+// Samples one token per row from final logits. The definition is that of sylvan.runtime.sampling.
+// Rows are independent, and one thread processes a row in a fixed order, so a draw depends only on
+// its own logits and parameters.
 #include "sample.h"
 #include "../native/pool.h"
 #include "gather.h"
@@ -33,8 +34,8 @@ void write_logprobs(const Distribution& from, int n, int id, int top, const int3
 
 class Row {
   public:
-    Row(const Sample& s, int row, Desk& desk)
-        : s(s), t(*s.params), row(row), slot(s.slots[row]), n(s.vocab), x(s.logits + row * s.stride), desk(desk) {}
+    Row(const Sample& s, int row, SamplerScratch& scratch)
+        : s(s), t(*s.params), row(row), slot(s.slots[row]), n(s.vocab), x(s.logits + row * s.stride), scratch(scratch) {}
 
     void sample() {
         change();
@@ -42,16 +43,16 @@ class Row {
             int best = largest_logit(x, n);
             return choose(best, x[best] > -INFINITY);
         }
-        choose_from({x, n, desk.survey.of(x, n, t.temperature[slot]), t.temperature[slot]});
+        choose_from({x, n, scratch.survey.of(x, n, t.temperature[slot]), t.temperature[slot]});
     }
 
-    void sample(const Gather& gather) {
-        const Wish& wish = gather.wish(row);
-        if (wish.kind == Wish::WHOLE) return sample();
+    void sample(const LogitsCollector& gather) {
+        const RowNeeds& wish = gather.wish(row);
+        if (wish.kind == RowNeeds::WHOLE) return sample();
         const Best& best = gather.best(row);
-        if (wish.kind == Wish::LARGEST) return choose(best.id, best.id != NO_LOGIT);
-        gather.kept(row, desk);
-        choose_from({nullptr, n, gather.survey(row, desk), t.temperature[slot]});
+        if (wish.kind == RowNeeds::LARGEST) return choose(best.id, best.id != NO_LOGIT);
+        gather.kept(row, scratch);
+        choose_from({nullptr, n, gather.survey(row, scratch), t.temperature[slot]});
     }
 
   private:
@@ -59,15 +60,15 @@ class Row {
     const SampleSlots& t;
     int row, slot, n;
     float* x;
-    Desk& desk;
+    SamplerScratch& scratch;
 
     template <class T> const T* list(const int64_t* addresses) const { return reinterpret_cast<const T*>(addresses[slot]); }
     bool told() const { return s.logprobs.own && t.has_logprobs[slot]; }
 
     void choose(int id, bool possible) { s.ids[row] = possible ? id : 0, s.failed[row] = !possible; }
 
-    void choose_from(const Known& known) {
-        Distribution from(known, desk);
+    void choose_from(const RowLogits& known) {
+        Distribution from(known, scratch);
         if (!from.possible()) return choose(0, false);
         int id = t.greedy[slot] ? from.likeliest() : from.draw(uniform(t.seed[slot], t.sample[slot], s.positions[row]), filter());
         choose(id, true);
@@ -111,17 +112,17 @@ struct Drawing {
 };
 
 struct Telling {
-    const Given* given;
+    const ForcedTokens* given;
     std::atomic<int> next;
 };
 
 void tell_rows(void* arg, int) {
     auto& d = *static_cast<Telling*>(arg);
-    const Given& g = *d.given;
-    thread_local Desk desk;
+    const ForcedTokens& g = *d.given;
+    thread_local SamplerScratch scratch;
     for (int r; (r = d.next.fetch_add(1, std::memory_order_relaxed)) < g.rows;) {
         const float* x = g.logits + r * g.stride;
-        Distribution from({x, g.vocab, desk.survey.of(x, g.vocab, 1.f), 1.f, true}, desk);
+        Distribution from({x, g.vocab, scratch.survey.of(x, g.vocab, 1.f), 1.f, true}, scratch);
         write_logprobs(from, g.vocab, g.ids[r], g.top, g.chosen_ids, g.num_chosen, g.logprobs, r);
     }
 }
@@ -135,10 +136,10 @@ void run_rows(void (*job)(void*, int), void* arg, int rows) {
 
 }  // namespace
 
-void sample_rows(const Sample& sample, std::atomic<int>& next, const Gather* gather) {
-    thread_local Desk desk;
+void sample_rows(const Sample& sample, std::atomic<int>& next, const LogitsCollector* gather) {
+    thread_local SamplerScratch scratch;
     for (int r; (r = next.fetch_add(1, std::memory_order_relaxed)) < sample.rows;) {
-        Row mine(sample, r, desk);
+        Row mine(sample, r, scratch);
         if (gather) mine.sample(*gather);
         else mine.sample();
     }
@@ -146,7 +147,7 @@ void sample_rows(const Sample& sample, std::atomic<int>& next, const Gather* gat
 
 int count_failed(const Sample& sample) { return int(std::count(sample.failed, sample.failed + sample.rows, 1)); }
 
-SYLVAN_API int sylvan_sample(const Sample* sample) {  // how many rows failed
+SYLVAN_API int sylvan_sample(const Sample* sample) {  // returns the number of failed rows
     Drawing d{sample, 0};
     run_rows([](void* arg, int) {
         auto& mine = *static_cast<Drawing*>(arg);
@@ -155,7 +156,7 @@ SYLVAN_API int sylvan_sample(const Sample* sample) {  // how many rows failed
     return count_failed(*sample);
 }
 
-SYLVAN_API void sylvan_logprobs(const Given* given) {
+SYLVAN_API void sylvan_logprobs(const ForcedTokens* given) {
     Telling d{given, 0};
     run_rows(tell_rows, &d, given->rows);
 }

@@ -4,13 +4,14 @@
 #include <atomic>
 #include <cstdint>
 
-struct SampleSlots {  // parameters of requests: arrays over request slots, written when requests come and go
+// parameters of requests: arrays over request slots, written when requests join and leave
+struct SampleSlots {
     const uint8_t* greedy;
     const float* temperature;
     const int64_t* top_k;      // at least 1; the vocabulary or more means all
     const float *top_p, *min_p, *frequency, *presence, *repetition;
     const int64_t *seed, *sample;
-    const int64_t* min_position;  // before it no stop token may come
+    const int64_t* min_position;  // no stop token may be sampled before it
     const uint8_t* has_penalty;
     const int64_t* counts_row;    // row of `counts`, of slots that have a penalty
     const int64_t *stops, *bias_ids, *bias, *chosen_ids;  // addresses of lists, of these lengths:
@@ -31,7 +32,7 @@ struct Logprobs {  // results for the rows that want some
 struct Sample {
     int32_t rows, vocab;
     int64_t stride;               // floats from row to row
-    float* logits;                // rows that are changed first are overwritten; those a head knows enough of hold nothing
+    float* logits;                // edited in place; rows already reduced in the head are undefined
     const SampleSlots* params;
     const int32_t* slots;         // [rows]
     const int32_t* positions;     // [rows] of the tokens that are sampled
@@ -40,10 +41,10 @@ struct Sample {
     int64_t mask_stride;
     int32_t* ids;                 // results
     uint8_t* failed;              // no token was possible
-    Logprobs logprobs;            // `own` null: nobody wants any
+    Logprobs logprobs;            // `own` null: no row wants log probabilities
 };
 
-struct Given {  // tokens that are there already
+struct ForcedTokens {  // tokens that are there already
     int32_t rows, vocab;
     int64_t stride;
     const float* logits;
@@ -53,8 +54,9 @@ struct Given {  // tokens that are there already
     Logprobs logprobs;
 };
 
-class Gather;  // what is known of rows that may not have been written
+class LogitsCollector;  // logits collected in the head, for rows that may not have been written
 
-// Takes rows until none is left; any number of threads may do so at once. Without `gather` all logits were written.
-void sample_rows(const Sample& sample, std::atomic<int>& next, const Gather* gather = nullptr);
+// Processes rows until none is left; any number of threads may call it concurrently. Without
+// `gather`, all logits were written.
+void sample_rows(const Sample& sample, std::atomic<int>& next, const LogitsCollector* gather = nullptr);
 int count_failed(const Sample& sample);

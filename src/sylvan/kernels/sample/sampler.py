@@ -9,7 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sylvan.kernels.native.library import Library
-from sylvan.kernels.native.sampling import SLOT_ARRAYS, Given, Logprobs, Sample, SampleSlots
+from sylvan.kernels.native.sampling import (
+    SLOT_ARRAYS,
+    ForcedTokens,
+    Logprobs,
+    SampleRows,
+    SampleSlots,
+)
 from sylvan.protocol.arrays import FloatArray, IntArray
 
 
@@ -59,7 +65,7 @@ class SampleCall:
         self.failed: NDArray[np.uint8] = np.zeros(max_rows, np.uint8)
         self._mask_of: IntArray = np.zeros(max_rows, np.int32)
         self._masks: IntArray | None = None
-        self.struct = Sample(
+        self.struct = SampleRows(
             vocab=vocab_size,
             slots=self.slots.ctypes.data,
             positions=self.positions.ctypes.data,
@@ -120,7 +126,7 @@ def logprobs_of(
     ids = np.ascontiguousarray(token_ids, np.int32)
     chosen = np.array(chosen_ids, np.int32)
     found = LogprobRows(rows, alternatives, len(chosen))
-    given = Given(
+    given = ForcedTokens(
         rows=rows,
         vocab=vocab,
         stride=logits.strides[0] // 4,

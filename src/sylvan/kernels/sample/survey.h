@@ -1,6 +1,7 @@
-// A row of logits in short: of every piece of 256 ids the largest logit, and the sum of exp((x - largest) / temperature). The
-// largest logit of the row and the total of its probabilities follow from those, and which pieces are worth another look.
-// Whoever has a piece at hand may survey it: the pieces, and so every sum, are the same in each of those places.
+// Statistics of a row of logits: for every piece of 256 ids the largest logit, and the sum of
+// exp((x - largest) / temperature). They yield the largest logit and the total probability of the
+// row, and show which pieces need another look. Every caller uses the same pieces, so the sums are
+// the same everywhere.
 #pragma once
 #include "../native/kernel.h"
 #include <cfloat>
@@ -9,7 +10,7 @@
 
 constexpr int PIECE = 16 * LANES;  // the widest tile of a linear layer
 
-struct Survey {
+struct BlockStats {
     const float *tops = nullptr, *sums = nullptr;  // [pieces], up to a multiple of LANES: minus infinity and 0 beyond
     int pieces = 0;                                // 0: there was none
 };
@@ -29,14 +30,14 @@ static inline vf cleaned(vf v) {  // NaN can never win; infinities become the la
 static inline vf cleaned(const float* x, int i, int n) { return cleaned(part(x, i, n, -INFINITY)); }
 static inline float cleaned(float x) { return x == x ? std::min(x, FLT_MAX) : -INFINITY; }
 
-// By a temperature: probabilities are powers of two of differences over `scale`.
+// Division by the temperature: probabilities are powers of two of differences over `scale`.
 static inline float scale_of(float temperature) { return float(1.4426950408889634 / temperature); }
 constexpr float LEAST_POWER = -126.f;  // the power below which a probability counts as 0
 static inline vf power(vf x, float top, float scale) { return (x - top) * scale; }  // rises with x, as its power of two may not
 static inline vf weight_of(vf power) { return select(power > LEAST_POWER, exp2(power), vf{}); }
 static inline vf weight(vf x, float top, float scale) { return weight_of(power(x, top, scale)); }  // 1 at `top`, 0 for NaN
 
-// Of n ids, at most a piece; where none is possible the sum is 0.
+// Of n ids, at most one piece; the sum is 0 if none is possible.
 static inline void survey_piece(const float* x, int n, float scale, float& top, float& total) {
     vf tops = splat(-INFINITY), sums{};
     int whole = n / LANES * LANES;
@@ -52,17 +53,17 @@ static inline void survey_piece(const float* x, int n, float scale, float& top, 
     total = sum(sums);
 }
 
-struct SurveyRoom {  // memory for one row after the other
+struct BlockStatsScratch {  // scratch memory, reused row by row
     std::vector<float> tops, sums;
 
-    Survey of(const float* x, int n, float temperature) {
-        Survey made = empty(n);
+    BlockStats of(const float* x, int n, float temperature) {
+        BlockStats made = empty(n);
         float scale = scale_of(temperature);
         for (int i = 0; i < made.pieces; i++)
             survey_piece(x + i * PIECE, std::min(PIECE, n - i * PIECE), scale, tops[i], sums[i]);
         return made;
     }
-    Survey empty(int n) {
+    BlockStats empty(int n) {
         int pieces = pieces_of(n), room = round_up(pieces, LANES);
         tops.assign(room, -INFINITY), sums.assign(room, 0.f);
         return {tops.data(), sums.data(), pieces};

@@ -21,7 +21,7 @@ import triton.language as tl
 
 from sylvan.kernels.gpu.launch import arch_of, launch
 from sylvan.kernels.gpu.tiles import ceil_div, power_of_two
-from sylvan.kernels.sample.device import Drawn, Edits, Rows
+from sylvan.kernels.sample.device import Drawn, LogitEdits, RowParams
 from sylvan.kernels.sample.triton_draw import draw_kernel
 from sylvan.kernels.sample.triton_narrow import bracket_kernel, gather_kernel, narrow_kernel
 from sylvan.kernels.sample.triton_parts import parts_kernel
@@ -75,7 +75,7 @@ def _entries_kernel(logits_ptr, row_ptr, id_ptr, value_ptr, count, stride, BLOCK
     tl.atomic_add(logits_ptr + at, value, mask=inside)
 
 
-def edit(logits_RV: torch.Tensor, edits: Edits) -> None:
+def edit(logits_RV: torch.Tensor, edits: LogitEdits) -> None:
     """Change logits in place: penalties, then what is allowed, then bias; the contract's order."""
     assert logits_RV.dtype == torch.float32
     assert logits_RV.stride(1) == 1
@@ -180,7 +180,7 @@ def _but(cut: dict[str, int], *names: str) -> dict[str, int]:
     return {name: value for name, value in cut.items() if name not in names}
 
 
-def _first_pass(logits_RV: torch.Tensor, rows: Rows, cut: dict[str, int]) -> _Parts:
+def _first_pass(logits_RV: torch.Tensor, rows: RowParams, cut: dict[str, int]) -> _Parts:
     count, vocab = logits_RV.shape
     parts = (count, cut["PARTS"])
     blocks = (count, cut["PARTS"] * cut["BLOCKS"])
@@ -205,7 +205,7 @@ def _first_pass(logits_RV: torch.Tensor, rows: Rows, cut: dict[str, int]) -> _Pa
 
 
 def _find(
-    logits_RV: torch.Tensor, rows: Rows, parts: _Parts, sizes: _Sizes, cut: dict[str, int]
+    logits_RV: torch.Tensor, rows: RowParams, parts: _Parts, sizes: _Sizes, cut: dict[str, int]
 ) -> _Found:
     """What can matter of rows with filters; nothing of others."""
     count, vocab = logits_RV.shape
@@ -278,7 +278,7 @@ def _find(
     return _Found(mode, level, inside, over, over_mass, slots)
 
 
-def draw(logits_RV: torch.Tensor, rows: Rows, *, filtered: bool = True) -> Drawn:
+def draw(logits_RV: torch.Tensor, rows: RowParams, *, filtered: bool = True) -> Drawn:
     """Draw one id a row from float32 logits that are final but for temperature.
 
     The definition, and so the result, is that of `sylvan.runtime.sampling.draw`. `filtered` False

@@ -75,14 +75,11 @@ class TorchScans:
         *,
         silu: bool = False,
     ) -> torch.Tensor:
-        """See `Scans.conv`."""
         out_TC = short_conv(x_TC, weight_CK, bias_C, state_SKC, spans).to(x_TC.dtype)
         return F.silu(out_TC) if silu else out_TC
 
     def space(self, inputs: SpaceInputs, state_SHPN: torch.Tensor, spans: Spans) -> torch.Tensor:
-        """See `Scans.space`."""
         return space_scan(inputs, state_SHPN, spans)
 
     def delta(self, inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans) -> torch.Tensor:
-        """See `Scans.delta`."""
         return delta_scan(inputs, state_SHKV, spans)

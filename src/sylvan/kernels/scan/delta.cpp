@@ -1,10 +1,11 @@
-// Gated delta rule: a memory S of values by keys decays by exp(g); then S += k (v - S k) beta, and S q comes out. Queries and keys
-// are made unit vectors first, and queries divided by the root of their length.
+// Gated delta rule: a memory S (values x keys) decays by exp(g); then S += k (v - S k) beta, and
+// the output is S q. Queries and keys are normalised first, and queries divided by the root of
+// their length.
 #include "scan.h"
 
 namespace {
 
-// Sums over keys run in four chains, whose number is part of the bits; how many columns a tile has is not.
+// Sums over keys use four chains; that number determines the bits, the columns of a tile do not.
 constexpr int DELTA_CHAINS = 4, DELTA_VECTORS = REGISTER == 64 ? 2 : 1, DELTA_COLS = DELTA_VECTORS * LANES;
 
 int delta_tiles(const DeltaScan& op, const Step& s) { return s.run->seqs * op.num_heads * ceil_div(op.value_dim, DELTA_COLS); }

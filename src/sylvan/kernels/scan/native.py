@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from sylvan.kernels.api import Unsupported
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.graph import Graph, ProgramLimits
 from sylvan.kernels.native.layout import plan_memory
 from sylvan.kernels.native.library import Library
@@ -33,7 +33,7 @@ _DTYPES: Mapping[torch.dtype, RowType] = {torch.bfloat16: "bf16", torch.float32:
 class _Arrays:
     """A step's rows and slots as kernels read them."""
 
-    run: Run
+    run: StepRun
     kept: tuple[np.ndarray, ...]  # which `run` and `places` point at
     places: tuple[int, int, int]  # slots, first saves, saves
 
@@ -67,7 +67,7 @@ class NativeScans:
         *,
         silu: bool = False,
     ) -> torch.Tensor:
-        """See `Scans.conv`. Shape: (T, C)."""
+        """Shape: (T, C)."""
         x_TC = _rows(x_TC.to(self._dtype))
         channels, taps = weight_CK.shape
         if taps > _MOST_TAPS:
@@ -87,7 +87,7 @@ class NativeScans:
         return out_TC
 
     def space(self, inputs: SpaceInputs, state_SHPN: torch.Tensor, spans: Spans) -> torch.Tensor:
-        """See `Scans.space`. Shape: (T, H, P), float32."""
+        """Shape: (T, H, P), float32."""
         heads, width, states = state_SHPN.shape[1:]
         if states > _MOST_STATES:
             raise Unsupported(f"{states} numbers of state a channel")
@@ -119,7 +119,7 @@ class NativeScans:
         return out_THP
 
     def delta(self, inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans) -> torch.Tensor:
-        """See `Scans.delta`. Shape: (T, H, V), float32."""
+        """Shape: (T, H, V), float32."""
         heads, keys, values = state_SHKV.shape[1:]
         if keys > _MOST_STATES:
             raise Unsupported(f"keys of {keys} numbers")
@@ -195,7 +195,7 @@ def _arrays(spans: Spans) -> _Arrays:
     first = np.searchsorted(saves[:, 0], np.arange(len(slots) + 1)).astype(np.int32)
     saved = np.ascontiguousarray(saves[:, 1:])
     lens = np.zeros(max(1, len(slots)), np.int32)  # of keys and values, of which there are none
-    run = Run(
+    run = StepRun(
         tokens=int(starts[-1]),
         seqs=len(slots),
         row_start=starts.ctypes.data,

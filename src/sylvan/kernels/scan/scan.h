@@ -1,5 +1,6 @@
-// Recurrences over the rows of each request. A tile goes through all rows of a request, one after the other, with a block of its
-// state in scratch memory; so the bits of a row depend on the rows before it only, however they were cut into steps.
+// Recurrences over the rows of each request. A tile walks all rows of a request in order with a
+// block of its state in scratch memory, so the bits of a row depend only on the rows before it,
+// however they were cut into steps.
 #pragma once
 #include "../native/kernel.h"
 #include <cmath>
@@ -15,7 +16,8 @@ static inline Span span(const StateSlots& slots, const Step& s, int seq) {
     return {start[0], start[1] - start[0], at(slots.slots, s)[seq], saves[0], saves[1]};
 }
 
-// Calls row(i) for all rows of a span, and keep(slot) where a copy of the state is wanted, at last where it lives.
+// Calls row(i) for all rows of a span, and keep(slot) where a copy of the state is saved, and
+// finally in its own slot.
 template <class Row, class Keep>
 static inline void walk(const StateSlots& slots, const Step& s, const Span& span, Row&& row, Keep&& keep) {
     const int32_t* saves = at(slots.saves, s);

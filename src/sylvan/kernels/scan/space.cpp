@@ -1,5 +1,5 @@
-// Selective state spaces: of each channel, h = exp(dt A) h + dt x B, and C . h + D x comes out.
-// A is negative.
+// Selective state spaces: per channel, h = exp(dt A) h + dt x B; the output is C . h + D x. A is
+// negative.
 #include "scan.h"
 
 namespace {

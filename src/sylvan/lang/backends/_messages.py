@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-from sylvan.lang.context import Context
+from sylvan.lang.context import StateContext
 from sylvan.lang.errors import MissingExtraError
 from sylvan.lang.sampling import GenParams
 
@@ -25,7 +25,7 @@ def load_sdk(module: str, extra: str, package: str | None = None) -> Any:
         raise MissingExtraError(package or module, extra) from error
 
 
-def chat_messages(s: Context) -> list[dict[str, Any]]:
+def chat_messages(s: StateContext) -> list[dict[str, Any]]:
     """The messages so far; a state without roles is one user message."""
     return list(s.messages_) or [{"role": "user", "content": s.text_}]
 

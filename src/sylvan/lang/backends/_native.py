@@ -16,7 +16,7 @@ from sylvan.lang.choices import (
     mean_logprob,
     token_length_normalized,
 )
-from sylvan.lang.context import Context
+from sylvan.lang.context import StateContext
 from sylvan.lang.errors import BackendError
 from sylvan.lang.sampling import GenParams
 from sylvan.lang.settings import global_config
@@ -37,15 +37,13 @@ class NativeBackend(BaseBackend):
         """The chunks of the answer; each has the text so far, or what is new of it."""
         raise NotImplementedError
 
-    def generate(self, s: Context, sampling_params: GenParams) -> tuple[Any, Any]:
-        """See `BaseBackend.generate`."""
+    def generate(self, s: StateContext, sampling_params: GenParams) -> tuple[Any, Any]:
         answer = self.send(_gen_body(s, sampling_params), s.scope)
         if isinstance(answer, list):
             return [x["text"] for x in answer], [x["meta_info"] for x in answer]
         return answer["text"], answer["meta_info"]
 
-    def generate_stream(self, s: Context, sampling_params: GenParams) -> Iterator[StreamItem]:
-        """See `BaseBackend.generate_stream`."""
+    def generate_stream(self, s: StateContext, sampling_params: GenParams) -> Iterator[StreamItem]:
         body = {**_gen_body(s, sampling_params), "stream": True}
         samples: defaultdict[int, _Stream] = defaultdict(_Stream)
         for chunk in self.send_stream(body, s.scope):
@@ -56,20 +54,17 @@ class NativeBackend(BaseBackend):
             yield text, meta, sample
 
     def cache_prefix(self, prefix_str: str) -> None:
-        """See `BaseBackend.cache_prefix`."""
         self.send({"text": prefix_str, "sampling_params": {"max_new_tokens": _PREFILL}})
 
-    def commit_lazy_operations(self, s: Context) -> None:
-        """See `BaseBackend.commit_lazy_operations`."""
+    def commit_lazy_operations(self, s: StateContext) -> None:
         self.send(_prompt_body(s, s.text_, {"max_new_tokens": _PREFILL}), s.scope)
 
-    def fill_image(self, s: Context) -> None:
-        """See `BaseBackend.fill_image`."""
+    def fill_image(self, s: StateContext) -> None:
         self.commit_lazy_operations(s)
 
     def select(
         self,
-        s: Context,
+        s: StateContext,
         choices: Sequence[str],
         temperature: float,
         choices_method: ChoicesMethod = token_length_normalized,
@@ -107,7 +102,7 @@ class NativeBackend(BaseBackend):
         )
 
     def _unconditional(
-        self, s: Context, tokens: Sequence[Sequence[TokenLogprob]]
+        self, s: StateContext, tokens: Sequence[Sequence[TokenLogprob]]
     ) -> list[list[TokenLogprob]]:
         body: Body = {
             "input_ids": [[token[1] for token in row] for row in tokens],
@@ -165,7 +160,7 @@ def _choice_tokens(meta: Meta, prompt_len: int, prompt: str) -> list[TokenLogpro
     return rows[start:]
 
 
-def _gen_body(s: Context, params: GenParams) -> Body:
+def _gen_body(s: StateContext, params: GenParams) -> Body:
     sampling = {
         "skip_special_tokens": global_config.skip_special_tokens_in_output,
         "spaces_between_special_tokens": global_config.spaces_between_special_tokens_in_out,
@@ -174,11 +169,11 @@ def _gen_body(s: Context, params: GenParams) -> Body:
     return {**_prompt_body(s, s.text_, sampling), **params.logprob_options()}
 
 
-def _prompt_body(s: Context, text: str | list[str], sampling: Body) -> Body:
+def _prompt_body(s: StateContext, text: str | list[str], sampling: Body) -> Body:
     return _with_pictures(s, {"text": text, "sampling_params": sampling})
 
 
-def _with_pictures(s: Context, body: Body) -> Body:
+def _with_pictures(s: StateContext, body: Body) -> Body:
     for name, some in (("image_data", False), ("video_data", True)):
         found = [data for _, data in s.images_ if data.startswith(FRAMES) is some]
         if found:

@@ -9,7 +9,7 @@ FORCE = 100  # a bias that leaves the biased tokens alone
 MAX_BIASED = 300  # limit of the OpenAI API
 
 
-class Encoding(Protocol):
+class TokenEncoding(Protocol):
     """A tokenizer, as `tiktoken` has them."""
 
     n_vocab: int
@@ -23,7 +23,7 @@ class Encoding(Protocol):
         ...
 
 
-def integer_bias(encoding: Encoding) -> dict[int, int]:
+def integer_bias(encoding: TokenEncoding) -> dict[int, int]:
     """A bias that allows digits and a space only."""
     texts = [str(n) for n in range(1000)] + [f"0{n}" for n in range(10)] + [" "]
     found: dict[int, int] = {}
@@ -36,7 +36,7 @@ def integer_bias(encoding: Encoding) -> dict[int, int]:
 
 
 def search_choice(
-    encoding: Encoding,
+    encoding: TokenEncoding,
     prompt: str,
     choices: Sequence[str],
     next_token: Callable[[list[int], dict[int, int]], str],

@@ -14,7 +14,7 @@ from sylvan.lang.backends._messages import (
 )
 from sylvan.lang.backends.api import BaseBackend, StreamItem
 from sylvan.lang.chat_templates import get_chat_template
-from sylvan.lang.context import Context
+from sylvan.lang.context import StateContext
 from sylvan.lang.errors import BackendError
 from sylvan.lang.sampling import GenParams
 
@@ -56,11 +56,9 @@ class Anthropic(BaseBackend):
         self._api_error: type[Exception] = sdk.APIError
 
     def get_model_name(self) -> str:
-        """See `BaseBackend.get_model_name`."""
         return self.model_name
 
-    def generate(self, s: Context, sampling_params: GenParams) -> tuple[Any, Any]:
-        """See `BaseBackend.generate`."""
+    def generate(self, s: StateContext, sampling_params: GenParams) -> tuple[Any, Any]:
         try:
             answer = self.client.messages.create(**self._options(s, sampling_params))
         except self._api_error as error:
@@ -70,8 +68,7 @@ class Anthropic(BaseBackend):
         text = "".join(block.text for block in answer.content if block.type == "text")
         return text, {"finish_reason": answer.stop_reason}
 
-    def generate_stream(self, s: Context, sampling_params: GenParams) -> Iterator[StreamItem]:
-        """See `BaseBackend.generate_stream`."""
+    def generate_stream(self, s: StateContext, sampling_params: GenParams) -> Iterator[StreamItem]:
         try:
             with self.client.messages.stream(**self._options(s, sampling_params)) as stream:
                 for text in stream.text_stream:
@@ -81,7 +78,7 @@ class Anthropic(BaseBackend):
             raise _translated(error) from error
         self.token_usage.add(usage.input_tokens, usage.output_tokens)
 
-    def _options(self, s: Context, params: GenParams) -> dict[str, Any]:
+    def _options(self, s: StateContext, params: GenParams) -> dict[str, Any]:
         warn_unsupported(params, "Anthropic's API", *_UNSUPPORTED)
         if params.n > 1:
             raise BackendError("Anthropic's API gives one sample per call; fork instead of n")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sylvan.lang.chat_templates import ChatTemplate, get_chat_template
+from sylvan.lang.chat_templates import MessageFormat, get_chat_template
 from sylvan.lang.choices import ChoicesDecision, ChoicesMethod, token_length_normalized
-from sylvan.lang.context import Context
+from sylvan.lang.context import StateContext
 from sylvan.lang.sampling import GenParams
 
 Meta = dict[str, Any]
@@ -23,21 +23,24 @@ class ProgramHooks:
     def uncache_prefix(self, rid: str) -> None:
         """Give up a prefix kept."""
 
-    def commit_lazy_operations(self, s: Context) -> None:
+    def commit_lazy_operations(self, s: StateContext) -> None:
         """Compute and keep the text of `s`, which is about to fork."""
 
     def fork_program(
-        self, src: Context, dst: Sequence[Context], position_ids_offset: Sequence[int] | None = None
+        self,
+        src: StateContext,
+        dst: Sequence[StateContext],
+        position_ids_offset: Sequence[int] | None = None,
     ) -> None:
         """`src` was copied to `dst`."""
 
-    def fill_image(self, s: Context) -> None:
+    def fill_image(self, s: StateContext) -> None:
         """Compute and keep the pictures of `s`."""
 
-    def begin_program(self, s: Context) -> None:
+    def begin_program(self, s: StateContext) -> None:
         """A program starts."""
 
-    def end_program(self, s: Context) -> None:
+    def end_program(self, s: StateContext) -> None:
         """A program, or a fork of it, ended."""
 
     def end_request(self, rid: str | Sequence[str]) -> None:
@@ -54,17 +57,17 @@ class BaseBackend(ProgramHooks):
     support_concate_and_append = False
 
     def __init__(self) -> None:
-        self.chat_template: ChatTemplate = get_chat_template("default")
+        self.chat_template: MessageFormat = get_chat_template("default")
 
     def get_model_name(self) -> str:
         """Name or path of the model."""
         raise NotImplementedError(f"{type(self).__name__} does not know its model")
 
-    def get_chat_template(self) -> ChatTemplate:
+    def get_chat_template(self) -> MessageFormat:
         """How the roles of a program are spelt for the model."""
         return self.chat_template
 
-    def generate(self, s: Context, sampling_params: GenParams) -> tuple[Any, Any]:
+    def generate(self, s: StateContext, sampling_params: GenParams) -> tuple[Any, Any]:
         """Continue `s`: text and meta info, or a list of each if `n` is above 1.
 
         Raises:
@@ -73,13 +76,13 @@ class BaseBackend(ProgramHooks):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot generate")
 
-    def generate_stream(self, s: Context, sampling_params: GenParams) -> Iterator[StreamItem]:
+    def generate_stream(self, s: StateContext, sampling_params: GenParams) -> Iterator[StreamItem]:
         """Continue `s` piece by piece. See `generate`."""
         raise NotImplementedError(f"{type(self).__name__} cannot stream")
 
     def select(
         self,
-        s: Context,
+        s: StateContext,
         choices: Sequence[str],
         temperature: float,
         choices_method: ChoicesMethod = token_length_normalized,

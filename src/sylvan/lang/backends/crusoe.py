@@ -6,7 +6,7 @@ from typing import Any
 
 from sylvan.config.env import variable
 from sylvan.lang.backends.openai import OpenAI
-from sylvan.lang.chat_templates import ChatTemplate
+from sylvan.lang.chat_templates import MessageFormat
 
 BASE_URL = "https://managed-inference-api-proxy.crusoecloud.com/v1/"
 
@@ -31,7 +31,7 @@ class Crusoe(OpenAI):
         model_name: str,
         api_key: str | None = None,
         base_url: str | None = None,
-        chat_template: ChatTemplate | None = None,
+        chat_template: MessageFormat | None = None,
         **kwargs: Any,
     ) -> None:
         api_key = api_key or variable("CRUSOE_API_KEY")

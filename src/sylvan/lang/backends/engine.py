@@ -31,14 +31,12 @@ class EngineBackend(NativeBackend):
         )
 
     def get_model_name(self) -> str:
-        """See `BaseBackend.get_model_name`."""
         info = getattr(self._engine, "get_model_info", None)
         found = info() if callable(info) else {}
         path = found.get("model_path") if isinstance(found, dict) else None
         return str(path or "")
 
     def send(self, body: Body, scope: CancelScope | None = None) -> Any:
-        """See `NativeBackend.send`."""
         if scope is None:
             return self._engine.generate(**_arguments(body))
         arguments, abort = self._abortable(body)
@@ -48,7 +46,6 @@ class EngineBackend(NativeBackend):
         return answer
 
     def send_stream(self, body: Body, scope: CancelScope) -> Iterator[Body]:
-        """See `NativeBackend.send_stream`."""
         arguments, abort = self._abortable(body)
         with scope.on_cancel(abort):
             for chunk in self._engine.generate(**arguments):
@@ -66,11 +63,9 @@ class EngineBackend(NativeBackend):
         return arguments, abort
 
     def flush_cache(self) -> Any:
-        """See `BaseBackend.flush_cache`."""
         return self._engine.flush_cache()
 
     def get_server_info(self) -> Any:
-        """See `BaseBackend.get_server_info`."""
         return self._engine.get_server_info()
 
     def shutdown(self) -> None:

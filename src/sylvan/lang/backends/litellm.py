@@ -7,8 +7,8 @@ from typing import Any
 
 from sylvan.lang.backends._messages import chat_messages, load_sdk, warn_unsupported
 from sylvan.lang.backends.api import BaseBackend, StreamItem
-from sylvan.lang.chat_templates import ChatTemplate, get_chat_template_by_model_path
-from sylvan.lang.context import Context
+from sylvan.lang.chat_templates import MessageFormat, get_chat_template_by_model_path
+from sylvan.lang.context import StateContext
 from sylvan.lang.sampling import GenParams
 
 _UNSUPPORTED = ("regex", "json_schema", "ebnf", "dtype", "top_k", "min_p", "stop_regex")
@@ -30,7 +30,7 @@ class LiteLLM(BaseBackend):
     is_chat_model = True
 
     def __init__(
-        self, model_name: str, chat_template: ChatTemplate | None = None, **client_params: Any
+        self, model_name: str, chat_template: MessageFormat | None = None, **client_params: Any
     ) -> None:
         super().__init__()
         self._sdk = load_sdk("litellm", "litellm")
@@ -39,24 +39,21 @@ class LiteLLM(BaseBackend):
         self.client_params = {"timeout": 600, **client_params}
 
     def get_model_name(self) -> str:
-        """See `BaseBackend.get_model_name`."""
         return self.model_name
 
-    def generate(self, s: Context, sampling_params: GenParams) -> tuple[Any, Any]:
-        """See `BaseBackend.generate`."""
+    def generate(self, s: StateContext, sampling_params: GenParams) -> tuple[Any, Any]:
         answer = self._sdk.completion(**self._options(s, sampling_params))
         s.scope.check()
         texts = [choice.message.content or "" for choice in answer.choices]
         metas = [{"finish_reason": choice.finish_reason} for choice in answer.choices]
         return (texts, metas) if len(texts) > 1 else (texts[0], metas[0])
 
-    def generate_stream(self, s: Context, sampling_params: GenParams) -> Iterator[StreamItem]:
-        """See `BaseBackend.generate_stream`."""
+    def generate_stream(self, s: StateContext, sampling_params: GenParams) -> Iterator[StreamItem]:
         for chunk in self._sdk.completion(stream=True, **self._options(s, sampling_params)):
             for choice in chunk.choices:
                 yield choice.delta.content or "", {}, choice.index
 
-    def _options(self, s: Context, params: GenParams) -> dict[str, Any]:
+    def _options(self, s: StateContext, params: GenParams) -> dict[str, Any]:
         warn_unsupported(params, "LiteLLM", *_UNSUPPORTED)
         sampling = params.to_protocol()
         return {

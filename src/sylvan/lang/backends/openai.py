@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sylvan.lang.backends._messages import TokenUsage, chat_messages, load_sdk, warn_unsupported
-from sylvan.lang.backends._token_search import Encoding, integer_bias, search_choice
+from sylvan.lang.backends._token_search import TokenEncoding, integer_bias, search_choice
 from sylvan.lang.backends.api import BaseBackend, Meta, StreamItem
-from sylvan.lang.chat_templates import ChatTemplate, get_chat_template_by_model_path
+from sylvan.lang.chat_templates import MessageFormat, get_chat_template_by_model_path
 from sylvan.lang.choices import ChoicesDecision, ChoicesMethod, token_length_normalized
-from sylvan.lang.context import Context
+from sylvan.lang.context import StateContext
 from sylvan.lang.errors import BackendError
 from sylvan.lang.sampling import GenParams, as_list
 
@@ -43,10 +43,10 @@ class OpenAI(BaseBackend):
         self,
         model_name: str,
         is_chat_model: bool | None = None,
-        chat_template: ChatTemplate | None = None,
+        chat_template: MessageFormat | None = None,
         is_azure: bool = False,
         *args: Any,
-        encoding: Encoding | None = None,
+        encoding: TokenEncoding | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__()
@@ -63,11 +63,10 @@ class OpenAI(BaseBackend):
         self._api_error = sdk.APIError
 
     def get_model_name(self) -> str:
-        """See `BaseBackend.get_model_name`."""
         return self.model_name
 
-    def generate(self, s: Context, sampling_params: GenParams) -> tuple[Any, Any]:
-        """See `BaseBackend.generate`. Meta info has `finish_reason`."""
+    def generate(self, s: StateContext, sampling_params: GenParams) -> tuple[Any, Any]:
+        """Meta info has `finish_reason`."""
         dtype = sampling_params.dtype
         if dtype is None:
             return self._ask(s, self._options(sampling_params))
@@ -82,8 +81,7 @@ class OpenAI(BaseBackend):
         quoted = [f'"{text}"' for text in as_list(texts)]
         return (quoted if isinstance(texts, list) else quoted[0]), meta
 
-    def generate_stream(self, s: Context, sampling_params: GenParams) -> Iterator[StreamItem]:
-        """See `BaseBackend.generate_stream`."""
+    def generate_stream(self, s: StateContext, sampling_params: GenParams) -> Iterator[StreamItem]:
         if sampling_params.dtype is not None:
             raise BackendError("dtype does not work with streaming from OpenAI models")
         options = self._options(sampling_params) | {
@@ -100,12 +98,12 @@ class OpenAI(BaseBackend):
 
     def select(
         self,
-        s: Context,
+        s: StateContext,
         choices: Sequence[str],
         temperature: float,
         choices_method: ChoicesMethod = token_length_normalized,
     ) -> ChoicesDecision:
-        """See `BaseBackend.select`. Token by token; `choices_method` has no say."""
+        """Token by token; `choices_method` has no say."""
         del choices_method
         if self.is_chat_model:
             raise NotImplementedError(
@@ -129,7 +127,7 @@ class OpenAI(BaseBackend):
         best = max(range(len(choices)), key=scores.__getitem__)
         return ChoicesDecision(choices[best], {"scores": scores})
 
-    def _ask(self, s: Context, options: dict[str, Any], opening: str = "") -> tuple[Any, Any]:
+    def _ask(self, s: StateContext, options: dict[str, Any], opening: str = "") -> tuple[Any, Any]:
         with self._errors_translated():
             answer = self._create(s, options, opening)
         self._count(answer)
@@ -141,7 +139,7 @@ class OpenAI(BaseBackend):
         metas: list[Meta] = [{"finish_reason": choice.finish_reason} for choice in answer.choices]
         return (texts, metas) if len(texts) > 1 else (texts[0], metas[0])
 
-    def _create(self, s: Context, options: dict[str, Any], opening: str) -> Any:
+    def _create(self, s: StateContext, options: dict[str, Any], opening: str) -> Any:
         options = {**options, "model": self.model_name}
         if (remaining := s.scope.remaining_s()) is not None:
             options["timeout"] = remaining
@@ -179,7 +177,7 @@ class OpenAI(BaseBackend):
         if answer.usage is not None:
             self.token_usage.add(answer.usage.prompt_tokens, answer.usage.completion_tokens)
 
-    def _tokens(self) -> Encoding:
+    def _tokens(self) -> TokenEncoding:
         if self._encoding is None:
             tiktoken = load_sdk("tiktoken", "openai")
             try:

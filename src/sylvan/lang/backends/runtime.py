@@ -21,7 +21,7 @@ POLL_S = 0.1
 GRACE_S = 10.0  # a server that has not ended this long after it was asked to is killed
 
 
-class Runtime:
+class LocalServer:
     """Starts a server on a free port and stops it with the program.
 
     Give it to `run(backend=...)` or `set_default_backend`; `endpoint` is the backend proper.
@@ -137,7 +137,7 @@ class Runtime:
                 self._process.kill()
                 self._process.wait()
 
-    def __enter__(self) -> Runtime:
+    def __enter__(self) -> LocalServer:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -44,28 +44,23 @@ class RuntimeEndpoint(NativeBackend):
         )
 
     def get_model_name(self) -> str:
-        """See `BaseBackend.get_model_name`."""
         return self.model_info["model_path"]
 
     def send(self, body: Body, scope: CancelScope | None = None) -> Any:
-        """See `NativeBackend.send`."""
         return self._http.call("POST", "/generate", body, scope)
 
     def send_stream(self, body: Body, scope: CancelScope) -> Iterator[Body]:
-        """See `NativeBackend.send_stream`."""
         return self._http.stream("POST", "/generate", body, scope)
 
     def concatenate_and_append(self, src_rids: Sequence[str], dst_rid: str) -> None:
-        """See `BaseBackend.concatenate_and_append`. Current servers do not have the route."""
+        """Current servers do not have the route."""
         body = {"src_rids": list(src_rids), "dst_rid": dst_rid}
         self._http.call("POST", "/concate_and_append_request", body)
 
     def flush_cache(self) -> None:
-        """See `BaseBackend.flush_cache`."""
         self._http.call("POST", "/flush_cache")
 
     def get_server_info(self) -> Any:
-        """See `BaseBackend.get_server_info`."""
         return self._http.call("GET", "/server_info")
 
     def start_profile(self) -> None:

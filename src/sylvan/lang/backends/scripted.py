@@ -14,7 +14,7 @@ from sylvan.lang.choices import (
     mean_logprob,
     token_length_normalized,
 )
-from sylvan.lang.context import Context
+from sylvan.lang.context import StateContext
 from sylvan.lang.sampling import GenParams
 
 Answer = str | Sequence[str] | Callable[[str], str]
@@ -22,7 +22,7 @@ Scorer = Callable[[str, str], float]  # (prompt, choice) -> log probability of e
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class BackendCall:
     """One call that the backend got. `kind` is generate, stream, select, cache or commit."""
 
     kind: str
@@ -58,7 +58,7 @@ class Scripted(BaseBackend):
     ) -> None:
         super().__init__()
         self.is_chat_model = is_chat_model
-        self.calls: list[Call] = []
+        self.calls: list[BackendCall] = []
         self._answer = answer
         self._score = score
         self._chunk_len = chunk_len
@@ -66,18 +66,15 @@ class Scripted(BaseBackend):
         self._next = 0
 
     def get_model_name(self) -> str:
-        """See `BaseBackend.get_model_name`."""
         return "scripted"
 
-    def generate(self, s: Context, sampling_params: GenParams) -> tuple[Any, Any]:
-        """See `BaseBackend.generate`."""
+    def generate(self, s: StateContext, sampling_params: GenParams) -> tuple[Any, Any]:
         self._record("generate", s, sampling_params)
         texts = [self._text(s, sampling_params) for _ in range(sampling_params.n)]
         metas = [{"finish_reason": {"type": "stop"}, "completion_tokens": len(t)} for t in texts]
         return (texts, metas) if len(texts) > 1 else (texts[0], metas[0])
 
-    def generate_stream(self, s: Context, sampling_params: GenParams) -> Iterator[StreamItem]:
-        """See `BaseBackend.generate_stream`."""
+    def generate_stream(self, s: StateContext, sampling_params: GenParams) -> Iterator[StreamItem]:
         self._record("stream", s, sampling_params)
         texts = [self._text(s, sampling_params) for _ in range(sampling_params.n)]
         for sample, text in enumerate(texts):
@@ -87,12 +84,11 @@ class Scripted(BaseBackend):
 
     def select(
         self,
-        s: Context,
+        s: StateContext,
         choices: Sequence[str],
         temperature: float,
         choices_method: ChoicesMethod = token_length_normalized,
     ) -> ChoicesDecision:
-        """See `BaseBackend.select`."""
         del temperature
         self._record("select", s, None)
         rows = [self._scored(s.text_, choice) for choice in choices]
@@ -106,19 +102,17 @@ class Scripted(BaseBackend):
         )
 
     def cache_prefix(self, prefix_str: str) -> None:
-        """See `BaseBackend.cache_prefix`."""
         with self._lock:
-            self.calls.append(Call("cache", prefix_str))
+            self.calls.append(BackendCall("cache", prefix_str))
 
-    def commit_lazy_operations(self, s: Context) -> None:
-        """See `BaseBackend.commit_lazy_operations`."""
+    def commit_lazy_operations(self, s: StateContext) -> None:
         self._record("commit", s, None)
 
-    def _record(self, kind: str, s: Context, params: GenParams | None) -> None:
+    def _record(self, kind: str, s: StateContext, params: GenParams | None) -> None:
         with self._lock:
-            self.calls.append(Call(kind, s.text_, params))
+            self.calls.append(BackendCall(kind, s.text_, params))
 
-    def _text(self, s: Context, params: GenParams) -> str:
+    def _text(self, s: StateContext, params: GenParams) -> str:
         if callable(self._answer):
             text = self._answer(s.text_)
         elif isinstance(self._answer, str):

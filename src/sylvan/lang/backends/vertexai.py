@@ -16,7 +16,7 @@ from sylvan.lang.backends._messages import (
 )
 from sylvan.lang.backends.api import BaseBackend, StreamItem
 from sylvan.lang.chat_templates import get_chat_template
-from sylvan.lang.context import Context
+from sylvan.lang.context import StateContext
 from sylvan.lang.errors import BackendError
 from sylvan.lang.sampling import GenParams
 
@@ -64,11 +64,9 @@ class VertexAI(BaseBackend):
         self._api_error: type[Exception] = load_sdk("google.genai.errors", "vertexai").APIError
 
     def get_model_name(self) -> str:
-        """See `BaseBackend.get_model_name`."""
         return self.model_name
 
-    def generate(self, s: Context, sampling_params: GenParams) -> tuple[Any, Any]:
-        """See `BaseBackend.generate`."""
+    def generate(self, s: StateContext, sampling_params: GenParams) -> tuple[Any, Any]:
         try:
             answer = self.client.models.generate_content(**self._options(s, sampling_params))
         except self._api_error as error:
@@ -80,8 +78,7 @@ class VertexAI(BaseBackend):
             raise BackendError(f"{self.model_name} gave no answer: {answer.prompt_feedback}")
         return (texts, [{} for _ in texts]) if len(texts) > 1 else (texts[0], {})
 
-    def generate_stream(self, s: Context, sampling_params: GenParams) -> Iterator[StreamItem]:
-        """See `BaseBackend.generate_stream`."""
+    def generate_stream(self, s: StateContext, sampling_params: GenParams) -> Iterator[StreamItem]:
         chunk = None
         try:
             for chunk in self.client.models.generate_content_stream(
@@ -100,7 +97,7 @@ class VertexAI(BaseBackend):
             prompt, written = usage.prompt_token_count, usage.candidates_token_count
             self.token_usage.add(prompt or 0, written or 0)
 
-    def _options(self, s: Context, params: GenParams) -> dict[str, Any]:
+    def _options(self, s: StateContext, params: GenParams) -> dict[str, Any]:
         warn_unsupported(params, "Vertex AI", *_UNSUPPORTED)
         sampling = params.to_protocol()
         system, messages = split_system(chat_messages(s))

@@ -1,7 +1,7 @@
-"""Attention that never waits for a device, in PyTorch: the definition of what a graph may hold.
+"""Attention in PyTorch that never waits for a device, so graphs can capture it.
 
-Every row is compared with all pages that its request could have, so it is slow and needs memory
-for rows times the longest context; it serves tests, and devices that have no kernels.
+Every row is compared with all pages its request could have, so it is slow and needs memory for rows
+times the longest context; for tests, and devices without kernels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class DenseAttention:
         v_TKH: torch.Tensor,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
         batch.kv.store(spec.index, batch.slots_of(spec.index), k_TKH, v_TKH)
         out_TNH = q_TNH.new_empty(len(q_TNH), spec.num_heads, spec.value_dim)
         longest = batch.page_tables.shape[2] * batch.kv.page_size
@@ -65,8 +64,8 @@ def _block(
         score = spec.softcap * torch.tanh(score / spec.softcap)
     score = score.masked_fill(~seen_TL[:, None, None], float("-inf"))
     weight = torch.softmax(_with_sinks(score, spec), -1)[..., : score.shape[-1]]
-    weight = torch.where(seen_TL[:, None, None], weight, 0.0)  # NaN where nothing is seen
-    v_TLKH = torch.where(seen_TL[..., None, None], v_TLKH, 0.0)  # whatever unwritten pages hold
+    weight = torch.where(seen_TL[:, None, None], weight, 0.0)  # NaN where no token is visible
+    v_TLKH = torch.where(seen_TL[..., None, None], v_TLKH, 0.0)  # unwritten pages may hold anything
     return torch.einsum("tkgl,tlkh->tkgh", weight, v_TLKH).flatten(1, 2).to(q_TNH.dtype)
 
 

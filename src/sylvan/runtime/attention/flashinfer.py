@@ -19,7 +19,7 @@ _WORKSPACE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class PagedIndex:
-    """Where requests lie, as FlashInfer wants it: CPU int32 tensors.
+    """Page indices of requests for FlashInfer: CPU int32 tensors.
 
     Request r has rows q_starts[r] to q_starts[r + 1] and pages[starts[r]] to pages[starts[r + 1]],
     the last of which holds last_lens[r] tokens.
@@ -32,12 +32,12 @@ class PagedIndex:
 
 
 def paged_index(batch: ForwardBatch, group: int = 0, window: int | None = None) -> PagedIndex:
-    """From the batch's host arrays; of each request the pages from its window's beginning on.
+    """Build it from host arrays; pages of each request start at its window.
 
     Args:
         batch: The step.
         group: KV group whose page table is read.
-        window: Of the layers; None: they see everything.
+        window: Window of the layers; None: full attention.
     """
     host, count, size = batch.host, batch.num_reqs, batch.kv.page_size
     lens = host.kv_lens[:count]
@@ -87,7 +87,7 @@ class FlashInferAttention:
         self._indices: dict[tuple[int, int | None], PagedIndex] = {}
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Layers are planned when they come."""
+        """Reset; each layer plans when it runs."""
         self._indices.clear()
         self._planned.clear()
 
@@ -99,7 +99,6 @@ class FlashInferAttention:
         v_TKH: torch.Tensor,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
         if spec.sinks is not None:
             raise ConfigError("attention=flashinfer has no sinks; leave attention at auto")
         batch.kv.store(spec.index, batch.slots_of(spec.index), k_TKH, v_TKH)

@@ -11,13 +11,13 @@ from typing import ClassVar
 import torch
 
 from sylvan.kernels.api import HeadNorm, Rope
-from sylvan.kernels.native.attend import HeadWork, PagedAttention
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.attend import HeadTransform, NativePagedAttention
+from sylvan.kernels.native.binding import StepRun
 from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardBatch
 
 
 class NativeAttention:
-    """Stands in a program's batch, and says what its attention can do; never asked to attend."""
+    """A placeholder in a program's batch: declares capabilities only, and never attends."""
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cpu"}),
@@ -54,10 +54,10 @@ class NativeCalls:
         from_projection=True,
     )
 
-    def __init__(self, attention: PagedAttention) -> None:
+    def __init__(self, attention: NativePagedAttention) -> None:
         self._attention = attention
-        self._step = Run()
-        self._positioned = Run()  # the same, with the positions of tokens for those of rows
+        self._step = StepRun()
+        self._positioned = StepRun()  # the same, with the positions of tokens for those of rows
         self._arrays: list[torch.Tensor] = []  # which the steps point at
         self._rows = torch.zeros(0, dtype=torch.int32)  # their own numbers
 
@@ -84,7 +84,7 @@ class NativeCalls:
         if len(self._rows) < batch.num_tokens:
             self._rows = torch.arange(batch.num_tokens, dtype=torch.int32)
         self._step, self._positioned = (
-            Run(
+            StepRun(
                 tokens=batch.num_tokens,
                 seqs=batch.num_reqs,
                 table_stride=batch.page_tables.shape[2],
@@ -110,7 +110,6 @@ class NativeCalls:
         v_TKH: torch.Tensor,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
         return self._attention.run(spec, (q_TNH, k_TKH, v_TKH), self._step)
 
     def run_fused(
@@ -121,7 +120,6 @@ class NativeCalls:
         norms: tuple[HeadNorm | None, HeadNorm | None],
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """See `FusedAttention.run_fused`."""
         return self._attention.run_fused(spec, qkv, rope, norms, self._positioned)
 
     def run_turned(
@@ -133,8 +131,7 @@ class NativeCalls:
         batch: ForwardBatch,
         table_TR: torch.Tensor,
     ) -> torch.Tensor:
-        """See `TurningAttention.run_turned`."""
-        return self._attention.run(spec, (q_TNH, k_TKH, v_TKH), self._step, HeadWork(table_TR))
+        return self._attention.run(spec, (q_TNH, k_TKH, v_TKH), self._step, HeadTransform(table_TR))
 
 
 BACKEND = NativeAttention

@@ -1,4 +1,4 @@
-"""Attention that computes nothing: what everything else costs."""
+"""Attention that computes nothing, to measure the cost of everything else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class NullAttention:
         v_TKH: torch.Tensor,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
         return q_TNH.new_zeros(len(q_TNH), spec.num_heads, spec.value_dim)
 
 

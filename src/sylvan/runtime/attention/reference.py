@@ -38,7 +38,6 @@ class ReferenceAttention:
         v_TKH: torch.Tensor,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
         batch.kv.store(spec.index, batch.slots_of(spec.index), k_TKH, v_TKH)
         keys, values = batch.kv.layer(spec.index)
         out_TNH = q_TNH.new_empty(len(q_TNH), spec.num_heads, spec.value_dim)

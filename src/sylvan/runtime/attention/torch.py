@@ -37,7 +37,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """What the layers of a window and KV group see of a request: its rows, pages and tokens."""
+    """The visible part of a request for layers of one window and KV group: rows, pages, tokens."""
 
     rows: slice
     pages: torch.Tensor  # int64 (pages,)
@@ -84,7 +84,6 @@ class TorchAttention:
         v_TKH: torch.Tensor,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
         batch.kv.store(spec.index, batch.slots_of(spec.index), k_TKH, v_TKH)
         keys, values = batch.kv.layer(spec.index)
         out_TNH = q_TNH.new_empty(len(q_TNH), spec.num_heads, spec.value_dim)
@@ -158,7 +157,7 @@ def _seen(request: _Request, spec: AttentionLayer, table_SP: torch.Tensor, size:
 
 
 def _pack(spans: list[_Span], page_size: int) -> list[Packed]:
-    """Neighbouring requests together, as many as memory should hold at once."""
+    """Group neighbouring requests, as many as fit the memory limit."""
     packs: list[Packed] = []
     some: list[_Span] = []
     for span in spans:

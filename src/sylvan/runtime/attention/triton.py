@@ -46,7 +46,6 @@ class TritonAttention:
         v_TKH: torch.Tensor,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
         self._heads.store_kv(k_TKH, v_TKH, self._cache(spec, batch))
         return self._attend(spec, q_TNH, batch)
 
@@ -58,7 +57,7 @@ class TritonAttention:
         norms: tuple[HeadNorm | None, HeadNorm | None],
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """See `FusedAttention.run_fused`; norms, positions and the store are one kernel."""
+        """Norms, positions and the store are one kernel."""
         rotary = self._heads.Rotary(rope, *norms)
         cache = self._cache(spec, batch)
         q_TNH = self._heads.store_heads(qkv, spec, batch.positions_T, rotary, cache)

@@ -1,1 +1,1 @@
-"""Who owns which page of KV memory; numpy only."""
+"""Ownership of KV pages: prefix tree, allocators, tiers; numpy only."""

@@ -20,8 +20,9 @@ from sylvan.runtime.cache.windows import WindowPages
 PrefixKind = Literal["radix", "none"]
 
 COUNTED_PER_WINDOW_PAGE = 16
-"""Without a full group, pages of tokens that the tree may know for each page of the first window
-group. They take no memory but token ids, which would otherwise be without a bound."""
+"""Without a full group: tree pages per page of the first window group. They cost only token ids,
+but need a bound.
+"""
 
 
 def kv_cache(
@@ -31,18 +32,18 @@ def kv_cache(
     tiers: Sequence[Tier] = (),
     tier_policy: TierPolicy | None = None,
 ) -> KVCacheManager:
-    """A manager for any groups.
+    """Build the manager for the KV groups of a model.
 
     Args:
         groups: The full or latent group, if there is one, comes first. Page tables of a request
             have the order of the paged ones.
         prefix: Whether prefixes are cached.
         eviction: Name of the policy.
-        tiers: Memories below the device, nearest first.
+        tiers: Tiers below the device, nearest first.
         tier_policy: Needed with tiers.
 
     Raises:
-        ConfigError: there is no eviction policy of that name.
+        ConfigError: no such eviction policy.
         ValueError: the groups do not fit together, or the tiers cannot be used with them.
     """
     check_groups(groups)

@@ -1,18 +1,18 @@
-"""What the prefix tree needs from KV groups beside the first one."""
+"""The interface of KV groups beyond the first in the prefix tree."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from sylvan.runtime.cache.matching import Segment
+from sylvan.runtime.cache.matching import MatchedPages
 from sylvan.runtime.cache.types import Node
 
 
 class Component(Protocol):
-    """Memory of one KV group that nodes of the tree hold, beside pages of the first group.
+    """Memory of one further KV group that tree nodes hold.
 
-    It may lose what a node holds at any time, on its own terms; `longest` then says less.
+    It may evict from a node at any time; `longest` then returns less.
     """
 
     def on_split(self, upper: Node, lower: Node, num_pages: int) -> None:
@@ -20,25 +20,25 @@ class Component(Protocol):
         ...
 
     def on_leave(self, node: Node, keep: int) -> None:
-        """`node` keeps only its first `keep` pages on the device."""
+        """Truncate `node` to its first `keep` pages on the device."""
         ...
 
-    def longest(self, path: Sequence[Segment], limit: int, *, lower: bool) -> int:
-        """Longest prefix of at most `limit` tokens after which layers of this group can go on.
+    def longest(self, path: Sequence[MatchedPages], limit: int, *, lower: bool) -> int:
+        """Longest prefix of at most `limit` tokens from which this group can continue.
 
         Args:
-            path: From the root down; it holds at least `limit` tokens.
+            path: Nodes from the root down, at least `limit` tokens.
             limit: In whole pages.
-            lower: Also use what lies in lower tiers.
+            lower: Also count KV in lower tiers.
         """
         ...
 
-    def can_end(self, path: Sequence[Segment], tail: Node, page: int, tokens: int) -> bool:
-        """Whether they can go on, on the device, after `tokens` tokens that end in `tail`.
+    def can_end(self, path: Sequence[MatchedPages], tail: Node, page: int, tokens: int) -> bool:
+        """Whether this group can continue, on the device, after `tokens` tokens that end in `tail`.
 
         Args:
             path: All whole pages before the one that the tokens end in.
-            tail: The node that has this page.
+            tail: The node with this page.
             page: Index of the page in that node.
             tokens: Length of the whole prefix.
         """

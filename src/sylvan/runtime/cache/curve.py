@@ -17,9 +17,9 @@ Hashes = NDArray[np.uint64]
 
 
 def block_hashes(key: CacheKey) -> Hashes:
-    """One number per whole block of `BLOCK_TOKENS` that stands for the prefix up to its end.
+    """One hash per whole block of `BLOCK_TOKENS`, of the prefix up to its end.
 
-    Keys that never share KV, because of their namespaces or media, have no number in common.
+    Keys with different namespaces or media have no hash in common.
     """
     count = len(key.tokens) // BLOCK_TOKENS
     blocks = key.tokens[: count * BLOCK_TOKENS].reshape(count, BLOCK_TOKENS).astype(np.uint64)

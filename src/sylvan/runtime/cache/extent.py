@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.cache.matching import (
-    Segment,
+    MatchedPages,
     Tail,
     Walk,
     contained_leaves,
@@ -39,7 +39,6 @@ class Extents:
         self._min_load_tokens = min_load_tokens
 
     def peek(self, key: CacheKey, limit: int, load: int) -> int:
-        """See `RadixCache.peek`."""
         size = self._nodes.page_size
         found = walk(self._nodes.roots.get(key.namespace), key, limit, size)
         if found.end is not None:
@@ -88,7 +87,7 @@ class Extents:
                 return Extent(far, loads=True)
         return Extent(near)
 
-    def _longest(self, path: Sequence[Segment], limit: int, *, lower: bool) -> int:
+    def _longest(self, path: Sequence[MatchedPages], limit: int, *, lower: bool) -> int:
         """At most `limit` tokens, on which all components agree."""
         while True:
             before = limit
@@ -97,7 +96,7 @@ class Extents:
             if limit == before or len(self._components) == 1:
                 return limit
 
-    def _can_end(self, path: Sequence[Segment], tail: Tail, length: int) -> bool:
+    def _can_end(self, path: Sequence[MatchedPages], tail: Tail, length: int) -> bool:
         if not len(tail.node.pages):
             return False
         tokens = length + tail.tokens

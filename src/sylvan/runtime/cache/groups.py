@@ -1,4 +1,4 @@
-"""KV groups: layers that keep KV of the same tokens, and so can share page tables."""
+"""KV groups: sets of layers that keep KV of the same tokens and share page tables."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class KVGroup:
         return max(0, computed - self.window + 1) // self.page_size if self.window else 0
 
     def min_pages(self, step_tokens: int) -> int:
-        """Pages that one request needs to compute `step_tokens` tokens in a step at any position.
+        """Pages that one request needs to compute `step_tokens` tokens at any position.
 
-        The padding page is included. A window group with fewer pages can never run such a step.
+        Includes the padding page.
         """
         return -(-(self.window - 1 + step_tokens) // self.page_size) + 2
 
@@ -50,10 +50,10 @@ class KVGroup:
 
 
 def check_groups(groups: Sequence[KVGroup]) -> None:
-    """Check that the groups of a model fit together.
+    """Validate the groups of a model.
 
     Raises:
-        ValueError: says what is wrong with which group.
+        ValueError: names the group and the problem.
     """
     paged = [group for group in groups if group.kind != "state"]
     if not paged:

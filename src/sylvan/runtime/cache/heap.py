@@ -1,4 +1,4 @@
-"""Leaves of the prefix tree that may be evicted, in the order of the policy."""
+"""Evictable leaves of the prefix tree, in the order of the policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Victims(Protocol):
     """The leaves of a tree, in the order of their eviction."""
 
     def push(self, node: Node) -> None:
-        """`node` may be evicted from now on, unless it is locked or no leaf."""
+        """Make `node` a candidate for eviction, unless it is locked or has children."""
         ...
 
     def forget(self, node: Node) -> None:
@@ -35,9 +35,9 @@ class Victims(Protocol):
 class EvictionHeap:
     """A lazy heap: each leaf has at most one live entry.
 
-    A leaf that was used since it was pushed keeps its old entry and is ranked anew when that is
-    popped: under most policies use can only raise a rank. Under those where it lowers the rank
-    (mru), the leaf gets another entry and the old one is void.
+    A leaf that was used after its push keeps its entry and is re-ranked when popped: under most
+    policies, use only raises the rank. Where use lowers the rank (mru), the leaf gets a new entry
+    and the old one is void.
     """
 
     def __init__(self, policy: EvictionPolicy, *, tiered: bool = False) -> None:
@@ -48,7 +48,7 @@ class EvictionHeap:
         self._void = 0  # entries that are not live
 
     def push(self, node: Node) -> None:
-        """`node` may be evicted from now on, unless it is locked or no leaf."""
+        """Make `node` a candidate for eviction, unless it is locked or has children."""
         if node.locks or (node.children and not (self._tiered and _is_leaf(node))):
             return
         self._pushes += 1
@@ -72,7 +72,7 @@ class EvictionHeap:
             self._void = 0
 
     def __len__(self) -> int:
-        """Nodes that `pop` might return, unless they were locked or got children meanwhile."""
+        """Upper bound of the nodes that `pop` may return."""
         return len(self._heap) - self._void
 
     def holds(self, node: Node) -> bool:
@@ -101,9 +101,9 @@ class EvictionHeap:
 
 
 class StagedHeap:
-    """Leaves that are next to be evicted are staged, so that tiers can write them ahead of time.
+    """Stages the leaves next in line, so that tiers can write them before eviction.
 
-    Leaves that are written go first, then those that are being written, then the others.
+    Written leaves are evicted first, then those being written, then the rest.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:
@@ -113,22 +113,19 @@ class StagedHeap:
         self._unwritten: OrderedDict[Node, int] = OrderedDict()
 
     def push(self, node: Node) -> None:
-        """See `Victims.push`; nodes without pages on the device are not pushed."""
+        """Nodes without pages on the device are not pushed."""
         self._unstage(node)
         if len(node.pages):
             self._heap.push(node)
 
     def forget(self, node: Node) -> None:
-        """See `Victims.forget`."""
         self._unstage(node)
         self._heap.forget(node)
 
     def holds(self, node: Node) -> bool:
-        """See `Victims.holds`."""
         return self._heap.holds(node) or node in self._written or node in self._unwritten
 
     def pop(self) -> Node | None:
-        """See `Victims.pop`."""
         for staged in (self._written, self._unwritten):
             while staged:
                 node, pages = staged.popitem(last=False)
@@ -164,5 +161,5 @@ class StagedHeap:
 
 
 def _is_leaf(node: Node) -> bool:
-    """Of a node with children in a tree with tiers, whether its pages may go before them."""
+    """In a tree with tiers, whether the pages of a node may be evicted before its children."""
     return node.parts is not None and not node.parts.on_device

@@ -1,7 +1,7 @@
-"""KV on its way from lower tiers to the device, for requests that wait for it.
+"""Loads of KV from lower tiers to the device, for waiting requests.
 
-The targets of a load belong to it, and to no node, until the load has ended well: a load that
-fails, or whose request is gone, leaves no page that a later match could find.
+A load owns its target pages until it succeeds, so a failed or abandoned load leaves no page that a
+later match could find.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Loads:
         return [p.targets for load in loads for p in load.pages if p.group == group]
 
     def plan(self, match: Match, kv: KVHandle) -> list[PageLoad]:
-        """Which pages the handle of a match lacks, and where they are; without targets."""
+        """Plan which pages the handle lacks and which tier has them; assigns no targets yet."""
         found: list[PageLoad] = []
         size = self._nodes.page_size
         for node in reversed([*path_to(match.node)]):
@@ -88,7 +88,7 @@ class Loads:
         return found
 
     def begin(self, match: Match, kv: KVHandle, pages: Sequence[PageLoad]) -> None:
-        """Take targets, of which enough are free, and give the handle its load."""
+        """Assign targets, which must be free, and attach the load to the handle."""
         load = Load(next(self._numbers), match.node, kv, tuple(pages))
         for part in load.pages:
             part.targets = self._allocators[part.group].alloc(len(part.entries))
@@ -101,7 +101,7 @@ class Loads:
         kv.loading = self._running[load.number] = load
 
     def abandon(self, kv: KVHandle) -> None:
-        """The request is gone; its load keeps the targets until the transfer has ended."""
+        """Detach the load from a request that ended; the load keeps its targets until it ends."""
         load, kv.loading = kv.loading, None
         assert load is not None
         load.kv = None
@@ -113,7 +113,7 @@ class Loads:
             self._nodes.unlock(load.node)
 
     def succeed(self, number: int) -> KVHandle | None:
-        """Give what was loaded to the nodes; returns the handle that waited, if it still does."""
+        """Give the loaded pages to the nodes; return the waiting handle, if it still waits."""
         load = self._running[number]
         kv = load.kv
         for node in reversed([*path_to(load.node)]):
@@ -175,7 +175,7 @@ class Loads:
         return StateLoad(place, lower[place].state, slot)
 
     def _arrive(self, node: Node, part: PageLoad, kv: KVHandle | None) -> None:
-        """Give a node its pages of a load, unless it got others meanwhile."""
+        """Give a node its loaded pages, unless it got pages meanwhile."""
         own = _of_node(part, node, self._nodes.page_size)
         entries, targets = part.entries[own], part.targets[own]
         if not len(entries):
@@ -216,6 +216,6 @@ class Loads:
 
 
 def _of_node(part: PageLoad, node: Node, page_size: int) -> NDArray[np.bool_]:
-    """Which pages of a load are those of a node."""
+    """The pages of a load that belong to a node."""
     first, stop = node.start // page_size, -(-node.stop // page_size)
     return (part.entries >= first) & (part.entries < stop)

@@ -20,16 +20,16 @@ Copy = tuple[int, int, int, int]
 """(source page, target page, tokens, KV group)."""
 
 
-_SLACK = 64  # pages evicted beyond need: a call costs as much as a leaf does, whatever its size
+_SLACK = 64  # extra pages per eviction, because each call has the fixed cost of one leaf
 
 
 class KVCacheManager:
-    """Joins the prefix cache and the page allocators. Knows tokens, not requests.
+    """Combines the prefix cache and the page allocators. Works on tokens, not requests.
 
     A page has one owner at any time: an allocator, a handle, the tree, or a load in progress.
     `extend` moves pages allocator -> handle, `publish` handle -> tree, eviction tree -> allocator.
-    Models with window layers have `windows`, those with recurrent layers `states`; nodes of the
-    tree hold pages and slots of these too. `loads` exists if there are lower tiers.
+    `windows` exists for sliding-window layers, `states` for recurrent layers, `loads` with lower
+    tiers; tree nodes hold pages and slots of these as well.
     """
 
     def __init__(
@@ -53,27 +53,27 @@ class KVCacheManager:
         self._has_full = has_full
         self._copies: list[Copy] = []
         self._evicted_short = False
-        self.evicted_pages = 0  # that left the prefix cache because memory was short
+        self.evicted_pages = 0  # pages evicted from the prefix cache because memory was short
         self._slack = min(_SLACK, allocator.num_pages // 128)
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of one request that fit when nothing else is there."""
+        """Most tokens that one request can hold in an empty cache."""
         small = [w for w in self._windows if not w.group.max_step_tokens]
         pages = [self._allocator.num_pages, *(w.allocator.num_pages for w in small)]
         return min(pages) * self.page_size
 
     @property
     def max_step_tokens(self) -> int:
-        """Tokens of one request that a step can always compute when nothing else is there."""
+        """Tokens that a step can always compute for one request in an empty cache."""
         total = self.total_tokens
         return min([total, *(w.group.max_step_tokens or total for w in self._windows)])
 
     @property
     def available_tokens(self) -> int:
-        """Tokens that fit now, evicting what may be evicted.
+        """Tokens that fit now, counting evictable pages as free.
 
-        Of a window group with less room than one window no more than that.
+        A window group with less room than one window limits this to its room.
         """
         found = self._available_pages * self.page_size
         for window in self._windows:
@@ -84,12 +84,12 @@ class KVCacheManager:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens in the prefix cache that may be evicted."""
+        """Evictable tokens in the prefix cache."""
         return self._tree.evictable_pages * self.page_size
 
     @property
     def used_tokens(self) -> int:
-        """Tokens of memory that requests hold, of all that fit; by the fullest KV group."""
+        """Tokens that requests hold, and the total; of the fullest KV group."""
         pages = self._allocator.num_pages
         share = (pages - self._available_pages) / pages
         for window in self._windows:
@@ -123,12 +123,12 @@ class KVCacheManager:
         """Borrow the longest cached prefix of `key`, at most `limit` tokens.
 
         Args:
-            key: Of the tokens of a request.
+            key: The request's tokens.
             limit: Longest prefix to borrow.
-            step: That is being planned; see `RadixCache.match`.
-            priority: Of the request.
-            load: Longest prefix for which lower tiers are read too. The request must wait while
-                the handle is `loading`.
+            step: The step being planned; see `RadixCache.match`.
+            priority: The request's priority.
+            load: Longest prefix to load from lower tiers. The request must wait while the handle is
+                `loading`.
         """
         load = load if self.loads is not None else 0
         match = self._tree.match(key, limit, step=step, priority=priority, load=load)
@@ -168,25 +168,27 @@ class KVCacheManager:
 
         All tokens in the pages that they have are computed. Returns the pages of the first group.
         """
-        if any(kv.tail for kv in handles) or not self._make_free(len(handles)):
+        if [kv for kv in handles if kv.tail] or not self._make_free(len(handles)):
             return None
         if self._windows and not self._grow_windows(handles):
             return None
         pages = self._allocator.alloc(len(handles))
         for kv, page in zip(handles, pages.tolist(), strict=True):
             held = kv.num_pages
-            if held == len(kv.pages):
+            try:  # to ask for the length costs as much as all the rest
+                kv.pages[held] = page
+            except IndexError:
                 self._make_room(kv, held + 1)
-            kv.pages[held] = page
+                kv.pages[held] = page
             kv.num_pages = held + 1
         return pages
 
     def publish(
         self, kv: KVHandle, num_tokens: int, tokens: IntArray, *, step: int, priority: int = 0
     ) -> None:
-        """Let others share the whole pages of the first `num_tokens` of `tokens`.
+        """Add the whole pages of the first `num_tokens` of `tokens` to the prefix cache.
 
-        Their KV is computed by `step` or earlier. Does nothing if all of them are shared already.
+        Their KV is computed by `step` or earlier. Does nothing if all of them are cached already.
         """
         if num_tokens // self.page_size <= kv.shared:
             return
@@ -195,9 +197,9 @@ class KVCacheManager:
     def release(
         self, kv: KVHandle, num_tokens: int, tokens: IntArray, *, step: int, priority: int = 0
     ) -> None:
-        """Publish the first `num_tokens` of `tokens`, then give all back; `kv` is dead then.
+        """Publish the first `num_tokens` of `tokens`, then free `kv`, which is invalid afterwards.
 
-        What is still being loaded stays reserved until the load ends.
+        Targets of a load stay reserved until the load ends.
         """
         if kv.loading is not None and self.loads is not None:
             self.loads.abandon(kv)
@@ -228,10 +230,10 @@ class KVCacheManager:
             self.loads.residency.collect()
 
     def audit(self, handles: Sequence[KVHandle]) -> Repairs:
-        """Take back what neither an allocator, nor the tree, nor one of `handles` owns.
+        """Reclaim pages, locks and state slots without an owner.
 
-        These are pages of all groups, locks of the tree, and slots of recurrent state. Cheap unless
-        something disagrees: looked at are counts, `handles` and the nodes above them.
+        Owners are the allocators, the tree and `handles`. Cheap unless something disagrees: it
+        checks counts, `handles` and the nodes above them.
         """
         loads = self.loads.running if self.loads is not None else ()
         locks = locks_of(owner.node for owner in (*handles, *loads))
@@ -278,7 +280,7 @@ class KVCacheManager:
     def _load(self, match: Match, kv: KVHandle, loads: Loads) -> bool:
         """Begin to load what the handle lacks; False, changing nothing, if memory is short."""
         if self.states is not None and kv.state is None:
-            return True  # it will be given back: there is no slot for it
+            return True  # no state slot is free; the caller releases the handle
         parts = loads.plan(match, kv)
         needs = [0] * (1 + len(self._windows))
         for part in parts:
@@ -355,7 +357,7 @@ class KVCacheManager:
     # ---- pages
 
     def _make_free(self, count: int) -> bool:
-        """Evict until so many pages are free, if that can be."""
+        """Evict until that many pages are free, or no more can be evicted."""
         short = count - self._allocator.free_pages
         if short <= 0:
             return True
@@ -370,7 +372,7 @@ class KVCacheManager:
         return count <= self._allocator.free_pages
 
     def _make_room(self, kv: KVHandle, need: int) -> None:
-        """A buffer for so many page numbers."""
+        """Return a buffer for that many page numbers."""
         room = np.empty(max(need, 2 * len(kv.pages), 8), np.int32)
         room[: kv.num_pages] = kv.view()
         kv.pages = room
@@ -385,7 +387,7 @@ class KVCacheManager:
     # ---- audit
 
     def _audit_pages(self, handles: Sequence[KVHandle]) -> int:
-        """Free + tree + handles + loads = total, or else those that are missing are freed."""
+        """Check that free + tree + handles + loads = total; free the missing pages otherwise."""
         loading = self.loads.targets(0) if self.loads is not None else []
         held = sum(kv.num_pages - kv.shared for kv in handles) + sum(map(len, loading))
         free = self._allocator.free_pages

@@ -19,8 +19,8 @@ from sylvan.runtime.cache.types import (
 _TOKEN_BYTES = 4
 
 
-class Segment(NamedTuple):
-    """The first `num_pages` pages of a node, which a prompt begins with or goes on with."""
+class MatchedPages(NamedTuple):
+    """The first `num_pages` pages of a node that match the prompt."""
 
     node: Node
     num_pages: int
@@ -28,7 +28,7 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Tail:
-    """The first `tokens` tokens of page `page` of a node, a start of which a prompt shares."""
+    """A partial match: the first `tokens` tokens of page `page` of a node."""
 
     node: Node
     page: int
@@ -43,7 +43,7 @@ class Walk:
     they end at otherwise.
     """
 
-    path: Sequence[Segment]
+    path: Sequence[MatchedPages]
     length: int
     tail: Tail | None = None
     end: Node | None = None
@@ -59,7 +59,7 @@ def page_name(key: CacheKey, pos: int, end: int, page_size: int) -> bytes:
 
 
 def node_name(node: Node, page_size: int) -> bytes:
-    """Name of the first page of a node, by which its parent knows it."""
+    """The key under which a parent stores this child: its first page of tokens."""
     name = node.tokens[:page_size].tobytes()
     if not node.media:
         return name
@@ -67,7 +67,7 @@ def node_name(node: Node, page_size: int) -> bytes:
 
 
 def shared_tokens(child: Node, key: CacheKey, tokens: IntArray, pos: int, page_size: int) -> int:
-    """Tokens from `pos` on that are those of `child`, which was found by its first page."""
+    """Number of tokens from `pos` on that equal those of `child`, found by its first page."""
     if child.media or key.media:
         shared = common_prefix_len(child.tokens, tokens[pos:])
         return media_divergence(child.media, key.media, pos, pos + shared) - pos
@@ -79,9 +79,9 @@ def shared_tokens(child: Node, key: CacheKey, tokens: IntArray, pos: int, page_s
 def nearest_tail(
     node: Node, tokens: IntArray, key: CacheKey, pos: int, page_size: int
 ) -> tuple[Node | None, int]:
-    """The child of `node` whose first page shares most of the tokens from `pos` on, and how many.
+    """The child of `node` with the longest partial match from `pos` on, and its length.
 
-    It is a neighbour of these tokens among the sorted names of the children.
+    It is a neighbour of these tokens in the sorted child keys.
     """
     if page_size == 1 or pos >= len(tokens) or not node.order:
         return None, 0
@@ -122,16 +122,16 @@ def path_to(node: Node) -> Iterator[Node]:
         node = node.parent
 
 
-def whole_path(node: Node, page_size: int) -> list[Segment]:
+def whole_path(node: Node, page_size: int) -> list[MatchedPages]:
     """All pages of the nodes from the root down to `node`."""
-    path = [Segment(n, -(-len(n.tokens) // page_size)) for n in path_to(node)]
+    path = [MatchedPages(n, -(-len(n.tokens) // page_size)) for n in path_to(node)]
     path.reverse()
     return path
 
 
 def walk(root: Node | None, key: CacheKey, limit: int, page_size: int) -> Walk:
     """Follow the first `limit` tokens of `key` without splitting nodes."""
-    path: list[Segment] = []
+    path: list[MatchedPages] = []
     tokens, pos, node = key.tokens[:limit], 0, root
     while node is not None:
         child = node.children.get(page_name(key, pos, len(tokens), page_size))
@@ -139,7 +139,7 @@ def walk(root: Node | None, key: CacheKey, limit: int, page_size: int) -> Walk:
             break
         shared = shared_tokens(child, key, tokens, pos, page_size)
         pages, rest = divmod(shared, page_size)
-        path.append(Segment(child, pages))
+        path.append(MatchedPages(child, pages))
         if rest or shared < len(child.tokens):
             tail = Tail(child, pages, rest) if rest else None
             return Walk(path, pos + shared - rest, tail)

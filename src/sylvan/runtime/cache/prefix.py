@@ -1,4 +1,4 @@
-"""What the cache manager needs from a prefix cache, and one that caches nothing."""
+"""The interface of a prefix cache, and an implementation that caches nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.runtime.cache.types import CacheKey, Node
 
 ANY = sys.maxsize
-"""As a bound on what is loaded from lower tiers: all of it."""
+"""As `load` limit: load everything that lower tiers have."""
 
 
 @dataclass(slots=True, eq=False)
@@ -19,10 +19,10 @@ class Match:
     """A cached prefix: `length` tokens in whole pages that end at `node`.
 
     Attributes:
-        tail: The leaf below `node` whose first page begins with `tail_tokens` more tokens.
+        tail: The leaf below `node` whose first page matches `tail_tokens` more tokens.
         state: Device slot of the recurrent state after all of them; 0: none, or in a lower tier.
-        cached_tokens: Tokens in whole pages that are cached, whether or not all KV groups can go
-            on after them.
+        cached_tokens: Cached tokens in whole pages, whether or not all KV groups can continue from
+            there.
         loads: Some of the KV has to be loaded from lower tiers.
     """
 
@@ -44,7 +44,7 @@ class Match:
 class Insertion:
     """`length` leading tokens now end at `node`; the first `cached` were on the device before.
 
-    `freed` are pages that the new entry made superfluous; the caller owns them now.
+    `freed` are pages that the new entry replaced; the caller owns them now.
     """
 
     node: Node
@@ -81,7 +81,7 @@ class PrefixCache(Protocol):
     def match(
         self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: int = 0
     ) -> Match:
-        """Longest cached prefix of `limit` tokens; of `load` tokens if lower tiers are read."""
+        """Longest cached prefix of `limit` tokens; of `load` tokens including lower tiers."""
         ...
 
     def insert(
@@ -94,7 +94,7 @@ class PrefixCache(Protocol):
         priority: int = 0,
         held: Node | None = None,
     ) -> Insertion:
-        """Take ownership of what is not cached yet."""
+        """Take ownership of the pages that are not cached yet."""
         ...
 
     def pages(self, node: Node) -> IntArray:
@@ -114,15 +114,15 @@ class PrefixCache(Protocol):
         ...
 
     def evict(self, num_pages: int) -> IntArray:
-        """Give up `num_pages` pages, fewer if there are not so many."""
+        """Evict `num_pages` pages, or as many as possible."""
         ...
 
     def clear(self) -> IntArray:
-        """Give up all that is not locked."""
+        """Evict everything that is not locked."""
         ...
 
     def restore(self, locks: Mapping[Node, int]) -> int:
-        """Lock each node as often as it should be; how many were not, or could not be evicted."""
+        """Recompute the locks; return how many were wrong, or not evictable."""
         ...
 
 
@@ -135,21 +135,17 @@ class NoPrefixCache:
         self._node = Node(EMPTY_IDS, EMPTY_IDS, parent=None)
 
     def peek(self, key: CacheKey, limit: int, load: int = ANY) -> int:
-        """See `PrefixCache.peek`."""
         return 0
 
     def first_page(self, key: CacheKey) -> bytes:
-        """See `PrefixCache.first_page`."""
         return b""
 
     def roots(self) -> Mapping[str, Node]:
-        """See `PrefixCache.roots`."""
         return {}
 
     def match(
         self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: int = 0
     ) -> Match:
-        """See `PrefixCache.match`."""
         return Match(self._node, 0)
 
     def insert(
@@ -162,31 +158,26 @@ class NoPrefixCache:
         priority: int = 0,
         held: Node | None = None,
     ) -> Insertion:
-        """See `PrefixCache.insert`; takes nothing."""
+        """Caches nothing."""
         return Insertion(self._node, 0, 0, EMPTY_IDS)
 
     def pages(self, node: Node) -> IntArray:
-        """See `PrefixCache.pages`."""
         return EMPTY_IDS
 
     def all_pages(self) -> Iterator[IntArray]:
-        """See `PrefixCache.all_pages`."""
         return iter(())
 
     def lock(self, node: Node) -> None:
-        """See `PrefixCache.lock`."""
+        pass
 
     def unlock(self, node: Node) -> None:
-        """See `PrefixCache.unlock`."""
+        pass
 
     def evict(self, num_pages: int) -> IntArray:
-        """See `PrefixCache.evict`."""
         return EMPTY_IDS
 
     def clear(self) -> IntArray:
-        """See `PrefixCache.clear`."""
         return EMPTY_IDS
 
     def restore(self, locks: Mapping[Node, int]) -> int:
-        """See `PrefixCache.restore`."""
         return 0

@@ -38,9 +38,9 @@ from sylvan.runtime.cache.windows import WindowPages
 class RadixCache:
     """Radix tree of cached prefixes (RadixAttention, arXiv:2312.07104 s3), one root a namespace.
 
-    Owns each page given to `insert` until `evict` or an `Insertion.freed` returns it. KV groups
-    beside the first are components of a node (see `Component`): a match is the longest prefix after
-    which all of them can go on.
+    Owns every page passed to `insert` until `evict` or `Insertion.freed` returns it. Further KV
+    groups are components of a node (see `Component`): a match is the longest prefix from which all
+    groups can continue.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RadixCache:
         self._tiered = tiered
         self._extents = Extents(nodes, states, min_load_tokens) if components or tiered else None
         self._clock = itertools.count(1)
-        self._roots = nodes.roots
+        self._roots, self._versions = nodes.roots, nodes.versions
         self.ghosts = nodes.ghosts
         self.lock, self.unlock, self.restore = nodes.lock, nodes.unlock, nodes.restore
 
@@ -86,18 +86,22 @@ class RadixCache:
     # ---- reading
 
     def peek(self, key: CacheKey, limit: int, load: int = ANY) -> int:
-        """Tokens of `key` that a `match` now would find, at most `limit`; changes nothing.
+        """Count the tokens that `match` would find now, at most `limit`, without side effects.
 
-        `load`: as for `match`; with 0 only what is on the device counts.
-        Asked again with the same key, it goes on from the node it reached, if that is still there.
+        `load`: as for `match`; 0 counts only KV on the device. A repeated call with the same key
+        returns at once while its namespace is unchanged; otherwise it resumes from the node it
+        reached.
         """
         if self._extents is not None:
             return self._extents.peek(key, limit, load)
         cursor, size = key.cursor, self.page_size
+        version = self._versions.get(key.namespace)
+        if version is None:
+            return 0
+        if cursor is not None and cursor.version == version and cursor.limit == limit:
+            return cursor.found
         if cursor is None or not cursor.is_valid(limit):
-            root = self._roots.get(key.namespace)
-            if root is None:
-                return 0
+            root = self._roots[key.namespace]
             cursor = MatchCursor(root, 0, page_name(key, 0, limit, size), limit)
         node, pos, name = cursor.node, cursor.stop, cursor.next_page
         tokens = key.tokens[:limit] if size > 1 or name in node.children else EMPTY_IDS
@@ -111,7 +115,7 @@ class RadixCache:
             shared = nearest_tail(node, tokens, key, pos, size)[1]
         if node is not cursor.node:
             cursor = MatchCursor(node, pos, name, limit)
-        key.cursor = cursor
+        key.cursor, cursor.version, cursor.found = cursor, version, pos + shared
         return pos + shared
 
     def first_page(self, key: CacheKey) -> bytes:
@@ -190,9 +194,8 @@ class RadixCache:
     ) -> Insertion:
         """Take ownership of the pages of `key` that are not on the device yet.
 
-        The caller still owns its pages for the first `cached` tokens, and the page after the last
-        whole one unless `with_tail`. A lock of the caller on `held`, where a start of `key` ends,
-        moves to the node returned.
+        The caller keeps its pages of the first `cached` tokens, and the last partial page unless
+        `with_tail`. The caller's lock on `held`, a node on the path, moves to the returned node.
         """
         tokens, size = key.tokens, self.page_size
         if not with_tail and len(tokens) % size:
@@ -230,9 +233,9 @@ class RadixCache:
         return Insertion(leaf, len(tokens), cached, freed)
 
     def evict(self, num_pages: int) -> IntArray:
-        """Give up at least `num_pages` device pages of unlocked nodes, or all there are.
+        """Evict at least `num_pages` device pages of unlocked nodes, or all of them.
 
-        Leaves are shortened from their end, a whole leaf going only when all of it is needed.
+        Leaves are shortened from their end.
         """
         freed: list[IntArray] = []
         need, nodes, heap = num_pages, self.nodes, self.heap
@@ -254,7 +257,7 @@ class RadixCache:
     # ---- followers
 
     def record_events(self) -> None:
-        """Keep events from now on."""
+        """Start recording events."""
         self.nodes.events.record()
 
     def take_events(self) -> list[TreeEvent]:
@@ -288,9 +291,9 @@ class RadixCache:
         return node, pos
 
     def _fill(self, node: Node, pages: IntArray, cached: int, step: int) -> int:
-        """Give nodes on the way to `node` the device pages they lack.
+        """Give nodes on the path to `node` the device pages they lack.
 
-        Returns how many of their `cached` tokens were on the device before.
+        Returns how many of the `cached` tokens were on the device already.
         """
         if not self._tiered:
             return cached
@@ -301,7 +304,7 @@ class RadixCache:
         return cached
 
     def _drop_subsumed(self, node: Node, rest: IntArray) -> IntArray:
-        """Remove the leaf below `node` whose tokens, less than a page, all begin `rest`."""
+        """Remove the partial leaf below `node` whose tokens are a prefix of `rest`."""
         at = bisect_left(node.order, rest[: self.page_size].tobytes())
         if at == 0:
             return EMPTY_IDS

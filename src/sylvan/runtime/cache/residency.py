@@ -1,9 +1,8 @@
-"""Lower tiers: memories that keep KV which the device has no room for.
+"""Lower tiers: memories for KV that does not fit on the device.
 
-Eviction takes device pages at once and in the same order as without a tier. The leaves that are
-next to be evicted are written to the tiers ahead of time (`Residency.poll`), so that they lie in a
-lower place too by then. A slow or full tier therefore costs hits, but never delays a request, and
-device pages belong to the tree until they are evicted, whatever a tier does.
+Eviction frees device pages at once, in the same order as without a tier. The leaves next in line
+are written to the tiers ahead of time (`Residency.poll`). A slow or full tier therefore costs hits
+but never delays a request, and device pages belong to the tree until they are evicted.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from sylvan.runtime.cache.types import (
 )
 
 MAX_SINKING = 65_536
-"""Nodes that wait to be written to one tier; of more the oldest stay where they are."""
+"""Most nodes queued for writing to one tier; the oldest beyond that are not written."""
 _SLACK = 1024  # dead entries tolerated before a rebuild
 
 
 class Tier(Protocol):
-    """Control side of one memory below the device; its own means move the KV.
+    """Control side of one tier below the device; it moves the KV itself.
 
     Attributes:
         place: Where it is.
-        whole_prefixes: What it has of a prefix is of use only with all that comes before.
+        whole_prefixes: A node is useful to it only together with its whole prefix.
     """
 
     place: Place
@@ -51,29 +50,29 @@ class Tier(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes anything at all now."""
+        """Whether it accepts writes now."""
         ...
 
     @property
     def free_pages(self) -> int:
-        """Pages that it can take now."""
+        """Pages that it can accept now."""
         ...
 
     def wants(self, node: Node) -> bool:
-        """Whether it would ever take this node, however much room there is."""
+        """Whether it would ever accept this node, regardless of free space."""
         ...
 
     def offer(self, number: int, node: Node, source: Place) -> Locator | None:
-        """Begin to write the KV of a node, as write `number`; None if that cannot be now.
+        """Start writing the KV of a node as write `number`; None if it cannot now.
 
         The tier reads from `source`: from `Node.pages`, `NodeParts.windows` and `NodeParts.state`
-        if that is the device, else from `NodeParts.lower[source]`. It reads after all steps that
-        were launched before, and reports the end to `poll` even if the source is given to others
-        meanwhile; what it wrote is dropped then.
+        if that is the device, else from `NodeParts.lower[source]`. It reads after all steps
+        launched before, and reports completion to `poll` even if the source was reused meanwhile;
+        the copy is then dropped.
 
         Returns:
             Where the tier will keep it. Pages of the first group are obligatory, but for a last one
-            that is not whole.
+                that is not whole.
         """
         ...
 
@@ -82,17 +81,17 @@ class Tier(Protocol):
         ...
 
     def drop(self, locator: Locator) -> None:
-        """Nobody needs this any more. Each page and state of a locator is dropped once."""
+        """Free a locator. Each page and state is dropped exactly once."""
         ...
 
 
 class Stored(Protocol):
-    """A prefix that a tier turned out to have, of pages that others wrote.
+    """A prefix found in a tier whose pages another process wrote.
 
-    Each number is given once, and only for what is to be known from now on.
+    Each number is reported once, and only for newly known pages.
 
     Attributes:
-        first: First page that is known to be there.
+        first: First page present.
         stop: Page after the last one.
     """
 
@@ -108,7 +107,7 @@ class Stored(Protocol):
         ...
 
     def state(self, stop: int) -> int:
-        """Number of the recurrent state after so many pages; `ABSENT` if it is not there."""
+        """Number of the recurrent state after that many pages; `ABSENT` if the tier has none."""
         ...
 
 
@@ -127,7 +126,7 @@ class TierPolicy:
 
 
 class Residency:
-    """Keeps tiers filled, nearest first, and tells them what nobody needs any more."""
+    """Fills tiers, nearest first, and frees what is no longer needed."""
 
     def __init__(
         self,
@@ -149,19 +148,19 @@ class Residency:
         self._writes: dict[int, Tier] = {}
         self._numbers = itertools.count(1)
         self._refused = False  # a write, since the last `poll` began
-        self._distrusted: set[int] = set()  # writes of what was cleared meanwhile
+        self._distrusted: set[int] = set()  # writes of nodes that `clear` removed meanwhile
 
     @property
     def places(self) -> Iterable[Place]:
-        """Of the tiers, nearest first."""
+        """The tiers, nearest first."""
         return self._tiers.keys()
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether `poll` might begin writes, though nothing else happens.
+        """Whether `poll` could start a write without any other event.
 
-        A write that was refused while none was running is not taken until the tree has changed: no
-        tier has room for the node beside what it must keep.
+        A write refused while none was running stays refused until the tree changes: no tier has
+        room.
         """
         if self._refused and not self._writes:
             return False
@@ -171,10 +170,10 @@ class Residency:
         return any(self._sinking.values())
 
     def poll(self, completed: int) -> None:
-        """Take in writes that ended, and begin new ones.
+        """Process finished writes, and start new ones.
 
         Args:
-            completed: Last step whose results are known; KV of later ones is not written.
+            completed: Last step whose results are in; KV of later steps is not written.
         """
         for tier in self._tiers.values():
             for number, succeeded in tier.poll():
@@ -201,7 +200,7 @@ class Residency:
                 parts_of(each).readers -= 1
 
     def was_evicted(self, number: int) -> bool:
-        """Whether device pages of a write were given to others, but not because all was cleared."""
+        """Whether device pages of a write were reused, other than by clearing the cache."""
         if number in self._distrusted:
             return False
         for node in self._nodes.writing.get(number, ()):
@@ -225,9 +224,9 @@ class Residency:
         return found
 
     def learn(self, key: CacheKey, place: Place, stored: Stored) -> bool:
-        """A tier has pages of a prefix that it was not known to have: from now on they are found.
+        """Add newly discovered pages of a tier to the tree.
 
-        False, changing nothing, if what is before them is not cached any more.
+        False, changing nothing, if the prefix before them is no longer cached.
         """
         size, tier = self._nodes.page_size, self._tiers[place]
         node, reached = self._reach(key, stored.stop * size)
@@ -254,14 +253,14 @@ class Residency:
         return True
 
     def forget(self, place: Place) -> None:
-        """A tier is emptied or goes: nothing lies there any more, but what loads read just now."""
+        """Forget everything in a tier that was cleared or removed, except what loads read now."""
         if (waiting := self._sinking.get(place)) is not None:
             waiting.clear()
         self._nodes.forget_all_lower(place)
         self.collect()
 
     def collect(self) -> None:
-        """Tell tiers what nobody needs any more."""
+        """Free tier memory that the tree no longer uses."""
         dropped = self._nodes.dropped
         while dropped:
             place, locator = dropped.pop()
@@ -270,7 +269,7 @@ class Residency:
     # ---- inside
 
     def _reach(self, key: CacheKey, length: int) -> tuple[Node, int]:
-        """The deepest node on the way of the first `length` tokens, split there, and its end."""
+        """The deepest node within the first `length` tokens, split there, and its end."""
         nodes = self._nodes
         root = nodes.roots.get(key.namespace) or Node(
             EMPTY_IDS, EMPTY_IDS, None, namespace=key.namespace
@@ -302,12 +301,12 @@ class Residency:
         return node.computed_at <= completed and self._write_anywhere(node)
 
     def _is_wanted(self, node: Node) -> bool:
-        """Whether any tier would take a node. Nobody would find less than a page in one."""
+        """Whether any tier would accept a node; nodes shorter than a page are useless there."""
         whole = len(node.tokens) >= self._nodes.page_size
         return whole and any(tier.wants(node) for tier in self._tiers.values())
 
     def _write_anywhere(self, node: Node) -> bool:
-        """Offer a node to tiers, nearest first, until one takes it or has it."""
+        """Offer a node to the tiers, nearest first, until one accepts or already has it."""
         for tier in self._tiers.values():
             if tier.place in parts_of(node).lower:
                 return True
@@ -316,14 +315,14 @@ class Residency:
         return False
 
     def _sink(self, completed: int) -> None:
-        """Write to each tier what the one above has got, in that order, as long as it is taken."""
+        """Copy from each tier to the next lower one, in order, as long as writes are accepted."""
         for place, waiting in self._sinking.items():
             tier = self._tiers[place]
             while waiting and self._sink_node(waiting[0], tier, completed):
                 waiting.popleft()
 
     def _sink_node(self, node: Node, tier: Tier, completed: int) -> bool:
-        """Begin to write a node to a lower tier too; False if it does not take it now."""
+        """Start writing a node to a lower tier too; False if the tier refuses now."""
         path = [*path_to(node)][::-1] if tier.whole_prefixes else [node]
         for each in path:
             parts_of(each).readers += 1  # as in `back_up`
@@ -346,13 +345,13 @@ class Residency:
         return source is None or self._write(node, source, tier)
 
     def _stage(self, node: Node, completed: int) -> bool:
-        """Write a node before it is evicted, and what it is of no use without."""
+        """Write a node before its eviction, together with the prefix it depends on."""
         if any(tier.whole_prefixes for tier in self._tiers.values()):
             return self.back_up(node, completed)
         return not self._is_wanted(node) or self._write_anywhere(node)
 
     def _learn_node(self, node: Node, place: Place, stored: Stored) -> None:
-        """A node lies in a tier too, or more of it than was known."""
+        """Record that a tier holds a node, or more of it than known."""
         parts, size = parts_of(node), self._nodes.page_size
         first, stop = node.start // size, node.stop // size
         known = parts.lower.get(place)
@@ -414,7 +413,7 @@ class Residency:
                 self._sinking[below].append(node)
 
     def _shed(self, place: Place, num_pages: int) -> None:
-        """Forget the least valuable nodes of a tier until so many pages are free there."""
+        """Drop the least valuable nodes of a tier until that many pages are free."""
         shelf, passed = self._shelves[place], list[Node]()
         while num_pages > 0 and (node := shelf.pop()):
             if not _may_go(node, place):
@@ -433,7 +432,7 @@ class Residency:
 class _Shelf:
     """The nodes of one tier, least valuable first.
 
-    A node that lies there is on the shelf, or a node below it is.
+    Each node in the tier is in this heap, or a node below it is.
     """
 
     def __init__(self, policy: EvictionPolicy, place: Place) -> None:
@@ -444,7 +443,7 @@ class _Shelf:
         self._rebuild_at = _SLACK
 
     def push(self, node: Node) -> None:
-        """Add a node, if it lies there."""
+        """Add a node if the tier holds it."""
         if node.parts is None or self._place not in node.parts.lower:
             return
         number = self._live[node] = next(self._numbers)
@@ -468,7 +467,7 @@ class _Shelf:
         return None
 
     def _is_live(self, node: Node, number: int) -> bool:
-        """Whether this is the newest entry of a node that still lies there."""
+        """Whether this is the newest entry of a node that the tier still holds."""
         if self._live.get(node) != number:
             return False
         return node.parent is not None and self._place in parts_of(node).lower
@@ -481,5 +480,5 @@ def parts_of(node: Node) -> NodeParts:
 
 
 def _may_go(node: Node, place: Place) -> bool:
-    """Whether a tier may forget a node: nothing that lies elsewhere needs it."""
+    """Whether a tier may drop a node: no node elsewhere depends on it."""
     return not parts_of(node).readers and (node.places != place or not node.children)

@@ -1,8 +1,8 @@
-"""Who owns which slot of recurrent state: requests, or prefixes that others may continue.
+"""Ownership of recurrent-state slots: by running requests, or by cached prefixes.
 
-Layers without attention (state spaces, linear attention, short convolutions) remember a prefix in
-a state of fixed size that cannot be cut back. So a cached prefix can be continued only from a
-position whose state was kept; the keys and values in between are computed again.
+Layers without attention (state spaces, linear attention, short convolutions) keep a prefix as one
+state of fixed size that cannot be truncated. So a cached prefix can be continued only from a
+position whose state was saved; everything after it is recomputed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from sylvan.runtime.cache.matching import Segment
+from sylvan.runtime.cache.matching import MatchedPages
 from sylvan.runtime.cache.prefix import Match
 from sylvan.runtime.cache.types import (
     ABSENT,
@@ -28,7 +28,7 @@ class NodeStates:
 
     def __init__(self) -> None:
         self.holders: dict[int, Node] = {}  # by slot
-        self.dropped: list[int] = []  # slots of nodes that are gone; `StateSlots` takes them
+        self.dropped: list[int] = []  # slots of removed nodes; `StateSlots` collects them
 
     def keep(self, node: Node, slot: int) -> bool:
         """Let `node` end in the state of `slot`; False if it has a state already."""
@@ -42,7 +42,7 @@ class NodeStates:
         return True
 
     def drop_oldest(self, sparing: Collection[int]) -> int:
-        """Take the least recently used state from its node, which stays; 0 if there is none."""
+        """Take the least recently used state from its node, which stays; 0 if no node has one."""
         free = [node for slot, node in self.holders.items() if slot not in sparing]
         if not free:
             return 0
@@ -52,22 +52,19 @@ class NodeStates:
         return self._take(node)
 
     def on_split(self, upper: Node, lower: Node, num_pages: int) -> None:
-        """See `Component.on_split`: a state stays with the end of its node."""
+        """A state stays with the end of its node."""
 
     def on_leave(self, node: Node, keep: int) -> None:
-        """See `Component.on_leave`."""
         if slot := self._take(node):
             self.dropped.append(slot)
 
-    def longest(self, path: Sequence[Segment], limit: int, *, lower: bool) -> int:
-        """See `Component.longest`."""
+    def longest(self, path: Sequence[MatchedPages], limit: int, *, lower: bool) -> int:
         for node, _ in reversed(path):
             if node.stop <= limit and has_state(node, lower=lower):
                 return node.stop
         return 0
 
-    def can_end(self, path: Sequence[Segment], tail: Node, page: int, tokens: int) -> bool:
-        """See `Component.can_end`."""
+    def can_end(self, path: Sequence[MatchedPages], tail: Node, page: int, tokens: int) -> bool:
         return tokens == tail.stop and has_state(tail, lower=False)
 
     def _take(self, node: Node) -> int:
@@ -94,7 +91,7 @@ class StateTree(Protocol):
 
     @property
     def states(self) -> NodeStates | None:
-        """Of its nodes."""
+        """States that nodes of the tree hold."""
         ...
 
     def find(self, key: CacheKey, *, use: bool = False) -> Node | None:
@@ -106,10 +103,10 @@ class StateTree(Protocol):
 
 
 class StateSlots:
-    """Slots 1..num_slots-1, each free, of one running request, or of a node of the tree.
+    """Slots 1..num_slots-1, each free, owned by a running request, or by a tree node.
 
-    Slot 0 is the state that has seen nothing. When all are taken, the tree gives up those it has
-    not used for longest.
+    Slot 0 is the initial state. When no slot is free, the least recently used state of the tree is
+    dropped.
     """
 
     def __init__(self, num_slots: int, tree: StateTree | None) -> None:
@@ -120,11 +117,11 @@ class StateSlots:
         self._nodes = nodes if nodes is not None else NodeStates()
         self._free = list(range(num_slots - 1, 0, -1))
         self._fresh = {0}  # to be filled by the step being planned
-        self._waiting: list[RunningState] = []  # that have not been copied from their sources yet
+        self._waiting: list[RunningState] = []  # states not yet copied from their sources
 
     @property
     def free_slots(self) -> int:
-        """Slots that nobody has."""
+        """Slots without an owner."""
         return len(self._free) + len(self._nodes.dropped)
 
     def begin(self, match: Match) -> RunningState | None:
@@ -165,7 +162,7 @@ class StateSlots:
         return node.parts.state if node is not None and node.parts is not None else 0
 
     def keep_or_free(self, node: Node, slot: int) -> None:
-        """Let `node` end in the state of `slot` if it has none; else the slot is free."""
+        """Give `slot` to `node` if it has no state; otherwise free the slot."""
         if not self._nodes.keep(node, slot):
             self.give(slot)
 
@@ -187,9 +184,9 @@ class StateSlots:
         return 0
 
     def audit(self, held: Collection[int]) -> int:
-        """Take back slots that are neither free, nor of a request (`held`), nor kept by the tree.
+        """Free slots that have no owner: no request (`held`), no node, not the free list.
 
-        Returns how many. Cheap unless the counts disagree.
+        Returns their number. Cheap unless the counts disagree.
         """
         kept = self._nodes.holders.keys()
         if self.free_slots + len(held) + len(kept) == self.num_slots:
@@ -201,11 +198,11 @@ class StateSlots:
         return len(lost)
 
     def launched(self) -> None:
-        """The step that fills what was saved is on its way: its slots may be given up again."""
+        """Called when the step that fills the saved slots was launched: they may be evicted."""
         self._fresh = {0}
 
     def give(self, slot: int) -> None:
-        """Take back a slot of a request."""
+        """Free a slot of a request."""
         assert slot not in self._free, "a state slot is freed twice"
         self._free.append(slot)
 

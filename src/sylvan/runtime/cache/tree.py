@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
@@ -26,12 +27,12 @@ from sylvan.runtime.cache.types import (
 
 
 class NodeTree:
-    """Attaches, splits, shortens and locks nodes, and keeps count.
+    """Attaches, splits, shortens and locks nodes, and maintains the counters.
 
     Invariants, checked in tests: a parent has at least as many locks as any child; a locked node is
     never evicted; `evictable_pages` is the number of device pages of unlocked nodes; only leaves
     end inside a page; siblings never share a whole page. With lower tiers: the ancestors of a node
-    that is on the device are too; each node lies somewhere.
+    on the device are on the device too; each node is in at least one tier.
     """
 
     def __init__(
@@ -43,35 +44,38 @@ class NodeTree:
         num_windows: int = 0,
         tiered: bool = False,
     ) -> None:
-        """`heap`: chooses what is evicted next; `components`, those of window groups first."""
+        """`heap` selects the next eviction; `components` start with those of window groups."""
         self.page_size = page_size
         self.evictable_pages = 0
         self.total_pages = 0
         self.num_nodes = 0
         self.roots: dict[str, Node] = {}
+        self.versions: dict[str, int] = {}  # version of each namespace with a root; never reused
+        self._changes = itertools.count(1)
         self.components = tuple(components)
         self.tiered = tiered
         self.heap = heap
         self.ghosts = Ghosts()
-        self.dropped: list[tuple[Place, Locator]] = []  # what tiers may reuse; `Residency` takes it
+        self.dropped: list[tuple[Place, Locator]] = []  # freed tier memory; `Residency` collects it
         self.writing: dict[int, list[Node]] = {}  # nodes that a write to a tier copies, by number
-        self._ordered = page_size > 1  # keep children sorted, to find hits inside a page
+        self._ordered = page_size > 1  # keep children sorted, to find partial-page hits
         self.num_windows = num_windows
-        self.events = EventLog()  # for those who follow the tree from outside
+        self.events = EventLog()  # for external subscribers (KV events)
 
     # ---- structure
 
     def attach(
         self, parent: Node, leaf: Node, lower: Mapping[Place, Locator] | None = None
     ) -> None:
-        """Add a new leaf, whose pages are the tree's from now on.
+        """Add a leaf; the tree takes ownership of its pages.
 
-        `lower`: where its KV lies otherwise.
+        `lower`: lower tiers that hold its KV.
         """
         name = node_name(leaf, self.page_size)
         assert name not in parent.children
         if parent.parent is None:
             self.roots[parent.namespace] = parent
+        self.versions[parent.namespace] = next(self._changes)
         parent.adopt(name, leaf, ordered=self._ordered)
         if self.num_windows or self.tiered:
             count = -(-len(leaf.tokens) // self.page_size)
@@ -123,7 +127,7 @@ class NodeTree:
         return node if node.stop == stop else self.split(node, stop - node.start)
 
     def shorten(self, leaf: Node, count: int) -> IntArray:
-        """Take the last `count` device pages of an unlocked leaf; without any left it goes."""
+        """Free the last `count` device pages of an unlocked leaf; remove it if none are left."""
         if self.tiered:
             return self._give_up(leaf, count)
         keep = len(leaf.pages) - count
@@ -137,11 +141,12 @@ class NodeTree:
         if self.components:
             self._leave(leaf, keep)
         leaf.tokens, leaf.pages = tokens[:cut].copy(), pages[:keep].copy()
+        self.versions[leaf.namespace] = next(self._changes)
         self.heap.push(leaf)
         return pages[keep:]
 
     def remove(self, node: Node) -> IntArray:
-        """Take an unlocked node out of the tree, and all below it; returns its device pages."""
+        """Remove an unlocked node and its subtree; return their device pages."""
         above = node.parent
         assert above is not None
         pages = node.pages
@@ -161,7 +166,9 @@ class NodeTree:
         if above.parent is not None:
             self.heap.push(above)
         elif not above.children:
-            del self.roots[above.namespace]
+            del self.roots[above.namespace], self.versions[above.namespace]
+            return pages
+        self.versions[above.namespace] = next(self._changes)
         return pages
 
     # ---- locks
@@ -192,7 +199,7 @@ class NodeTree:
             node = parent
 
     def restore(self, locks: Mapping[Node, int]) -> int:
-        """Lock nodes as often as they should be, count anew, queue leaves; how many differed."""
+        """Recompute locks, counters and the heap; return how many locks were wrong."""
         wrong = self.evictable_pages = self.total_pages = 0
         for node in below(self.roots.values()):
             want = locks.get(node, 0)
@@ -208,7 +215,7 @@ class NodeTree:
     # ---- lower tiers
 
     def fill(self, node: Node, pages: IntArray, step: int | None = None) -> None:
-        """Give device pages to a node that has none; `step` computes them, or they were loaded."""
+        """Give device pages to a node without any; `step` computes them, or a load filled them."""
         node.pages = pages.copy()
         if step is not None:
             node.computed_at = step
@@ -221,7 +228,7 @@ class NodeTree:
         self.events.add("insert", node, len(node.tokens))
 
     def demote(self, node: Node) -> IntArray:
-        """Take the device pages of an unlocked node that a lower tier has too."""
+        """Free the device pages of an unlocked node that a lower tier holds too."""
         pages, above = node.pages, node.parent
         assert above is not None
         self.evictable_pages -= len(pages)
@@ -248,9 +255,9 @@ class NodeTree:
             self.remove(node)
 
     def forget_all_lower(self, only: Place | None = None) -> None:
-        """Forget what lower tiers have of all nodes, except what loads in progress read.
+        """Drop all KV in lower tiers except what running loads read.
 
-        `only`: what lies in that place.
+        `only`: restrict this to one tier.
         """
         nodes = sorted(below(self.roots.values()), key=attrgetter("start"), reverse=True)
         for node in nodes:
@@ -262,21 +269,21 @@ class NodeTree:
     # ---- inside
 
     def _give_up(self, leaf: Node, count: int) -> IntArray:
-        """Take the last `count` device pages of a leaf; what lower tiers have of it stays."""
+        """Free the last `count` device pages of a leaf; copies in lower tiers stay."""
         keep = len(leaf.pages) - count
         if keep:
             self.split(leaf, keep * self.page_size)
         return self.demote(leaf) if leaf.parts and leaf.parts.lower else self.remove(leaf)
 
     def _leave(self, node: Node, keep: int) -> None:
-        """A node keeps only its first `keep` device pages."""
+        """Keep only the first `keep` device pages of a node."""
         for component in self.components:
             component.on_leave(node, keep)
         if keep and node.parts is not None:
             node.parts.windows = [pages[:keep].copy() for pages in node.parts.windows]
 
     def _void_writes(self, node: Node, source: Place) -> None:
-        """What a node had in that place is given to others."""
+        """Void running writes from a tier whose memory is being reused."""
         for write in node.parts.writes_from(source) if node.parts else ():
             write.is_void = True
 
@@ -309,7 +316,7 @@ class NodeTree:
             component.on_split(upper, node, pages)
 
     def _count_child(self, parent: Node, change: int) -> None:
-        """A child of `parent` came to the device, or left it."""
+        """Update `parent` after a child gained or lost its device pages."""
         if parent.parts is not None:
             parent.parts.on_device += change
 

@@ -16,7 +16,7 @@ from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """Positions [start, stop) that stand for an image or a video of this content digest."""
+    """Positions [start, stop) that hold an image or a video with this content digest."""
 
     start: int
     stop: int
@@ -28,19 +28,19 @@ _FOREVER = 1 << 62
 
 
 def tenant_span(start: int, salt: str) -> MediaSpan:
-    """Sets the positions from `start` on apart from all whose salt is another.
+    """A span that separates the positions from `start` on by their salt.
 
-    What stands before them, a system prompt that the operator declared public, is shared.
+    Positions before it, a public system prompt, are shared.
     """
     return MediaSpan(start, _FOREVER, TENANT + salt.encode())
 
 
-@dataclass(slots=True, eq=False)  # not frozen: that makes its constructor three times as slow
+@dataclass(slots=True, eq=False)  # not frozen: a frozen constructor takes three times as long
 class CacheKey:
     """Identifies a prefix: two equal keys have the same KV.
 
-    `namespace` keeps apart what must never be shared: adapters, tenants, salts. These three fields
-    never change. The others speed up repeated lookups: `first` is the name of the first page,
+    `namespace` separates KV that must never be shared: adapters, tenants, salts. These three fields
+    are immutable. The others speed up repeated lookups: `first` is the child key of the first page,
     `cursor` the node that the last lookup reached.
     """
 
@@ -66,7 +66,7 @@ NO_TIER_IDS: TierIds = np.empty(0, np.int64)
 
 @dataclass(slots=True, eq=False)
 class Locator:
-    """Where a tier keeps the KV of a node: numbers that the tier chose, opaque to the cache.
+    """Where a tier keeps the KV of a node, in numbers opaque to the cache.
 
     Attributes:
         pages: One number for each page of the node.
@@ -102,10 +102,10 @@ class Locator:
 
 @dataclass(slots=True, eq=False)
 class Writing:
-    """KV on its way from `source` to the tier `target`, which will keep it at `locator`.
+    """A running write of KV from `source` to `locator` in the tier `target`.
 
-    What the source gave to others meanwhile arrives in vain: all of it if the write is void, else
-    the parts in `lost`.
+    Parts that the source reused meanwhile are discarded: everything if the write is void, else the
+    parts in `lost`.
     """
 
     locator: Locator
@@ -117,7 +117,7 @@ class Writing:
 
 @dataclass(slots=True, eq=False)
 class NodeParts:
-    """What a node holds beside device pages of the first group; most caches need none of it.
+    """Memory of a node beyond the device pages of the first group; most caches have none.
 
     Attributes:
         windows: For each window group the device page of each page of the node, or 0.
@@ -152,12 +152,12 @@ class Node:
     """An edge of the prefix tree: `pages` hold the KV of `tokens`, or it lies in a lower tier.
 
     Only a leaf may end inside a page. `locks` counts the requests whose borrowed prefix ends at or
-    below this node. `computed_at` is the step that computes the KV: copies out of a page of it are
-    possible in later steps only.
+    below this node. `computed_at` is the step that computes the KV; its pages can be copied from
+    only in later steps.
     """
 
     tokens: IntArray
-    pages: IntArray  # of the first group, on the device; empty if the KV is not there
+    pages: IntArray  # device pages of the first group; empty if the KV is not on the device
     parent: Node | None
     start: int = 0  # position of the first token
     namespace: str = ""
@@ -172,7 +172,7 @@ class Node:
     computed_at: int = 0
     parts: NodeParts | None = None
     pushes: int = 0  # number of its last push onto the eviction heap
-    queued: int = 0  # number of the push that is its live heap entry; 0: it has none
+    queued: int = 0  # sequence number of its live heap entry; 0: not in the heap
     rank: tuple[int, ...] = ()  # at that push
 
     @property
@@ -182,7 +182,7 @@ class Node:
 
     @property
     def places(self) -> Place:
-        """Where its KV lies."""
+        """The tiers that hold its KV."""
         found = Place.DEVICE if len(self.pages) else Place(0)
         for place in self.parts.lower if self.parts else ():
             found |= place
@@ -196,7 +196,7 @@ class Node:
             self.priority = priority
 
     def adopt(self, name: bytes, child: Node, *, ordered: bool) -> None:
-        """Add a child; all calls for a node agree on whether to keep an order."""
+        """Add a child; `ordered` must be the same in all calls for a node."""
         if self.children is NO_CHILDREN:
             self.children = {name: child}
             if ordered:
@@ -224,15 +224,18 @@ def below(roots: Iterable[Node]) -> Iterator[Node]:
 
 @dataclass(slots=True, eq=False)
 class MatchCursor:
-    """The last node that lies wholly within the first `limit` tokens of a key.
+    """The last node completely within the first `limit` tokens of a key.
 
-    It ends before position `stop`; `next_page` is the name of the page there.
+    It ends at position `stop`, where `next_page` is the child key. `found` is the result of the
+    lookup at that `version` of the namespace.
     """
 
     node: Node
     stop: int
     next_page: bytes
     limit: int
+    found: int = 0
+    version: int = 0
 
     def is_valid(self, limit: int) -> bool:
         """Whether the node is still in the tree; a node never leaves before those below it."""
@@ -246,10 +249,10 @@ class RunningState:
     """The recurrent state of one request.
 
     `slot` holds the state after `at` tokens once all steps in flight are done; -1 before the first
-    step. That starts at token `begun` and copies the state of `source` (slot 0 has seen nothing).
-    `saves` are for the step being launched: (tokens, slot) to keep a copy in on the way.
-    `checkpoint_at` is a length that other prompts share and for which no state was found: the state
-    there is worth keeping; 0 if there is none.
+    step. The first step starts at token `begun` from a copy of slot `source` (slot 0 is the initial
+    state). `saves` are (tokens, slot) copies that the step being launched makes on the way.
+    `checkpoint_at` is a prefix length shared with other prompts that has no saved state yet, worth
+    saving; 0 if none.
     """
 
     slot: int
@@ -261,10 +264,10 @@ class RunningState:
 
 
 class PageTable(Protocol):
-    """Page numbers of one request in one KV group; entry i stands for page i of its tokens.
+    """Page numbers of one request in one KV group; entry i holds tokens of page i.
 
-    As many entries are valid as the handle has pages. Nobody reads entries before `first`: their
-    pages were given back.
+    The handle's page count bounds the valid entries. Entries before `first` are freed and never
+    read.
     """
 
     pages: IntArray
@@ -275,8 +278,8 @@ class PageTable(Protocol):
 class WindowTable:
     """The page table of a window group.
 
-    `tail`, if not 0, is the page whose first tokens are to be copied into the page after the shared
-    ones, as `KVHandle.tail` is for the first group.
+    `tail`, if not 0, is the page to copy the first tokens of the page after the shared ones from;
+    see `KVHandle.tail`.
     """
 
     pages: IntArray
@@ -286,10 +289,10 @@ class WindowTable:
 
 @dataclass(slots=True, eq=False)
 class PageLoad:
-    """Pages of one KV group that are on their way to the device, from one place.
+    """Pages of one KV group that are being loaded from one tier.
 
-    `entries` are their indices in the page table; `targets` the device pages to be filled from what
-    the tier knows as `sources`.
+    `entries` are their page-table indices, `targets` the device pages, `sources` the tier's page
+    numbers.
     """
 
     group: int
@@ -310,10 +313,10 @@ class StateLoad:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """KV that lower tiers bring for one request, up to the end of `node`, which it keeps locked.
+    """A load from lower tiers for one request, up to the end of `node`, which it locks.
 
-    `kv` is None once the request has given up its memory; the load then owns its targets until the
-    transfer ends. `taken`: the transfer may have begun.
+    `kv` is None after the request released its memory; the load then owns its targets until the
+    transfer ends. `taken`: the transfer may have started.
     """
 
     number: int
@@ -330,12 +333,12 @@ class KVHandle:
 
     The first `shared` entries of each table belong to the prefix tree, where `node` keeps them
     locked (or to `loading`); the rest up to `num_pages` belong to this handle alone. `cached`
-    tokens were found computed when it was acquired: whole shared pages and, if `tail` is set, the
-    first tokens of the next page, which are to be copied from that page of the tree.
+    tokens were already computed on acquisition: whole shared pages and, if `tail` is set, the first
+    tokens of the next page, which a step copies from that tree page.
 
-    `pages` is a buffer that grows in place. Whoever keeps a copy of a table looks at `version`: as
-    long as it stays the same, page numbers were only appended. `pages` stands for the first group;
-    a model with window groups only has numbers there without memory (`has_full` is False).
+    `pages` is a buffer that grows in place. Copies of a table stay valid while `version` is
+    unchanged: page numbers are then only appended. `pages` belongs to the first group; for a model
+    with window groups only, its numbers have no memory (`has_full` is False).
     """
 
     node: Node
@@ -350,9 +353,9 @@ class KVHandle:
     first: int = 0
     windows: tuple[WindowTable, ...] = ()
     has_full: bool = True
-    loading: Load | None = None  # what must arrive before the request can run
-    loaded: int = 0  # of the cached tokens, those that storage brought
-    from_host: int = 0  # of the cached tokens, those that host memory brought
+    loading: Load | None = None  # a load that must finish before the request can run
+    loaded: int = 0  # cached tokens that storage provided
+    from_host: int = 0  # cached tokens that host memory provided
 
     @property
     def tables(self) -> tuple[PageTable, ...]:
@@ -374,9 +377,9 @@ def overlapping(media: tuple[MediaSpan, ...], start: int, stop: int) -> tuple[Me
 
 
 def digests(media: tuple[MediaSpan, ...], start: int, stop: int) -> bytes:
-    """Tells positions [start, stop) from the same tokens with other contents.
+    """A digest of the media and salts at positions [start, stop).
 
-    A span that begins among them adds where: the same tokens may differ from there or from here on.
+    A span that starts inside also adds its offset, since equal tokens may diverge from there.
     """
     return b"".join(
         s.digest + b"@%d" % (s.start - start) if s.start > start else s.digest
@@ -397,6 +400,6 @@ def common_prefix_len(a: IntArray, b: IntArray) -> int:
 def media_divergence(
     a: tuple[MediaSpan, ...], b: tuple[MediaSpan, ...], start: int, stop: int
 ) -> int:
-    """First position in [start, stop) from which two keys stand for different media."""
+    """First position in [start, stop) at which the media of two keys differ."""
     differing = {s for s in set(a).symmetric_difference(b) if s.start < stop and s.stop > start}
     return max(start, min((s.start for s in differing), default=stop))

@@ -1,8 +1,8 @@
-"""Pages of layers that attend to a window of the last tokens only.
+"""Pages of sliding-window layers.
 
-A request holds the pages of its window and gives back those that it has passed. Nodes of the prefix
-tree keep window pages as long as nobody else needs the memory: a hit after L tokens needs those of
-the window before L, so pages that no hit at the end of a node needs are the first to go.
+A request holds the pages of its window and frees older ones. Tree nodes keep window pages until the
+memory is needed: a hit of L tokens needs the window before L, so pages that no hit at the end of a
+node needs are evicted first.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.cache.audit import unowned
 from sylvan.runtime.cache.groups import KVGroup
-from sylvan.runtime.cache.matching import Segment, path_to
+from sylvan.runtime.cache.matching import MatchedPages, path_to
 from sylvan.runtime.cache.pages import PageAllocator
 from sylvan.runtime.cache.types import ABSENT, Node, NodeParts, Place, WindowTable
 
 
 class WindowPages:
-    """Owns the pages of one window group that are free or that nodes of the tree hold.
+    """Owns the free pages of one window group, and those that tree nodes hold.
 
-    A page is free, or of one node, or of one request alone. Pages of nodes that running requests
-    read have a count of readers; the others are idle and may be taken at any time.
+    A page is free, belongs to one node, or belongs to one request. Node pages count their readers
+    (running requests); pages without readers are idle and may be taken at any time.
     """
 
     def __init__(self, group: KVGroup, index: int) -> None:
@@ -47,7 +47,7 @@ class WindowPages:
         return self.allocator.free_pages + len(self._idle)
 
     def make_free(self, count: int) -> bool:
-        """Take pages from nodes until `count` are free, if that can be."""
+        """Evict node pages until `count` are free, or no more can be evicted."""
         short = count - self.allocator.free_pages
         if short <= 0:
             return True
@@ -66,9 +66,9 @@ class WindowPages:
     # ---- requests
 
     def borrow(self, node: Node, table: WindowTable, num_pages: int, cached: int) -> None:
-        """Fill the table of a request that goes on after `cached` tokens.
+        """Fill the table of a request that continues after `cached` tokens.
 
-        `num_pages` whole pages of them end at `node`. Entries that the tree lacks are 0.
+        The first `num_pages` whole pages end at `node`. Entries that the tree lacks are 0.
         """
         table.pages = np.zeros(num_pages, np.int32)
         table.first = min(self.group.first_page(cached), num_pages)
@@ -79,12 +79,12 @@ class WindowPages:
             self._hold(pages[pages != 0])
 
     def num_new(self, held: int, count: int, computed: int) -> int:
-        """Pages that `extend` takes."""
+        """Number of pages that `extend` will take."""
         stop = held + count
         return stop - min(max(held, self.group.first_page(computed)), stop)
 
     def extend(self, table: WindowTable, held: int, count: int, computed: int) -> None:
-        """Append `count` entries to `held` ones; those that nobody will read get no page.
+        """Append `count` entries to `held` ones; entries before the window get no page.
 
         `num_new` pages must be free.
         """
@@ -100,7 +100,7 @@ class WindowPages:
             table.first = stop - new
 
     def advance(self, table: WindowTable, shared: int, held: int, computed: int) -> None:
-        """Give back what a request does not read any more once `computed` tokens are computed.
+        """Free the pages that a request no longer reads once `computed` tokens are computed.
 
         The first `shared` of its `held` entries are pages of nodes.
         """
@@ -114,9 +114,9 @@ class WindowPages:
         table.first = stop
 
     def publish(self, node: Node, table: WindowTable, shared: int, stop: int) -> bool:
-        """Give entries [shared, stop) of a request to the nodes on the way to `node`.
+        """Move entries [shared, stop) of a request to the nodes on the path to `node`.
 
-        Where a node has a page already, the request gets that one. Returns whether any entry
+        Where a node already has a page, the request switches to it. Returns whether any entry
         changed.
         """
         start = max(shared, table.first)
@@ -129,9 +129,9 @@ class WindowPages:
         return changed
 
     def fill(self, node: Node, entry: int, page: int, *, hold: bool) -> int:
-        """Give `page` to a node, as entry `entry` of its prefix; returns the one that it has then.
+        """Set entry `entry` of a node's prefix to `page`; return the page the node has afterwards.
 
-        With `hold` a request reads that from now on.
+        With `hold` a request becomes its reader.
         """
         kept, _ = self._give(node, entry, np.array([page], np.int32))
         if hold:
@@ -149,7 +149,6 @@ class WindowPages:
     # ---- Component
 
     def on_split(self, upper: Node, lower: Node, num_pages: int) -> None:
-        """See `Component.on_split`."""
         whole = _windows(lower)[self.index]
         moved = whole[:num_pages].copy()
         _windows(upper).append(moved)
@@ -157,17 +156,15 @@ class WindowPages:
         self._owner[moved[moved != 0]] = upper
 
     def on_leave(self, node: Node, keep: int) -> None:
-        """See `Component.on_leave`."""
         kept = _windows(node)[self.index]
         gone = kept[keep:]
         gone = gone[gone != 0]
         kept[keep:] = 0
         for page in gone.tolist():
-            del self._idle[page]  # a node without locks has no readers
+            del self._idle[page]  # an unlocked node has no readers
         self._forget(gone)
 
-    def longest(self, path: Sequence[Segment], limit: int, *, lower: bool) -> int:
-        """See `Component.longest`."""
+    def longest(self, path: Sequence[MatchedPages], limit: int, *, lower: bool) -> int:
         size, total = self.page_size, limit // self.page_size
         if not total:
             return 0
@@ -178,8 +175,7 @@ class WindowPages:
         usable = np.flatnonzero(last_missing < first_read)
         return (int(usable[-1]) + 1) * size if len(usable) else 0
 
-    def can_end(self, path: Sequence[Segment], tail: Node, page: int, tokens: int) -> bool:
-        """See `Component.can_end`."""
+    def can_end(self, path: Sequence[MatchedPages], tail: Node, page: int, tokens: int) -> bool:
         if not _windows(tail)[self.index][page]:
             return False
         there = self._present(path, lower=False)
@@ -188,7 +184,7 @@ class WindowPages:
     # ---- audit
 
     def repair(self, borrowed: Sequence[IntArray], owned: Sequence[IntArray]) -> tuple[int, int]:
-        """Compare with what requests borrow from nodes and what they own alone; undo differences.
+        """Check owners and reader counts against the requests, and fix differences.
 
         Returns how many pages had no owner, and how many had a wrong number of readers. Cheap
         unless the totals disagree.
@@ -237,9 +233,9 @@ class WindowPages:
         self._num_readers -= len(pages)
 
     def _give(self, node: Node, entry: int, pages: IntArray) -> tuple[IntArray, bool]:
-        """Let `node` have those of `pages`, from entry `entry` of its prefix on, that it lacks.
+        """Give `node` the `pages` it lacks, from entry `entry` of its prefix on.
 
-        Returns the pages that it has there then, and whether it had any before.
+        Returns its pages there afterwards, and whether it had any before.
         """
         at = entry - node.start // self.page_size
         kept = _windows(node)[self.index][at : at + len(pages)]
@@ -260,7 +256,7 @@ class WindowPages:
         self.allocator.free(pages)
 
     def _spans(self, node: Node, start: int, stop: int) -> Iterator[tuple[Node, int, int]]:
-        """Nodes on the way to `node` with any of entries [start, stop), and which of them."""
+        """Nodes on the path to `node` that cover any of entries [start, stop), and which ones."""
         for owner in path_to(node):
             end = min(stop, -(-owner.stop // self.page_size))
             if end <= start:
@@ -269,7 +265,7 @@ class WindowPages:
             if offset < end:
                 yield owner, max(start, offset), end
 
-    def _present(self, path: Sequence[Segment], *, lower: bool) -> NDArray[np.bool_]:
+    def _present(self, path: Sequence[MatchedPages], *, lower: bool) -> NDArray[np.bool_]:
         """Which pages of a path there are."""
         found: list[NDArray[np.bool_]] = [np.empty(0, np.bool_)]
         for node, count in path:
@@ -282,7 +278,7 @@ class WindowPages:
 
 
 def fullest(windows: Sequence[WindowPages]) -> tuple[int, int]:
-    """Tokens that requests hold of the fullest window group, and all of it; 0, 0: there is none."""
+    """Tokens that requests hold in the fullest window group, and its total; 0, 0 without one."""
     if not windows:
         return 0, 0
     found = max(windows, key=lambda w: 1 - w.available_pages / w.allocator.num_pages)

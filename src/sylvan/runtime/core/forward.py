@@ -24,14 +24,13 @@ from sylvan.runtime.core.step import DraftRows, InputEmbeds
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCaps:
-    """Facts about a backend, read by config checks and `auto`; nobody branches on a name.
+    """What a backend supports; config checks and `auto` read this instead of its name.
 
-    `batch_invariant`: a query's bits do not depend on the other queries of the step, those of its
-    own request included, on any machine. PyTorch and cuBLAS choose kernels by shape, so a backend
-    that calls them cannot promise it; nor can one whose decoding steps run a kernel of their own.
-    `row_ends`: rows may see later tokens (`ForwardBatch.row_ends`).
-    `runners`: ways to execute a step that it can be part of. `kv_dtypes`: values of `cache.dtype`
-    that it reads; `dtypes` and `max_head_dim`: what it computes with, None being anything.
+    `batch_invariant`: the bits of a query do not depend on the other queries of the step, on any
+    machine. Backends that call PyTorch or cuBLAS, which choose kernels by shape, or that have a
+    separate decode kernel, cannot promise this. `row_ends`: rows may see later tokens
+    (`ForwardBatch.row_ends`). `runners`: step runners that it works with. `kv_dtypes`: values of
+    `cache.dtype` that it reads; `dtypes` and `max_head_dim`: what it computes with; None: anything.
     `from_projection`: it is a `FusedAttention`.
     """
 
@@ -51,9 +50,9 @@ class AttentionCaps:
 class KVCachePool(Protocol):
     """Memory for keys and values in pages; page 0 takes the writes of padding rows.
 
-    Layers are in KV groups, each with pages, a page table and page numbers of its own.
+    Layers form KV groups, each with its own pages, page table and page numbers.
 
-    `page_size` is that of all groups.
+    `page_size` is the same for all groups.
     """
 
     page_size: int
@@ -137,7 +136,7 @@ class TurningAttention(AttentionBackend, Protocol):
         batch: ForwardBatch,
         table_TR: torch.Tensor,
     ) -> torch.Tensor:
-        """`run`, for queries and keys that are to be turned by their row of a float32 table.
+        """Like `run`, but first rotate queries and keys (RoPE) by their row of a float32 table.
 
         Cosines are its first half, sines the other; see `Rope`.
         """
@@ -148,8 +147,8 @@ class TurningAttention(AttentionBackend, Protocol):
 class BatchLimits:
     """Largest step that the persistent buffers hold.
 
-    `max_samples`: rows whose logits are wanted; 0: one for each request. `max_paths`: texts beside
-    those of requests, for paths of trees of guesses.
+    `max_samples`: rows with logits; 0: one per request. `max_paths`: extra sequences for paths of
+    draft trees.
     """
 
     max_tokens: int
@@ -160,7 +159,7 @@ class BatchLimits:
 
     @property
     def most_samples(self) -> int:
-        """Rows whose logits are wanted at once."""
+        """Most rows with logits in one step."""
         return max(self.max_samples, self.max_reqs)
 
 
@@ -169,9 +168,9 @@ class HostArrays:
 
     Only the first `num_tokens` or `num_reqs` entries count. `page_tables` (G, S, P) and
     `slot_mappings` (G, T) have one part for each KV group; a page table has one row for each
-    request slot and keeps its contents between steps. Where a layer's window has passed, entries
-    may be of any page that exists: they are not read. `position_shifts` (S,), which also stay, are
-    added to the rotary positions of a request.
+    request slot and keeps its contents between steps. Entries before a layer's window are not read
+    and may name any page. `position_shifts` (S,), also kept between steps, are added to the rotary
+    positions of a request.
     """
 
     def __init__(self, limits: BatchLimits, num_groups: int = 1) -> None:
@@ -214,11 +213,11 @@ class HostArrays:
 
 @dataclass(slots=True, eq=False)
 class CrossMemory:
-    """What an encoder made of an item, for layers that attend to it.
+    """Encoder output of an item, for cross-attention layers.
 
     Attributes:
-        vectors_ND: Its vectors.
-        layers: Keys and values (heads, N, columns) by layer, made by the first step that needs
+        vectors_ND: The encoder's output vectors.
+        layers: Keys and values (heads, N, columns) by layer, computed by the first step that needs
             them.
     """
 
@@ -229,17 +228,17 @@ class CrossMemory:
 class ForwardBatch:
     """Inputs of one forward pass: persistent buffers that a step updates in place.
 
-    `host` are the numpy arrays. The tensors named with shape suffixes are views of the part that
-    counts in this step; on the CPU they alias `host`, elsewhere `ready` copies it over. Request r
-    has rows q_starts_R[r] to q_starts_R[r + 1] of the T rows, kv_lens_R[r] tokens of KV once
-    they are stored, and its pages in page_tables[g][req_slots_R[r]], where g is the KV group of the
-    layer that asks; slot_mappings[g] (T,) are the slots where its layers store the rows. q_starts_R
-    has R + 1 entries; `sample_rows` (S,) are the rows whose logits are wanted. Models with
-    recurrent layers have `states`, and `state_work` says what this step does with them.
-    `input_embeds` are vectors that stand for token embeddings, `drafts` the slices whose last rows
-    are guesses. `rotary_positions` (T,) replace those that rows would have; None: none are special.
-    Rows see the tokens of their request before `row_ends` (T,), and at least those up to their own;
-    None: no later ones. `cross` has what each request attends to beside its text, if layers do.
+    `host` are the numpy arrays. Tensors with shape suffixes are views of the part used by this
+    step; on the CPU they alias `host`, elsewhere `ready` copies it to the device. Request r has
+    rows q_starts_R[r] to q_starts_R[r + 1] of the T rows, kv_lens_R[r] tokens of KV once they are
+    stored, and its pages in page_tables[g][req_slots_R[r]], where g is the layer's KV group;
+    slot_mappings[g] (T,) are the slots where its layers store the rows. q_starts_R has R + 1
+    entries; `sample_rows` (S,) are the rows that need logits. Models with recurrent layers have
+    `states`, and `state_work` is this step's work on them. `input_embeds` replace token embeddings;
+    `drafts` are the slices whose last rows are guesses. `rotary_positions` (T,) override the
+    default positions; None: no override. A row attends to tokens of its request before `row_ends`
+    (T,), at least up to itself; None: causal. `cross` holds the encoder output of each request for
+    cross-attention layers.
     """
 
     def __init__(
@@ -285,7 +284,7 @@ class ForwardBatch:
         return self.slot_mappings[self.kv.layer_groups[layer]]
 
     def ready(self, num_tokens: int, num_reqs: int, num_samples: int) -> None:
-        """Declare `host` filled for so many rows, requests and samples; point the views at them."""
+        """Mark `host` as filled for that many rows, requests and samples; update the views."""
         self.num_tokens, self.num_reqs, self.num_samples = num_tokens, num_reqs, num_samples
         counts = {
             "input_ids": num_tokens,
@@ -322,9 +321,9 @@ class ForwardBatch:
         return x_TD
 
     def part(self, rows: torch.Tensor, reqs: torch.Tensor) -> ForwardBatch:
-        """Some rows of this step as a batch: equally many of each of `reqs`, one after another.
+        """A sub-batch of this step: equally many consecutive rows of each of `reqs`.
 
-        What follows of a request in this step is not there yet. Nothing is copied that is large.
+        Later rows of these requests are not included. Large buffers are shared, not copied.
         """
         some = copy.copy(self)
         each = len(rows) // len(reqs)

@@ -1,4 +1,4 @@
-"""Tokens of a request that may be taken back, so that its client does not know them yet."""
+"""Tokens under review: a capability may still take them back, so they are not sent yet."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sylvan.protocol.messages import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What a capability made of the newest tokens of a request; counts include the prompt.
+    """A capability's decision on the newest tokens of a request; counts include the prompt.
 
     Attributes:
-        kept: Tokens that stay; later ones are taken back and sampled again.
-        settled: Of those, the first ones, which nothing takes back any more.
+        kept: Tokens to keep; later ones are rolled back and sampled again.
+        settled: Leading tokens that are final.
     """
 
     kept: int
@@ -23,11 +23,11 @@ class Review:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """Of a request whose tokens are reviewed before the client gets them.
+    """State of a request whose tokens are reviewed before they are sent.
 
     Attributes:
-        settled: Tokens, the prompt included, that the client may know.
-        taken_back: Tokens that were sampled and are gone.
+        settled: Final tokens, including the prompt.
+        taken_back: Number of sampled tokens that were rolled back.
     """
 
     settled: int

@@ -1,4 +1,4 @@
-"""Bytes of KV and of recurrent states, as whoever moves them sees them. No tensors."""
+"""KV pages and recurrent states as bytes, for code that moves them. No tensors."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Region:
 
 
 class Transfer(Protocol):
-    """Pages on their way between a pool and host memory.
+    """A running copy of pages between a pool and host memory.
 
-    Until it is done it is to be kept, and nobody may change or free the host memory, nor the pages
-    of an export; nobody may read or write the pages of an import.
+    Keep it until it is done. Until then, do not change or free the host memory or exported pages,
+    and do not read or write imported pages.
 
-    An import that failed may have written some of its pages, but none if a checksum is wrong.
-    `num_bytes` are on their way.
+    A failed import may have written some of its pages, but none if a checksum is wrong. `num_bytes`
+    is the size of the copy.
     """
 
     num_bytes: int
@@ -47,7 +47,7 @@ class Transfer(Protocol):
 
     @property
     def checksums(self) -> Checksums | None:
-        """Of an export that was asked for them, one a page, once it is over."""
+        """Checksums of a finished export, one per page, if requested."""
         ...
 
     def done(self) -> bool:
@@ -62,8 +62,8 @@ class Transfer(Protocol):
 class PageMemory(Protocol):
     """The bytes of one KV group in pages, or of recurrent states in slots (pages of one token).
 
-    An exported page is its regions one after another: `page_bytes` bytes, whose layout depends on
-    the model, the dtype, the page size and the kind of pool, and on nothing else of the machine.
+    An exported page is its regions one after another: `page_bytes` bytes, whose layout depends only
+    on the model, the dtype, the page size and the kind of pool.
     """
 
     num_pages: int
@@ -71,58 +71,58 @@ class PageMemory(Protocol):
     page_bytes: int
 
     def regions(self, page: int) -> tuple[Region, ...]:
-        """Where the bytes of a page lie; constant over the life of the pool.
+        """Memory regions of a page; constant for the life of the pool.
 
         Raises:
-            ValueError: there is no such page.
+            ValueError: no such page.
         """
         ...
 
     def copy_tokens(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy the first tokens of pages into other pages: (source, target, tokens).
 
-        As if one after another, in the stream of the step; what is behind the tokens of a target
-        may be overwritten.
+        Runs in the stream of the step, with the effect of one copy after another; may overwrite
+        target tokens beyond those copied.
 
         Raises:
-            ValueError: there is no such page, or it has fewer tokens.
+            ValueError: no such page, or it has fewer tokens.
         """
         ...
 
     def host_buffer(self, num_pages: int) -> NDArray[np.uint8]:
-        """New host memory for so many pages that transfers take: pinned where that is needed."""
+        """Allocate host memory for transfers of that many pages: pinned where needed."""
         ...
 
     def export(
         self, pages: IntArray, buffer: NDArray[np.uint8], *, checksum: bool = False
     ) -> Transfer:
-        """Begin to copy pages into `buffer`, one after another.
+        """Start copying pages into `buffer`, in order.
 
-        What steps launched before have written is copied. With `checksum` each page is hashed.
+        Includes the writes of all steps launched before. With `checksum`, each page is hashed.
 
         Raises:
-            ValueError: there is no such page, or the buffer is too small, read-only or not pinned.
+            ValueError: no such page, or the buffer is too small, read-only or not pinned.
         """
         ...
 
     def import_(
         self, pages: IntArray, buffer: NDArray[np.uint8], *, checksums: Checksums | None = None
     ) -> Transfer:
-        """Begin to fill pages from `buffer`; the reverse of `export`.
+        """Start filling pages from `buffer`; the reverse of `export`.
 
-        With `checksums` nothing is written before all of them were found right.
+        With `checksums`, all pages are verified before the first write.
 
         Raises:
-            ValueError: as for `export`, or a page comes twice, or there is not one checksum a page.
+            ValueError: as for `export`, a page is repeated, or the number of checksums differs.
         """
         ...
 
 
 def copy_tokens(groups: Sequence[PageMemory], copies: Sequence[tuple[int, int, int, int]]) -> None:
-    """All copies of a step, (source, target, tokens, group): one call for each group that has any.
+    """Run all copies (source, target, tokens, group) of a step: one call per group.
 
     Raises:
-        ValueError: there is no such group, page or token.
+        ValueError: no such group, page or token.
     """
     by_group: dict[int, list[tuple[int, int, int]]] = {}
     for source, target, num_tokens, group in copies:

@@ -14,7 +14,7 @@ from sylvan.protocol.messages import DraftCounts, Finish
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import CacheKey, KVHandle
 from sylvan.runtime.core.held import Held
-from sylvan.runtime.core.step import PageCopy
+from sylvan.runtime.core.step import PageCopy, chain
 
 NEVER = sys.maxsize
 """More tokens than there can be."""
@@ -70,11 +70,11 @@ class TokenBuffer:
 
 
 class Phase(Enum):
-    """Where a request is in its life; see `sched.phases` for the transitions that are allowed.
+    """Phase of a request; see `sched.phases` for the allowed transitions.
 
-    WAITING has no memory. LOADING owns memory whose KV or input is on its way. RUNNING takes part
-    in steps. CLOSING has ended, but its text may turn out to end earlier. HELD has ended, and a
-    capability still needs its memory. ENDED has given everything back.
+    WAITING has no memory. LOADING owns memory that a load is filling. RUNNING takes part in steps.
+    CLOSING has ended, but the detokenizer may still find an earlier stop string. HELD has ended,
+    and a capability still needs its memory. ENDED owns nothing.
     """
 
     WAITING = auto()
@@ -106,18 +106,20 @@ class Req:
     ignores_eos: bool = False
     generates: bool = False
     phase: Phase = Phase.WAITING
-    computed: int = 0  # tokens whose KV exists once all steps in flight are done
+    computed: int = 0  # tokens whose KV exists once all steps in flight have completed
     pending: int = 0  # tokens being sampled by steps in flight; their ids are not known here yet
     kv: KVHandle | None = None
     decode: Slice | None = None  # the planner's, used again at each step
-    key: CacheKey | None = None  # of its tokens, as they were when the cache was last asked
+    slot: int = -1  # the plan builder's: its slot in the executor; -1 without one
+    key: CacheKey | None = None  # key at the last cache lookup
     cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
-    loaded_tokens: int = 0  # of these, those that a store brought
-    host_tokens: int = 0  # of these, those that the host tier brought
+    loaded_tokens: int = 0  # of these, tokens loaded from a store
+    host_tokens: int = 0  # of these, tokens loaded from host memory
     retractions: int = 0
     drafts: DraftCounts | None = None
     held: Held | None = None  # its tokens are reviewed before the client gets them
-    num_emitted: int = field(init=False)  # of `tokens`: sent to the client, or known to it
+    # number of `tokens` that were sent to the client, or that it knows
+    num_emitted: int = field(init=False)
     emit_at: int = field(init=False)  # number of tokens at which the next output is emitted
     emit_interval: int = 1  # tokens between outputs after that
     may_load: bool = True  # False once a load failed or took too long
@@ -143,7 +145,7 @@ class Req:
                 self.stop_ids = frozenset((*request.eos_ids, *sampling.stop_token_ids))
             ids = np.concatenate([ids, request.output_ids])
             room = min(sampling.max_new_tokens or 0, 4096)
-            # stop strings need every token at once, and log probabilities are not buffered here
+            # stop strings need every token at once, and logprobs are not buffered
             if not (sampling.stop or sampling.stop_regex or request.logprobs):
                 self.emit_interval = request.interval or NEVER
         self.tokens = TokenBuffer(ids, room)
@@ -179,7 +181,7 @@ class Draft:
     @property
     def is_chain(self) -> bool:
         """Whether each guess follows the one before it."""
-        return self.parents == tuple(range(-1, len(self.parents) - 1))
+        return self.parents == chain(len(self.parents))
 
     @property
     def paths(self) -> int:
@@ -188,9 +190,9 @@ class Draft:
 
     @property
     def rows(self) -> int:
-        """Rows that the paths of a tree take, where each is computed as a text of its own.
+        """Number of rows if each path of a tree is computed as a separate sequence.
 
-        The last known token is one of each but the first, which counts without it.
+        Every path but the first repeats the last known token.
         """
         if self.is_chain:
             return len(self.tokens)
@@ -201,7 +203,7 @@ class Draft:
         return sum(depth + 1 for i, depth in enumerate(depths) if i not in inner) - 1
 
 
-@dataclass(slots=True, eq=False)  # not frozen: that makes its constructor three times as slow
+@dataclass(slots=True, eq=False)  # not frozen: a frozen constructor takes three times as long
 class Slice:
     """Compute tokens [start, stop) of `req` in this step.
 
@@ -220,7 +222,7 @@ class Slice:
 
 
 class Growth(NamedTuple):
-    """Requests that got one page more in each KV group, and those of the first group."""
+    """Requests that got one new page in each KV group, and the pages of the first group."""
 
     reqs: tuple[Req, ...] = ()
     pages: IntArray = EMPTY_IDS
@@ -231,12 +233,11 @@ NO_GROWTH = Growth()
 
 @dataclass(slots=True, eq=False)  # not frozen, as `Slice`
 class Batch:
-    """One step's work as the scheduler sees it; `core.step.StepPlan` is what crosses.
+    """One step's work as the scheduler sees it; `core.step.StepPlan` is sent to the executor.
 
     `copies` are done before the forward pass. `ended` names requests whose slots are free.
-    `num_decodes`: so many slices, the first ones, are plain decodes: the newest output of a
-    request, which samples the next. `growth`: what memory the plain decodes got in this step; None
-    if that is not known.
+    `num_decodes`: the number of leading slices that are plain decodes (one input token, one
+    sample). `growth`: pages that the plain decodes got in this step; None if unknown.
     """
 
     slices: tuple[Slice, ...]

@@ -12,11 +12,11 @@ import numpy as np
 
 
 class StateWork(msgspec.Struct, frozen=True):
-    """What a step does with states.
+    """Work of one step on recurrent states.
 
-    `copies` (source, target) come first. Then request r goes on from slot slots[r] (R,) and leaves
-    its new state there. `saves` (request, tokens, slot): the state after so many of its tokens of
-    this step is kept in that slot too.
+    `copies` (source, target) come first. Then request r continues from slot slots[r] (R,) and
+    stores its new state there. `saves` (request, tokens, slot): also save the state after that many
+    of its tokens of this step in that slot.
     """
 
     slots: np.ndarray  # int32
@@ -25,13 +25,13 @@ class StateWork(msgspec.Struct, frozen=True):
 
 
 class StatePool(Protocol):
-    """Memory for states: one tensor (S, ...) for each part of each layer, as the model counts them.
+    """Memory for recurrent states: one tensor (S, ...) per part of each layer, in model order.
 
-    Slot 0 is zero: the state that has seen nothing.
+    Slot 0 is zero: the initial state.
 
     Attributes:
         num_slots: Of requests and cached prefixes.
-        num_branches: Slots behind those, for the states between the guesses of one step.
+        num_branches: Extra slots after those, for the states between the guesses of one step.
     """
 
     num_slots: int

@@ -1,14 +1,15 @@
-"""The step contract: what crosses between the scheduler and whatever runs the model. Data only.
+"""The step contract: the data that scheduler and executor exchange.
 
 A `StepPlan` goes to the executor, a `StepResult` comes back. Both are structs of numbers that can
 be written to a file, sent to another process and broadcast to ranks (see `core.wire`).
 
-Shapes: T rows (tokens that the step computes), R slices (one for each request of the step), S
-sampled rows, F rows in flight (their token is sampled by an earlier step that still runs).
+Shapes: T rows (tokens to compute), R slices (one per request of the step), S sampled rows, F rows
+in flight (an earlier, still running step samples their token).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -44,6 +45,12 @@ class PageCopy(NamedTuple):
     group: int = 0
 
 
+@functools.lru_cache(256)
+def chain(count: int) -> tuple[int, ...]:
+    """Parents of a chain of that many guesses."""
+    return tuple(range(-1, count - 1))
+
+
 class DraftRows(msgspec.Struct, frozen=True):
     """The last rows of slice `index` are guesses to verify.
 
@@ -57,7 +64,7 @@ class DraftRows(msgspec.Struct, frozen=True):
     @property
     def is_chain(self) -> bool:
         """Whether each guess follows the one before it."""
-        return self.parents == tuple(range(-1, len(self.parents) - 1))
+        return self.parents == chain(len(self.parents))
 
 
 EMBEDDINGS = -1
@@ -83,17 +90,17 @@ class StepPlan(msgspec.Struct, kw_only=True):
     slots whose newest token they read (2, F); token ids (T,). Ids of rows in flight mean nothing.
 
     Attributes:
-        number: Of the step, counted by the scheduler.
-        copies: Done before the forward pass.
+        number: Step number, counted by the scheduler.
+        copies: Page copies before the forward pass.
         leaves: Request slots that are free from this step on; before `joins`.
         pages: Changes of page tables, (4, N): KV groups, request slots, entries, page numbers.
         token_types: (T,); None: all 0.
-        positions: Rotary positions, (T,) or (3, T) for temporal, height and width; None: each
-            slice counts up from its start.
+        positions: Rotary positions, (T,) or (3, T) for temporal, height and width; None: each slice
+            counts up from its start.
         sample_rows: (S,); None: the last row of each slice that samples.
         drafts: Slices with guesses, in order.
         embeds: Rows whose inputs are vectors, in order.
-        work: Data for the worker halves of capabilities, by name; absent where there is none.
+        work: Data for the worker halves of capabilities, by name; absent without work.
     """
 
     num_slices: int
@@ -142,14 +149,14 @@ class StepPlan(msgspec.Struct, kw_only=True):
 
     @property
     def sample_positions(self) -> NDArray[np.int64]:
-        """Position of the token that each row samples, (S,)."""
+        """Rows whose input id the previous step samples, (F,)."""
         if self.sample_rows is None:
             return self.stops[self.samples].astype(np.int64)
         return self.row_positions()[self.sample_rows].astype(np.int64) + 1
 
     @property
     def in_flight(self) -> IntArray:
-        """Rows whose id the step before samples, (F,)."""
+        """Rows whose input id the previous step samples, (F,)."""
         return self.numbers[3 * self.num_slices + self.num_samples :][: self.num_in_flight]
 
     @property
@@ -189,7 +196,7 @@ def ancestors(parents: Sequence[int], guess: int) -> list[int]:
 
 
 def depths(draft: DraftRows) -> IntArray:
-    """How many guesses lead to each guess, itself included."""
+    """Depth of each guess in its tree; 1 for the first."""
     found: list[int] = []
     for parent in draft.parents:
         found.append(1 if parent < 0 else found[parent] + 1)
@@ -197,7 +204,7 @@ def depths(draft: DraftRows) -> IntArray:
 
 
 class SliceOutput(msgspec.Struct):
-    """What one slice brought.
+    """The result of one slice.
 
     `token_ids` is empty where the slice samples none, one id, or several when guesses were
     accepted, or when what follows the first was certain without asking the model: the KV of those
@@ -215,17 +222,17 @@ class SliceOutput(msgspec.Struct):
 
     @property
     def num_accepted(self) -> int:
-        """Guesses that were right."""
+        """Number of guesses that were right."""
         return max(0, len(self.token_ids) - 1) if self.accepted is None else self.accepted
 
 
 class StepResult(msgspec.Struct):
-    """What a step brought.
+    """The result of a step.
 
     Attributes:
         tokens: The id that each slice sampled, (R,); meaningless for slices in `others`.
-        others: Outputs of slices that brought something else than one id, by index.
-        reports: What the worker halves of capabilities tell their control halves, by name.
+        others: Outputs of slices with other than exactly one id, by index.
+        reports: Messages of worker halves to their control halves, by capability.
     """
 
     tokens: Sequence[int] = ()
@@ -234,7 +241,7 @@ class StepResult(msgspec.Struct):
 
     @classmethod
     def of(cls, outputs: Sequence[SliceOutput]) -> StepResult:
-        """The result whose slices brought `outputs`."""
+        """Build the result from the outputs of all slices."""
         plain = [len(o.token_ids) == 1 and _is_plain(o) for o in outputs]
         return cls(
             [o.token_ids[0] if ok else -1 for o, ok in zip(outputs, plain, strict=True)],

@@ -1,7 +1,7 @@
 """Step plans and results as bytes: for files, other processes and other machines.
 
-MessagePack of msgspec structs; arrays travel as little-endian bytes with their type and shape. What
-capabilities put in is decoded by the types that they declare.
+MessagePack of msgspec structs; arrays travel as little-endian bytes with their type and shape.
+Entries of capabilities are decoded by the types they declare.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StepCodec:
         self._results = msgspec.msgpack.Decoder(StepResult, ext_hook=_array, dec_hook=_check)
 
     def encode(self, message: StepPlan | StepResult | ExecutorCommand | CommandResult) -> bytes:
-        """Bytes of a plan or a result, of a command or what it brought."""
+        """Encode a plan, a result, a command or a command's result."""
         return self._encoder.encode(message)
 
     def plan(self, data: bytes) -> StepPlan:
@@ -73,7 +73,7 @@ class StepCodec:
         return self._decode(self._commands, data)
 
     def answer(self, data: bytes) -> CommandResult:
-        """Decode what a command brought.
+        """Decode a command's result.
 
         Raises:
             ExecutorError: malformed bytes.

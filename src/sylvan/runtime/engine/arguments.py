@@ -6,7 +6,7 @@ import msgspec
 
 from sylvan.config import Config
 from sylvan.config.check import check
-from sylvan.config.load import Loaded
+from sylvan.config.load import LoadedConfig
 from sylvan.config.resolve import resolve
 from sylvan.config.sources import from_keywords, gather
 from sylvan.protocol.errors import ConfigError
@@ -36,7 +36,7 @@ class ServerArgs:
         return self._loaded.config
 
     @property
-    def loaded(self) -> Loaded:
+    def loaded(self) -> LoadedConfig:
         """The same, with what was given how."""
         return self._loaded
 

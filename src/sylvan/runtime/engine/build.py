@@ -28,7 +28,7 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import Place
 from sylvan.runtime.core.memory import PageMemory
-from sylvan.runtime.engine.composition import Composition, Emit, Inspect
+from sylvan.runtime.engine.composition import Emit, EngineCore, Inspect
 from sylvan.runtime.engine.corpus import given_corpora, known_contexts
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
@@ -36,12 +36,12 @@ from sylvan.runtime.engine.ranks import RankGroup
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
-from sylvan.runtime.executor.facts import ModelFacts, read_facts
+from sylvan.runtime.executor.facts import LoadedModelInfo, read_facts
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
 from sylvan.runtime.features.disagg.build import DisaggParts
 from sylvan.runtime.features.explain.control import CacheExplain
 from sylvan.runtime.features.flight_recorder.control import FlightRecorder
-from sylvan.runtime.features.flight_recorder.recording import Recorder, Setup
+from sylvan.runtime.features.flight_recorder.recording import Recorder, SchedulerSetup
 from sylvan.runtime.features.grammar.build import Grammar, build_grammar
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.kv_events.control import KVEvents
@@ -67,7 +67,7 @@ from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.sched.capability import Capability, Hooks
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.runtime.storage.identity import kv_manifest
@@ -106,7 +106,7 @@ def build_scheduler(
     progress: Progress | None = None,
     also: Additions = Additions(),
     ranks: RankGroup | None = None,
-) -> Composition:
+) -> EngineCore:
     """Load the model and wire everything that serves it.
 
     Args:
@@ -184,7 +184,7 @@ def build_scheduler(
             publisher.close()
         grammar.close()
 
-    return Composition(
+    return EngineCore(
         scheduler,
         facts={
             "context_len": _number(config.context_len),
@@ -235,7 +235,7 @@ def _placeholders(model: ModelConfig) -> Mapping[str, int]:
 
 
 def _identity(
-    config: Config, model: ModelFacts
+    config: Config, model: LoadedModelInfo
 ) -> Callable[[Sequence[KVGroup], Sequence[PageMemory]], Manifest]:
     """What servers that exchange KV of this model have in common."""
 
@@ -304,7 +304,7 @@ def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]
 
 def _grammar(config: Config) -> Grammar:
     path, trusted = model_dir(config.model), config.trust_remote_code
-    vocab_size = read_facts(path, config.dtype, config.quantization, trusted=trusted).vocab_size
+    vocab_size = load_config(path, trusted=trusted).vocab_size
     return build_grammar(
         config.grammar,
         lambda: _vocabulary(config, vocab_size),
@@ -318,7 +318,7 @@ def _own_executor(
     workers: Sequence[Callable[[ModelSite], CapabilityWorker | None]],
     mesh: Mesh,
     progress: Progress | None,
-) -> tuple[Executor, ModelFacts]:
+) -> tuple[Executor, LoadedModelInfo]:
     """What this process computes, with worker halves beside those that every server has."""
     torch.set_num_threads(_number(config.threads))
     return build_executor(
@@ -346,7 +346,7 @@ def _warn_of_few_cores(config: Config) -> None:
 def _speculation(
     config: Config,
     executor: Executor,
-    model: ModelFacts,
+    model: LoadedModelInfo,
     draft: DraftModel | None,
     corpora: GivenCorpora | None,
 ) -> AnySpeculation | None:
@@ -388,7 +388,7 @@ def _draft_model(config: Config) -> DraftModel | None:
     )
 
 
-def _in_force(config: Config, model: ModelFacts) -> Config:
+def _in_force(config: Config, model: LoadedModelInfo) -> Config:
     """The configuration with `deterministic` as it came out: it was wanted where it can be had."""
     if config.deterministic == "auto":
         return replaced(config, {"deterministic": model.exact})
@@ -431,7 +431,7 @@ def compose_scheduler(
         medium = "CPU" if config.device == "cpu" else "GPU"
         media = {Place.DEVICE: medium, Place.HOST: "CPU_PINNED"}
         capabilities = (*capabilities, KVEvents(cache.tree, publisher, media))
-    parts = Parts(
+    parts = SchedulerDeps(
         cache=cache,
         executor=executor,
         policy=schedule_policy(settings.policy),
@@ -442,7 +442,7 @@ def compose_scheduler(
     )
     limits = _limits(config, caps)
     if config.observe.record is not None:
-        setup = Setup(
+        setup = SchedulerSetup(
             kv_groups=caps.kv_groups,
             prefix=prefix,
             eviction=config.cache.eviction,
@@ -480,11 +480,11 @@ def _no_answer(command: Inspection) -> None:
     """Without a prefix cache there is nothing to tell."""
 
 
-def _limits(config: Config, caps: ExecutorCaps) -> Limits:
+def _limits(config: Config, caps: ExecutorCaps) -> SchedulerLimits:
     settings = config.scheduler
     max_batch_tokens = _number(settings.max_batch_tokens)
     chunk_tokens = _number(settings.chunk_tokens)
-    return Limits(
+    return SchedulerLimits(
         max_batch_tokens=max_batch_tokens,
         chunk_tokens=chunk_tokens or max_batch_tokens,
         max_running_reqs=_number(settings.max_running_reqs),
@@ -539,6 +539,7 @@ def _options(config: Config) -> LocalOptions:
         embed=_wish(config),
         headless=config.task == "embed",
         seed=config.seed or 0,
+        load_cache=Path(config.load_cache) if config.load_cache is not None else None,
     )
 
 
@@ -551,7 +552,7 @@ def _wish(config: Config) -> PoolingWish | None:
 def _state(
     config: Config,
     grammar: Grammar,
-    model: ModelFacts,
+    model: LoadedModelInfo,
     speculation: AnySpeculation | None,
     disagg: DisaggParts,
 ) -> Mapping[str, Any]:

@@ -22,10 +22,10 @@ import zmq
 
 from sylvan.config import Config
 from sylvan.protocol.errors import ConfigError, RankLostError
-from sylvan.protocol.messages import Failed, FromScheduler
-from sylvan.transport.api import Sender
+from sylvan.protocol.messages import FromScheduler, StartFailed
+from sylvan.transport.api import MessageSender
 from sylvan.transport.arrays import SharedArrays
-from sylvan.transport.codec import Decoder, Encoder
+from sylvan.transport.codec import MessageDecoder, MessageEncoder
 from sylvan.transport.workspace import Workspace
 from sylvan.transport.zmq import PullReceiver, PushSender
 from sylvan.utils import logs
@@ -89,12 +89,12 @@ class ChildMain:
 
     def sender(self, socket: str) -> PushSender[msgspec.Struct]:
         """Sending end of a socket; `socket` is this child's name for it."""
-        return PushSender(self._context, self._address(socket), Encoder(self._arrays))
+        return PushSender(self._context, self._address(socket), MessageEncoder(self._arrays))
 
     def receiver(self, kind: object, *sockets: str) -> PullReceiver[msgspec.Struct]:
         """Receiving end of one or more sockets, for messages of type `kind`."""
         addresses = [self._address(socket) for socket in sockets]
-        return PullReceiver(self._context, addresses, Decoder(kind, self._arrays))
+        return PullReceiver(self._context, addresses, MessageDecoder(kind, self._arrays))
 
     def path(self, socket: str) -> Path:
         """Where a file lies that has a name among the sockets."""
@@ -138,21 +138,21 @@ class ChildMain:
             self._exit()
 
 
-def run_start(replies: Sender[FromScheduler], start: Callable[[], None]) -> int:
+def run_start(replies: MessageSender[FromScheduler], start: Callable[[], None]) -> int:
     """Run `start`; if it fails, tell the parent why. Returns the exit code."""
     try:
         start()
     except ConfigError as error:
-        replies.send(Failed(message=str(error)))
+        replies.send(StartFailed(message=str(error)))
         return EXIT_CONFIG
     except RankLostError as error:
-        replies.send(Failed(message=str(error)))
+        replies.send(StartFailed(message=str(error)))
         return 1
     except MemoryError as error:
-        replies.send(Failed(message=f"too little memory: {error}"))
+        replies.send(StartFailed(message=f"too little memory: {error}"))
         return EXIT_CONFIG
     except Exception as error:
         logger.exception("start failed")
-        replies.send(Failed(message=f"{type(error).__name__}: {error}"))
+        replies.send(StartFailed(message=f"{type(error).__name__}: {error}"))
         return 1
     return 0

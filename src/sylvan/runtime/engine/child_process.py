@@ -15,15 +15,15 @@ import msgspec
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import (
     Alive,
-    Failed,
     FromScheduler,
     Heartbeat,
     Ready,
+    StartFailed,
     TextBatch,
     ToScheduler,
 )
 from sylvan.runtime.engine.child_main import ChildConfig
-from sylvan.transport.api import AsyncReceiver, Sender
+from sylvan.transport.api import AsyncReceiver, MessageSender
 from sylvan.utils.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class ChildProcess:
         process: Waits for a `ChildConfig` on its standard input.
         receiver: Messages of the child; closed with it.
         sender: Messages to the child, if it takes any; closed with it.
-        on_message: Called with each message but `Ready` and `Failed`.
+        on_message: Called with each message but `Ready` and `StartFailed`.
 
     Attributes:
         pid: Of the process.
@@ -57,7 +57,7 @@ class ChildProcess:
         name: str,
         process: subprocess.Popen[bytes],
         receiver: AsyncReceiver[FromChild],
-        sender: Sender[ToScheduler] | None,
+        sender: MessageSender[ToScheduler] | None,
         on_message: Callable[[FromChild], None],
         clock: Clock = monotonic,
     ) -> None:
@@ -123,7 +123,7 @@ class ChildProcess:
 
     def _on_exit(self, code: int) -> None:
         self.ended.set_result(code)
-        # its `Failed` message may still be under way
+        # its `StartFailed` message may still be under way
         asyncio.get_running_loop().call_later(_LAST_MESSAGE_S, self._fail_unless_ready, code)
 
     def _on_reader_end(self, reader: asyncio.Task[None]) -> None:
@@ -151,7 +151,7 @@ class ChildProcess:
                     self.heartbeat_s = self._clock()
                     if not self.ready.done():
                         self.ready.set_result(message)
-                case Failed():
+                case StartFailed():
                     self._fail(message.message)
                 case Alive():
                     self.heartbeat_s = self._clock()

@@ -21,12 +21,12 @@ Scalar = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class Composition:
+class EngineCore:
     """A scheduler with all its parts.
 
     Attributes:
         scheduler: Ready to take requests.
-        facts: What the API process is to know of it; the names are those of `ModelFacts`.
+        facts: Properties for the API process; named as in `ServedModelInfo`.
         state: Makes the body of the answer to GetState.
         inspect: Answers questions about the prefix cache.
         executor: Takes commands between steps.
@@ -57,5 +57,5 @@ class Composition:
     stores: Stores | None = None
 
 
-Build = Callable[[Config, Emit], Composition]
+Build = Callable[[Config, Emit], EngineCore]
 """Makes the scheduler of a configuration; raises ConfigError."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sylvan.protocol.messages import StopFound, TextBatch, ToDetokenizer
 from sylvan.runtime.tokenizer.detokenizer import DetokenizerManager
-from sylvan.transport.api import MessageError, Receiver, Sender
+from sylvan.transport.api import MessageError, MessageReceiver, MessageSender
 from sylvan.utils.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 class TextPorts:
     """The ends that a detokenizer process holds."""
 
-    inbox: Receiver[ToDetokenizer]
-    texts: Sender[TextBatch]
-    stops: Sender[StopFound]
+    inbox: MessageReceiver[ToDetokenizer]
+    texts: MessageSender[TextBatch]
+    stops: MessageSender[StopFound]
 
     def close(self) -> None:
         """Close all ends."""

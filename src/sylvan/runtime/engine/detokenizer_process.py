@@ -1,8 +1,7 @@
-"""`python -m sylvan.runtime.engine.detokenizer_process`: started by the supervisor."""
+"""The detokenizer's process, which the supervisor starts."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any, cast
 
 from sylvan.protocol.messages import Alive, Ready, ToDetokenizer
@@ -36,7 +35,3 @@ def main() -> int:
         )
     child.finish()
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,7 @@ from contextlib import aclosing, contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sylvan.api.native import GenerateBody, Limits
+from sylvan.api.native import GenerateBody, RequestBodyLimits
 from sylvan.api.openai.vectors import EncodeBody, RerankBody, ScoreBody
 from sylvan.api.validation import WireModel, parse
 from sylvan.api.weights import (
@@ -25,7 +25,7 @@ from sylvan.config import Config
 from sylvan.media.encode import encode_images
 from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.runtime.engine.arguments import ServerArgs, configuration
-from sylvan.runtime.engine.feed import END, SHUT_DOWN, Feed
+from sylvan.runtime.engine.feed import END, SHUT_DOWN, ThreadBridge
 from sylvan.runtime.engine.runtime import Runtime
 from sylvan.runtime.engine.steering import EngineSteering
 from sylvan.runtime.engine.weights import EngineWeights, NamedTensors, safetensors_of
@@ -406,8 +406,8 @@ class Engine(EngineSteering):
         return EngineWeights(self._runtime.manager.updates)
 
     @property
-    def _caller(self) -> embeddings.Caller:
-        return embeddings.Caller(manager=self._runtime.manager)
+    def _caller(self) -> embeddings.EmbeddingCaller:
+        return embeddings.EmbeddingCaller(manager=self._runtime.manager)
 
     async def _load_adapter(self, name: str, path: str, *, pinned: bool) -> tuple[bool, str]:
         return await _tried(self._runtime.manager.adapters.load(name, path, pinned=pinned))
@@ -476,10 +476,10 @@ class Engine(EngineSteering):
             if not self._closed:
                 await self._bridge(feed.close())
 
-    def _feed(self, replies: AsyncGenerator[Reply, None]) -> Feed[Reply]:
+    def _feed(self, replies: AsyncGenerator[Reply, None]) -> ThreadBridge[Reply]:
         if self._closed:
             raise CapacityError(SHUT_DOWN)
-        return Feed(replies, self._loop)
+        return ThreadBridge(replies, self._loop)
 
     def _stop_loop(self) -> None:
         asyncio.run_coroutine_threadsafe(_wind_up(self._loop), self._loop).result()
@@ -488,7 +488,7 @@ class Engine(EngineSteering):
         self._loop.close()
 
 
-_LIMITS = Limits(max_samples=65536, max_top_logprobs=1024)
+_LIMITS = RequestBodyLimits(max_samples=65536, max_top_logprobs=1024)
 _MEDIA = ("image_data", "audio_data", "video_data")
 
 

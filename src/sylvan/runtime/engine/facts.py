@@ -20,9 +20,9 @@ from sylvan.config.checkpoint import model_dir, model_facts, vocabulary_rows
 from sylvan.config.facts import (
     QUANTISED_BITS,
     AttentionFacts,
+    CheckpointInfo,
     DeviceFacts,
     Facts,
-    ModelFacts,
     cpu_facts,
 )
 from sylvan.config.tree import DRAFT_HEADS, Config
@@ -128,14 +128,14 @@ def gather_facts(config: Config) -> Facts:
 _WEIGHTS = (".safetensors", ".pt", ".bin")
 
 
-def _medusa(name: str, vocab_size: int) -> ModelFacts:
+def _medusa(name: str, vocab_size: int) -> CheckpointInfo:
     """Heads without keys and values: what they hold is what their files hold."""
     try:
         files = [file for file in model_dir(name).iterdir() if file.suffix in _WEIGHTS]
         count = sum(file.stat().st_size for file in files) // 2  # about: numbers of 16 bits
     except (ConfigError, OSError) as error:
         raise ConfigError(f"speculative.draft_model={name}: {error}") from None
-    return ModelFacts(
+    return CheckpointInfo(
         name=name,
         context_len=1,
         vocab_size=vocab_size,

@@ -18,7 +18,7 @@ END = object()
 SHUT_DOWN = "the engine has been shut down"
 
 
-class Feed(Generic[T]):
+class ThreadBridge(Generic[T]):
     """Runs a generator, at most one item ahead of its reader.
 
     A reader that keeps up finds each item without waking the loop, and is woken once for it. For
@@ -32,7 +32,7 @@ class Feed(Generic[T]):
     def __init__(self, items: AsyncGenerator[T, None], loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._lock = threading.Lock()  # of all that follows
-        self._unread: list[object] = []  # at most one item, or the error that ended them
+        self._unread: list[object] = []  # at most one item, then the error that ended them
         self._reader: Future[Any] | None = None
         self._waits = False  # the generator, for the reader
         self._over = False
@@ -49,7 +49,7 @@ class Feed(Generic[T]):
         future: Future[Any] = Future()
         with self._lock:
             if self._unread:
-                found = self._unread.pop()
+                found = self._unread.pop(0)
                 if self._waits and not self._over:
                     self._waits = False
                     self._loop.call_soon_threadsafe(self._room.set)
@@ -69,15 +69,12 @@ class Feed(Generic[T]):
 
     async def _run(self, items: AsyncGenerator[T, None]) -> None:
         self._worker = asyncio.current_task()
-        try:
-            async with aclosing(items):
-                async for item in items:
-                    await self._give(item)
-            await self._give(END)
-        except Exception as error:  # handed to the reader
-            await self._give(error)
-        finally:
-            self._end()
+        assert self._worker is not None, "called outside of a task"
+        self._worker.add_done_callback(self._end)
+        async with aclosing(items):
+            async for item in items:
+                await self._give(item)
+        await self._give(END)
 
     async def _give(self, item: object) -> None:
         while not self._offer(item):
@@ -97,12 +94,16 @@ class Feed(Generic[T]):
         _settle(reader, item)
         return True
 
-    def _end(self) -> None:
+    def _end(self, worker: asyncio.Task[None]) -> None:
+        """What ended the generator is read after its last item."""
+        error = None if worker.cancelled() else worker.exception()
         with self._lock:
             self._over = True
             reader, self._reader = self._reader, None
-        if reader is not None and reader.set_running_or_notify_cancel():
-            reader.set_exception(CapacityError(SHUT_DOWN))
+            if reader is None or not reader.set_running_or_notify_cancel():
+                self._unread += [] if error is None else [error]
+                return
+        reader.set_exception(error or CapacityError(SHUT_DOWN))
 
 
 def _settle(future: Future[Any], found: object) -> None:

@@ -19,7 +19,7 @@ from sylvan.protocol.messages import (
     ToScheduler,
 )
 from sylvan.protocol.steps import StepRecord, read_steps
-from sylvan.runtime.engine.composition import Build, Composition
+from sylvan.runtime.engine.composition import Build, EngineCore
 from sylvan.runtime.engine.detokenizer_loop import DetokenizerLoop, TextPorts
 from sylvan.runtime.engine.roles import Replica
 from sylvan.runtime.engine.scheduler_loop import Ports, SchedulerLoop
@@ -47,7 +47,7 @@ class LocalEngine:
         self._inbox: Pipe[ToScheduler | StopFound] = Pipe(send_timeout_s=0.0)
         self._text: Pipe[ToDetokenizer] = Pipe()
         self._out: AsyncPipe[FromScheduler | TextBatch] = AsyncPipe(self._loop)
-        self._built: asyncio.Future[Composition] = self._loop.create_future()
+        self._built: asyncio.Future[EngineCore] = self._loop.create_future()
         self._ended = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="sylvan-engine", daemon=True)
         self._reader: asyncio.Task[None] | None = None
@@ -121,7 +121,7 @@ class LocalEngine:
         with contextlib.suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(call, *args)
 
-    def _set_built(self, built: Composition) -> None:
+    def _set_built(self, built: EngineCore) -> None:
         if not self._built.done():
             self._built.set_result(built)
 

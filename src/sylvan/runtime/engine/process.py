@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from sylvan.config.env import for_compute
 
-SCHEDULER_ARGV = (sys.executable, "-m", "sylvan.runtime.engine.scheduler_process")
-RANK_ARGV = (sys.executable, "-m", "sylvan.runtime.engine.rank_process")
-DETOKENIZER_ARGV = (sys.executable, "-m", "sylvan.runtime.engine.detokenizer_process")
+_CHILD = (sys.executable, "-m", "sylvan.runtime.engine.child")
+SCHEDULER_ARGV = (*_CHILD, "sylvan.runtime.engine.scheduler_process")
+RANK_ARGV = (*_CHILD, "sylvan.runtime.engine.rank_process")
+DETOKENIZER_ARGV = (*_CHILD, "sylvan.runtime.engine.detokenizer_process")
 
 
 def start_process(argv: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

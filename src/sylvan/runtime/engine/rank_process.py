@@ -1,4 +1,4 @@
-"""`python -m sylvan.runtime.engine.rank_process`: a rank beside the scheduler's process.
+"""A rank beside the scheduler's process.
 
 Started by the supervisor. It holds its share of the model and follows the scheduler's steps.
 """
@@ -6,7 +6,6 @@ Started by the supervisor. It holds its share of the model and follows the sched
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -18,7 +17,7 @@ from sylvan.runtime.engine.child_main import ChildMain, run_start
 from sylvan.runtime.engine.ranks import StartRank, join_mesh, rank_channel, step_codec
 from sylvan.runtime.engine.roles import MEETING
 from sylvan.runtime.executor.ranks import Follower
-from sylvan.transport.api import Sender
+from sylvan.transport.api import MessageSender
 from sylvan.utils import garbage
 
 logger = logging.getLogger(__name__)
@@ -70,12 +69,8 @@ def _follow(follower: Follower) -> int:
     return 0
 
 
-def _beat(replies: Sender[Alive], interval_s: float) -> None:
+def _beat(replies: MessageSender[Alive], interval_s: float) -> None:
     """Tell the parent that this process runs, whatever its steps take."""
     pause = threading.Event()
     while not pause.wait(interval_s):
         replies.send(Alive())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -22,18 +22,18 @@ from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.ranks import FromRank, RankedExecutor, ToRank
 from sylvan.runtime.features.disagg.decode import DecodeRole
 from sylvan.runtime.features.disagg.prefill import PrefillRole
-from sylvan.runtime.features.embeddings.control import Embeddings
+from sylvan.runtime.features.embeddings.control import EmbeddingCapability
 from sylvan.runtime.features.grammar.control import GrammarControl
 from sylvan.runtime.features.lora.control import Lora
-from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobs
+from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapability
 from sylvan.runtime.features.recurrent.control import RecurrentStates
 from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.layers.mesh import Mesh
-from sylvan.transport.api import Channel, Duplex
+from sylvan.transport.api import Duplex, DuplexChannel
 
 _WITH_WORKERS = (
-    Embeddings,
-    PromptLogprobs,
+    EmbeddingCapability,
+    PromptLogprobsCapability,
     RecurrentStates,
     GrammarControl,
     Lora,
@@ -67,7 +67,7 @@ class RankGroup:
         meeting: File by which they find each other.
     """
 
-    others: Sequence[Channel[StartRank | ToRank, FromRank]]
+    others: Sequence[DuplexChannel[StartRank | ToRank, FromRank]]
     meeting: Path
 
     def start(self, config: Config) -> Mesh:
@@ -119,8 +119,8 @@ def rank_group(child: ChildMain) -> RankGroup | None:
     return RankGroup(others, child.path(MEETING))
 
 
-def rank_channel(child: ChildMain) -> Channel[FromRank, StartRank | ToRank]:
+def rank_channel(child: ChildMain) -> DuplexChannel[FromRank, StartRank | ToRank]:
     """The ends of another rank."""
     steps, answers = streams_of(child.rank)
     ends: Any = Duplex(child.sender(answers), child.receiver(StartRank | ToRank, steps))
-    return cast("Channel[FromRank, StartRank | ToRank]", ends)
+    return cast("DuplexChannel[FromRank, StartRank | ToRank]", ends)

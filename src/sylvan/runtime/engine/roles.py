@@ -15,12 +15,12 @@ from sylvan.runtime.engine.composition import Scalar
 from sylvan.runtime.engine.process import DETOKENIZER_ARGV, RANK_ARGV, SCHEDULER_ARGV
 from sylvan.runtime.engine.restart import RestartPolicy
 from sylvan.runtime.tokenizer.scheduler_client import SchedulerClient, Send
-from sylvan.runtime.tokenizer.types import ModelFacts
+from sylvan.runtime.tokenizer.types import ServedModelInfo
 
 STEPS = "steps"
 """File in which a scheduler notes its last steps."""
 
-FactsOf = Callable[[Mapping[str, Scalar]], ModelFacts]
+FactsOf = Callable[[Mapping[str, Scalar]], ServedModelInfo]
 """What the API process knows of the model, from what the scheduler reported."""
 
 

@@ -26,7 +26,7 @@ from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.media import MediaPreparer
 from sylvan.runtime.tokenizer.router import ReplicaRouter
-from sylvan.runtime.tokenizer.types import EdgeLimits, ModelFacts
+from sylvan.runtime.tokenizer.types import EdgeLimits, ServedModelInfo
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.threads import call_in_thread
 
@@ -172,7 +172,7 @@ def _chat_tokenizer(config: Config) -> Tokenizer:
 def _replicas(config: Config, tokenizer: Tokenizer, router: ReplicaRouter) -> list[Replica]:
     path = str(model_dir(config.model))
 
-    def facts_of(facts: Mapping[str, Scalar]) -> ModelFacts:
+    def facts_of(facts: Mapping[str, Scalar]) -> ServedModelInfo:
         return served_facts(config, facts, tokenizer, path)
 
     return [Replica(client, facts_of) for client in router.clients]

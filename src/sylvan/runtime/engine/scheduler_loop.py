@@ -49,9 +49,9 @@ from sylvan.protocol.requests import GenerateRequest, Request
 from sylvan.protocol.shared_params import ParamsReceiver
 from sylvan.protocol.tiers import TierCommand
 from sylvan.runtime.engine.commands import Commands
-from sylvan.runtime.engine.composition import Composition
-from sylvan.runtime.engine.throughput import Throughput
-from sylvan.transport.api import MessageError, Receiver, Sender
+from sylvan.runtime.engine.composition import EngineCore
+from sylvan.runtime.engine.throughput import ThroughputMeter
+from sylvan.transport.api import MessageError, MessageReceiver, MessageSender
 from sylvan.utils.clock import Clock, monotonic, process_cpu
 from sylvan.utils.tasks import outcome_of
 
@@ -79,9 +79,9 @@ class Ports:
     `weight_version` is the label of the weights that outputs are computed with.
     """
 
-    inbox: Receiver[ToScheduler]
-    text: Sender[ToDetokenizer]
-    replies: Sender[FromScheduler]
+    inbox: MessageReceiver[ToScheduler]
+    text: MessageSender[ToDetokenizer]
+    replies: MessageSender[FromScheduler]
     weight_version: str = DEFAULT_VERSION
 
     def emit(self, outputs: Sequence[TokenOutput]) -> None:
@@ -109,7 +109,7 @@ class SchedulerLoop:
 
     def __init__(
         self,
-        built: Composition,
+        built: EngineCore,
         ports: Ports,
         clock: Clock = monotonic,
         on_idle: Callable[[], None] = lambda: None,
@@ -125,7 +125,7 @@ class SchedulerLoop:
         ports.weight_version = built.weight_version
         self._idle_at_s: float | None = None  # when to call `on_idle`; None: no work since then
         self._heartbeat_due_s = 0.0
-        self._throughput = Throughput(clock())
+        self._throughput = ThroughputMeter(clock())
         self._audit_due_s = clock() + AUDIT_S
         self._wait_s = 0.0
         self._failed_steps = 0

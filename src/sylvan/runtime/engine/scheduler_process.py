@@ -1,9 +1,8 @@
-"""`python -m sylvan.runtime.engine.scheduler_process`: started by the supervisor."""
+"""The scheduler's process, which the supervisor starts."""
 
 from __future__ import annotations
 
 import logging
-import sys
 from functools import partial
 from typing import Any, cast
 
@@ -11,7 +10,7 @@ from sylvan.protocol.errors import ExecutorError, RankLostError
 from sylvan.protocol.messages import Ready, ToScheduler
 from sylvan.runtime.engine.build import build_scheduler
 from sylvan.runtime.engine.child_main import ChildMain, run_start
-from sylvan.runtime.engine.composition import Build, Composition
+from sylvan.runtime.engine.composition import Build, EngineCore
 from sylvan.runtime.engine.progress import ReportedProgress
 from sylvan.runtime.engine.ranks import rank_group
 from sylvan.runtime.engine.roles import STEPS
@@ -27,7 +26,7 @@ def main(build: Build | None = None) -> int:
     replies = cast(Any, child.sender("replies"))
     progress = ReportedProgress(replies.send) if child.reports_loading else None
     ports: Ports | None = None
-    built: Composition | None = None
+    built: EngineCore | None = None
 
     def start() -> None:
         nonlocal ports, built
@@ -37,7 +36,8 @@ def main(build: Build | None = None) -> int:
         built = make(child.config, ports.emit)
         built.scheduler.times.log.move_to(child.path(STEPS))
 
-    code = run_start(replies, start)
+    with garbage.postponed():
+        code = run_start(replies, start)
     if ports is not None and built is not None:
         replies.send(Ready(facts=dict(built.facts)))
         code = _serve(SchedulerLoop(built, ports, on_idle=garbage.settle))
@@ -54,7 +54,3 @@ def _serve(loop: SchedulerLoop) -> int:
         logger.exception("the executor is lost; this process ends")
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,13 +7,13 @@ from typing import cast
 
 from sylvan.config import Config
 from sylvan.runtime.engine.composition import Scalar
-from sylvan.runtime.tokenizer.types import ModelFacts, Task
+from sylvan.runtime.tokenizer.types import ServedModelInfo, Task
 from sylvan.text.tokenizer import Tokenizer
 
 
 def served_facts(
     config: Config, facts: Mapping[str, Scalar], tokenizer: Tokenizer, path: str
-) -> ModelFacts:
+) -> ServedModelInfo:
     """What the API process knows of the model, from what the scheduler reported."""
     known: dict[str, Scalar] = dict(facts)
 
@@ -21,7 +21,7 @@ def served_facts(
         value: Scalar = known.pop(name, None)
         return int(value) if value else default
 
-    return ModelFacts(
+    return ServedModelInfo(
         model_path=path,
         served_name=config.served_model_name or config.model.rstrip("/").rpartition("/")[2],
         context_len=number("context_len", 1),

@@ -42,9 +42,9 @@ from sylvan.runtime.engine.roles import (
     roles_of,
 )
 from sylvan.runtime.engine.watchdog import Watchdog
-from sylvan.transport.api import AsyncReceiver, Sender
+from sylvan.transport.api import AsyncReceiver, MessageSender
 from sylvan.transport.arrays import SharedArrays
-from sylvan.transport.codec import Decoder, Encoder
+from sylvan.transport.codec import MessageDecoder, MessageEncoder
 from sylvan.transport.late import LateReceiver, LateSender
 from sylvan.transport.workspace import Workspace
 from sylvan.transport.zmq import AsyncPullReceiver, AsyncPushSender
@@ -210,13 +210,13 @@ class Supervisor:
         group_run = self._group_runs.setdefault((replica, role.group), 1)
         sockets |= {ours: f"{name}-{replica}-{group_run}" for ours, name in role.peers.items()}
         sockets[role.outbox] = f"out-{run}"
-        sender: Sender[ToScheduler] | None = None
+        sender: MessageSender[ToScheduler] | None = None
         if role.inbox is not None:
             sockets[role.inbox] = f"in-{run}"
             address = self._workspace.address(sockets[role.inbox])
-            sender = AsyncPushSender(self._context, address, Encoder(self._arrays))
+            sender = AsyncPushSender(self._context, address, MessageEncoder(self._arrays))
         address = self._workspace.address(sockets[role.outbox])
-        decoder: Decoder[FromChild] = Decoder(FromChild, self._arrays)
+        decoder: MessageDecoder[FromChild] = MessageDecoder(FromChild, self._arrays)
         receiver: AsyncReceiver[FromChild] = AsyncPullReceiver(self._context, [address], decoder)
         if self._faults.delays:
             receiver = LateReceiver(receiver, self._faults.delay)

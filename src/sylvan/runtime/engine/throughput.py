@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from sylvan.protocol.messages import Load
+from sylvan.protocol.messages import SchedulerLoad
 
 
-class Throughput:
+class ThroughputMeter:
     """Tokens generated per second between one report of the load and the next."""
 
     def __init__(self, now_s: float) -> None:
@@ -15,7 +15,7 @@ class Throughput:
         self._tokens = 0
         self._rate = self._last = 0.0
 
-    def with_rates(self, load: Load, now_s: float) -> Load:
+    def with_rates(self, load: SchedulerLoad, now_s: float) -> SchedulerLoad:
         """`load` with its rates since the last call."""
         if now_s > self._reported_s:
             self._rate = (load.generated_tokens - self._tokens) / (now_s - self._reported_s)

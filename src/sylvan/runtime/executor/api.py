@@ -1,4 +1,4 @@
-"""What the scheduler needs from whatever runs the model."""
+"""The executor interface: what the scheduler needs from the part that runs the model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sylvan.runtime.core.step import StepPlan, StepResult
 class ExecutorCaps:
     """Facts that the scheduler and configuration checks read.
 
-    `kv_groups`: memory for keys, values and recurrent states, in the order of page tables; the
-    executor of a simulation may have none. `lockstep`: every rank must run every step, so an empty
-    plan is launched too. `max_samples`: rows that a step samples, one for each request and one for
-    each guess; 0: as many as there are rows. `draft_chains`, `draft_trees`: which guesses a step
-    can verify. `tree_paths`: trees of a step are computed path by path (`Draft.rows`), and may have
-    so many paths beside the first of each; 0: they are computed as they are.
+    `kv_groups`: memory for keys, values and recurrent states, in page-table order; empty in
+    simulations. `lockstep`: every rank must run every step, so an empty plan is launched too.
+    `max_samples`: most sampled rows per step, one per request plus one per guess; 0: no limit.
+    `draft_chains`, `draft_trees`: the kinds of guesses a step can verify. `tree_paths`: if not 0,
+    trees are computed path by path (`Draft.rows`), with at most this many paths beyond the first of
+    each.
     """
 
     max_batch_tokens: int
@@ -28,7 +28,7 @@ class ExecutorCaps:
     lockstep: bool = False
     both_ways: bool = False  # tokens see those after them: texts are never divided nor cached
     makes_vectors: bool = False  # `EmbedRequest` is served
-    pools_all: bool = False  # vectors are made of all tokens: none may come from the cache
+    pools_all: bool = False  # embeddings pool over all tokens, so none may come from the cache
     max_samples: int = 0
     draft_chains: bool = False
     draft_trees: bool = False
@@ -65,16 +65,14 @@ class PendingCommand(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Implements `PendingCommand` for one whose result is known."""
+    """A `PendingCommand` whose result is known."""
 
     result: CommandResult
 
     def done(self) -> bool:
-        """See `PendingCommand.done`."""
         return True
 
     def wait(self) -> CommandResult:
-        """See `PendingCommand.wait`."""
         return self.result
 
 
@@ -98,5 +96,5 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """End helpers and free memory. Nothing may be launched afterwards."""
+        """Stop helpers and free memory. Launch nothing afterwards."""
         ...

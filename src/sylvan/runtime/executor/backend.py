@@ -1,4 +1,4 @@
-"""How a worker has steps computed: at once in this process, or queued on a device."""
+"""The backend interface: computes steps at once in this process, or queues them on a device."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.sampling.api import SampleOutput
-from sylvan.runtime.sampling.constraints import Masks, Outcome
+from sylvan.runtime.sampling.constraints import Masks, RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
 
 class Drawing(Protocol):
-    """Tokens that were drawn, or will be once a device gets there."""
+    """Tokens that were drawn, or that a device will draw."""
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
@@ -54,11 +54,11 @@ class StepBackend(Protocol):
         ...
 
     def step(self, plan: StepPlan, masks: Masks | None) -> Drawing:
-        """`forward` and `draw` in one; of immediate backends only."""
+        """`forward` and `draw` in one call; immediate backends only."""
         ...
 
     def correct(self, plan: StepPlan) -> None:
-        """Apply what `accept` was told; run this step's forward again if it read other ids."""
+        """Apply the corrections from `accept`; rerun the forward pass if it read wrong ids."""
         ...
 
     def draw(self, plan: StepPlan, masks: Masks | None) -> Drawing:
@@ -66,7 +66,7 @@ class StepBackend(Protocol):
         ...
 
     def draw_rows(self, rows: IntArray, batch: SamplingBatch, masks: Masks | None) -> SampleOutput:
-        """Sample some of the sampled rows after `forward`; of immediate backends only.
+        """Sample some rows after `forward`; immediate backends only.
 
         Args:
             rows: Indices into the sampled rows.
@@ -76,7 +76,7 @@ class StepBackend(Protocol):
         ...
 
     def keep(self, paths: Mapping[int, Sequence[int]], newest: Mapping[int, int]) -> None:
-        """Move the KV of right guesses to where the next step looks; of immediate backends only.
+        """Move the KV of right guesses to their final positions; immediate backends only.
 
         Args:
             paths: Slice index -> its right guesses, in order of depth.
@@ -84,8 +84,10 @@ class StepBackend(Protocol):
         """
         ...
 
-    def accept(self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
-        """Count what was sampled as constraints changed it, by row; note newest tokens."""
+    def accept(
+        self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, RowOutcome]
+    ) -> None:
+        """Record sampled tokens, as constraints changed them, by row; store the newest tokens."""
         ...
 
     def finish(self, drawing: Drawing) -> None:
@@ -93,25 +95,17 @@ class StepBackend(Protocol):
         ...
 
     def discard(self) -> None:
-        """The step that was begun failed: release what it took."""
+        """Release what a failed step took."""
         ...
 
     # ---- for worker halves of capabilities
 
-    def logits(self, rows: IntArray) -> torch.Tensor:
-        """See `StepContext.logits`."""
-        ...
+    def logits(self, rows: IntArray) -> torch.Tensor: ...
 
-    def hidden(self, rows: IntArray) -> torch.Tensor:
-        """See `StepContext.hidden`."""
-        ...
+    def hidden(self, rows: IntArray) -> torch.Tensor: ...
 
-    def layer_hidden(self, layer: int, rows: IntArray) -> torch.Tensor:
-        """See `StepContext.layer_hidden`."""
-        ...
+    def layer_hidden(self, layer: int, rows: IntArray) -> torch.Tensor: ...
 
     def token_logprobs(
         self, rows: IntArray, token_ids: IntArray, options: LogprobOptions
-    ) -> Callable[[], TokenLogprobs]:
-        """See `StepContext.token_logprobs`."""
-        ...
+    ) -> Callable[[], TokenLogprobs]: ...

@@ -13,7 +13,7 @@ import torch
 from sylvan.config.fields import size_text
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.gpu.choice import triton_installed
-from sylvan.kernels.native.attend import PagedAttention
+from sylvan.kernels.native.attend import NativePagedAttention
 from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.protocol.commands import MemoryTag
@@ -27,15 +27,16 @@ from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.capability import heads_of
 from sylvan.runtime.executor.control import ExecutorControl
 from sylvan.runtime.executor.division import check_division
-from sylvan.runtime.executor.facts import ModelFacts, facts_of
+from sylvan.runtime.executor.facts import LoadedModelInfo, facts_of
 from sylvan.runtime.executor.failures import shortage
 from sylvan.runtime.executor.graphs.layers import use_layer_kernels
-from sylvan.runtime.executor.graphs.natives import Native
+from sylvan.runtime.executor.graphs.natives import NativeKernels
 from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls
 from sylvan.runtime.executor.immediate import ImmediateBackend
+from sylvan.runtime.executor.load_cache import kept_weights
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
-from sylvan.runtime.executor.parts import Made, ModelPlan
+from sylvan.runtime.executor.parts import BuiltModel, ModelPlan
 from sylvan.runtime.executor.pools import (
     cache_groups,
     pages_shape,
@@ -47,7 +48,7 @@ from sylvan.runtime.executor.runner import EagerRunner
 from sylvan.runtime.executor.site import LateParts, adapter_of, worker_halves
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths, pages_of_path
-from sylvan.runtime.executor.worker import Worker
+from sylvan.runtime.executor.worker import StepWorker
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
 from sylvan.runtime.models.checkpoint import (
@@ -88,16 +89,16 @@ def build_executor(
     parts: ExecutorParts | None = None,
     platform: Platform | None = None,
     mesh: Mesh = ONE_RANK,
-) -> tuple[Executor, ModelFacts]:
+) -> tuple[Executor, LoadedModelInfo]:
     """Load a model, or this rank's part of it, and make the executor that runs it.
 
     Args:
         model_dir: Its directory.
-        options: How to serve it.
-        progress: Told of the bytes that are loaded.
-        parts: What capabilities add.
-        platform: Instead of the one that `options.device` names.
-        mesh: The ranks that hold the model together; each of them calls this.
+        options: Options.
+        progress: Called with the number of bytes loaded.
+        parts: Parts that capabilities add.
+        platform: Overrides the platform of `options.device`.
+        mesh: The ranks that share the model; each of them calls this.
 
     Raises:
         ConfigError: the model or an option cannot be served; one clear sentence.
@@ -151,9 +152,9 @@ def build_executor(
 
 
 def _in_memory(
-    plan: ModelPlan, parts: ExecutorParts, facts: ModelFacts
-) -> tuple[Executor, ModelFacts]:
-    """Steps run in turn, or one ahead, in the memory of this process."""
+    plan: ModelPlan, parts: ExecutorParts, facts: LoadedModelInfo
+) -> tuple[Executor, LoadedModelInfo]:
+    """Build the executor for memory of this process: steps run in turn, or one ahead."""
     options, config, pooling = plan.options, plan.config, plan.pooling
     late = LateParts()
     workers = worker_halves(plan, parts, late)
@@ -181,7 +182,7 @@ def _in_memory(
     ahead = PagesAhead(made.pool.groups)
     control = _control(plan, made, states, beside, ahead)
     control.extend(workers)
-    worker = Worker(backend, slots, workers, control.gate, ahead)
+    worker = StepWorker(backend, slots, workers, control.gate, ahead)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
     masked = made.attention.caps.tree_mask and not config.states
     caps = ExecutorCaps(
@@ -214,7 +215,7 @@ def _in_memory(
 def _with_pages_beside(
     groups: Sequence[PageMemory], beside: Sequence[PagedBuffer]
 ) -> Sequence[PageMemory]:
-    """KV groups as they are moved: pages that lie beside those of the first one go with them."""
+    """KV groups for transfers: pages kept beside the first group are moved with it."""
     if not beside or not groups or not isinstance(groups[0], PagedBuffer):
         return groups
     return [JoinedPages([groups[0], *beside]), *groups[1:]]
@@ -222,12 +223,12 @@ def _with_pages_beside(
 
 def _control(
     plan: ModelPlan,
-    made: Made,
+    made: BuiltModel,
     states: TensorStates | None,
     beside: Sequence[PagedBuffer],
     ahead: PagesAhead,
 ) -> ExecutorControl:
-    """Commands between steps, over the memory of what was made."""
+    """Build the control object for commands between steps."""
     kept = [group.memory for group in made.pool.groups if isinstance(group, PagedBuffer)]
     kept += [pages.memory for pages in beside]
     kept += states.parts if states else ()
@@ -249,14 +250,14 @@ def _tree_paths(batch: ForwardBatch, shape: KVShape, options: LocalOptions) -> T
     return TreePaths(batch, firsts, pages_of_path(options.tree_depth, shape.page_size))
 
 
-def _sampler(made: Made, parts: ExecutorParts) -> TokenSampler:
-    """Custom processors are Python over tensors; so is everything where nothing is compiled."""
+def _sampler(made: BuiltModel, parts: ExecutorParts) -> TokenSampler:
+    """Use Python sampling for custom processors, or if nothing is compiled."""
     if parts.custom or made.library is None:
         return Sampler(parts.custom)
     return NativeSampler(made.library)
 
 
-def _with_program(plan: ModelPlan) -> Made | None:
+def _with_program(plan: ModelPlan) -> BuiltModel | None:
     """A step program; None where it cannot be had and was not asked for by name."""
     options = plan.options
     if options.runner == "eager" and not options.deterministic:
@@ -275,10 +276,12 @@ def _with_program(plan: ModelPlan) -> Made | None:
                 f"runner program cannot be used: {why}; runner eager serves every model"
             ) from None
         logger.warning("no step program, PyTorch computes each op: %s", why)
+        if options.load_cache is not None:
+            logger.warning("load_cache is not used: weights are packed for step programs only")
         return None
 
 
-def _with_traced(plan: ModelPlan) -> Made:
+def _with_traced(plan: ModelPlan) -> BuiltModel:
     if plan.options.runner == "eager":
         raise Unsupported("runner eager was asked for")
     if plan.platform is not None:
@@ -310,12 +313,13 @@ def _with_traced(plan: ModelPlan) -> Made:
         threads=plan.threads,
         hidden_layers=plan.hidden_layers,
         edits_inputs=plan.edits_inputs,
+        kept=kept_weights(plan),
     )
     attention, name, changed = NativeAttention(), f"program ({library.variant})", _nothing
     if runner.host_calls:
-        attention = NativeCalls(PagedAttention(library, plan.build.dtype, pool.layers))
+        attention = NativeCalls(NativePagedAttention(library, plan.build.dtype, pool.layers))
         name, changed = f"{name}, PyTorch in {runner.host_calls}", attention.forget
-    return Made(
+    return BuiltModel(
         name,
         runner,
         pool,
@@ -329,10 +333,10 @@ def _with_traced(plan: ModelPlan) -> Made:
 
 
 def _nothing() -> None:
-    """Nothing depends on the contents of weights."""
+    """Do nothing: no cache depends on the weights."""
 
 
-def _with_tensors(plan: ModelPlan) -> Made:
+def _with_tensors(plan: ModelPlan) -> BuiltModel:
     if plan.kv_type == torch.int8:
         raise ConfigError("cache.dtype=int8 needs a step program on the CPU; leave it at model")
     attention = _attention(plan, plan.platform)
@@ -343,13 +347,13 @@ def _with_tensors(plan: ModelPlan) -> Made:
     name, library = (native.name, native.library) if native else ("eager", None)
     runner = EagerRunner(model, hidden_layers=layers, on_head=plan.on_head)
     if native and native.pool and native.attention:
-        return Made(name, runner, native.pool, native.attention, library, weights=weights)
+        return BuiltModel(name, runner, native.pool, native.attention, library, weights=weights)
     shape = with_paths(pages_shape(plan.config, plan.kv_shape, plan.options), plan.options)
     pool = tensor_pool(plan.config, shape, plan.build, plan.kv_type, plan.platform)
-    return Made(name, runner, pool, attention, library, weights=weights)
+    return BuiltModel(name, runner, pool, attention, library, weights=weights)
 
 
-def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None, LiveWeights | str]:
+def _with_kernels(plan: ModelPlan) -> tuple[Any, NativeKernels | None, LiveWeights | str]:
     """A model that runs on tensors, the kernels within it, and its weights.
 
     There are no kernels where they cannot be had or are declined.
@@ -377,9 +381,9 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, Native | None, LiveWeights | st
 
 def _with_kernels_inside(
     plan: ModelPlan, pages: tuple[ModelConfig, KVShape] | None
-) -> tuple[Any, Native | None, LiveWeights | str]:
+) -> tuple[Any, NativeKernels | None, LiveWeights | str]:
     """The same of a model of transformers."""
-    from sylvan.runtime.executor.graphs.foreign import use_kernels  # for these models only
+    from sylvan.runtime.executor.graphs.hf_acceleration import use_kernels  # for these models only
     from sylvan.runtime.executor.graphs.origins import Origins
 
     model = _loaded(plan)
@@ -394,7 +398,7 @@ def _with_kernels_inside(
 
 
 def _deferred(plan: ModelPlan) -> Any:
-    """A model of ours whose matrices are read when they are packed."""
+    """Build a native model whose matrices are read only when they are packed."""
     model = plan.model()
     if (kind := plan.options.load_format) == "dummy":
         dummy_weights(model, plan.options.seed, plan.formats.converted)
@@ -436,9 +440,9 @@ def _open(device: str) -> Platform:
 
 
 def _on_device(
-    plan: ModelPlan, platform: Platform, parts: ExecutorParts, facts: ModelFacts
-) -> tuple[Executor, ModelFacts]:
-    """Steps are launched ahead; decoding replays graphs where attention may be part of one."""
+    plan: ModelPlan, platform: Platform, parts: ExecutorParts, facts: LoadedModelInfo
+) -> tuple[Executor, LoadedModelInfo]:
+    """Build the executor of a device: steps are queued, and decoding replays graphs if it can."""
     from sylvan.runtime.executor.device.build import DevicePlan, build_device  # not on a CPU
 
     options = plan.options
@@ -450,7 +454,7 @@ def _on_device(
 
     def make_pool(pages: int) -> KVCachePool:
         pool = tensor_pool(plan.config, shape_of(pages), plan.build, plan.kv_type, platform)
-        late.pages = pool.groups  # of the last one, which is used
+        late.pages = pool.groups  # the pool that is used
         return pool
 
     platform.trim()
@@ -529,10 +533,10 @@ def _load_by_transformers(model: Any, plan: ModelPlan) -> None:
 
 
 def load_attention(name: str, device: PlatformFacts | torch.device) -> Any:
-    """Make a backend by its name; `auto` takes the fused one of PyTorch.
+    """Build the attention backend `name`; `auto` selects PyTorch's fused attention.
 
     Raises:
-        ConfigError: there is none of that name, or not for this device.
+        ConfigError: no such backend, or not for this device.
     """
     backend = plugins.load(attention_backends, "torch" if name == "auto" else name).BACKEND
     kind = device.name if isinstance(device, PlatformFacts) else device.type

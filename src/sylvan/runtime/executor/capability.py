@@ -1,4 +1,4 @@
-"""Worker half of a capability: what it does beside the model, told by data in the step plan.
+"""Worker half of a capability: runs beside the model, driven by data in the step plan.
 
 The control half is `sched.capability.Capability`; the two meet in `StepPlan.work` and
 `StepResult.reports`, under the same name.
@@ -82,7 +82,7 @@ class StepContext:
 
 
 class CapabilityWorker:
-    """Override what it needs; `work` is what the control half planned, never None.
+    """Override the hooks it needs; `work` comes from the control half and is never None.
 
     The hooks around a step are called for steps that carry work for this capability only. Any of
     them may run before the step's results are on the host.
@@ -93,8 +93,8 @@ class CapabilityWorker:
             sampled; such a step is not replayed from a captured graph.
         edits_inputs: Whether `before_forward` sets `ForwardBatch.input_embeds`.
         hidden_layers: Layers whose output is read after the forward pass.
-        beside: Pages of its own with the numbers of those of the model's first KV group, which are
-            to be moved and given back with them; None: it has none.
+        beside: Its own pages, numbered as those of the model's first KV group and moved or freed
+            with them; None without any.
     """
 
     name: ClassVar[str] = ""
@@ -120,21 +120,21 @@ class CapabilityWorker:
         """
 
     def prepare(self, work: Any) -> None:
-        """First of all: `join` of the same step may need what comes with `work`."""
+        """Called first in a step: `join` of the same step may need data from `work`."""
 
     def join(self, join: Join) -> None:
         """A request enters a slot; a failure (ValueError, ...) fails this request only."""
 
     def leave(self, slot: int) -> None:
-        """The request in `slot` is gone; the slot may never have been joined."""
+        """The request in `slot` has ended; the slot may never have been joined."""
 
     def before_forward(self, step: StepContext, work: Any) -> None:
         """Before the model runs."""
 
     def before_head(self, rows: IntArray | torch.Tensor | None) -> None:
-        """The head takes these rows of the step next; None: vectors that are no rows of a step.
+        """Called before the head runs on these rows; None: on vectors outside the step.
 
-        Step programs and graphs do not call it.
+        Not called by step programs and graphs.
         """
 
     def after_forward(self, step: StepContext, work: Any) -> Report | None:
@@ -146,14 +146,14 @@ class CapabilityWorker:
         return None
 
     def after_result(self, step: StepContext, work: Any, result: StepResult) -> None:
-        """What the step brought is on the host, and known to be right or wrong; then reports."""
+        """The step's result is on the host and verified; called before `reports`."""
 
     def close(self) -> None:
         """The executor ends."""
 
 
 def heads_of(workers: tuple[CapabilityWorker, ...]) -> Callable[[Any], None]:
-    """Calls `before_head` of those that implement it."""
+    """Call `before_head` of the workers that override it."""
     asked = overriding(workers, "before_head")
 
     def before_head(rows: IntArray | torch.Tensor | None) -> None:
@@ -164,6 +164,6 @@ def heads_of(workers: tuple[CapabilityWorker, ...]) -> Callable[[Any], None]:
 
 
 def overriding(workers: tuple[CapabilityWorker, ...], hook: str) -> tuple[CapabilityWorker, ...]:
-    """Those that implement a hook."""
+    """Workers that override a hook."""
     base = getattr(CapabilityWorker, hook)
     return tuple(w for w in workers if getattr(type(w), hook) is not base)

@@ -46,10 +46,9 @@ from sylvan.runtime.pool.occupation import Occupation
 logger = logging.getLogger(__name__)
 
 _MOST_BYTES_PER_NUMBER = 8
-"""Of tensors that are kept for an update: trainers send float32, whatever is served, and perhaps
-tensors that are tied to others."""
+"""Bytes of tensors kept for an update: trainers send float32, and may send tied tensors."""
 Body = dict[str, Any]
-"""Of a result; JSON-like."""
+"""Size limit of a result; JSON-like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +74,18 @@ class StepGate:
 
 
 class ExecutorControl:
-    """What may be done to an executor while no step of it runs.
+    """Runs commands on an executor between steps.
 
     Args:
-        weights: Of the model; or why they can neither be read nor replaced.
-        memory: What can be given back, by tag.
+        weights: The model's weights, or the reason why they cannot be read or replaced.
+        memory: Memory that can be released, by tag.
         groups: Pages of KV.
-        checkpoints: What is known of those of the model.
-        on_release: Called when memory was given back.
-        on_resume: Called when all memory is there again, some of it perhaps elsewhere.
+        checkpoints: The model's checkpoints.
+        on_release: Called after memory was released.
+        on_resume: Called after all memory was restored, possibly at other addresses.
 
     Attributes:
-        gate: Closed while weights or memory are missing.
+        gate: Closed while weights or memory are released.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class ExecutorControl:
         }
 
     def measure(self, program: MeasuredProgram) -> None:
-        """Profiles are to tell of the ops of a step program."""
+        """Start or stop measuring the ops of the step program."""
         self._profiling.program = program
 
     def extend(self, workers: Sequence[CapabilityWorker]) -> None:
@@ -142,7 +141,7 @@ class ExecutorControl:
         return self._weights.missing if isinstance(self._weights, LiveWeights) else None
 
     def run(self, command: ExecutorCommand) -> CommandResult:
-        """Carry out a command; what is wrong with it is told by the result."""
+        """Run a command; errors are part of its result."""
         error, status = "", 400
         body: Body = {}
         try:

@@ -14,10 +14,10 @@ MOST_RANKS = 64
 
 
 def check_division(config: ModelConfig, mesh: Mesh) -> None:
-    """Refuse a model that cannot be divided among so many ranks.
+    """Reject a model that cannot be split over that many ranks.
 
     Raises:
-        ConfigError: says what does not divide, and by how many ranks all of it does.
+        ConfigError: names what does not divide, and the rank counts that work.
     """
     size = mesh.tp.size
     if size == 1:
@@ -34,7 +34,7 @@ def check_division(config: ModelConfig, mesh: Mesh) -> None:
 
 
 def _obstacle(config: ModelConfig, size: int) -> str:
-    """What does not divide; empty: all does."""
+    """What does not divide evenly; empty: everything does."""
     build = Build(
         dtype=torch.float32, length=1, device=torch.device("meta"), mesh=Mesh(NoRanks(size))
     )

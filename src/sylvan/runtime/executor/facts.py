@@ -1,4 +1,4 @@
-"""What a model is, found from its files without loading it."""
+"""Information about a model, read from its files without loading it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from sylvan.utils.json_files import read_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelFacts:
-    """What the rest of the system wants to know of a model; found without its weights.
+class LoadedModelInfo:
+    """Properties of a model that other packages need; known without its weights.
 
-    `runner` is how steps are run; empty as long as nothing was built. `exact`: their bits do not
-    depend on the batch. `num_pages` is the size of a KV cache that was measured out on a device,
-    else 0; `kv_bytes` that of all KV groups of an executor. `state_bytes` is the size of
-    one of `num_states` recurrent states; 0 where all layers attend. `expert_load` has, by the name
-    of the layer, how many rows each of its experts had so far: int64 (E,), growing.
+    `runner` is the step runner; empty before the executor is built. `exact`: results do not depend
+    on the batch, bit for bit. `num_pages` is the size of a KV cache sized by profiling a device,
+    else 0; `kv_bytes` is the size of all KV groups. `state_bytes` is the size of one of
+    `num_states` recurrent states; 0 where all layers attend. `expert_load` counts, by layer name,
+    the rows of each expert so far: int64 (E,).
     """
 
     architecture: str
@@ -70,14 +70,14 @@ def read_facts(
     quantization: str | None = None,
     *,
     trusted: bool = False,
-) -> ModelFacts:
-    """Facts from the configuration files alone; allocates nothing.
+) -> LoadedModelInfo:
+    """Read the configuration files; allocate nothing.
 
     Args:
         model_dir: The checkpoint.
         dtype: Of weights, or "auto".
-        quantization: Format that matrices are rounded to.
-        trusted: Python files of the checkpoint may be run.
+        quantization: Weight format to quantise to.
+        trusted: Whether Python files of the checkpoint may run.
 
     Raises:
         ConfigError: the model cannot be served; one clear sentence.
@@ -87,13 +87,13 @@ def read_facts(
 
 def facts_of(
     config: ModelConfig, model_dir: Path, dtype: str = "auto", quantization: str | None = None
-) -> ModelFacts:
+) -> LoadedModelInfo:
     """The same for a config that has been read already."""
     name = _dtype_name(config, dtype)
     build = Build(dtype=getattr(torch, name), length=1, device=torch.device("meta"))
     model = family_of(config).model(config, build)
     numbers = sum(p.numel() for p in model.parameters())
-    return ModelFacts(
+    return LoadedModelInfo(
         architecture=config.architecture,
         dtype=name,
         vocab_size=config.vocab_size,
@@ -132,7 +132,7 @@ def _dtype_name(config: ModelConfig, dtype: str) -> str:
 
 
 def _eos_ids(config: ModelConfig, model_dir: Path) -> tuple[int, ...]:
-    """Of generation_config.json, which knows the chat's end of turn; else of config.json."""
+    """EOS ids from generation_config.json, which has the chat's end of turn; else config.json."""
     path = model_dir / "generation_config.json"
     try:
         found = read_json(path).get("eos_token_id")

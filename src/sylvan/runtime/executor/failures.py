@@ -1,4 +1,4 @@
-"""What a step can fail with, in the words of the scheduler."""
+"""Maps exceptions of a step to errors of the scheduler."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from sylvan.protocol.errors import DeviceMemoryError, ExecutorError
 
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, MemoryError)
-"""What arithmetic on bad data raises; anything else is a defect and passes through."""
+"""Exceptions of arithmetic on bad data; any other is a bug and propagates."""
 _TORCH_SHORTAGE = re.compile(r"you tried to allocate (\d+) bytes")
 
 
 def shortage(error: Exception) -> str | None:
-    """Which bytes the system refused, if that is what failed."""
+    """Which memory ran out, if an allocation failed."""
     if isinstance(error, MemoryError):
         return str(error) or "the system refuses more"
     found = _TORCH_SHORTAGE.search(str(error))
@@ -22,7 +22,7 @@ def shortage(error: Exception) -> str | None:
 
 
 def failure(error: Exception) -> ExecutorError:
-    """What a forward pass that raised `error` comes to."""
+    """The error for a forward pass that raised `error`."""
     message = f"the forward pass failed: {error}"
     short = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return DeviceMemoryError(message) if short else ExecutorError(message)

@@ -25,10 +25,10 @@ from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths
 from sylvan.runtime.executor.verify import accepted_guesses
 from sylvan.runtime.sampling.api import SampleOutput, TokenSampler
-from sylvan.runtime.sampling.constraints import Masks, Outcome
+from sylvan.runtime.sampling.constraints import Masks, RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
-_PROMPT_BLOCK_BYTES = 32 << 20  # logits of prompt positions held at once
+_PROMPT_BLOCK_BYTES = 32 << 20  # bytes of prompt-position logits held at once
 
 
 class ImmediateBackend:
@@ -55,7 +55,6 @@ class ImmediateBackend:
         self._prompt_rows = max(1, min(batch.limits.max_reqs, block))
 
     def update(self, plan: StepPlan) -> None:
-        """See `StepBackend.update`."""
         self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
         if self._trees is not None:
             self._trees.forget()
@@ -68,7 +67,6 @@ class ImmediateBackend:
             copy_tokens(self.batch.kv.groups, plan.copies)
 
     def forward(self, plan: StepPlan, *, graph: bool) -> None:
-        """See `StepBackend.forward`."""
         if self._fused is not None and self._is_fusible(plan):
             self._fused.run(plan, draw=False)
             self._logits_SV = self._fused.logits()
@@ -78,7 +76,6 @@ class ImmediateBackend:
             self._logits_SV = self._runner.run(self.batch)
 
     def step(self, plan: StepPlan, masks: Masks | None) -> Drawing:
-        """See `StepBackend.step`."""
         if self._fused is not None and self._is_fusible(plan):
             drawn = self._fused.run(plan, draw=True, masks=masks)
             if drawn is not None:
@@ -89,12 +86,10 @@ class ImmediateBackend:
         return self.draw(plan, masks)
 
     def draw(self, plan: StepPlan, masks: Masks | None) -> Drawing:
-        """See `StepBackend.draw`."""
         every = np.arange(plan.num_samples, dtype=np.int32)
         return self._draw(self._logits_SV, every, self._slots.rows(plan), masks)
 
     def draw_rows(self, rows: IntArray, batch: SamplingBatch, masks: Masks | None) -> SampleOutput:
-        """See `StepBackend.draw_rows`."""
         with torch.inference_mode():
             logits_RV = self._logits_SV[torch.from_numpy(rows).long()]
         return self._draw(logits_RV, rows, batch, masks)
@@ -107,14 +102,15 @@ class ImmediateBackend:
                 drawn = self._sampler.sample(logits_RV, batch, masks)
             except FAILURES:
                 drawn = self._draw_each(rows, batch, masks)
-        self._last_token[batch.slots] = drawn.token_ids  # of slices with guesses nobody reads it
+        self._last_token[batch.slots] = drawn.token_ids  # not read for slices with guesses
         return drawn
 
     def correct(self, plan: StepPlan) -> None:
-        """See `StepBackend.correct`; nothing is ever late."""
+        """Results are never late."""
 
-    def accept(self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
-        """See `StepBackend.accept`."""
+    def accept(
+        self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, RowOutcome]
+    ) -> None:
         if plan.drafts and not all(draft.is_chain for draft in plan.drafts):
             self.keep(accepted_guesses(plan, drawn.token_ids), {})
         params = self._slots.params
@@ -126,7 +122,8 @@ class ImmediateBackend:
         tokens: list[tuple[int, ...]] = [(token,) for token in drawn.token_ids.tolist()]
         for row, outcome in outcomes.items():
             tokens[row] = outcome.tokens
-            if outcome.tokens:  # a step in flight may feed the first; the others are known by then
+            # a step in flight may read the first; the others are on the host by then
+            if outcome.tokens:
                 self._last_token[slots[row]] = outcome.tokens[0]
         if params.counts:
             each = np.repeat(slots, [len(t) for t in tokens])
@@ -134,7 +131,6 @@ class ImmediateBackend:
             params.sampled(each, ids)
 
     def keep(self, paths: Mapping[int, Sequence[int]], newest: Mapping[int, int]) -> None:
-        """See `StepBackend.keep`."""
         for slot, token in newest.items():
             self._last_token[slot] = token
         if self._trees is not None:
@@ -143,7 +139,7 @@ class ImmediateBackend:
         ends = self.batch.host.q_starts[1:]
         for draft in self.batch.drafts:
             if draft.is_chain:
-                continue  # it is there already
+                continue  # already in place
             path = paths[draft.index]
             first = int(ends[draft.index]) - len(draft.parents)
             sources = [first + guess for at, guess in enumerate(path) if at != guess]
@@ -152,23 +148,20 @@ class ImmediateBackend:
                 self.batch.kv.move(group, slots[sources], slots[targets])
 
     def finish(self, drawing: Drawing) -> None:
-        """See `StepBackend.finish`; everything has happened."""
+        """Everything has happened."""
 
     def discard(self) -> None:
-        """See `StepBackend.discard`; nothing outlives a failed step."""
+        """A failed step leaves nothing to release."""
 
     def logits(self, rows: IntArray) -> torch.Tensor:
-        """See `StepContext.logits`."""
         with torch.inference_mode():
             return self._runner.logits(self._computed(rows))
 
     def hidden(self, rows: IntArray) -> torch.Tensor:
-        """See `StepContext.hidden`."""
         with torch.inference_mode():
             return self._runner.hidden(self._computed(rows))
 
     def layer_hidden(self, layer: int, rows: IntArray) -> torch.Tensor:
-        """See `StepContext.layer_hidden`."""
         with torch.inference_mode():
             return self._runner.layer_hidden(layer, self._computed(rows))
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.step import StepPlan
-from sylvan.runtime.executor.sizes import Bucket
+from sylvan.runtime.executor.sizes import GraphBucket
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -25,7 +25,7 @@ class Sizes:
     tokens: int
     requests: int
     samples: int
-    bucket: Bucket | None = None
+    bucket: GraphBucket | None = None
 
 
 def fill_step(
@@ -33,15 +33,15 @@ def fill_step(
     plan: StepPlan,
     tables: IntArray,
     page_size: int,
-    bucket: Bucket | None = None,
+    bucket: GraphBucket | None = None,
     shifts: IntArray | None = None,
 ) -> Sizes:
     """Ids, positions, slots and lengths; `tables` are the page tables of the KV groups (G, S, P).
 
     `shifts` (S,) are added to the rotary positions of each request slot.
 
-    Ids of rows in flight are left as the plan has them: who reads `arrays` resolves them. What a
-    bucket adds writes to page 0, belongs to no request and attends to nothing.
+    Ids of rows in flight stay as in the plan; the reader of `arrays` resolves them. Padding rows of
+    a bucket write to page 0, belong to no request and attend to nothing.
     """
     lens = plan.stops - plan.starts
     tokens, requests, samples = plan.num_tokens, plan.num_slices, plan.num_samples
@@ -71,13 +71,13 @@ def fill_step(
     return sizes
 
 
-def _pad(arrays: Arrays, sizes: Sizes, bucket: Bucket) -> None:
+def _pad(arrays: Arrays, sizes: Sizes, bucket: GraphBucket) -> None:
     for name in ("input_ids", "positions", "slot_mappings"):
         arrays[name][..., sizes.tokens : bucket.rows] = 0
     some = slice(sizes.requests, bucket.requests)
     for name in ("kv_lens", "req_slots"):
         arrays[name][some] = 0
-    # A request of padding has a row of padding where all have one, else none.
+    # In a decode-only bucket every padding request has one padding row, else none.
     ends = np.arange(some.start + 1, some.stop + 1) if bucket.decodes else sizes.tokens
     arrays["q_starts"][some.start + 1 : some.stop + 1] = ends
     arrays["sample_rows"][sizes.samples : bucket.requests] = 0

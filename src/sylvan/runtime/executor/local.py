@@ -9,7 +9,7 @@ from sylvan.protocol.commands import CommandResult, ExecutorCommand
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.executor.api import ExecutorCaps, Pending, PendingCommand
 from sylvan.runtime.executor.control import ExecutorControl
-from sylvan.runtime.executor.worker import LaunchedStep, Worker
+from sylvan.runtime.executor.worker import LaunchedStep, StepWorker
 
 
 class LocalExecutor:
@@ -20,7 +20,7 @@ class LocalExecutor:
     """
 
     def __init__(
-        self, worker: Worker, caps: ExecutorCaps, control: ExecutorControl, *, overlap: bool
+        self, worker: StepWorker, caps: ExecutorCaps, control: ExecutorControl, *, overlap: bool
     ) -> None:
         self.caps = caps
         self._worker = worker
@@ -29,7 +29,6 @@ class LocalExecutor:
         self._thread = ThreadPoolExecutor(1, "sylvan-step") if overlap else None
 
     def launch(self, plan: StepPlan) -> Pending:
-        """See `Executor.launch`."""
         if self._thread is not None:
             return _Threaded(self._thread.submit(self._worker.launch, plan))
         step = _Lazy(self._worker, plan, self._waiting)
@@ -37,11 +36,9 @@ class LocalExecutor:
         return step
 
     def control(self, command: ExecutorCommand) -> PendingCommand:
-        """See `Executor.control`."""
         return self._commands.start(command)
 
     def close(self) -> None:
-        """See `Executor.close`."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
         self._commands.close()
@@ -51,21 +48,19 @@ class LocalExecutor:
 class DeviceExecutor:
     """One worker, whose backend queues: `launch` returns while the device still works."""
 
-    def __init__(self, worker: Worker, caps: ExecutorCaps, control: ExecutorControl) -> None:
+    def __init__(self, worker: StepWorker, caps: ExecutorCaps, control: ExecutorControl) -> None:
         self.caps = caps
         self._worker = worker
         self._commands = _Commands(control)
 
     def launch(self, plan: StepPlan) -> Pending:
-        """See `Executor.launch`."""
         return self._worker.launch(plan)
 
     def control(self, command: ExecutorCommand) -> PendingCommand:
-        """See `Executor.control`."""
         return self._commands.start(command)
 
     def close(self) -> None:
-        """See `Executor.close`; the device's memory goes with the process."""
+        """The device's memory goes with the process."""
         self._commands.close()
         self._worker.close()
 
@@ -92,11 +87,9 @@ class _Command:
         self._future = future
 
     def done(self) -> bool:
-        """See `PendingCommand.done`."""
         return self._future.done()
 
     def wait(self) -> CommandResult:
-        """See `PendingCommand.wait`."""
         return self._future.result()
 
 
@@ -107,18 +100,16 @@ class _Threaded:
         self._future = future
 
     def done(self) -> bool:
-        """See `Pending.done`."""
         return self._future.done()
 
     def wait(self) -> StepResult:
-        """See `Pending.wait`."""
         return self._future.result().wait()
 
 
 class _Lazy:
     """A step that runs when it is waited for, after all launched before it."""
 
-    def __init__(self, worker: Worker, plan: StepPlan, waiting: deque[_Lazy]) -> None:
+    def __init__(self, worker: StepWorker, plan: StepPlan, waiting: deque[_Lazy]) -> None:
         self._worker, self._plan, self._waiting = worker, plan, waiting
         self._step: LaunchedStep | None = None
 
@@ -127,7 +118,6 @@ class _Lazy:
         return True
 
     def wait(self) -> StepResult:
-        """See `Pending.wait`."""
         while self._step is None:
             self._waiting.popleft().run()
         return self._step.wait()

@@ -65,6 +65,7 @@ class LocalOptions:
     headless: bool = False  # the head of a model that generates is left out
     threads: int = 0  # of the step program; 0: as many as torch uses
     seed: int = 0
+    load_cache: Path | None = None  # where packed weights are kept for later starts
 
 
 class Draw(Protocol):

@@ -201,7 +201,7 @@ class ModelPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class BuiltModel:
     """A model that is ready to run, and what its steps need.
 
     `exact`: bits of an answer do not depend on what else is batched, cached or chunked. `weights`

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from sylvan.config.plan import GroupBytes, Load, fitting_tokens, group_tokens
+from sylvan.config.plan import GroupBytes, PlannedLoad, fitting_tokens, group_tokens
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import KVCachePool
 from sylvan.runtime.executor.graphs.pages import NativePool
@@ -34,7 +34,7 @@ def pages_shape(config: ModelConfig, shape: KVShape, options: LocalOptions) -> K
     if len(groups) < 2:
         return shape
     size = shape.page_size
-    load = Load(
+    load = PlannedLoad(
         running_reqs=options.max_running_reqs,
         step_tokens=options.max_batch_tokens,
         page_size=size,
@@ -57,7 +57,7 @@ def with_paths(shape: KVShape, options: LocalOptions) -> KVShape:
 
 
 def _fitting(
-    groups: Sequence[LayerGroup], shape: KVShape, most_pages: int | None, load: Load
+    groups: Sequence[LayerGroup], shape: KVShape, most_pages: int | None, load: PlannedLoad
 ) -> int:
     """Tokens that fit into the memory of all pages but one of each group, which takes padding."""
     sizes = [GroupBytes(len(group.layers), group.window) for group in groups]  # in layers

@@ -41,7 +41,7 @@ Plan = Generator[Round, list[CommandResult], CommandResult]
 """Asks for rounds, is sent their results in the order of ranks, and returns one result."""
 
 
-class Told(Protocol):
+class CommandRound(Protocol):
     """A round on its way."""
 
     def done(self) -> bool:
@@ -60,13 +60,12 @@ class Told(Protocol):
 class Rounds:
     """Implements `PendingCommand`: each round is carried out by all before the next begins."""
 
-    def __init__(self, plan: Plan, tell: Callable[[Round], Told]) -> None:
+    def __init__(self, plan: Plan, tell: Callable[[Round], CommandRound]) -> None:
         self._plan, self._tell = plan, tell
         self._result: CommandResult | None = None
         self._told = tell(next(plan))
 
     def done(self) -> bool:
-        """See `PendingCommand.done`."""
         while self._result is None and self._told.done():
             self._advance()
         return self._result is not None

@@ -18,8 +18,8 @@ from sylvan.protocol.errors import ExecutorError, RankLostError
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.executor.api import Carried, Executor, Pending, PendingCommand
-from sylvan.runtime.executor.rank_commands import Round, Rounds, Told, plan_of
-from sylvan.transport.api import Channel
+from sylvan.runtime.executor.rank_commands import CommandRound, Round, Rounds, plan_of
+from sylvan.transport.api import DuplexChannel
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class RankedExecutor:
     def __init__(
         self,
         executor: Executor,
-        others: Sequence[Channel[ToRank, FromRank]],
+        others: Sequence[DuplexChannel[ToRank, FromRank]],
         codec: StepCodec,
         check: Callable[[], None],
         agree_timeout_s: float = AGREE_TIMEOUT_S,
@@ -84,19 +84,17 @@ class RankedExecutor:
         self._agree_timeout_s = agree_timeout_s
 
     def launch(self, plan: StepPlan) -> Pending:
-        """See `Executor.launch`."""
         self._send(RunStep(self._codec.encode(plan)))
         pending = self._executor.launch(plan)
         return _RankedStep(pending, lambda: self._agree_on_failure(plan.number), self._check)
 
     def control(self, command: ExecutorCommand) -> PendingCommand:
-        """See `Executor.control`."""
         plan = plan_of(command, 1 + len(self._others))
         if isinstance(plan, str):
             return Carried(CommandResult(error=plan))
         return Rounds(plan, self._tell)
 
-    def _tell(self, commands: Round) -> Told:
+    def _tell(self, commands: Round) -> CommandRound:
         own, *theirs = commands
         told = self._others[: len(theirs)]
         for other, command in zip(told, theirs, strict=True):
@@ -104,7 +102,7 @@ class RankedExecutor:
         return _ToldRanks(self._executor.control(own), told, self._codec)
 
     def close(self) -> None:
-        """See `Executor.close`; the other ranks end. Whoever made the channels closes them."""
+        """The other ranks end. Whoever made the channels closes them."""
         self._send(Close())
         self._executor.close()
 
@@ -135,7 +133,6 @@ class _RankedStep:
     check: Callable[[], None]
 
     def done(self) -> bool:
-        """See `Pending.done`."""
         return self.pending.done()
 
     def wait(self) -> StepResult:
@@ -155,12 +152,12 @@ class _RankedStep:
 
 
 class _ToldRanks:
-    """Implements `Told`: done when all ranks are."""
+    """Implements `CommandRound`: done when all ranks are."""
 
     def __init__(
         self,
         own: PendingCommand,
-        others: Sequence[Channel[ToRank, FromRank]],
+        others: Sequence[DuplexChannel[ToRank, FromRank]],
         codec: StepCodec,
     ) -> None:
         self._own, self._codec = own, codec
@@ -168,12 +165,10 @@ class _ToldRanks:
         self._found: dict[int, CommandResult] = {}
 
     def done(self) -> bool:
-        """See `Told.done`."""
         self._receive(0.0)
         return self._own.done() and not self._missing
 
     def wait(self) -> list[CommandResult]:
-        """See `Told.wait`."""
         own = self._own.wait()
         while self._missing:
             self._receive(_POLL_S)
@@ -203,7 +198,7 @@ class Follower:
     def __init__(
         self,
         executor: Executor,
-        first: Channel[FromRank, ToRank],
+        first: DuplexChannel[FromRank, ToRank],
         codec: StepCodec,
         check: Callable[[], None],
         agree_timeout_s: float = AGREE_TIMEOUT_S,

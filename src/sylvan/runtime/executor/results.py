@@ -1,4 +1,4 @@
-"""From sampled rows to what each slice brought. One definition for every backend.
+"""Turns sampled rows into slice outputs, for every backend.
 
 Shapes: R slices of the step, S sampled rows.
 """
@@ -9,25 +9,25 @@ from collections.abc import Mapping, Sequence
 
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
 from sylvan.runtime.executor.verify import verified
-from sylvan.runtime.sampling.api import HOPELESS, SampleOutput
-from sylvan.runtime.sampling.constraints import Outcome
+from sylvan.runtime.sampling.api import NO_VALID_TOKEN, SampleOutput
+from sylvan.runtime.sampling.constraints import RowOutcome
 
-CONSTRAINED_STATUS = 400  # what a request asked for is to blame, not the engine
+CONSTRAINED_STATUS = 400  # the request's constraints caused the error, not the engine
 
 
 def step_result(
     plan: StepPlan,
     drawn: SampleOutput,
-    outcomes: Mapping[int, Outcome],
+    outcomes: Mapping[int, RowOutcome],
     errors: Mapping[int, str],
 ) -> StepResult:
-    """Put together what a step brought.
+    """Build the result of a step.
 
     Args:
         plan: Of the step.
         drawn: Its sampled rows.
-        outcomes: What constraints make of some rows.
-        errors: Slice index -> why its request fails.
+        outcomes: Outcomes of constrained rows.
+        errors: Slice index -> the error that fails its request.
     """
     if plan.drafts:
         return verified(plan, drawn, errors)
@@ -50,13 +50,13 @@ def step_result(
 
 
 def failing(outputs: Sequence[SliceOutput], errors: Mapping[int, str]) -> StepResult:
-    """Outputs slice by slice, but for those of requests that fail."""
+    """Outputs by slice, except for requests that fail."""
     failed = {index: SliceOutput(error=why) for index, why in errors.items()}
     return StepResult.of([failed.get(i) or output for i, output in enumerate(outputs)])
 
 
-def _output(row: int, token: int, drawn: SampleOutput, outcome: Outcome | None) -> SliceOutput:
-    outcome = outcome or Outcome((token,))
+def _output(row: int, token: int, drawn: SampleOutput, outcome: RowOutcome | None) -> SliceOutput:
+    outcome = outcome or RowOutcome((token,))
     if outcome.error:
         return SliceOutput(error=outcome.error, status=CONSTRAINED_STATUS)
     if not outcome.tokens:
@@ -67,5 +67,5 @@ def _output(row: int, token: int, drawn: SampleOutput, outcome: Outcome | None) 
 
 
 def hopeless(token_ids: list[int]) -> dict[int, str]:
-    """Errors of rows whose id is negative: nothing could be drawn."""
-    return {row: HOPELESS for row, token in enumerate(token_ids) if token < 0}
+    """Errors for rows with a negative id: no valid token to sample."""
+    return {row: NO_VALID_TOKEN for row, token in enumerate(token_ids) if token < 0}

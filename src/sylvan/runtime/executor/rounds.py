@@ -1,9 +1,9 @@
-"""Draws a step with guesses one position after the other.
+"""Samples a step with guesses position by position.
 
-Penalties count the tokens before a row, and a grammar allows what follows them: with guesses in
-between, what may be drawn is known only once the guess before is known to be right. The logits of
-all positions are there after one forward pass; each round draws one row of each slice, has
-constraints and counts take it in, and goes on with those whose guess it was.
+Penalties count the tokens before a row, and a grammar allows what follows them: with guesses, the
+allowed tokens of a row are known only after the guess before it is verified. One forward pass
+computes all logits; each round samples one row per slice, updates constraints and counts, and
+continues with slices whose guess was right.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from sylvan.runtime.executor.backend import StepBackend
 from sylvan.runtime.executor.results import CONSTRAINED_STATUS
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.sampling.api import SampleOutput
-from sylvan.runtime.sampling.constraints import Constraints, Outcome
+from sylvan.runtime.sampling.constraints import Constraints, RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
-NO_OUTCOMES: Mapping[int, Outcome] = {}
+NO_OUTCOMES: Mapping[int, RowOutcome] = {}
 
 
 @dataclass(slots=True)
 class _Chain:
-    """What a slice has brought so far.
+    """Progress of one slice.
 
     Attributes:
         first: Its first sampled row.
         parents, guesses: Its guesses, as in `DraftRows`.
-        path: Those that were right.
-        row: To be drawn next; None: nothing more.
+        path: The accepted guesses.
+        row: Row to sample next; None: done.
     """
 
     first: int
@@ -48,10 +48,11 @@ class _Chain:
     error: str = ""
     status: int = 500
 
-    def take(self, outcome: Outcome, logprobs: TokenLogprobs | None, error: str) -> None:
-        """What its row brought.
+    def take(self, outcome: RowOutcome, logprobs: TokenLogprobs | None, error: str) -> None:
+        """Add the outcome of its row.
 
-        An error behind other tokens is dropped: it comes again unless these are the end.
+        An error after accepted tokens is dropped: the next step raises it again unless the output
+        ends.
         """
         self.row = None
         if error:
@@ -67,7 +68,7 @@ class _Chain:
             self.row = self.first + 1 + self.path[-1]
 
     def _follow(self, token: int) -> bool:
-        """Whether `token` was guessed after those that were right."""
+        """Whether `token` was guessed after the accepted guesses."""
         last = self.path[-1] if self.path else -1
         children = (i for i, parent in enumerate(self.parents) if parent == last)
         found = next((i for i in children if self.guesses[i] == token), None)
@@ -88,7 +89,7 @@ class _Chain:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a step with guesses brought: by slice, and the ids that were drawn, by row."""
+    """Result of a step with guesses: outputs by slice, and the sampled ids by row."""
 
     outputs: Sequence[SliceOutput]
     drawn: SampleOutput
@@ -97,7 +98,7 @@ class Verified:
 def verify_in_rounds(
     plan: StepPlan, backend: StepBackend, slots: RequestSlots, constraints: Constraints | None
 ) -> Verified:
-    """Draw the rows of a step whose forward pass is over, as far as they follow right guesses."""
+    """Sample the rows of a finished forward pass as far as they follow right guesses."""
     rows, params = slots.rows(plan), slots.params
     chains = _chains(plan)
     ids = np.zeros(plan.num_samples, np.int32)
@@ -113,8 +114,8 @@ def verify_in_rounds(
             outcomes = constraints.advance(batch, drawn.token_ids)
         _count(batch, drawn, outcomes)
         for i, (chain, token) in enumerate(zip(todo, drawn.token_ids.tolist(), strict=True)):
-            outcome = outcomes.get(i) or Outcome((token,))
-            own = outcome.tokens[:1] == (token,)  # else what was drawn does not matter
+            outcome = outcomes.get(i) or RowOutcome((token,))
+            own = outcome.tokens[:1] == (token,)  # otherwise the sampled token does not matter
             error = outcome.error or (drawn.errors.get(i, "") if own else "")
             chain.take(outcome, drawn.logprobs.get(i), error)
     newest = {
@@ -131,7 +132,7 @@ def verify_in_rounds(
 
 
 def _chains(plan: StepPlan) -> dict[int, _Chain]:
-    """By slice, of those that sample."""
+    """By slice, for slices that sample."""
     drafts = {draft.index: draft.parents for draft in plan.drafts}
     ends, ids = plan.ends.tolist(), plan.input_ids
     found: dict[int, _Chain] = {}
@@ -143,7 +144,7 @@ def _chains(plan: StepPlan) -> dict[int, _Chain]:
     return found
 
 
-def _count(batch: SamplingBatch, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
+def _count(batch: SamplingBatch, drawn: SampleOutput, outcomes: Mapping[int, RowOutcome]) -> None:
     params = batch.params
     if not params.counts:
         return

@@ -12,7 +12,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.step import EMBEDDINGS
 from sylvan.runtime.executor.outputs import keep_outputs
-from sylvan.runtime.executor.sizes import Bucket
+from sylvan.runtime.executor.sizes import GraphBucket
 from sylvan.runtime.executor.steps import FusedStep
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.sampling.api import TokenSampler
@@ -30,8 +30,8 @@ class ModelRunner(Protocol):
 
     verifies_drafts: bool
 
-    def bucket(self, tokens: int, requests: int) -> Bucket | None:
-        """What a step of so many is padded to; None: it is run as it is."""
+    def bucket(self, tokens: int, requests: int) -> GraphBucket | None:
+        """Padded size for a step of this size; None: no padding."""
         ...
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
@@ -101,8 +101,7 @@ class EagerRunner:
         model: With its weights.
         prepare: Changes the batch before each pass, on the device.
         hidden_layers: Layers whose output is kept.
-        on_head: Called before the head, with the rows of the step that it takes; None: it takes
-            vectors that are no rows of a step.
+        on_head: Called before the head with the rows it runs on; None: vectors outside the step.
     """
 
     verifies_drafts = True
@@ -119,12 +118,10 @@ class EagerRunner:
         self._layers: dict[int, torch.Tensor] = {}
         keep_outputs(model, hidden_layers, self._layers)
 
-    def bucket(self, tokens: int, requests: int) -> Bucket | None:
-        """See `ModelRunner.bucket`."""
+    def bucket(self, tokens: int, requests: int) -> GraphBucket | None:
         return None
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
-        """See `ModelRunner.run`."""
         if self._prepare is not None:
             self._prepare(batch)
         batch.attention.plan(batch)
@@ -138,25 +135,20 @@ class EagerRunner:
         return self._model.head(ops.take_rows(self._hidden_TD, batch.sample_rows))
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.logits`."""
         self._on_head(rows)
         return self._model.head(self._take(self._hidden_TD, rows))
 
     def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.hidden`."""
         return self._take(self._hidden_TD, rows).float()
 
     def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.layer_hidden`."""
         return self._take(self._layers[layer], rows)
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.head`."""
         self._on_head(None)
         return self._model.head(vectors_RD.to(self._hidden_TD)).float()
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.constant`."""
         return tensor
 
     def fuse(
@@ -166,7 +158,7 @@ class EagerRunner:
         last_token: IntArray,
         params: SamplingSlots,
     ) -> None:
-        """See `ModelRunner.fuse`."""
+        pass
 
     def _take(self, values: torch.Tensor, rows: IntArray | torch.Tensor) -> torch.Tensor:
         index = rows if isinstance(rows, torch.Tensor) else torch.from_numpy(rows)

@@ -14,17 +14,15 @@ SimRequest = GenerateRequest | EmbedRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CompletedStep:
     """A step whose result is known."""
 
     result: StepResult
 
     def done(self) -> bool:
-        """See `Pending.done`."""
         return True
 
     def wait(self) -> StepResult:
-        """See `Pending.wait`."""
         return self.result
 
 
@@ -46,7 +44,7 @@ class SimExecutor:
         self._step_time_s = step_time_s
         self._requests: dict[int, SimRequest] = {}  # by slot
 
-    def launch(self, plan: StepPlan) -> Done:
+    def launch(self, plan: StepPlan) -> CompletedStep:
         """Account for the step and return its tokens."""
         for join in plan.joins:
             self._requests[join.slot] = join.request
@@ -56,17 +54,18 @@ class SimExecutor:
         requests, next_token = self._requests, self._next_token
         places = zip(plan.slots.tolist(), plan.stops.tolist(), strict=True)
         if plan.num_samples == plan.num_slices:
-            return Done(StepResult([next_token(requests[slot], stop) for slot, stop in places]))
+            return CompletedStep(
+                StepResult([next_token(requests[slot], stop) for slot, stop in places])
+            )
         silent = set(range(plan.num_slices)).difference(plan.samples.tolist())
         tokens = [
             0 if index in silent else next_token(requests[slot], stop)
             for index, (slot, stop) in enumerate(places)
         ]
-        return Done(StepResult(tokens, {index: SliceOutput() for index in silent}))
+        return CompletedStep(StepResult(tokens, {index: SliceOutput() for index in silent}))
 
     def control(self, command: ExecutorCommand) -> Carried:
-        """See `Executor.control`."""
         return Carried(CommandResult(error="a simulated executor has neither weights nor memory"))
 
     def close(self) -> None:
-        """See `Executor.close`."""
+        pass

@@ -25,7 +25,7 @@ from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 
 
 class LateParts:
-    """What is made after the worker halves that use it."""
+    """Parts that are built after the worker halves that use them."""
 
     def __init__(self) -> None:
         self.runner: ModelRunner | None = None
@@ -36,25 +36,21 @@ class LateParts:
         self.pages: Sequence[PageMemory] = ()
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
-        """See `ModelSite.head`."""
         assert self.runner is not None
         return self.runner.head(vectors_RD)
 
     def position_shifts(self) -> IntArray:
-        """See `ModelSite.position_shifts`."""
+        """By how much the position of each request of the step is shifted. Shape: (B,)."""
         assert self.batch is not None
         return self.batch.host.position_shifts
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `ModelSite.constant`."""
         return self.runner.constant(tensor) if self.runner is not None else tensor
 
     def memory(self) -> tuple[Sequence[KVGroup], Sequence[PageMemory]]:
-        """See `ModelSite.memory`."""
         return self.groups, self.pages
 
     def split(self, limits: BatchLimits, page_size: int) -> SplitPrompt:
-        """See `ModelSite.split`."""
         if not isinstance(self.runner, ProgramRunner):
             raise Unsupported("there is no step program")
         return self.runner.split(limits, page_size)
@@ -66,7 +62,6 @@ class LateParts:
         positions: IntArray,
         ids: torch.Tensor | None = None,
     ) -> IntArray:
-        """See `ModelSite.draw`."""
         assert self.sampler is not None
         params = self.params
         assert params is not None
@@ -74,7 +69,7 @@ class LateParts:
         if plain.all():
             best = logits_RW.argmax(-1)
             return (best if ids is None else ids[best]).numpy().astype(np.int32)
-        if ids is not None:  # the others are impossible
+        if ids is not None:  # all other ids are impossible
             few_RW = logits_RW
             logits_RW = torch.full((len(few_RW), params.vocab_size), -torch.inf)
             logits_RW.index_copy_(1, ids, few_RW)

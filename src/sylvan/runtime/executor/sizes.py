@@ -10,7 +10,7 @@ _MIXED_REQUESTS = (8, 64)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Bucket:
+class GraphBucket:
     """Rows and requests that a graph computes; as many of both in a step that only decodes."""
 
     rows: int
@@ -22,19 +22,21 @@ class Bucket:
         return self.rows == self.requests
 
 
-def decode_buckets(max_reqs: int) -> tuple[Bucket, ...]:
+def decode_buckets(max_reqs: int) -> tuple[GraphBucket, ...]:
     """Batch sizes worth a graph: steps of about a quarter, and the largest batch itself."""
     most = min(max_reqs, MAX_BUCKET)
     sizes = [1, 2, 4, *range(8, 33, 4), *range(40, 65, 8), *range(80, 129, 16)]
     sizes += range(160, MAX_BUCKET + 1, 32)
-    return tuple(Bucket(size, size) for size in sorted({s for s in sizes if s < most} | {most}))
+    return tuple(
+        GraphBucket(size, size) for size in sorted({s for s in sizes if s < most} | {most})
+    )
 
 
-def mixed_buckets(max_tokens: int, max_reqs: int) -> tuple[Bucket, ...]:
+def mixed_buckets(max_tokens: int, max_reqs: int) -> tuple[GraphBucket, ...]:
     """Sizes of steps with prompts that are worth a graph.
 
     Beyond the largest, a step takes a GPU longer than launching its kernels one by one takes.
     """
     requests = sorted({min(count, max_reqs) for count in (*_MIXED_REQUESTS, MAX_BUCKET)})
     rows = [count for count in _MIXED_ROWS if count <= max_tokens]
-    return tuple(Bucket(r, q) for r in rows for q in requests if q < r)
+    return tuple(GraphBucket(r, q) for r in rows for q in requests if q < r)

@@ -53,6 +53,6 @@ class RequestSlots:
 
 
 def _within(request: GenerateRequest, vocab_size: int) -> bool:
-    """Whether a kernel may look up the ids; the edge has refused others already."""
+    """Whether the ids are in the vocabulary; the server has rejected others already."""
     parts = (request.input_ids, request.output_ids)
     return all(not len(ids) or ids.view(np.uint32).max() < vocab_size for ids in parts)

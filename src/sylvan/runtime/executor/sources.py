@@ -1,4 +1,4 @@
-"""Where new weights come from: opens what a command names, without ever reading a pickle."""
+"""Opens the source of new weights that a command names; never reads a pickle."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _shared(name: str, num_bytes: int) -> WeightFiles:
             raise ConfigError(f"{where} is no regular file")
         if not 8 <= num_bytes <= size:
             raise ConfigError(f"{where} has {size:,} bytes, not {num_bytes:,}")
-        # private: a tensor over it can be written to, and nobody sees that
+        # private mapping: writable tensors over it change no file
         region = mmap.mmap(fd, num_bytes, access=mmap.ACCESS_COPY)
     finally:
         os.close(fd)

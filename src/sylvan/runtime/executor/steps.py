@@ -17,10 +17,10 @@ class FusedStep(Protocol):
     def run(self, plan: StepPlan, *, draw: bool, masks: Masks | None = None) -> SampleOutput | None:
         """Compute all rows and store their KV.
 
-        Returns: With `draw` the sampled tokens; else None, and `logits` has what to sample from.
+        Returns: The sampled tokens with `draw`; else None, and `logits` holds the logits.
         """
         ...
 
     def logits(self) -> torch.Tensor:
-        """Of the sampled rows, float32 (S, V), after a run without `draw`; to be overwritten."""
+        """Logits of the sampled rows, float32 (S, V), after a run without `draw`; overwritable."""
         ...

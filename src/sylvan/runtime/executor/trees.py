@@ -1,9 +1,8 @@
-"""Verifies trees of guesses by attention that knows texts only: each path is a text of its own.
+"""Verifies draft trees with plain causal attention: each path is a separate sequence.
 
-The rows of a path are those of a request that has written it: the known tokens lie in the pages of
-the request, what follows them in spare pages, with a copy of the page that both share. So each row
-adds up the tokens before it in the order of plain decoding, and has its bits, on any backend. A
-guess on several paths is computed on each.
+A path reads the request's pages for known tokens and spare pages for its guesses, with a copy of
+the page at the boundary. So each row sums over the tokens before it in the order of plain decoding,
+with the same bits on any backend. A guess on several paths is computed on each.
 
 Shapes: T rows of a plan, G KV groups, P pages of a request.
 """
@@ -23,7 +22,7 @@ from sylvan.runtime.core.step import DraftRows, StepPlan, ancestors
 
 
 def pages_of_path(depth: int, page_size: int) -> int:
-    """Spare pages for a path of so many guesses, wherever in a page it begins."""
+    """Number of spare pages for a path of that many guesses at any page offset."""
     return 1 + -(-depth // page_size)
 
 
@@ -35,7 +34,7 @@ def leaf_paths(parents: Sequence[int]) -> list[list[int]]:
 
 
 def computed_ends(plan: StepPlan) -> dict[int, int]:
-    """By the row after each slice of a plan: where that is once trees are laid out as paths."""
+    """For each slice, its end in the step with trees laid out as paths."""
     trees = {draft.index: draft for draft in plan.drafts if not draft.is_chain}
     found, before, computed = {0: 0}, 0, 0
     for index, end in enumerate(plan.ends.tolist()):
@@ -50,12 +49,12 @@ def computed_ends(plan: StepPlan) -> dict[int, int]:
 
 @dataclass(slots=True)
 class _Rows:
-    """A step as it is computed, row by row and text by text."""
+    """The computed step, by row and by sequence."""
 
     sources: list[int] = field(default_factory=list[int])  # rows of the plan
     places: list[int] = field(default_factory=list[int])  # in their texts
     tables: list[int] = field(default_factory=list[int])  # row of the page tables, by row
-    ends: list[int] = field(default_factory=list[int])  # of texts
+    ends: list[int] = field(default_factory=list[int])  # ends of the sequences
     lens: list[int] = field(default_factory=list[int])
     slots: list[int] = field(default_factory=list[int])
 
@@ -119,22 +118,22 @@ class TreePaths:
         self._write(plan, rows, row_of)
 
     def forget(self) -> None:
-        """The next step has no trees."""
+        """Reset: the next step has no trees."""
         self._trees, self._rows = {}, None
 
     def rows(self, rows: IntArray) -> IntArray:
-        """Where the rows of the plan are in the step as it was computed."""
+        """Position of each plan row in the computed step."""
         return rows if self._rows is None else self._rows[rows]
 
     def keep(self, paths: Mapping[int, Sequence[int]]) -> None:
-        """Move what the right guesses of slices left behind into the pages of their requests."""
+        """Copy the KV of right guesses into the pages of their requests."""
         copies: list[tuple[int, int, int, int]] = []
         size, tables = self._batch.kv.page_size, self._batch.host.page_tables
         for index, tree in self._trees.items():
             right = list(paths[index])
             which = next(i for i, p in enumerate(tree.paths) if list(p[: len(right)]) == right)
             if not right or not which:
-                continue  # the first path lies there already
+                continue  # the first path is already in place
             stop = tree.start + 1 + len(right)
             for group, table in enumerate(tables):
                 for page in range(tree.start // size, (stop - 1) // size + 1):

@@ -1,4 +1,4 @@
-"""Which guesses of a step are right: those that equal what plain decoding samples in their place.
+"""Verifies guesses: one is right if it equals what plain decoding samples in its place.
 
 Random numbers are keyed by (seed, sample, position), so that each row of a slice with guesses draws
 exactly the token that it would draw without them, greedy or not.
@@ -42,12 +42,12 @@ def accepted_path(
 
 
 def path_of(parents: Sequence[int], guesses: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """The guesses that are these tokens, one after another from the root.
+    """The path of guesses that matches these tokens, from the root.
 
     Args:
         parents: As in `DraftRows.parents`.
         guesses: Their ids.
-        tokens: What was right.
+        tokens: The accepted tokens.
     """
     path: list[int] = []
     last = -1
@@ -59,9 +59,12 @@ def path_of(parents: Sequence[int], guesses: Sequence[int], tokens: Sequence[int
 
 def accepted_guesses(plan: StepPlan, token_ids: IntArray) -> dict[int, list[int]]:
     """`accepted_path` by index of the slices with guesses, from all that the step sampled (S,)."""
+    return _accepted(plan, token_ids.tolist(), plan.samples.tolist())
+
+
+def _accepted(plan: StepPlan, drawn: Sequence[int], samples: Sequence[int]) -> dict[int, list[int]]:
     assert plan.sample_rows is not None
-    drawn, samples = token_ids.tolist(), plan.samples.tolist()
-    fed = plan.input_ids[plan.sample_rows].tolist()  # of each sampled row
+    fed = plan.input_ids[plan.sample_rows].tolist()  # input id of each sampled row
     found: dict[int, list[int]] = {}
     for draft in plan.drafts:
         first, count = samples.index(draft.index), len(draft.parents)
@@ -75,9 +78,9 @@ def accepted_guesses(plan: StepPlan, token_ids: IntArray) -> dict[int, list[int]
 
 
 def without_guesses(plan: StepPlan, slices: Collection[int]) -> StepPlan:
-    """The same step, of which these slices sample only what follows their newest token.
+    """The same step without the guesses of these slices.
 
-    Rows of their guesses are computed, and nobody looks at them.
+    The rows of their guesses are still computed, but ignored.
     """
     assert plan.sample_rows is not None
     samples = plan.samples
@@ -96,11 +99,11 @@ def without_guesses(plan: StepPlan, slices: Collection[int]) -> StepPlan:
 
 
 def verified(plan: StepPlan, drawn: SampleOutput, errors: Mapping[int, str]) -> StepResult:
-    """What a step with guesses brought: the accepted ones, and the token sampled after them."""
-    paths, ids = accepted_guesses(plan, drawn.token_ids), drawn.token_ids.tolist()
+    """Result of a step with guesses: accepted ones, and the token sampled after them."""
+    ids, samples = drawn.token_ids.tolist(), plan.samples.tolist()
+    paths = _accepted(plan, ids, samples)
     tokens = [-1] * plan.num_slices
     others: dict[int, SliceOutput] = {}
-    samples = plan.samples.tolist()
     plain = not drawn.logprobs and not drawn.errors
     last = -1
     for first, index in enumerate(samples):
@@ -122,7 +125,7 @@ def verified(plan: StepPlan, drawn: SampleOutput, errors: Mapping[int, str]) -> 
 
 
 def _output(rows: Sequence[int], ids: Sequence[int], drawn: SampleOutput) -> SliceOutput:
-    """Of the rows of a slice that count."""
+    """Output of the accepted rows of a slice."""
     why = next((drawn.errors[row] for row in rows if row in drawn.errors), "")
     if why:
         return SliceOutput(error=why)

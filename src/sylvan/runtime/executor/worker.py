@@ -1,8 +1,7 @@
-"""One rank: applies plans, has them computed, and turns what was sampled into results.
+"""One rank: applies plans, runs them on a backend, and turns samples into results.
 
-On an immediate backend everything has happened when `launch` returns. On a device, `launch` queues
-the step, and its ids are looked at when they are needed: by `LaunchedStep.wait`, or before the next
-step draws for requests whose outputs are constrained.
+An immediate backend has finished when `launch` returns. A device queues the step; its ids are read
+when needed: by `LaunchedStep.wait`, or before the next step samples for constrained requests.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ from sylvan.runtime.executor.rounds import verify_in_rounds
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.verify import without_guesses
 from sylvan.runtime.pool.ahead import PagesAhead
-from sylvan.runtime.sampling.constraints import Constraints, Masks, Outcome
+from sylvan.runtime.sampling.constraints import Constraints, Masks, RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
-NO_OUTCOMES: Mapping[int, Outcome] = {}
+NO_OUTCOMES: Mapping[int, RowOutcome] = {}
 NO_ERRORS: Mapping[int, str] = {}
 
 
 @dataclass(slots=True, eq=False)
 class LaunchedStep:
-    """Implements `Pending`. A later step may complete it before it is waited for.
+    """Implements `Pending`. A later step may complete it before `wait` is called.
 
     Attributes:
         drawing: None: the step had no slices, or failed.
         rows: Its sampled rows, if some of them are constrained.
-        errors: Slice index -> why its request fails.
-        context: If the step carries work of capabilities.
+        errors: Slice index -> the error that fails its request.
+        context: Set if the step has work of capabilities.
         reports: By capability.
-        outputs: Slice by slice, of a step whose guesses were verified in rounds.
+        outputs: By slice, if guesses were verified in rounds.
     """
 
-    worker: Worker
+    worker: StepWorker
     plan: StepPlan
     drawing: Drawing | None = None
     rows: SamplingBatch | None = None
@@ -60,11 +59,9 @@ class LaunchedStep:
     result: StepResult | None = None
 
     def done(self) -> bool:
-        """See `Pending.done`."""
         return self.result is not None or self.drawing is None or self.drawing.done()
 
     def wait(self) -> StepResult:
-        """See `Pending.wait`."""
         if self.result is None:
             self.complete()
         if self.error is not None:
@@ -73,7 +70,7 @@ class LaunchedStep:
         return self.result
 
     def complete(self) -> None:
-        """Turn what was drawn into a result, once."""
+        """Turn the samples into a result, once."""
         if self.result is not None or self.error is not None:
             return
         if self.drawing is None:
@@ -86,7 +83,7 @@ class LaunchedStep:
             self.error = failure(error)
 
 
-class Worker:
+class StepWorker:
     """Owns the request slots and the worker halves of capabilities."""
 
     def __init__(
@@ -107,12 +104,12 @@ class Worker:
         self._constraints: Constraints | None = next(
             (c for worker in capabilities if (c := worker.constraints) is not None), None
         )
-        self._constrained: set[int] = set()  # slots whose outputs are constrained
+        self._constrained: set[int] = set()  # slots with constrained outputs
         self._unseen: deque[LaunchedStep] = deque()  # constraints have not seen their ids yet
-        self._unapplied: StepPlan | None = None  # nor who leaves and joins in this one
+        self._unapplied: StepPlan | None = None  # a plan whose joins and leaves are not applied yet
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Start a step. Its failure is raised by `LaunchedStep.wait`; then nothing of it counts."""
+        """Start a step. `LaunchedStep.wait` raises its failure, which voids the whole step."""
         if plan.drafts and not self._backend.immediate:
             plan = self._drawable(plan)
         step = LaunchedStep(self, plan)
@@ -177,7 +174,7 @@ class Worker:
         self._finish(plan, step, step.drawing)
 
     def _finish(self, plan: StepPlan, step: LaunchedStep, drawing: Drawing) -> None:
-        """What follows the drawing of a step."""
+        """Finish a step after sampling."""
         if step.context is not None:
             self._after_forward(step, step.context)
         if self._slots.errors:
@@ -190,7 +187,7 @@ class Worker:
             self._follow(plan)
 
     def _compute(self, plan: StepPlan, step: LaunchedStep) -> Drawing:
-        """Forward and draw at once; masks that take long are made during the forward pass."""
+        """Run forward and sampling at once; slow masks are built during the forward pass."""
         backend, constraints = self._backend, self._constraints
         self._follow(plan)
         is_constrained = constraints is not None and self._is_constrained(plan)
@@ -223,12 +220,15 @@ class Worker:
         return bool(constrained) and not constrained.isdisjoint(plan.sample_slots.tolist())
 
     def _is_penalised(self, plan: StepPlan) -> bool:
-        """Whether what was generated counts for a slice with guesses."""
+        """Whether penalties apply to a slice with guesses."""
+        params = self._slots.params
+        if not params.counts:
+            return False
         slots = [int(plan.slots[draft.index]) for draft in plan.drafts]
-        return bool(self._slots.params.has_penalty[slots].any())
+        return bool(params.has_penalty[slots].any())
 
     def _drawable(self, plan: StepPlan) -> StepPlan:
-        """A device draws all rows of a step at once, before it is known which guesses are right."""
+        """Whether all rows can be sampled at once: a device cannot verify guesses in between."""
         slots = {draft.index: int(plan.slots[draft.index]) for draft in plan.drafts}
         penalised = self._slots.params.has_penalty
         rounds = [i for i, slot in slots.items() if slot in self._constrained or penalised[slot]]
@@ -241,7 +241,7 @@ class Worker:
                 errors[index] = why
         step.errors = errors
 
-    # ---- requests come and go
+    # ---- requests join and leave
 
     def _apply(self, plan: StepPlan) -> None:
         self._slots.apply(plan)

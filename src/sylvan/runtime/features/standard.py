@@ -5,10 +5,10 @@ from __future__ import annotations
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ModelSite
-from sylvan.runtime.features.embeddings.control import Embeddings, NoEmbeddings
+from sylvan.runtime.features.embeddings.control import EmbeddingCapability, NoEmbeddings
 from sylvan.runtime.features.embeddings.pooling import Pooler
 from sylvan.runtime.features.embeddings.worker import EmbeddingsWorker
-from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobs
+from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapability
 from sylvan.runtime.features.prompt_logprobs.worker import PromptLogprobsWorker
 from sylvan.runtime.features.recurrent.control import RecurrentStates
 from sylvan.runtime.features.recurrent.worker import RecurrentStatesWorker
@@ -25,8 +25,8 @@ def standard_capabilities(
         makes_vectors: Whether the model serves `EmbedRequest`.
         pools_all: Whether its vectors are made of all tokens.
     """
-    embeddings = Embeddings(pools_all=pools_all) if makes_vectors else NoEmbeddings()
-    found: list[Capability] = [PromptLogprobs(), embeddings]
+    embeddings = EmbeddingCapability(pools_all=pools_all) if makes_vectors else NoEmbeddings()
+    found: list[Capability] = [PromptLogprobsCapability(), embeddings]
     if cache.states is not None:
         found.append(RecurrentStates(cache, cache.states))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""What a model is built with."""
+"""What a model's constructor gets besides its config."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sylvan.runtime.layers.mesh import ONE_RANK, Mesh, Split
 
 
 class SplitParameter(torch.nn.Parameter):
-    """A parameter of which other ranks hold other parts.
+    """A parameter that is divided among ranks.
 
     Attributes:
         splits: Divided dimensions, counted from the last one (-1).
@@ -24,8 +24,8 @@ class Build:
     """Everything besides the config that a model's constructor needs.
 
     `length` is the longest text to be served: positions are tabulated up to it. Rotary tables have
-    `spare_positions` empty rows behind these, for rows of a step whose position is no number.
-    `mesh` knows the ranks that hold the model together.
+    `spare_positions` extra empty rows, for step rows with explicit positions. `mesh` describes the
+    ranks that share the model.
     """
 
     dtype: torch.dtype

@@ -1,4 +1,4 @@
-"""Attention to vectors that are no tokens of the text: what an encoder makes of a sound."""
+"""Cross-attention to vectors outside the text, such as the encoding of a sound."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sylvan.runtime.layers.linear import Linear
 
 
 class CrossAttention(nn.Module):
-    """Every row attends to all vectors of its request; to nothing where it has none.
+    """Every row attends to all vectors of its request, or to nothing if there are none.
 
-    Step programs call it through PyTorch, request by request, so that rows do not depend on what
-    else is in the step.
+    Step programs call it through PyTorch, request by request, so that rows do not depend on the
+    rest of the step.
 
     Args:
         build: Where and of which type.
@@ -26,7 +26,7 @@ class CrossAttention(nn.Module):
         head_dim: Columns of each.
 
     Raises:
-        ConfigError: it is to be divided among ranks.
+        ConfigError: there is more than one rank.
     """
 
     def __init__(

@@ -44,7 +44,6 @@ class VocabEmbedding(Embedding):
         super().__init__(build, Split(self._rows), dim, scale)
 
     def looked_up(self, ids_T: X) -> X:
-        """See `Embedding.looked_up`."""
         if self._ranks.size == 1:
             return super().looked_up(ids_T)
         weight, start = self.weight, self._rows.start

@@ -83,7 +83,6 @@ class RowParallel(Linear):
 
     @property
     def is_collective(self) -> bool:
-        """See `Linear.is_collective`."""
         return self._ranks.size > 1
 
     def forward(self, x: X, *, out_f32: bool = False) -> X:
@@ -107,7 +106,6 @@ class VocabHead(ColumnParallel):
 
     @property
     def is_collective(self) -> bool:
-        """See `Linear.is_collective`."""
         return self._ranks.size > 1
 
     def forward(self, x: X, *, out_f32: bool = False) -> X:

@@ -24,22 +24,19 @@ class Alone:
     size = 1
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Communicator.all_gather`."""
         return x[None]
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Communicator.all_to_all`."""
         return x
 
     def all_sum(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Communicator.all_sum`."""
         return x
 
     def check(self) -> None:
-        """See `Communicator.check`."""
+        pass
 
     def close(self) -> None:
-        """See `Communicator.close`."""
+        pass
 
 
 class NoRanks:
@@ -61,10 +58,10 @@ class NoRanks:
         raise RankLostError("there are no other ranks")
 
     def check(self) -> None:
-        """See `Communicator.check`."""
+        pass
 
     def close(self) -> None:
-        """See `Communicator.close`."""
+        pass
 
 
 class Share(NamedTuple):
@@ -80,7 +77,7 @@ class Share(NamedTuple):
 
 
 class Split:
-    """What a rank holds of a dimension: a share of each tensor that is joined there, in order."""
+    """This rank's part of a divided dimension: a share of each tensor joined there, in order."""
 
     __slots__ = ("shares",)
 
@@ -104,7 +101,7 @@ class Split:
 
     @property
     def is_divided(self) -> bool:
-        """Whether other ranks hold something else."""
+        """Whether other ranks hold other parts."""
         return self.size != self.whole
 
     @property

@@ -31,7 +31,7 @@ class MoEShape:
     act: ActivationKind
     shared: int = 0
     shared_gate: bool = False
-    correction: bool = False  # a bias that takes part in choosing only
+    correction: bool = False  # a bias used for selecting experts only
     router_bias: bool = False
     expert_bias: bool = False
     alpha: float = 1.0

@@ -1,7 +1,7 @@
-"""Mixers that remember earlier tokens in a state of fixed size instead of keys and values.
+"""Recurrent mixers: they keep earlier tokens in a state of fixed size instead of keys and values.
 
-Each is given the number of its first part in the pool of states. Names of parameters are those of
-checkpoints, but for the norm before the output, which they call `norm` like others.
+Each gets the index of its first part in the state pool. Parameter names follow the checkpoints,
+except the norm before the output, called `norm` there as well.
 
 Shapes: T rows, D hidden, C channels of a convolution, H heads.
 """
@@ -40,7 +40,7 @@ def _state(batch: ForwardBatch, part: int) -> torch.Tensor:
 
 
 class Recurrent(nn.Module):
-    """A layer that keeps states, and what computes with them: native kernels may be set there.
+    """A layer that keeps states; `scans` may be set to native kernels.
 
     Attributes:
         state_shapes: Of its states on this rank, by their numbers in the pool.

@@ -1,4 +1,4 @@
-"""Adapters beside a model: its layers that they may change, and what an adapter puts into each.
+"""Adapters of a model: the layers they may change, and the matrices for each.
 
 Shapes: L rank, K inputs of a layer, N outputs of a part of it.
 """
@@ -39,19 +39,19 @@ _MERGE = "`sylvan lora merge` puts it into the checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AdapterTarget:
     """One matrix of the checkpoint: a part of the outputs of a layer, or of one of its experts."""
 
     layer: LoraLayer
     number: int  # of the part, counted over all experts
     source: str  # name of its tensor, as the model calls it
-    splits: Splits  # of that tensor: which share of it this rank has
+    splits: Splits  # division of that tensor among ranks
     kind: LayerKind = "linear"
-    factor: float = 1.0  # by which the model multiplies what the layer makes
+    factor: float = 1.0  # the model's own multiplier of the layer's output
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the whole matrix, that of all ranks."""
+        """Shape of the whole matrix over all ranks."""
         layer = self.layer
         mine = layer.outputs[self.number % len(layer.outputs)], layer.inputs
         outputs, inputs = whole_shape(mine, self.splits)
@@ -62,14 +62,14 @@ Place = Callable[[LoraShape], LoraLayer]
 """Makes the place for adapters of a layer."""
 
 Content = Sequence[tuple[LoraLayer, tuple[Prepared | None, ...]]]
-"""What an adapter changes: of each layer, the matrices by part."""
+"""Changes of an adapter: by layer, the matrices by part."""
 
 
 class AdapterTargets:
     """The layers of a model that adapters may change.
 
-    Making one gives each of these layers its place for adapters (`Linear.lora`), so it is to be
-    made before the model is recorded or captured.
+    The constructor adds a place for adapters to each of these layers (`Linear.lora`), so call it
+    before the model is recorded or captured.
 
     Args:
         model: One of our families.
@@ -95,9 +95,9 @@ class AdapterTargets:
         self._convert: Callable[[str, torch.Tensor], torch.Tensor] = getattr(
             model, "convert", _as_stored
         )
-        self._found: dict[str, Target] = {}
+        self._found: dict[str, AdapterTarget] = {}
         self._others: set[str] = set()
-        self._stacks: dict[str, list[list[Target]]] = {}  # both of each mixture, by its path
+        self._stacks: dict[str, list[list[AdapterTarget]]] = {}  # both of each mixture, by its path
         self._paths: dict[str, str] = {}  # of mixtures, as checkpoints call them
         self.layers: list[LoraLayer] = []
         self.head: LoraLayer | None = None
@@ -124,7 +124,7 @@ class AdapterTargets:
             whole = whole_shape(slot.shape, slot.splits)
             table.lora = layer = place(LoraShape(whole[0], (whole[1],), "embedding"))
             (source,) = slot.sources
-            self._found[source] = Target(
+            self._found[source] = AdapterTarget(
                 layer, 0, source, NOT_SPLIT, kind="embedding", factor=table.scale
             )
             self.layers.append(layer)
@@ -135,7 +135,7 @@ class AdapterTargets:
                 LoraShape(slot.shape[1], (slot.shape[0],), "head")
             )
             source = own.sources[0] if own else self._rename(f"{_HEAD}.weight")
-            self._found[source] = Target(layer, 0, source, slot.splits, kind="head")
+            self._found[source] = AdapterTarget(layer, 0, source, slot.splits, kind="head")
             self.layers.append(layer)
 
     def _add(self, slot: Slot, linear: Linear, place: Place) -> None:
@@ -145,7 +145,7 @@ class AdapterTargets:
         linear.lora = layer = place(LoraShape(slot.shape[1], tuple(sizes)))
         self.layers.append(layer)
         for number, source in enumerate(sources):
-            self._found[source] = Target(layer, number, source, slot.splits_of(number))
+            self._found[source] = AdapterTarget(layer, number, source, slot.splits_of(number))
 
     def _add_stack(self, slot: Slot, place: Place) -> None:
         """All experts of a layer; their own matrices have names where the checkpoint has them."""
@@ -160,21 +160,21 @@ class AdapterTargets:
         shape = LoraShape(inputs, (outputs // parts,) * parts, num_experts=count)
         layer = place(shape)
         self.layers.append(layer)
-        targets: list[Target] = []
+        targets: list[AdapterTarget] = []
         for number in range(count * parts):
             source = slot.sources[number] if has_names else slot.sources[0]
             splits = slot.splits_of(number) if has_names else of_source(slot.splits, number, parts)
-            targets.append(Target(layer, number, source, splits))
+            targets.append(AdapterTarget(layer, number, source, splits))
         if has_names:
             self._found.update({target.source: target for target in targets})
         self._stacks.setdefault(path, []).append(targets)
         self._paths[slot.sources[0].partition(".experts.")[0] + ".experts"] = path
 
     def prepare(self, adapter: Adapter, max_rank: int) -> Content:
-        """What an adapter changes, checked, in the form in which it is kept beside the model.
+        """Validate an adapter and convert it to the form kept beside the model.
 
         Raises:
-            ConfigError: it cannot be served beside this model; names the module and the reason.
+            ConfigError: the model cannot serve it; names the module and the reason.
         """
         _check_kind(adapter)
         found: dict[int, list[Prepared | None]] = {}
@@ -194,7 +194,7 @@ class AdapterTargets:
         placed = side_by_side(list(found.values()))
         return [(layers[key], parts) for key, parts in zip(found, placed, strict=True)]
 
-    def _changes(self, adapter: Adapter) -> Iterator[tuple[str, LowRank, Target]]:
+    def _changes(self, adapter: Adapter) -> Iterator[tuple[str, LowRank, AdapterTarget]]:
         for name, module in adapter.modules.items():
             path = canonical(lora_experts.path_of(name))
             stacks = self._stacks.get(self._paths.get(path, path))
@@ -204,9 +204,9 @@ class AdapterTargets:
                 yield name, module, self._target(name, module)
 
     def _of_stack(
-        self, name: str, module: LowRank, stacks: Sequence[Sequence[Target]]
-    ) -> Iterator[tuple[str, LowRank, Target]]:
-        """What is changed of each expert by what is changed of a stack; its shape tells which."""
+        self, name: str, module: LowRank, stacks: Sequence[Sequence[AdapterTarget]]
+    ) -> Iterator[tuple[str, LowRank, AdapterTarget]]:
+        """Split the change of a stack into changes of experts; its shape tells the layout."""
         if not all(self._keeps(stack) for stack in stacks):
             raise ConfigError(
                 f"the adapter changes {name!r}, a stack of experts that the model computes with "
@@ -229,8 +229,8 @@ class AdapterTargets:
             "which the model does not have: it was made for another model"
         )
 
-    def _keeps(self, stack: Sequence[Target]) -> bool:
-        """Whether a stack lies in the model as it does in transformers."""
+    def _keeps(self, stack: Sequence[AdapterTarget]) -> bool:
+        """Whether the model stores a stack in the layout of transformers."""
         first = stack[0]
         if first.source in self._found:
             return True  # the checkpoint has the experts one by one
@@ -239,7 +239,7 @@ class AdapterTargets:
         stored = torch.empty(shape.num_experts, outputs * len(shape.outputs), inputs, device="meta")
         return self._convert(first.source, stored) is stored
 
-    def _target(self, name: str, module: LowRank) -> Target:
+    def _target(self, name: str, module: LowRank) -> AdapterTarget:
         source = self._rename(f"{name}.weight")
         found = self._found.get(source)
         kind = found.kind if found else None
@@ -283,7 +283,9 @@ class AdapterTargets:
         mine = files.tensor(stored)
         return mine.shape == base.shape and torch.equal(mine, base.to(mine.dtype))
 
-    def _part(self, config: AdapterConfig, name: str, module: LowRank, target: Target) -> Prepared:
+    def _part(
+        self, config: AdapterConfig, name: str, module: LowRank, target: AdapterTarget
+    ) -> Prepared:
         down, up = module.factors
         is_turned = config.fan_in_fan_out and target.kind == "linear"
         converted = up.T if is_turned else up
@@ -312,7 +314,7 @@ class AdapterTargets:
 
 
 def _share(matrix: torch.Tensor, splits: Splits, dim: int) -> torch.Tensor:
-    """What this rank needs of a matrix of an adapter, which is divided as the model's is."""
+    """This rank's share of an adapter matrix, divided as the model's."""
     return splits[dim].take(matrix, dim) if dim in splits else matrix
 
 

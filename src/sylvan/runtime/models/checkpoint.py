@@ -77,9 +77,9 @@ class Slot:
 
 
 def slots(model: nn.Module) -> Iterator[Slot]:
-    """Every parameter once; of tied ones the first.
+    """Every parameter once; tied ones under the first name.
 
-    A family whose names `fused` cannot tell has a method `source_name` for what comes of it.
+    Families that need more than `fused` map the resulting names by `source_name`.
     """
     fused, of_source = getattr(model, "fused", {}), getattr(model, "source_name", str)
     for name, parameter in model.named_parameters():
@@ -102,9 +102,9 @@ def slots(model: nn.Module) -> Iterator[Slot]:
 class WeightReader:
     """Gives the contents of one parameter at a time, so that a packer needs no second copy.
 
-    `quantise` names the format that matrices are rounded to which are stored as plain numbers.
-    With `partial` tensors may be missing: those that are there replace those that a model has.
-    With `blocks` matrices of GGUF and MXFP4 stay in their bits.
+    `quantise` is the format for matrices stored as plain numbers. With `partial`, tensors may be
+    missing; the others replace those of a running model. With `blocks`, matrices of GGUF and MXFP4
+    keep their format.
 
     Attributes:
         repeated: Tensors of the checkpoint that repeat another parameter, which is tied to it.
@@ -219,7 +219,7 @@ class WeightReader:
         return {name: first[id(p)] for name, p in every if first.get(id(p), name) != name}
 
     def _torn_apart(self) -> set[str]:
-        """Parts of sources of which another part is there."""
+        """Parts of sources of which other parts are missing."""
         groups = (set(parts) for parts in self._parts.values())
         return {part for parts in groups if parts & self._names.keys() for part in parts}
 
@@ -247,7 +247,7 @@ class WeightReader:
     def read_source(
         self, name: str, number: int, *, checked: bool = True, whole_rows: bool = False
     ) -> torch.Tensor | QuantisedWeight:
-        """What one source puts into the parameter `name`, converted and checked, as a matrix.
+        """Read one source of the parameter `name`, converted and checked, as a matrix.
 
         Plain numbers may be a view of the file. With `whole_rows` they have the inputs of all
         ranks; without `checked` some may not be finite.
@@ -292,11 +292,11 @@ class WeightReader:
         return plain
 
     def stored_name(self, source: str) -> str:
-        """What the checkpoint calls the tensor `source` of a slot."""
+        """The checkpoint's name of the tensor `source` of a slot."""
         return self._names[source]
 
     def reorders(self, source: str, name: str) -> bool:
-        """Whether the tensor `name` of the checkpoint lies differently in the model."""
+        """Whether the model stores the tensor `name` in another layout."""
         tensor = self._checkpoint.tensor(name)
         return self._convert(source, tensor) is not tensor
 
@@ -327,7 +327,7 @@ class WeightReader:
         return whole.stacked(slot.shape[0]) if stacked else whole
 
     def _parts_of(self, slot: Slot) -> Sequence[torch.Tensor | QuantisedWeight]:
-        """What its sources hold; as numbers where only some are quantised and that is usual."""
+        """Its sources; as plain numbers where mixing them with quantised ones is allowed."""
         numbers = range(len(slot.sources))
         if self._format.mixes and not all(self._is_quantised(source) for source in slot.sources):
             return [_numbers(self.read_source(slot.name, number)) for number in numbers]
@@ -347,9 +347,9 @@ class WeightReader:
         return take_quantised(source, whole, slot.splits_of(number))
 
     def _in_order(self, source: str, stack: QuantisedWeight) -> QuantisedWeight:
-        """A stack, which is stored as (E, inputs, outputs) where it is plain, with rows in place.
+        """A stack with rows in model order; plain stacks are stored as (E, inputs, outputs).
 
-        What `convert` does to the numbers of outputs tells where each of them goes.
+        Applying `convert` to output indices gives the order.
         """
         rows = torch.arange(stack.shape[1]).view(1, 1, -1)
         order = self._convert(source, rows).flatten()
@@ -400,13 +400,13 @@ def load_weights(
     files = kept_blocks(files) if blocks else files
     reader = WeightReader(model, files, quantise, blocks=blocks)
     total = sum(reader.num_bytes(slot.name) for slot in slots(model))
-    done = 0
+    done, places = 0, _Places(model)
     for slot in list(slots(model)):
         content = reader.read(slot.name)
         if isinstance(content, torch.Tensor):
             slot.parameter.data.copy_(content)
         else:
-            _replace(model, slot.parameter, content)
+            places.replace(slot.parameter, content)
         done += reader.num_bytes(slot.name)
         if progress:
             progress(done, total)
@@ -431,10 +431,10 @@ def defer_weights(
     reader = WeightReader(model, files, quantise, blocks=blocks)
     total = sum(reader.num_bytes(slot.name) for slot in slots(model))
     progress = progress or (lambda done, total: None)
-    meter = _Meter(reader, progress, total)
+    meter, places = _Meter(reader, progress, total), _Places(model)
     for slot in list(slots(model)):
         if slot.parameter.dim() >= 2:
-            _replace(model, slot.parameter, meter.deferred(slot))
+            places.replace(slot.parameter, meter.deferred(slot))
         else:
             content = meter.read(slot.name)
             assert isinstance(content, torch.Tensor), "only matrices are quantised"
@@ -460,6 +460,7 @@ def load_deferred(model: nn.Module) -> None:
 def dummy_weights(model: nn.Module, seed: int = 0, quantise: Format | None = None) -> None:
     """Fill with seeded random values of a plausible size: for benchmarks without a checkpoint."""
     bits = dict(matrices(model, quantise)) if quantise else {}
+    places = _Places(model)
     for slot in list(slots(model)):
         parameter = slot.parameter
         if slot.attribute == "weight" and parameter.dim() == 1:
@@ -475,7 +476,7 @@ def dummy_weights(model: nn.Module, seed: int = 0, quantise: Format | None = Non
         values = take(whole * 0.02, slot.splits)  # the same model, however many ranks hold it
         if slot.name in bits:
             code = quantise.code if quantise else None
-            _replace(model, parameter, convert(slot.name, values, bits[slot.name], code))
+            places.replace(parameter, convert(slot.name, values, bits[slot.name], code))
         else:
             parameter.data.copy_(values)
 
@@ -497,13 +498,20 @@ class _Meter:
         return DeferredWeight(slot.shape, lambda: self.read(name), name)
 
 
-def _replace(model: nn.Module, parameter: torch.Tensor, weight: LinearWeight) -> None:
-    """Put `weight` wherever `parameter` is used: tied modules share it."""
-    for module in model.modules():
-        for attribute, value in list(module.named_parameters(recurse=False)):
-            if value is parameter:
-                delattr(module, attribute)
-                setattr(module, attribute, weight)
+class _Places:
+    """Where parameters of a model are used: tied modules share them. To be made once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._found: dict[int, list[tuple[nn.Module, str]]] = {}
+        for module in model.modules():
+            for attribute, value in module.named_parameters(recurse=False):
+                self._found.setdefault(id(value), []).append((module, attribute))
+
+    def replace(self, parameter: torch.Tensor, weight: LinearWeight) -> None:
+        """Put `weight` wherever `parameter` is used; once for each parameter."""
+        for module, attribute in self._found[id(parameter)]:
+            delattr(module, attribute)
+            setattr(module, attribute, weight)
 
 
 def _joined_parts(

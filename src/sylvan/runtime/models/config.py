@@ -88,7 +88,7 @@ class StatePart(msgspec.Struct, frozen=True):
     exact: bool = False
 
 
-class MediaConfig(msgspec.Struct, frozen=True, kw_only=True):
+class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
     """Other inputs than text.
 
     `architecture` is that of the whole model, `ModelConfig.architecture` that of the half that
@@ -139,8 +139,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: Literal["", "head", "whole", "unit"] = ""  # unit: no weights, and only with positions
     qk_norm_last: bool = False  # after rotary positions
     query_scaling: QueryScaling | None = None
-    alibi_slopes: tuple[float, ...] = ()  # of each head; biases instead of positions
-    attention_chunk: int | None = None  # layers with positions see their own chunk of so many
+    alibi_slopes: tuple[float, ...] = ()  # per head; biases instead of positions
+    # layers with positions attend within chunks of this many tokens
+    attention_chunk: int | None = None
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = True  # of layer norms
     norm_weight: bool = True  # False: norms only scale to length one
@@ -149,7 +150,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     head_bias: bool = False
     rope_interleaved: bool = False
     rope_axes: tuple[int, ...] = ()  # axis (time, height, width) of each angle; empty: one axis
-    media: MediaConfig | None = None  # what it sees and hears besides text
+    media: ModelMedia | None = None  # inputs besides text
     local_rope: RopeParams | None = None  # of layers with a window; None: as the others
     nope_layers: tuple[int, ...] = ()
     learned_positions: bool = False

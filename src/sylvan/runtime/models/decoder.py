@@ -1,4 +1,4 @@
-"""What decoder-only families are made of: attention, feed-forward, blocks, and the stack.
+"""Building blocks of decoder-only families: attention, feed-forward, blocks, and the stack.
 
 A family file parses its config.json into the switches of `ModelConfig`, chooses a block, and names
 the tensors of its checkpoint where they differ from the names here.
@@ -61,13 +61,15 @@ class Ropes:
         params = local or config.rope
         if params not in self._made:
             positions = config.max_position_embeddings
-            table = rope_table(params, config.head_dim, positions, build.length)
-            table = functional.pad(table, (0, 0, 0, build.spare_positions))
+            whole = build.device.type != "meta"  # a model on the meta device needs only a few rows
+            length = build.length if whole else 1
+            table = rope_table(params, config.head_dim, positions, length)
+            table = functional.pad(table, (0, 0, 0, build.spare_positions if whole else 0))
             self._made[params] = Rope(table.to(build.device), config.rope_interleaved)
         return self._made[params]
 
     def scales_of(self, layer: int) -> torch.Tensor | None:
-        """What queries of a layer are multiplied by at each position; None: nothing."""
+        """Factors of a layer's queries at each position; None: none."""
         rule = self._config.query_scaling
         if rule is None or layer not in (rule.layers or range(self._config.num_hidden_layers)):
             return None
@@ -130,7 +132,7 @@ def _moe_shape(moe: MoEConfig, config: ModelConfig) -> MoEShape:
 def special_attention(
     config: ModelConfig, build: Build, layer: int, ropes: Ropes
 ) -> AttentionVariant | None:
-    """What a layer does that few families do; None where texts are too short for it to matter."""
+    """Rare attention features of a layer; None if texts are too short for them to matter."""
     chunk, scales = config.attention_chunk, ropes.scales_of(layer)
     if chunk is not None and (layer in config.nope_layers or build.length <= chunk):
         chunk = None
@@ -362,7 +364,7 @@ def _positions(config: ModelConfig, build: Build) -> int:
     """Rows of a table of learned positions.
 
     Raises:
-        ConfigError: longer texts are to be served than there are positions.
+        ConfigError: the context length exceeds the number of positions.
     """
     rows = config.max_position_embeddings
     if build.length > rows:

@@ -111,7 +111,7 @@ _FAMILIES: Mapping[str, Callable[[Raw], Raw]] = MappingProxyType(
 )
 
 
-class Block(nn.Module):
+class LatentBlock(nn.Module):
     """Pre-norm, as Llama's, around latent attention."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
@@ -160,7 +160,7 @@ class Deepseek(Decoder):
     """A decoder of these blocks."""
 
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
-        return Block(config, build, layer, ropes)
+        return LatentBlock(config, build, layer, ropes)
 
 
 MODEL = Deepseek

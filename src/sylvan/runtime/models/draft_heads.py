@@ -1,8 +1,8 @@
-"""Heads that guess what a model says next from its hidden vectors: EAGLE, EAGLE-2 and EAGLE-3.
+"""Draft heads that predict the model's next tokens from its hidden vectors: EAGLE 1 to 3.
 
 A head reads, at position p, the token at p + 1 and what the model had computed at p, and predicts
-the token at p + 2. Its own output stands for what the model would have computed there, so it can
-go on from its own guesses.
+the token at p + 2. Its output approximates what the model would compute there, so it can continue
+from its own guesses.
 
 Shapes: T rows, R rows whose logits are wanted, F columns that are read of the model, D hidden of
 the head, V vocabulary of the model, W tokens that the head can guess.
@@ -85,11 +85,11 @@ class EagleHead(nn.Module):
         self.lm_head = ColumnParallel(build, dim, (config.num_guessed,))
 
     def fuse(self, read_TF: X) -> X:
-        """What was read of the model, as `forward` takes it. Shape: (T, F) -> (T, D)."""
+        """Combine the vectors read from the model for `forward`. Shape: (T, F) -> (T, D)."""
         return read_TF
 
     def forward(self, hidden_TD: X, batch: ForwardBatch) -> tuple[X, X]:
-        """What `head` takes, and what stands for the vectors of the next positions: (T, D) each."""
+        """Return the input of `head` and approximate vectors of the next positions: (T, D)."""
         like = self.post_attention_layernorm.weight
         embeds_TD = ops.cast(self.embed_tokens(batch.input_ids_T), like)
         x_TD = ops.add(self.embed_fc(embeds_TD), self.hidden_fc(hidden_TD))
@@ -123,11 +123,9 @@ class Eagle3Head(nn.Module):
         self.lm_head = ColumnParallel(build, dim, (config.num_guessed,))
 
     def fuse(self, read_TF: X) -> X:
-        """See `EagleHead.fuse`."""
         return self.fc(read_TF)
 
     def forward(self, hidden_TD: X, batch: ForwardBatch) -> tuple[X, X]:
-        """See `EagleHead.forward`."""
         embeds_TD, _ = self.input_layernorm(self.embed_tokens(batch.input_ids_T))
         normed_TD, _ = self.hidden_norm(hidden_TD)
         attn = self.self_attn
@@ -137,7 +135,6 @@ class Eagle3Head(nn.Module):
         return self.norm(self.mlp(h_TD), stream_TD)
 
     def head(self, rows_RD: X) -> X:
-        """See `EagleHead.head`."""
         return self.lm_head(rows_RD, out_f32=True)
 
 
@@ -193,7 +190,7 @@ class HeadCheckpoint:
         return ids
 
     def _content(self, name: str, dim: int) -> torch.Tensor:
-        """What fills a parameter."""
+        """The contents of a parameter."""
         stem, _, end = name.rpartition(".")
         if name == "embed_fc.bias" and "fc.bias" not in self._names:
             return torch.zeros(dim)
@@ -290,7 +287,7 @@ def read_layers(raw: Mapping[str, Any], num_layers: int, path: Path) -> tuple[in
 
 
 def usual_layers(num_layers: int) -> tuple[int, ...]:
-    """An early, a middle and a late layer, as EAGLE-3 has them, of a model of so many."""
+    """An early, a middle and a late layer of a model of that depth, as EAGLE-3 uses them."""
     last = num_layers - 1
     return min(1, last), max(0, num_layers // 2 - 1), max(0, num_layers - 4)
 

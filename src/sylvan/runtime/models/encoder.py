@@ -1,4 +1,4 @@
-"""Encoders: every token sees the whole text, and vectors come out instead of tokens.
+"""Encoders: every token attends to the whole text, and the output is vectors.
 
 BERT and those that are BERT under other names (RoBERTa, XLM-R, CamemBERT, DistilBERT, ELECTRA,
 ERNIE, Data2Vec), with rotary positions (NomicBERT, GTE), and ModernBERT, which norms before each
@@ -49,7 +49,7 @@ class PostAdd(nn.Module):
 
 
 class FirstPreNorm(nn.Module):
-    """The first layer of ModernBERT: what it reads has been normed already."""
+    """The first layer of ModernBERT: its input is normed already."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__()
@@ -117,10 +117,10 @@ class Encoder(nn.Module):
         return x_TD if self.project is None else self.project(x_TD)
 
     def _types(self, types_T: X) -> X:
-        """Those that the model does not tell apart are its last one."""
+        """Token types; unknown ones map to the model's last type."""
         if isinstance(types_T, torch.Tensor):
             return types_T.clamp(max=self.config.token_types - 1)
-        return types_T  # of programs by the op itself
+        return types_T  # step programs handle them in the op
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         residual_TD = None

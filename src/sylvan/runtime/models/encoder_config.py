@@ -1,4 +1,4 @@
-"""What kinds of encoders there are: their config.json, and the names in their checkpoints."""
+"""Kinds of encoders: their config.json, and the names in their checkpoints."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class EncoderKind:
     sizes: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def rename(self, name: str) -> str:
-        """See `Encoder.rename`; some old checkpoints call a norm's parameters gamma and beta."""
+        """Some old checkpoints call a norm's parameters gamma and beta."""
         for start in self.prefix:
             name = name.removeprefix(start)
         for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
@@ -154,14 +154,12 @@ class EncoderKind:
         return name
 
     def unused(self, *, scores: bool) -> tuple[str, ...]:
-        """See `Encoder.unused`."""
         if not scores:
             return (*_HEADS, *_CLASSES)
         used = {parts[0] for key in ("dense", "out") if (parts := self.names[key])}
         return (*_HEADS, *(n for n in _CLASSES if not any(u.startswith(n) for u in used)))
 
     def convert(self, name: str, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-        """See `Encoder.convert`."""
         if self.offset and name.endswith("position_embeddings.weight"):
             return tensor[-config.max_position_embeddings :]
         if name.endswith("up_gate_proj.weight"):
@@ -169,7 +167,7 @@ class EncoderKind:
         return tensor
 
     def head_activation(self, config: ModelConfig) -> ActivationKind:
-        """Of a head whose activation the config names."""
+        """Activation of a head, by its name in the config."""
         return _activation(config.raw.get("classifier_activation", "gelu"))
 
 
@@ -206,7 +204,7 @@ KINDS: Mapping[str, EncoderKind] = MappingProxyType(
         "XLMRoberta": _ROBERTA,
     }
 )
-"""By the start of the architecture's name."""
+"""By prefix of the architecture's name."""
 
 
 def kind_of(architecture: str) -> EncoderKind:

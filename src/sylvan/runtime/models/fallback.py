@@ -111,7 +111,7 @@ class TransformersModel(nn.Module):
         self._sizes, self._build = config, build
         self._places: dict[Place, int] = {}
         self._first = 0
-        # Modules of `inner` that are told which experts each row visits, and how many of them.
+        # Modules of `inner` that get the expert ids of each row, with the number of ids.
         self.chosen: Mapping[str, int] = {}
         self._source = find_source(config.raw, Path(config.code) if config.code else None)
         self.inner, self.step = skeleton(self._source.model, self._source.config, build.dtype)
@@ -184,7 +184,7 @@ class TransformersModel(nn.Module):
             raise ConfigError(f"{name} cannot go on from a recurrent state within a prompt")
 
     def source_name(self, name: str) -> str:
-        """What checkpoints call a parameter, but for what many put before it."""
+        """The checkpoint's name of a parameter, without common prefixes."""
         return canonical(name.removeprefix("inner."))
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:

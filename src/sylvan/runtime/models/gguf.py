@@ -1,6 +1,6 @@
-"""Reads the tensors of a GGUF file through the directory that stands for it.
+"""Reads the tensors of a GGUF file through its virtual directory.
 
-Each is mapped and, unless it is stored in plain numbers, dequantised to float32 when asked for.
+Each is mapped and, unless stored as plain numbers, dequantised to float32 on access.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class GGUFWeights:
         """Read the table of tensors.
 
         Raises:
-            ConfigError: the directory stands for no GGUF file, or that is gone.
+            ConfigError: the directory belongs to no GGUF file, or the file is gone.
         """
         index = read_index(model_dir)
         file = Path(index["file"])
@@ -78,6 +78,6 @@ def _numbers(raw: np.ndarray, kind: str, stored: StoredTensor) -> torch.Tensor:
 
 
 def _turned_back(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of each head in the checkpoint's order; see `checkpoints.gguf.names.turned_heads`."""
+    """Rows of each head in checkpoint order; see `checkpoints.gguf.names.turned_heads`."""
     halves = tensor.unflatten(0, (heads, -1, 2))
     return halves.transpose(1, 2).reshape(tensor.shape)

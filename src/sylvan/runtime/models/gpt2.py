@@ -1,6 +1,6 @@
 """The GPT-2 line: GPT-2 and OPT (learned positions), GPT-BigCode, GPT-J, GPT-NeoX, Phi, Falcon.
 
-Each table of names says what the checkpoint calls a module; layouts are turned round at load.
+Tables map module names to checkpoint names; layouts are transposed at load.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def _experts(raw: Raw, fields: Raw) -> Raw:
 
 
 def _windows(raw: Raw, fields: Raw) -> Raw:
-    """Each layer may have a rotary base of its own; 0 stands for no positions."""
+    """Window of each layer; a rotary base of 0 means no positions."""
     layers = range(raw.get("num_hidden_layers") or 0)
     kinds = ["sliding_attention" if i % 4 else "full_attention" for i in layers]
     windows = sliding_windows({"sliding_window": 128, "layer_types": kinds} | raw, default_on=True)
@@ -93,7 +93,7 @@ class GraniteMoe(Decoder):
     stacked: ClassVar[bool] = True
 
     def source_name(self, source: str) -> str:
-        """What Granite calls a tensor of its mixture."""
+        """Granite's name of a mixture tensor."""
         return granite_name(source)
 
 
@@ -101,7 +101,7 @@ class GraniteMoeSWA(GraniteMoe):
     """Newer names."""
 
     def source_name(self, source: str) -> str:
-        """What Granite calls a tensor of its mixture."""
+        """Granite's name of a mixture tensor."""
         source = source.replace(".mlp.gate.", ".block_sparse_moe.router.")
         source = source.replace(".mlp.experts.", ".block_sparse_moe.experts.")
         return granite_name(source)

@@ -54,7 +54,7 @@ class Relu(nn.Module):
 
 
 class ClassHead(nn.Module):
-    """Of encoders: dense, activation, perhaps a norm, then a number for each label.
+    """Classification head of encoders: dense, activation, optional norm, one logit per label.
 
     Shape: (R, D) -> float32 (R, C).
     """

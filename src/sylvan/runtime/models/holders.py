@@ -28,22 +28,14 @@ class Holder(Protocol):
         """The memory, as tensors over it."""
         ...
 
-    def read(self) -> Content | None:
-        """See `WeightCopy.read`."""
-        ...
+    def read(self) -> Content | None: ...
 
-    def write(self, content: Content) -> None:
-        """See `WeightCopy.write`."""
-        ...
+    def write(self, content: Content) -> None: ...
 
     @property
-    def takes_rows(self) -> bool:
-        """See `WeightCopy.takes_rows`."""
-        ...
+    def takes_rows(self) -> bool: ...
 
-    def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
-        """See `WeightCopy.write_rows`."""
-        ...
+    def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +46,25 @@ class TensorHolder:
 
     @property
     def form(self) -> Form:
-        """See `Holder.form`."""
         return Form()
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """See `Holder.tensors`."""
         return (self.tensor.detach(),)
 
     def read(self) -> Content | None:
-        """See `Holder.read`."""
         return self.tensor.detach().to("cpu", copy=True)
 
     def write(self, content: Content) -> None:
-        """See `Holder.write`."""
         if not isinstance(content, torch.Tensor) or content.shape != self.tensor.shape:
             raise Unsupported(f"contents of another shape than {list(self.tensor.shape)}")
         self.tensor.detach().copy_(content)
 
     @property
     def takes_rows(self) -> bool:
-        """See `Holder.takes_rows`."""
         return False
 
     def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
-        """See `Holder.write_rows`."""
         raise Unsupported("rows of what is written whole")
 
 
@@ -90,20 +76,16 @@ class QuantisedHolder:
 
     @property
     def form(self) -> Form:
-        """See `Holder.form`."""
         return self.weight.form
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """See `Holder.tensors`."""
         return self.weight.tensors
 
     def read(self) -> Content | None:
-        """See `Holder.read`."""
         return self.weight.like([part.clone() for part in self.weight.tensors])
 
     def write(self, content: Content) -> None:
-        """See `Holder.write`."""
         if isinstance(content, torch.Tensor) or content.form != self.form:
             raise Unsupported(f"contents that are not {self.form}")
         for own, new in zip(self.weight.tensors, content.tensors, strict=True):
@@ -111,11 +93,9 @@ class QuantisedHolder:
 
     @property
     def takes_rows(self) -> bool:
-        """See `Holder.takes_rows`."""
         return False
 
     def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
-        """See `Holder.write_rows`."""
         raise Unsupported("rows of what is written whole")
 
 
@@ -127,29 +107,23 @@ class CopyHolder:
 
     @property
     def form(self) -> Form:
-        """See `Holder.form`."""
         return self.copy.form
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """See `Holder.tensors`."""
         return tuple(torch.from_numpy(part) for part in self.copy.memory)
 
     def read(self) -> Content | None:
-        """See `Holder.read`."""
         return self.copy.read()
 
     def write(self, content: Content) -> None:
-        """See `Holder.write`."""
         self.copy.write(content)
 
     @property
     def takes_rows(self) -> bool:
-        """See `Holder.takes_rows`."""
         return self.copy.takes_rows
 
     def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
-        """See `Holder.write_rows`."""
         return self.copy.write_rows(rows_NK, first)
 
 
@@ -163,21 +137,18 @@ class RowsHolder:
 
     @property
     def form(self) -> Form:
-        """See `Holder.form`."""
         return self.copy.form
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """See `Holder.tensors`; those of the whole copy."""
+        """Those of the whole copy."""
         return CopyHolder(self.copy).tensors
 
     def read(self) -> Content | None:
-        """See `Holder.read`."""
         whole = self.copy.read()
         return None if whole is None else whole[self.first : self.first + self.count]
 
     def write(self, content: Content) -> None:
-        """See `Holder.write`."""
         whole = self.copy.read()
         if not isinstance(content, torch.Tensor) or not isinstance(whole, torch.Tensor):
             raise Unsupported("rows that are no plain numbers")
@@ -186,11 +157,9 @@ class RowsHolder:
 
     @property
     def takes_rows(self) -> bool:
-        """See `Holder.takes_rows`."""
         return self.copy.takes_rows
 
     def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
-        """See `Holder.write_rows`."""
         return self.copy.write_rows(rows_NK, self.first + first)
 
 
@@ -200,13 +169,13 @@ def with_tensors(
     packed: Mapping[str, Sequence[Holder]],
     lost: Collection[str],
 ) -> Mapping[str, tuple[Holder, ...]]:
-    """Everything that keeps contents of each parameter of `model`; nothing of those in `lost`.
+    """Find everything that holds each parameter of `model`; nothing for those in `lost`.
 
     Args:
-        model: As it is run now.
+        model: The running model.
         slots: Its parameters.
-        packed: What kernels keep.
-        lost: Parameters of which there are copies besides.
+        packed: Packed copies of the kernels.
+        lost: Parameters with further copies that cannot be updated.
     """
     found: dict[str, tuple[Holder, ...]] = {}
     for slot in slots:
@@ -217,7 +186,7 @@ def with_tensors(
 
 
 class ParameterNames:
-    """Tells which parameter of a model an object is; made before any of them is packed."""
+    """Maps objects to parameter names of a model; built before any parameter is packed."""
 
     def __init__(self, model: nn.Module, slots: Iterable[Slot]) -> None:
         self._slots = list(slots)
@@ -225,7 +194,7 @@ class ParameterNames:
         self._names = {id(value): name for name, value in self._kept.items() if value is not None}
 
     def of(self, source: object) -> str | None:
-        """The parameter that `source` is or stands for; None: it is none."""
+        """The parameter that `source` is or was made from, or None."""
         if isinstance(source, DeferredWeight):
             return source.key
         return self._names.get(id(source))
@@ -247,7 +216,7 @@ class ParameterNames:
 
 
 def _attribute(model: nn.Module, slot: Slot) -> object:
-    """What the model has by the name of a parameter; None where a layer was replaced."""
+    """The model's attribute with the name of a parameter; None if a layer was replaced."""
     path, _, attribute = slot.name.rpartition(".")
     try:
         return getattr(model.get_submodule(path), attribute)

@@ -232,7 +232,7 @@ class Lfm2(Decoder):
         return HybridBlock(config, build, "conv", conv, mlp)
 
     def source_name(self, source: str) -> str:
-        """The bias for choosing experts lies beside the router."""
+        """The selection bias of experts is stored beside the router."""
         return source.replace("gate.e_score_correction_bias", "expert_bias")
 
 
@@ -266,7 +266,7 @@ class Qwen35WithImages(Qwen35):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """What looks at them."""
+        """Tensors of the vision part, which are ignored."""
         return (*super().unused, *IMAGES)
 
     def rename(self, name: str) -> str:

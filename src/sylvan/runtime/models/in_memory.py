@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sylvan.checkpoints.headers import Entry, read_header_of
+from sylvan.checkpoints.headers import TensorHeader, read_header_of
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.safetensors import DTYPES
 from sylvan.runtime.models.stored import StoredTensor, WeightFiles
@@ -84,7 +84,7 @@ def read_safetensors(data: NDArray[np.uint8], where: str, owner: object = None) 
     return InMemory(found, (data, owner))
 
 
-def _tensor(name: str, entry: Entry, data: NDArray[np.uint8], where: str) -> torch.Tensor:
+def _tensor(name: str, entry: TensorHeader, data: NDArray[np.uint8], where: str) -> torch.Tensor:
     dtype = DTYPES.get(entry.dtype)
     if dtype is None:
         raise ConfigError(f"{where!r}: tensor {name!r} is of numbers {entry.dtype!r}")

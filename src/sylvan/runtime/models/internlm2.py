@@ -56,7 +56,7 @@ class BaichuanForCausalLM(Decoder):
     }
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Version 2 is told by its vocabulary."""
+        """Version 2 is recognised by its vocabulary."""
         second = self.config.vocab_size == 125696
         return F.normalize(tensor.float()) if second and name == "lm_head.weight" else tensor
 

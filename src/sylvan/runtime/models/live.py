@@ -54,17 +54,17 @@ class Tensor:
 
 
 class LiveWeights:
-    """Owns what may be done to the weights of one model while no step runs.
+    """Reads and updates the weights of a model between steps.
 
     Args:
         skeleton: The model without contents, for names and shapes.
         holders: What keeps the contents of each parameter.
-        changed: Called after contents have changed, for what was made of them.
-        seeing: What an encoder of images or sounds was read from, which keeps its weights; None:
-            there is none, and tensors of one in an update are for nothing.
+        changed: Called after updates, to refresh derived data.
+        seeing: Source of a media encoder, which keeps its weights; None without one: its tensors in
+            an update are then ignored.
 
     Attributes:
-        missing: Why no step may run; None: all is there.
+        missing: Why no step may run; None if the weights are complete.
     """
 
     def __init__(
@@ -88,19 +88,19 @@ class LiveWeights:
     # ---- replace
 
     def update(self, files: WeightFiles, *, partial: bool) -> tuple[str, ...]:
-        """Put the tensors of `files` in the place of those of the same names; returns these.
+        """Replace tensors by those of the same names in `files`; return the names.
 
-        Everything is checked before the first is written: a file that does not fit changes nothing.
+        Everything is validated before the first write, so a bad file changes nothing.
 
         Args:
             files: Of a checkpoint of this architecture.
-            partial: Some tensors suffice; else all must be there.
+            partial: Whether some tensors suffice; else all are required.
 
         Raises:
             ConfigError: a tensor is missing, unexpected, of another shape or kind, or not finite;
                 names it.
-            ExecutorError: the files changed while they were read, so that the weights are a mixture
-                from now on; see `missing`.
+            ExecutorError: the files changed while they were read, so the weights are now a mixture;
+                see `missing`.
         """
         reader, present = self._checked(files, partial=partial)
         names: list[str] = []
@@ -232,16 +232,16 @@ class LiveWeights:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all tensors, as the model calls them."""
+        """The model's names of all tensors."""
         return tuple(self._tensors)
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor `name` of the weights in force, with or without the checkpoint's prefix.
 
-        Quantised matrices are given as the numbers that they stand for. Shape: the checkpoint's.
+        Quantised matrices are dequantised. Shape: the checkpoint's.
 
         Raises:
-            ConfigError: there is none, or it is kept in another order than checkpoints have.
+            ConfigError: no such tensor, or its layout differs from the checkpoint's.
         """
         tensor = self._named(name)
         self._check_there()
@@ -262,7 +262,7 @@ class LiveWeights:
     def checksums(self, skip: Collection[str] = ()) -> dict[str, str]:
         """XXH3-128 of the numbers of each tensor, row by row, as the model computes with them.
 
-        Those that are kept in another order than checkpoints have are hashed in that order.
+        Tensors with another layout than the checkpoint's are hashed in that layout.
         """
         self._check_there()
         left = {self._rename(name) for name in skip} | set(skip)
@@ -353,7 +353,7 @@ def _write_rows(reader: WeightReader, name: str, numbers: Sequence[int], holder:
 
 
 def _source(reader: WeightReader, name: str, number: int, form: Form) -> Content:
-    """What a tensor puts into a parameter that is kept in `form`."""
+    """Convert a tensor to the `form` in which a parameter is kept."""
     splits = reader.slot(name).splits
     if form.kind != "int8" or -1 not in splits or not reader.is_plain(name):
         return _in_form(reader.read_source(name, number), form)
@@ -370,7 +370,7 @@ def _check_form(name: str, found: Form, wanted: Form) -> None:
 
 
 def _in_form(content: Content, form: Form) -> Content:
-    """Plain numbers rounded as those that are in their place; others stay as they are."""
+    """Round plain numbers as those they replace; leave other forms unchanged."""
     if form_of(content) == form:
         return content
     assert isinstance(content, torch.Tensor), "checked before"

@@ -1,9 +1,9 @@
-"""Llama, and those that are Llama with a switch in their config.
+"""Llama, and families that differ from it only by switches in their config.
 
 Mistral (windows), Qwen2 (bias), Qwen3 (head norm), Granite and MiniCPM (multipliers), SmolLM3
 (layers without positions), Seed-OSS (bias), Helium and ERNIE 4.5 (interleaved rotary positions),
-OLMo (norms without weights), Ministral 3 (scaled queries), Hunyuan (norms of heads come last),
-MiMo (bias).
+OLMo (norms without weights), Ministral 3 (scaled queries), Hunyuan (norms of heads come last), MiMo
+(bias).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _qwen3(raw: dict[str, Any]) -> Switches:
 
 
 def granite_multipliers(raw: dict[str, Any]) -> Switches:
-    """What Granite multiplies embeddings, scores, residuals and logits by."""
+    """Granite's multipliers of embeddings, scores, residuals and logits."""
     return {
         "embed_scale": raw.get("embedding_multiplier", 1.0),
         "logit_scale": 1.0 / (raw.get("logits_scaling") or 1.0),
@@ -63,7 +63,7 @@ def granite_multipliers(raw: dict[str, Any]) -> Switches:
 
 
 def minicpm_multipliers(raw: dict[str, Any]) -> Switches:
-    """What MiniCPM multiplies embeddings, residuals and logits by."""
+    """MiniCPM's multipliers of embeddings, residuals and logits."""
     depth = raw.get("scale_depth", 1.0) / math.sqrt(raw.get("num_hidden_layers") or 1)
     return {
         "embed_scale": raw.get("scale_emb", 1.0),

@@ -25,7 +25,7 @@ from sylvan.runtime.models.lora_files import read_bounded
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-"""What an adapter's numbers may be."""
+"""Allowed types of an adapter's numbers."""
 MAX_CONFIG_BYTES = 4 << 20
 _ANY_SIZE = 1 << 50
 _PREFIX = "base_model.model."
@@ -37,7 +37,7 @@ _PART = re.compile(
 
 @dataclass(slots=True)
 class LowRank:
-    """What an adapter does to one matrix: W + scale * B A, and perhaps new lengths of its rows."""
+    """An adapter's change of one matrix: W + scale * B A, and optionally new row norms (DoRA)."""
 
     parts: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 

@@ -1,4 +1,4 @@
-"""`adapter_config.json` of PEFT: the fields that decide what an adapter means."""
+"""`adapter_config.json` of PEFT: the fields that determine an adapter's meaning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLAIN = re.compile(r"[\w.\-/]*")
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of `adapter_config.json` that decide what an adapter means."""
+    """The fields of `adapter_config.json` that determine an adapter's meaning."""
 
     r: int
     lora_alpha: float
@@ -40,10 +40,10 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     layer_replication: list[Any] | None = None
 
     def scale(self, module: str, rank: int) -> float:
-        """What the product of a module's matrices is multiplied by.
+        """Factor of the product of a module's matrices.
 
         Raises:
-            ConfigError: it is no float32.
+            ConfigError: out of range for float32.
         """
         patterns = self.alpha_pattern or {}
         found = (alpha for key, alpha in patterns.items() if _matcher(key)(module))
@@ -98,9 +98,9 @@ def _check_patterns(patterns: dict[str, float], where: str) -> None:
 
 @functools.lru_cache(maxsize=MAX_PATTERNS)
 def _matcher(key: str) -> Callable[[str], bool]:
-    """Whether a module is meant by a key: by its name, or by the end of it behind a dot.
+    """Whether a key selects a module: by its name, or by its end after a dot.
 
-    Expressions are another's: an automaton takes no longer than a name is long, whatever they are.
+    Expressions come from clients, so they run as automata in time linear in the name.
     """
     if _PLAIN.fullmatch(key):
         plain = re.compile(rf"(.*\.)?({key})")

@@ -15,19 +15,19 @@ from sylvan.runtime.models.stored import WeightFiles
 
 _PLACES = ("", "model.")
 _NAMES = (("gate_proj", "up_proj"), ("w1", "w3"), ("down_proj",), ("w2",))
-"""What checkpoints call the parts of a stack, expert by expert."""
+"""The checkpoint's names of the parts of a stack, by expert."""
 _PATHS = (".mlp.experts", ".block_sparse_moe.experts", ".feed_forward.experts")
 
 
 def path_of(name: str) -> str:
-    """Of the module whose stacks are changed."""
+    """Path of the module whose stacks are changed."""
     while name.endswith(".base_layer"):
         name = name.removesuffix(".base_layer")
     return name
 
 
 def split(module: LowRank, num_experts: int, parts: int) -> Sequence[Sequence[LowRank]]:
-    """The change of each expert's matrices: of the stack's outputs, in equal parts."""
+    """Split the change of a stack into equal parts, one per expert's matrix."""
     down, up = module.factors
     downs = down.unflatten(0, (num_experts, -1))
     ups = up.unflatten(1, (-1, num_experts)).permute(2, 0, 1).unflatten(1, (parts, -1))
@@ -38,10 +38,10 @@ def split(module: LowRank, num_experts: int, parts: int) -> Sequence[Sequence[Lo
 
 
 def by_expert(adapter: Adapter, base: WeightFiles) -> dict[str, LowRank]:
-    """The modules of an adapter that is to be merged, those of stacks expert by expert.
+    """The modules of an adapter to merge, with stacks split by expert.
 
     Raises:
-        ConfigError: the checkpoint does not have the experts of a stack one by one.
+        ConfigError: the checkpoint does not store the experts of a stack separately.
     """
     modules: dict[str, LowRank] = {}
     for name, module in adapter.modules.items():

@@ -13,17 +13,17 @@ from sylvan.protocol.errors import ConfigError
 
 
 def read_bounded(path: Path, most_bytes: int, bound: str) -> NDArray[np.uint8]:
-    """The contents of a regular file, which is not waited for.
+    """Read a regular file; never block on anything else, such as a pipe.
 
-    It is read, not mapped: a file that is cut while it is read is then a short one, not a SIGBUS.
+    Read, not mapped: a file truncated meanwhile is then short, and raises no SIGBUS.
 
     Args:
-        path: Where it lies.
-        most_bytes: It may have.
-        bound: What errors call `most_bytes`.
+        path: Path.
+        most_bytes: Maximum size.
+        bound: Name of `most_bytes` in errors.
 
     Raises:
-        ConfigError: it is not there, no regular file, or larger.
+        ConfigError: missing, not a regular file, or larger.
     """
     try:
         # a pipe would be waited for

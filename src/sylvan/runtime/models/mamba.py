@@ -249,7 +249,7 @@ class Granite(StateSpace):
 
 
 def granite_name(source: str) -> str:
-    """What Granite calls a tensor of its feed-forward."""
+    """Granite's name of a feed-forward tensor."""
     for ours, theirs in _GRANITE:
         source = source.replace(ours, theirs)
     return source

@@ -36,7 +36,7 @@ class MedusaHead(nn.Module):
         self._blocks = blocks
 
     def forward(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        """What the vocabulary's matrix takes. Shape: (R, D) -> (R, D)."""
+        """Input of the vocabulary matrix. Shape: (R, D) -> (R, D)."""
         for weight_DD, bias_D in self._blocks:
             hidden_RD = hidden_RD + F.silu(F.linear(hidden_RD, weight_DD, bias_D))
         return hidden_RD
@@ -81,7 +81,7 @@ class MedusaHeads:
         return len(self._heads)
 
     def logits(self, head: int, hidden_RD: torch.Tensor) -> torch.Tensor:
-        """Of one head: float32 (R, W)."""
+        """Logits of one head: float32 (R, W)."""
         inner_RD = self._heads[head](hidden_RD.to(self._dtype))
         return F.linear(inner_RD, self._words[head]).float()
 

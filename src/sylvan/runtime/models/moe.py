@@ -36,7 +36,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def sparse_layers(raw: Raw, *, first: int = 0) -> tuple[int, ...]:
-    """Layers with experts: by `mlp_layer_types`; else all from `first` but for other switches."""
+    """Layers with experts: by `mlp_layer_types`, else all from `first`, subject to switches."""
     step, dense = raw.get("decoder_sparse_step") or 1, raw.get("mlp_only_layers") or ()
     layers = range(raw.get("num_hidden_layers") or 0)
     kinds = raw.get("mlp_layer_types")
@@ -318,7 +318,7 @@ class FlexOlmo(Decoder):
 
 
 class Ernie(Decoder):
-    """The bias for choosing lies beside the router, as a row."""
+    """Stores the selection bias beside the router, as a row."""
 
     def source_name(self, source: str) -> str:
         """Its name."""
@@ -329,7 +329,7 @@ class Ernie(Decoder):
         return tensor.flatten() if ".moe_statics." in name else tensor
 
 
-class Hunyuan(Decoder):
+class HunyuanMoe(Decoder):
     """Names of its own."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -348,7 +348,7 @@ class Aria(Decoder):
     stacked: ClassVar[bool] = True
 
     def source_name(self, source: str) -> str:
-        """What the stacks are called."""
+        """The checkpoint's names of the stacks."""
         up = source.replace(".experts.gate_up_proj", ".experts.fc1.weight")
         return up.replace(".experts.down_proj", ".experts.fc2.weight")
 
@@ -382,7 +382,7 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
         "FlexOlmoForCausalLM": FlexOlmo,
         "Ernie4_5_MoeForCausalLM": Ernie,
         "AriaTextForCausalLM": Aria,
-        "HunYuanMoEV1ForCausalLM": Hunyuan,
+        "HunYuanMoEV1ForCausalLM": HunyuanMoe,
     }
 )
 

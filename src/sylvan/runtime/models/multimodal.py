@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.models.config import MediaConfig, ModelConfig, NotNative, architecture_of
+from sylvan.runtime.models.config import ModelConfig, ModelMedia, NotNative, architecture_of
 from sylvan.runtime.models.decoder import Decoder
 from sylvan.runtime.models.registry import load_family
 from sylvan.runtime.models.texts import text_part
@@ -52,7 +52,7 @@ _TEXTS: Mapping[str, str] = MappingProxyType(
 _SAID: Mapping[str, Raw] = MappingProxyType(
     {"glm4v_text": {"attention_bias": True}, "qwen3_vl_moe_text": {"norm_topk_prob": True}}
 )
-"""What config.json of a half need not say."""
+"""Fields that config.json may omit for one half."""
 
 _WHOLE = frozenset({"Gemma3ForConditionalGeneration"})
 """Models in which the tokens of an image see each other, also later ones."""
@@ -87,7 +87,7 @@ def parse(raw: Raw) -> ModelConfig:
     if not tokens:
         raise ConfigError("config.json names no placeholder of images (`image_token_id`)")
     deep = (raw.get("vision_config") or {}).get("deepstack_visual_indexes") or ()
-    media = MediaConfig(
+    media = ModelMedia(
         architecture=whole,
         token_ids=tokens,
         edited_layers=tuple(range(len(deep))),

@@ -173,11 +173,9 @@ class NextHead(nn.Module):
         del self.eh_proj
 
     def fuse(self, read_TF: X) -> X:
-        """See `EagleHead.fuse`."""
         return read_TF
 
     def forward(self, hidden_TD: X, batch: ForwardBatch) -> tuple[X, X]:
-        """See `EagleHead.forward`."""
         embeds_TD, _ = self.embed_norm(self.embed_tokens(batch.input_ids_T))
         normed_TD, _ = self.hidden_norm(hidden_TD)
         x_TD = ops.add(self.embed_proj(embeds_TD), self.hidden_proj(normed_TD))
@@ -189,7 +187,7 @@ class NextHead(nn.Module):
         return out_TD, out_TD
 
     def head(self, rows_RD: X) -> X:
-        """See `EagleHead.head`. Shape: (R, D) -> float32 (R, V)."""
+        """Shape: (R, D) -> float32 (R, V)."""
         return self.lm_head(rows_RD, out_f32=True)
 
 

@@ -16,7 +16,7 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
 
 
 class Phi3ForCausalLM(Decoder):
-    """Nothing is joined at load: it comes joined."""
+    """Checkpoints store joined matrices, so nothing is joined at load."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 

@@ -1,4 +1,4 @@
-"""From the vectors of a text's tokens to one vector: what a checkpoint says about it.
+"""Reads how a checkpoint pools token vectors into one.
 
 Sentence-transformers writes `modules.json`: the model, how its vectors are pooled, and what is done
 to the result (a dense layer, a norm, unit length). Without it the family's custom holds.
@@ -57,7 +57,7 @@ class PoolingSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolingWish:
-    """What the operator chose; None leaves it to the checkpoint."""
+    """The operator's choice; None leaves it to the checkpoint."""
 
     mode: str | None = None
     normalize: bool | None = None

@@ -1,4 +1,4 @@
-"""Which matrices of a model are kept in few bits, and how they get there.
+"""Selects the matrices of a model to quantise, and quantises them.
 
 The linear layers between embedding and head take the bits of the format; the head takes 8 in every
 format, and so does an embedding that is the head. Everything else stays as it is: routers, norms,
@@ -72,10 +72,10 @@ def format_of(name: str) -> Format:
 
 
 def check_model(config: ModelConfig, *, on_cpu: bool = True) -> None:
-    """Refuse what no format covers.
+    """Reject a model that no format covers.
 
     Raises:
-        ConfigError: says what cannot be quantised.
+        ConfigError: names what cannot be quantised.
     """
     lacking = ""
     if config.path != "native":
@@ -92,7 +92,7 @@ def check_model(config: ModelConfig, *, on_cpu: bool = True) -> None:
 
 
 def matrices(model: nn.Module, wanted: Format) -> Iterator[tuple[str, int]]:
-    """Name and bits of each parameter that is to be quantised, tied ones by their first name."""
+    """Name and bits of each parameter to quantise; tied ones under the first name."""
     head = getattr(model, "lm_head", None)
     head_weight = getattr(head, "weight", None)
     for name, parameter in model.named_parameters():

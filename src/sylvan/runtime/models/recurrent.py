@@ -16,11 +16,11 @@ from sylvan.runtime.models.config import StatePart
 
 Kind = Literal["conv", "recurrent"]
 Place = tuple[Kind, int, int]
-"""What a state is of, its layer, and which of that layer's states it is."""
+"""Kind of a state, its layer, and its index among that layer's states."""
 
 
 class _Cache:
-    """What models ask of a cache besides states; keys and values are kept elsewhere."""
+    """The rest of the cache interface that models use; keys and values are kept elsewhere."""
 
     is_compileable = False
 
@@ -29,7 +29,7 @@ class _Cache:
         return key, value
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Positions are always given, so that nobody depends on it."""
+        """Positions are always passed explicitly, so models do not use this."""
         return 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
@@ -45,7 +45,7 @@ class _Cache:
         return query_length, 0
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Nothing is rolled back."""
+        """States are never rolled back here."""
         return False
 
 
@@ -60,10 +60,10 @@ class ProbeCache(_Cache):
         return False
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Nothing yet."""
+        """No state yet."""
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Nothing yet."""
+        """No state yet."""
 
     def update_conv_state(
         self,
@@ -111,7 +111,7 @@ class SlotCache(_Cache):
             self._pool.part(held.index)[self._slots_B] = held.tensor
 
     def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
-        """Zeros stand for no tokens."""
+        """A zero state is the initial state."""
         return True
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:

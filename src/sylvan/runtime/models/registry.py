@@ -24,7 +24,7 @@ from sylvan.runtime.models.config import ModelConfig, NotNative, architecture_of
 
 _HERE = "sylvan.runtime.models."
 PLUGINS = "sylvan.models"
-"""Group of entry points by which other packages add families: architecture = module."""
+"""Entry-point group for families of other packages: architecture = module."""
 
 MODELS: dict[str, str] = {
     "AXK1ForCausalLM": _HERE + "deepseek",
@@ -185,22 +185,22 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """What a model module gives: `parse(raw)` of config.json, and the class."""
+class ModelFamily:
+    """Exports of a model module: `parse(raw)` of config.json, and the class."""
 
     parse: Callable[[dict[str, Any]], ModelConfig]
     model: Callable[[ModelConfig, Build], torch.nn.Module]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ServingPath:
     """How a checkpoint is served (`config.path`), and why."""
 
     config: ModelConfig
     why: str
 
 
-def load_family(architecture: str) -> Family:
+def load_family(architecture: str) -> ModelFamily:
     """Import the module that serves `architecture`; it defines `parse` and `MODEL`.
 
     Raises:
@@ -209,7 +209,7 @@ def load_family(architecture: str) -> Family:
     if architecture not in MODELS:
         if found := _plugin(architecture):
             module: Any = found.load()
-            return Family(module.parse, module.MODEL)
+            return ModelFamily(module.parse, module.MODEL)
         close = difflib.get_close_matches(architecture, MODELS, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise ConfigError(
@@ -217,7 +217,7 @@ def load_family(architecture: str) -> Family:
             f"supported are {', '.join(sorted(MODELS))}"
         )
     module = importlib.import_module(MODELS[architecture])
-    return Family(module.parse, module.MODEL)
+    return ModelFamily(module.parse, module.MODEL)
 
 
 def _plugin(architecture: str) -> EntryPoint | None:
@@ -242,8 +242,8 @@ def load_config(model_dir: Path, *, headless: bool = False, trusted: bool = Fals
     return config
 
 
-def choose_path(raw: dict[str, Any], code: Path | None = None) -> Choice:
-    """Native if the family and all its switches are; else through transformers if that can be.
+def choose_path(raw: dict[str, Any], code: Path | None = None) -> ServingPath:
+    """Choose native code if it supports the family and all switches, else transformers.
 
     Args:
         raw: config.json.
@@ -256,23 +256,23 @@ def choose_path(raw: dict[str, Any], code: Path | None = None) -> Choice:
     lack = "no native file serves it"
     if architecture in MODELS or _plugin(architecture):
         try:
-            return Choice(load_family(architecture).parse(raw), "a native family")
+            return ServingPath(load_family(architecture).parse(raw), "a native family")
         except NotNative as error:
             lack = f"its native file lacks {error}"
     try:
-        return Choice(load_fallback(code).parse(raw), lack)
+        return ServingPath(load_fallback(code).parse(raw), lack)
     except ConfigError as error:
         if architecture not in MODELS and "model_type" not in raw:
             load_family(architecture)  # raises, with what is supported
         raise ConfigError(f"{architecture} cannot be served: {lack}, and {error}") from None
 
 
-def family_of(config: ModelConfig) -> Family:
-    """What builds the model of a parsed config."""
+def family_of(config: ModelConfig) -> ModelFamily:
+    """Constructor for a parsed config."""
     return load_family(config.architecture) if config.path == "native" else load_fallback()
 
 
-def load_fallback(code: Path | None = None) -> Family:
+def load_fallback(code: Path | None = None) -> ModelFamily:
     """The family of everything else, through transformers and code that may be run."""
     module = importlib.import_module(_HERE + "fallback")
-    return Family(partial(module.parse, code=code), module.MODEL)
+    return ModelFamily(partial(module.parse, code=code), module.MODEL)

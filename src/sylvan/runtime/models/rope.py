@@ -121,14 +121,14 @@ def _check(params: RopeParams) -> None:
 def rope_table(
     params: RopeParams, head_dim: int, max_positions: int, length: int | None = None
 ) -> torch.Tensor:
-    """Cosines and sines of all positions that will be served.
+    """Cosines and sines of all positions up to the context length.
 
     Rules that depend on the length of the text (dynamic NTK, LongRoPE) are fixed here by the
     longest text that is served: the KV of a token must not depend on what follows it.
 
     Args:
         params: The rule.
-        head_dim: Columns of a head; `params.rotary_dim(head_dim)` of them turn.
+        head_dim: Columns of a head; `params.rotary_dim(head_dim)` of them are rotated.
         max_positions: `max_position_embeddings` of the checkpoint.
         length: Positions to tabulate; the default is `max_positions`.
 

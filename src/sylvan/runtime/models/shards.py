@@ -33,7 +33,7 @@ def of_source(splits: Splits, number: int, count: int) -> Splits:
 
 
 def whole_shape(shape: Sequence[int], splits: Splits) -> tuple[int, ...]:
-    """What a tensor of `shape` on this rank has in the checkpoint."""
+    """Shape in the checkpoint of a tensor of `shape` on this rank."""
     whole = list(shape)
     for dim, split in splits.items():
         whole[dim] = split.whole
@@ -41,7 +41,7 @@ def whole_shape(shape: Sequence[int], splits: Splits) -> tuple[int, ...]:
 
 
 def take(tensor: torch.Tensor, splits: Splits) -> torch.Tensor:
-    """This rank's part; a view where it lies together, so that only that is read from a file."""
+    """This rank's part; a view where it is contiguous, so that only that is read from a file."""
     for dim, split in splits.items():
         tensor = split.take(tensor, dim)
     return tensor

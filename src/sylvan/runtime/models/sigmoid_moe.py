@@ -118,19 +118,19 @@ class MiniMax(Decoder):
     }
 
     def source_name(self, source: str) -> str:
-        """Where the bias lies."""
+        """Name of the bias in the checkpoint."""
         return source.replace(".gate.e_score", ".e_score")
 
 
 class Exaone(Decoder):
-    """The bias for choosing lies beside the router."""
+    """Stores the selection bias beside the router."""
 
     def source_name(self, source: str) -> str:
-        """Where the bias lies."""
+        """Name of the bias in the checkpoint."""
         return source.replace(".gate.e_score", ".e_score")
 
 
-class Hunyuan(Decoder):
+class HunyuanSigmoidMoe(Decoder):
     """Names of its own around the experts."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {**FUSED, "shared_experts": ("shared_mlp",)}
@@ -154,7 +154,7 @@ class Flint(Decoder):
 _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
     {
         "MiniMaxM2ForCausalLM": MiniMax,
-        "HYV3ForCausalLM": Hunyuan,
+        "HYV3ForCausalLM": HunyuanSigmoidMoe,
         "ExaoneMoeForCausalLM": Exaone,
         "FlintForCausalLM": Flint,
     }

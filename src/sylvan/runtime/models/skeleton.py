@@ -26,7 +26,7 @@ from sylvan.runtime.models.config import StatePart
 from sylvan.runtime.models.recurrent import Place, ProbeCache
 
 NAME = "sylvan_paged"
-"""How transformers knows our attention."""
+"""Name of our attention in transformers."""
 
 _STATE = "sylvan_attention"  # where an attention module finds its `_Layer`
 _ATTENDING = frozenset({"full_attention", "sliding_attention"})
@@ -51,11 +51,11 @@ UNTRACEABLE = (
     TypeError,
     ValueError,
 )
-"""What code that was not written to be traced may raise."""
+"""Exceptions that untraceable code may raise."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AttentionCall:
     """One attention module, as a probe saw it called."""
 
     name: str
@@ -67,7 +67,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RotaryCall:
     """Heads that attention is to turn, by `table_TR`: cosines, then sines, of each row."""
 
     query: torch.Tensor
@@ -76,18 +76,18 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Step:
-    """What attention modules share: the batch being computed, or the calls that a probe notes."""
+class AttentionStep:
+    """State shared by attention modules: the current batch, or the calls that a probe records."""
 
     batch: ForwardBatch | None = None
-    calls: list[Call] = field(default_factory=list)
-    # What each call of a pass was given, and what that means.
+    calls: list[AttentionCall] = field(default_factory=list)
+    # The inputs of each call of a pass, and their meaning.
     specs: dict[int, tuple[tuple[Any, ...], AttentionLayer]] = field(default_factory=dict)
     done: int = 0  # calls of this pass: the same module may be called several times
     width: int = 0  # of a head in the pool
     hidden: torch.Tensor | None = None  # set: the base model is to return just this
-    turn: Turn | None = None  # of the next call
-    # Of this pass, by the identity of cosines: these, sines, and what `Turn` says of them.
+    turn: RotaryCall | None = None  # of the next call
+    # Of this pass, by the identity of cosines: these, sines, and what `RotaryCall` says of them.
     tables: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = field(
         default_factory=dict
     )
@@ -99,7 +99,7 @@ class Step:
 
 
 class _Known:
-    """Stands for the output of a base model: hidden vectors, and None for all else."""
+    """Stands in for a base model's output: hidden vectors, and None for everything else."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.last_hidden_state = hidden
@@ -114,18 +114,17 @@ class _Known:
 @dataclass(frozen=True, slots=True)
 class _Layer:
     name: str
-    step: Step
+    step: AttentionStep
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a probe found: calls of attention in order, and states that recurrent layers keep.
+class ProbeResult:
+    """Result of a probe: attention calls in order, and states of recurrent layers.
 
-    `chosen`: of modules that hold stacks of matrices and are told which of them each row visits,
-    by name: how many that is.
+    `chosen`: by name, for modules with weight stacks, how many experts each row selects.
     """
 
-    calls: list[Call]
+    calls: list[AttentionCall]
     places: Mapping[Place, StatePart]
     chosen: Mapping[str, int]
 
@@ -144,7 +143,7 @@ def paged_attention(
     step, about = layer.step, (query.shape[1], key.shape[1], query.shape[-1], value.shape[-1])
     _check_call(module, attention_mask, options)
     if step.batch is None:
-        step.calls.append(Call(layer.name, *about, options.get("sliding_window")))
+        step.calls.append(AttentionCall(layer.name, *about, options.get("sliding_window")))
         return query.transpose(1, 2).new_zeros(*_rows(query).shape[:-1], about[-1]), None
     q, k, v = _rows(query).flatten(0, 1), _rows(key).flatten(0, 1), _rows(value).flatten(0, 1)
     if not about[-2] == about[-1] == step.width:
@@ -161,12 +160,12 @@ def paged_attention(
 
 
 def _turned(
-    step: Step,
+    step: AttentionStep,
     spec: AttentionLayer,
     heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     given: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
-    """Attention over queries and keys that are still to be turned."""
+    """Attention over queries and keys that are not rotated yet."""
     turn, step.turn = step.turn, None
     assert turn is not None
     assert step.batch is not None
@@ -177,9 +176,12 @@ def _turned(
 
 
 def _spec(
-    step: Step, about: tuple[int, int, int, int], scaling: float | None, options: dict[str, Any]
+    step: AttentionStep,
+    about: tuple[int, int, int, int],
+    scaling: float | None,
+    options: dict[str, Any],
 ) -> AttentionLayer:
-    """Of the next call of this pass: the one of the pass before, unless something has changed."""
+    """The spec of the next call: that of the previous pass, unless something has changed."""
     given = (*about, scaling, options.get("sliding_window"), options.get("softcap"))
     sinks = options.get("s_aux")
     known = step.specs.get(step.done)
@@ -218,7 +220,7 @@ def _check_call(module: nn.Module, mask: torch.Tensor | None, options: dict[str,
             raise ConfigError(f"its attention takes {name!r}, which paged attention does not know")
 
 
-def skeleton(cls: Any, config: Any, dtype: torch.dtype) -> tuple[Any, Step]:
+def skeleton(cls: Any, config: Any, dtype: torch.dtype) -> tuple[Any, AttentionStep]:
     """A model of the class `cls` without weights whose attention is ours.
 
     Raises:
@@ -228,13 +230,13 @@ def skeleton(cls: Any, config: Any, dtype: torch.dtype) -> tuple[Any, Step]:
     try:
         with torch.device("meta"):
             model = cls._from_config(config, attn_implementation=NAME, dtype=dtype)
-    except (*UNTRACEABLE, ImportError) as error:  # of code and a config that are not ours
+    except (*UNTRACEABLE, ImportError) as error:  # third-party code and configs may raise anything
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"{cls.__name__} cannot be made with our attention: {reason}") from None
     return model.eval(), attach(model, [name for name, _ in model.named_modules()])
 
 
-def skeleton_of(model: Any) -> tuple[Any, Step]:
+def skeleton_of(model: Any) -> tuple[Any, AttentionStep]:
     """The same of a model that has its weights."""
     return skeleton(type(model), model.config, torch.bfloat16)
 
@@ -245,9 +247,9 @@ def _register() -> None:
     ALL_ATTENTION_FUNCTIONS.register(NAME, paged_attention)
 
 
-def attach(model: Any, names: list[str]) -> Step:
+def attach(model: Any, names: list[str]) -> AttentionStep:
     """Give the modules of these names their place, and let the head be called by itself."""
-    step = Step()
+    step = AttentionStep()
     for name in names:
         setattr(model.get_submodule(name), _STATE, _Layer(name, step))
     base = called(model)
@@ -263,7 +265,7 @@ def _takes_positions(base: Any) -> bool:
     return "position_ids" in inspect.signature(type(base).forward).parameters
 
 
-def _placed(forward: Callable[..., Any], step: Step) -> Callable[..., Any]:
+def _placed(forward: Callable[..., Any], step: AttentionStep) -> Callable[..., Any]:
     """The forward of a table of positions with those of the batch, which its model cannot pass."""
 
     def run(*args: Any, position_ids: torch.Tensor | None = None, **kwargs: Any) -> Any:
@@ -275,14 +277,14 @@ def _placed(forward: Callable[..., Any], step: Step) -> Callable[..., Any]:
 
 
 def first_position(model: Any) -> int:
-    """What position 0 is called: RoBERTa and its kin count from behind the padding."""
+    """Number of the first position: RoBERTa and its kin count from after the padding."""
     for module in called(model).modules():
         if hasattr(module, "create_position_ids_from_input_ids"):
             return int(module.padding_idx) + 1
     return 0
 
 
-def _bypass(forward: Callable[..., Any], step: Step) -> Callable[..., Any]:
+def _bypass(forward: Callable[..., Any], step: AttentionStep) -> Callable[..., Any]:
     """The forward of a base model that only passes on hidden vectors when they are known."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -305,7 +307,7 @@ def cache_name(model: Any) -> str:
     return next((name for name in _CACHE_NAMES if name in names), _CACHE_NAMES[-1])
 
 
-def probe(model: Any, step: Step) -> Found:
+def probe(model: Any, step: AttentionStep) -> ProbeResult:
     """Run a skeleton on a few tokens and note its attention calls, in order, and its states.
 
     Raises:
@@ -333,12 +335,12 @@ def probe(model: Any, step: Step) -> Found:
     base = called(model)
     if not (cache.places or _takes_positions(base) or hasattr(base, "embed_positions")):
         raise ConfigError(f"{type(model).__name__} counts positions by itself")
-    return Found(step.calls, cache.places, chosen)
+    return ProbeResult(step.calls, cache.places, chosen)
 
 
 @contextmanager
 def _choices(model: Any) -> Iterator[dict[str, int]]:
-    """Notes what is asked of modules with stacks of matrices; see `Found.chosen`."""
+    """Records the calls of modules with weight stacks; see `ProbeResult.chosen`."""
     found: dict[str, int] = {}
     hooks = [
         module.register_forward_pre_hook(_noting(name, found), with_kwargs=True)
@@ -370,7 +372,7 @@ def _kinds(text: Any) -> set[str]:
     return set(getattr(text, "layer_types", None) or ())
 
 
-def check_layers(text: Any, found: Found) -> None:
+def check_layers(text: Any, found: ProbeResult) -> None:
     """Every layer must remember by attention or by states that we keep."""
     kinds = getattr(text, "layer_types", None) or ()
     if unknown := set(kinds) - _ATTENDING - _RECURRENT - _MEMORYLESS:

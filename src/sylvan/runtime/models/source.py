@@ -1,4 +1,4 @@
-"""Which classes make a model of transformers: its own, or those that a checkpoint brings."""
+"""Finds the classes of a transformers model: in the library, or in the checkpoint's code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONFIG, _MODEL = "AutoConfig", "AutoModelForCausalLM"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """A config object, and the class of its causal model.
 
     `own`: the class comes with the checkpoint.
@@ -25,7 +25,7 @@ class Source:
     own: bool = False
 
 
-def find_source(raw: dict[str, Any], code: Path | None = None) -> Source:
+def find_source(raw: dict[str, Any], code: Path | None = None) -> ModelSource:
     """The classes of a model.
 
     Args:
@@ -39,12 +39,12 @@ def find_source(raw: dict[str, Any], code: Path | None = None) -> Source:
     name = own_class(raw)
     if name is None:
         config = _config(raw, _known_config(raw, _MODEL))
-        return Source(config, _known_model(config))
+        return ModelSource(config, _known_model(config))
     if code is None:
         raise ConfigError(f"it needs Python code of the checkpoint ({name}), {UNTRUSTED}")
     config_name = named_class(raw, _CONFIG)
     kind = load_class(code, config_name) if config_name else _known_config(raw, _CONFIG)
-    return Source(_config(raw, kind), load_class(code, name), own=True)
+    return ModelSource(_config(raw, kind), load_class(code, name), own=True)
 
 
 def own_class(raw: dict[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""Tensors as files hold them: what the readers of all formats have in common."""
+"""Tensors as stored in files: helpers shared by the readers of all formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies: bytes [start, stop) of the data part of `file`."""
+    """Location of a tensor: bytes [start, stop) of the data part of `file`."""
 
     name: str
     file: Path
@@ -27,7 +27,7 @@ class WeightFiles(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """What there is, by name."""
+        """All tensors by name."""
         ...
 
     @property

@@ -9,6 +9,8 @@ from sylvan.runtime.models.config import architecture_of
 IMAGES = (
     *(
         "vision_tower.",
+        "image_tower.",
+        "video_tower.",
         "vision_model.",
         "vision_encoder.",
         "encoder.",

@@ -1,7 +1,7 @@
-"""Weights that transformers reads, held to what our own loading demands of a checkpoint.
+"""Loads weights through transformers, with the checks of our own loader.
 
-transformers makes up what is missing, drops what it does not know and takes any number; such a
-model would answer nonsense. So the files are looked at before, and what came of them after.
+transformers initialises missing tensors randomly, drops unknown ones and accepts any number; such a
+model would answer nonsense. So the files are checked before, and the result after.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sylvan.runtime.models.pickled import PickledWeights
 from sylvan.runtime.models.safetensors import Checkpoint
 from sylvan.runtime.models.stored import WeightFiles
 
-_REPORTS = "transformers.modeling_utils"  # the logger that tells of tensors that do not fit
+_REPORTS = "transformers.modeling_utils"  # the logger that reports tensors that do not fit
 
 
 def read_model(
@@ -107,7 +107,7 @@ def _check_types(model: Any, files: WeightFiles) -> None:
 
 @contextmanager
 def _reports() -> Iterator[Sequence[str]]:
-    """Keeps the tables of transformers out of the log: what they say becomes one sentence."""
+    """Replaces the report tables of transformers in the log by one sentence."""
     kept: list[str] = []
 
     def keep(record: logging.LogRecord) -> bool:

@@ -1,7 +1,7 @@
 """Decoders without their head: embedders, classifiers and reward models.
 
-The layers are those of the family that generates (`Qwen3Model` is `Qwen3ForCausalLM`), and so is
-the file that serves them; what is read here is only which head stands on top.
+The layers, and the module that serves them, are those of the generating family (`Qwen3Model` is
+`Qwen3ForCausalLM`); this module only reads which head is on top.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whisper: a decoder whose layers also attend to what an encoder makes of a sound.
+"""Whisper: a decoder whose layers also attend to the encoding of a sound.
 
 The encoder is a capability's (`features.multimodal`); the sound is an item of the prompt, whose
 placeholder is `<|startoftranscript|>`.
@@ -16,7 +16,7 @@ from sylvan.kernels.api import X
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.cross import CrossAttention
-from sylvan.runtime.models.config import MediaConfig, ModelConfig, common_fields, make_config
+from sylvan.runtime.models.config import ModelConfig, ModelMedia, common_fields, make_config
 from sylvan.runtime.models.decoder import Attention, Decoder, Ropes, make_mlp, make_norm
 
 _NO_BIAS = "encoder.layer_norm.bias"
@@ -34,7 +34,7 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
     }
     fields = common_fields(raw | sizes)
     start = raw.get("decoder_start_token_id")
-    media = MediaConfig(
+    media = ModelMedia(
         architecture=fields["architecture"],
         token_ids={"audio": int(start or 50258)},
         cross=True,
@@ -110,7 +110,7 @@ class Whisper(Decoder):
         return name.removeprefix("model.").removeprefix("decoder.")
 
     def source_name(self, name: str) -> str:
-        """What comes of a name: the bias that keys lack is read from one of as many columns."""
+        """Map a name: the missing bias of keys is read from another bias of the same size."""
         return _NO_BIAS if name.endswith(".self_attn.k_proj.bias") else name
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,7 @@ _SKIPPED = (
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was made of a checkpoint."""
+    """Result of writing a checkpoint."""
 
     num_matrices: int
     bytes_before: int
@@ -123,7 +123,7 @@ def _new_folder(out_dir: Path) -> Iterator[Path]:
 
 
 def _bits_by_tensor(model: nn.Module, reader: WeightReader, wanted: Format) -> dict[str, int]:
-    """Bits of each tensor of the checkpoint that is to be quantised."""
+    """Bits of each tensor to quantise."""
     bits = dict(matrices(model, replace(wanted, head_bits=None)))
     found: dict[str, int] = {}
     for slot in slots(model):
@@ -199,7 +199,7 @@ class _Job:
         if name not in self.bits:
             yield name, stored.dtype, stored.shape
             return
-        # zeros of one row tell the types and the columns of all rows
+        # one row of zeros yields the types and columns of all rows
         rows, cols = stored.shape
         one = convert(name, torch.zeros(1, cols), self.bits[name], self.code)
         for key, tensor in stored_as(name, one).items():

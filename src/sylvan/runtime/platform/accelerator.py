@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.platform.api import Event, Graph, Memory, Stream
+from sylvan.runtime.platform.api import Event, Memory, PlatformGraph, PlatformStream
 from sylvan.runtime.platform.facts import PlatformFacts
 
 
@@ -21,11 +21,9 @@ class DeviceEvent:
         self.raw = event
 
     def done(self) -> bool:
-        """See `Event.done`."""
         return self.raw.query()
 
     def wait(self) -> None:
-        """See `Event.wait`."""
         self.raw.synchronize()
 
 
@@ -37,18 +35,15 @@ class DeviceStream:
         self.raw = module.Stream(device)
 
     def run(self, work: Callable[[], None]) -> None:
-        """See `Stream.run`."""
         with self._module.stream(self.raw):
             work()
 
     def event(self) -> Event:
-        """See `Stream.event`."""
         event = self._module.Event()
         event.record(self.raw)
         return DeviceEvent(event)
 
     def after(self, event: Event) -> None:
-        """See `Stream.after`."""
         assert isinstance(event, DeviceEvent)
         self.raw.wait_event(event.raw)
 
@@ -60,12 +55,10 @@ class DeviceGraph:
         self._module, self._graph, self._pool, self._stream = module, graph, pool, stream
 
     def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """See `Graph.capture`."""
         with self._module.graph(self._graph, pool=self._pool, stream=self._stream):
             return work()
 
     def replay(self) -> None:
-        """See `Graph.replay`."""
         self._graph.replay()
 
 
@@ -94,12 +87,10 @@ class Accelerator:
         self._pool = self._module.graph_pool_handle() if self._graph_type else None
 
     def memory(self) -> Memory:
-        """See `Platform.memory`."""
         free, total = self._module.mem_get_info(self.device)
         return Memory(free, total)
 
     def peak(self, work: Callable[[], None]) -> int:
-        """See `Platform.peak`."""
         before = self._module.memory_allocated(self.device)
         self._module.reset_peak_memory_stats(self.device)
         self._stream.run(work)
@@ -107,26 +98,22 @@ class Accelerator:
         return self._module.max_memory_allocated(self.device) - before
 
     def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """See `Platform.pinned`."""
         return torch.zeros(size, dtype=dtype, pin_memory=True)
 
-    def stream(self) -> Stream:
-        """See `Platform.stream`."""
+    def stream(self) -> PlatformStream:
         return self._stream
 
-    def side_stream(self) -> Stream:
-        """See `Platform.side_stream`."""
+    def side_stream(self) -> PlatformStream:
         return DeviceStream(self._module, self.device)
 
-    def graph(self) -> Graph | None:
-        """See `Platform.graph`."""
+    def graph(self) -> PlatformGraph | None:
         if self._graph_type is None:
             return None
         return DeviceGraph(self._module, self._graph_type(), self._pool, self._stream.raw)
 
     @contextmanager
     def unsynced(self) -> Iterator[None]:
-        """See `Platform.unsynced`; only CUDA can tell."""
+        """Only CUDA can tell."""
         if not hasattr(self._module, "set_sync_debug_mode"):
             yield
             return
@@ -138,7 +125,6 @@ class Accelerator:
             self._module.set_sync_debug_mode(before)
 
     def trim(self) -> None:
-        """See `Platform.trim`."""
         self._module.empty_cache()
 
 
@@ -153,5 +139,5 @@ def _chip(module: Any, device: torch.device) -> str:
 
 
 def open_accelerator(facts: PlatformFacts) -> Accelerator:
-    """See `PlatformFacts.opener`."""
+    """Return the accelerator that these facts describe."""
     return Accelerator(facts)

@@ -28,7 +28,7 @@ class Event(Protocol):
         ...
 
 
-class Stream(Protocol):
+class PlatformStream(Protocol):
     """Work on the device, in the order given."""
 
     def run(self, work: Callable[[], None]) -> None:
@@ -48,7 +48,7 @@ class Stream(Protocol):
         ...
 
 
-class Graph(Protocol):
+class PlatformGraph(Protocol):
     """Kernel launches recorded once, over memory that stays where it is."""
 
     def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -56,7 +56,7 @@ class Graph(Protocol):
         ...
 
     def replay(self) -> None:
-        """Launch it all again; inside `Stream.run`."""
+        """Launch it all again; inside `PlatformStream.run`."""
         ...
 
 
@@ -76,26 +76,26 @@ class Platform(Protocol):
     chip: str
 
     def memory(self) -> Memory:
-        """What is free now; what torch keeps without using it is not, until `trim`."""
+        """Free memory now; memory that torch caches counts as used until `trim`."""
         ...
 
     def peak(self, work: Callable[[], None]) -> int:
-        """Run `work` to its end; bytes that it held at most beyond what was held before."""
+        """Run `work` to completion; return the peak of additional bytes it held."""
         ...
 
     def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Zeroed host memory that the device reads and writes by itself."""
         ...
 
-    def stream(self) -> Stream:
+    def stream(self) -> PlatformStream:
         """The stream that this process's steps run on; one object for all callers."""
         ...
 
-    def side_stream(self) -> Stream:
+    def side_stream(self) -> PlatformStream:
         """A new stream, whose work runs beside that of the steps."""
         ...
 
-    def graph(self) -> Graph | None:
+    def graph(self) -> PlatformGraph | None:
         """A new graph, which shares memory with all others; None if there are none."""
         ...
 
@@ -104,5 +104,5 @@ class Platform(Protocol):
         ...
 
     def trim(self) -> None:
-        """Give memory that torch holds without using it back to the device."""
+        """Return memory that torch caches to the device."""
         ...

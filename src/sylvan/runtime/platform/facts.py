@@ -1,4 +1,4 @@
-"""What is known of a kind of device without touching one; imports no torch."""
+"""Static properties of device kinds, known without a device; imports no torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Kind(Protocol):
     facts: PlatformFacts
 
     def problem(self) -> str | None:
-        """Why no device of this kind can be used here, with the way out; None if one can.
+        """Why no device of this kind can be used here, with a remedy; None if one can.
 
         One sentence without a full stop. Must be quick where there is no such device.
         """

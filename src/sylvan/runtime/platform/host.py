@@ -8,35 +8,31 @@ from contextlib import contextmanager
 
 import torch
 
-from sylvan.runtime.platform.api import Event, Graph, Memory, Stream
+from sylvan.runtime.platform.api import Event, Memory, PlatformGraph, PlatformStream
 from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.utils.machine import inspect_machine
 
 
-class Past:
+class CompletedEvent:
     """An event of a stream that never lags."""
 
     def done(self) -> bool:
-        """See `Event.done`."""
         return True
 
     def wait(self) -> None:
-        """See `Event.wait`."""
+        pass
 
 
 class InlineStream:
     """Runs work at once."""
 
     def run(self, work: Callable[[], None]) -> None:
-        """See `Stream.run`."""
         work()
 
     def event(self) -> Event:
-        """See `Stream.event`."""
-        return Past()
+        return CompletedEvent()
 
     def after(self, event: Event) -> None:
-        """See `Stream.after`."""
         event.wait()
 
 
@@ -50,40 +46,35 @@ class HostPlatform:
         self._stream = InlineStream()
 
     def memory(self) -> Memory:
-        """See `Platform.memory`."""
         machine = inspect_machine()
         return Memory(machine.available_bytes, machine.total_bytes)
 
     def peak(self, work: Callable[[], None]) -> int:
-        """See `Platform.peak`; the CPU's allocator does not count, so 0."""
+        """The CPU's allocator does not count, so 0."""
         work()
         return 0
 
     def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """See `Platform.pinned`."""
         return torch.zeros(size, dtype=dtype)
 
-    def stream(self) -> Stream:
-        """See `Platform.stream`."""
+    def stream(self) -> PlatformStream:
         return self._stream
 
-    def side_stream(self) -> Stream:
-        """See `Platform.side_stream`."""
+    def side_stream(self) -> PlatformStream:
         return InlineStream()
 
-    def graph(self) -> Graph | None:
-        """See `Platform.graph`."""
+    def graph(self) -> PlatformGraph | None:
         return None
 
     @contextmanager
     def unsynced(self) -> Iterator[None]:
-        """See `Platform.unsynced`; nothing waits here."""
+        """Nothing waits here."""
         yield
 
     def trim(self) -> None:
-        """See `Platform.trim`."""
+        pass
 
 
 def open_host(facts: PlatformFacts) -> HostPlatform:
-    """See `PlatformFacts.opener`."""
+    """Return the CPU as a platform."""
     return HostPlatform(facts)

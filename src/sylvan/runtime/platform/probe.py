@@ -19,7 +19,7 @@ _LEAST_CAPABILITY = (8, 0)  # of NVIDIA GPUs that Triton supports (its README)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Build:
+class TorchBuild:
     """The installed torch and what it was built for."""
 
     version: str = ""  # empty: there is none
@@ -28,19 +28,19 @@ class Build:
     xpu: str | None = None
 
 
-FindBuild = Callable[[], Build]
+FindBuild = Callable[[], TorchBuild]
 Capability = tuple[int, int]
 FindCapability = Callable[[], "Capability | None"]
 
 
-def find_build() -> Build:
+def find_build() -> TorchBuild:
     """Read torch's own file about it; importing torch takes seconds, and is another process's."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return Build()
+        return TorchBuild()
     text = (Path(spec.origin).parent / "version.py").read_text()
     found = dict(re.findall(r"^(\w+)\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))
-    return Build(
+    return TorchBuild(
         version=found.get("__version__", "unknown"),
         cuda=found.get("cuda"),
         hip=found.get("hip"),
@@ -120,7 +120,7 @@ def intel_problem(root: Path, find: FindBuild) -> str | None:
     return None
 
 
-def _wrong_build(build: Build, wanted: str, where: str) -> str:
+def _wrong_build(build: TorchBuild, wanted: str, where: str) -> str:
     if not build.version:
         return f"torch is not installed; install its build for {wanted} ({where}), {ELSE}"
     return (

@@ -40,18 +40,17 @@ class LatentPool:
             self.groups.append(PagedBuffer(memory, shape.page_size, transfers=transfers))
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `KVCachePool.layer`; the values are a view of the keys."""
+        """The values are a view of the keys."""
         keys = self._layers[index]
         return keys, keys[..., : self._value_dim]
 
     def store(
         self, index: int, slots_T: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
     ) -> None:
-        """See `KVCachePool.store`; the values are part of the keys."""
+        """The values are part of the keys."""
         layer = self._layers[index]
         layer.flatten(0, 1)[slots_T.long()] = fitted(k_TKH, layer.dtype)
 
     def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
-        """See `KVCachePool.move`."""
         layers = [x for i, x in self._layers.items() if self.layer_groups[i] == group]
         move_rows(layers, sources_N, targets_N)

@@ -98,19 +98,16 @@ class MHAPool:
             self.groups.append(PagedBuffer(memory, shape.page_size, transfers=transfers))
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `KVCachePool.layer`."""
         return self._layers[index]
 
     def store(
         self, index: int, slots_T: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
     ) -> None:
-        """See `KVCachePool.store`."""
         slots, (keys, values) = slots_T.long(), self._layers[index]
         keys.flatten(0, 1)[slots] = fitted(k_TKH, keys.dtype)
         values.flatten(0, 1)[slots] = fitted(v_TKH, keys.dtype)
 
     def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
-        """See `KVCachePool.move`."""
         for layer, sides in self._layers.items():
             if self.layer_groups[layer] == group:
                 move_rows(sides, sources_N, targets_N)

@@ -1,4 +1,4 @@
-"""The pool of models that keep nothing of the tokens they have read."""
+"""The pool of models that keep no KV."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sylvan.runtime.pool.pages import PagedBuffer
 
 
 class NoPool:
-    """Pages without contents: the scheduler counts them, and nothing is stored."""
+    """Pages without contents: the scheduler counts them, but nothing is stored."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.page_size = page_size
@@ -36,4 +36,4 @@ class NoPool:
         raise NotImplementedError("this model keeps no keys and values")
 
     def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
-        """See `KVCachePool.move`."""
+        pass

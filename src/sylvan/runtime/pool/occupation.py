@@ -42,7 +42,6 @@ class TensorMemory:
 
     @property
     def num_bytes(self) -> int:
-        """See `Occupation.num_bytes`."""
         return sum(size for _, size in self._sizes)
 
     def release(self) -> int:
@@ -61,7 +60,6 @@ class TensorMemory:
         return freed
 
     def resume(self) -> None:
-        """See `Occupation.resume`."""
         for storage, size in self._sizes:
             if storage.device.type != "cpu":
                 storage.resize_(size)

@@ -55,7 +55,6 @@ class PagedBuffer:
         return self._memory
 
     def regions(self, page: int) -> tuple[Region, ...]:
-        """See `PageMemory.regions`."""
         self._check(np.array([page]))
         count, _, width = self._memory.shape
         region_step, stride, _ = self._memory.stride()
@@ -63,7 +62,6 @@ class PagedBuffer:
         return tuple(Region(first + r * region_step, stride, width) for r in range(count))
 
     def copy_tokens(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """See `PageMemory.copy_tokens`."""
         if not copies:
             return
         given = np.array(copies, np.int64)
@@ -82,13 +80,11 @@ class PagedBuffer:
         )
 
     def host_buffer(self, num_pages: int) -> NDArray[np.uint8]:
-        """See `PageMemory.host_buffer`."""
         return self.through.host_memory(num_pages * self.page_bytes)
 
     def export(
         self, pages: IntArray, buffer: NDArray[np.uint8], *, checksum: bool = False
     ) -> Transfer:
-        """See `PageMemory.export`."""
         if not buffer.flags.writeable:
             raise ValueError("the host buffer of an export is read-only")
         pages_N, host_NRW = self._arguments(pages, buffer)
@@ -105,7 +101,6 @@ class PagedBuffer:
     def import_(
         self, pages: IntArray, buffer: NDArray[np.uint8], *, checksums: Checksums | None = None
     ) -> Transfer:
-        """See `PageMemory.import_`."""
         check = check_of_import(pages, buffer, self.page_bytes, checksums)
         pages_N, host_NRW = self._arguments(pages, buffer)
 
@@ -133,10 +128,10 @@ class PagedBuffer:
 
     @property
     def through(self) -> Transfers:
-        """Who carries out exports and imports.
+        """The object that runs exports and imports.
 
         Raises:
-            ValueError: there is nobody.
+            ValueError: there is none.
         """
         if self._transfers is None:
             raise ValueError("this pool was made without a way to the host")
@@ -157,22 +152,18 @@ class JoinedPages:
         self.page_bytes = sum(part.page_bytes for part in parts)
 
     def regions(self, page: int) -> tuple[Region, ...]:
-        """See `PageMemory.regions`."""
         return tuple(region for part in self._parts for region in part.regions(page))
 
     def copy_tokens(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """See `PageMemory.copy_tokens`."""
         for part in self._parts:
             part.copy_tokens(copies)
 
     def host_buffer(self, num_pages: int) -> NDArray[np.uint8]:
-        """See `PageMemory.host_buffer`."""
         return np.empty(num_pages * self.page_bytes, np.uint8)
 
     def export(
         self, pages: IntArray, buffer: NDArray[np.uint8], *, checksum: bool = False
     ) -> Transfer:
-        """See `PageMemory.export`."""
         if not buffer.flags.writeable:
             raise ValueError("the host buffer of an export is read-only")
         places = self._places(pages, buffer)
@@ -190,7 +181,6 @@ class JoinedPages:
     def import_(
         self, pages: IntArray, buffer: NDArray[np.uint8], *, checksums: Checksums | None = None
     ) -> Transfer:
-        """See `PageMemory.import_`."""
         check = check_of_import(pages, buffer, self.page_bytes, checksums)
         places = self._places(pages, buffer)
 
@@ -221,10 +211,10 @@ class JoinedPages:
 def check_of_import(
     pages: IntArray, buffer: NDArray[np.uint8], page_bytes: int, checksums: Checksums | None
 ) -> Callable[[], None] | None:
-    """What is to be found right before pages are written; None: nothing.
+    """Checksums to verify before writing pages; None: no verification.
 
     Raises:
-        ValueError: a page comes twice, or there is not one checksum a page.
+        ValueError: a page is repeated, or the number of checksums differs.
     """
     if len(np.unique(pages)) < len(pages):
         raise ValueError("an import writes each page once")
@@ -242,10 +232,10 @@ def check_of_import(
 
 
 def host_bytes(buffer: NDArray[np.uint8], count: int, page_bytes: int) -> torch.Tensor:
-    """Host memory of so many pages.
+    """View host memory as bytes of that many pages.
 
     Raises:
-        ValueError: it is too small, or not of bytes side by side.
+        ValueError: too small, or not contiguous bytes.
     """
     needed = count * page_bytes
     if buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:

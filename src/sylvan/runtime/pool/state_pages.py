@@ -32,7 +32,6 @@ class StatePages:
         self.page_bytes = sum(part.shape[1] for part in self._parts)
 
     def regions(self, page: int) -> tuple[Region, ...]:
-        """See `PageMemory.regions`."""
         self._check(np.array([page]))
         return tuple(
             Region(part.data_ptr() + page * part.stride(0), part.stride(0), part.shape[1])
@@ -40,20 +39,17 @@ class StatePages:
         )
 
     def copy_tokens(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """See `PageMemory.copy_tokens`."""
         for source, target, _ in copies:
             self._check(np.array([source, target]))
             for part in self._parts:
                 part[target] = part[source]
 
     def host_buffer(self, num_pages: int) -> NDArray[np.uint8]:
-        """See `PageMemory.host_buffer`."""
         return self._transfers.host_memory(num_pages * self.page_bytes)
 
     def export(
         self, pages: IntArray, buffer: NDArray[np.uint8], *, checksum: bool = False
     ) -> Transfer:
-        """See `PageMemory.export`."""
         slots, rows = self._arguments(pages, buffer, checked=checksum)
 
         def work() -> None:
@@ -65,7 +61,6 @@ class StatePages:
     def import_(
         self, pages: IntArray, buffer: NDArray[np.uint8], *, checksums: Checksums | None = None
     ) -> Transfer:
-        """See `PageMemory.import_`."""
         if len(np.unique(pages)) < len(pages):
             raise ValueError("an import writes each slot once")
         slots, rows = self._arguments(pages, buffer, checked=checksums is not None)

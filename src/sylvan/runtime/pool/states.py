@@ -30,10 +30,8 @@ class TensorStates:
         return tuple(self._parts)
 
     def part(self, index: int) -> torch.Tensor:
-        """See `StatePool.part`."""
         return self._parts[index]
 
     def copy(self, source: int, target: int) -> None:
-        """See `StatePool.copy`."""
         for part in self._parts:
             part[target] = part[source]

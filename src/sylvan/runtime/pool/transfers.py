@@ -1,4 +1,4 @@
-"""Who carries out transfers: a thread beside the steps, or a stream of the device beside theirs."""
+"""Runs transfers: a thread beside the steps, or a separate stream of the device."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 
 from sylvan.kernels.memory import allocate
 from sylvan.runtime.core.memory import Checksums, Transfer
-from sylvan.runtime.platform.api import Event, Platform, Stream
+from sylvan.runtime.platform.api import Event, Platform, PlatformStream
 
 Work = Callable[[], None]
 Hashing = Callable[[], Checksums]
 
 
 class ChecksumError(RuntimeError):
-    """Bytes are not those that were exported."""
+    """The bytes differ from those exported."""
 
 
 class Transfers(Protocol):
-    """Starts transfers, and has the host memory that they take."""
+    """Starts transfers, and allocates the host memory they use."""
 
     def start(
         self,
@@ -53,9 +53,9 @@ class Transfers(Protocol):
 
 
 class HostTransfers:
-    """Between memories of the host: one thread, which sleeps where there is nothing to copy.
+    """Copies within host memory: one thread, which sleeps when idle.
 
-    It is no thread of the kernels: a step that runs meanwhile keeps all of these.
+    It is not a kernel thread, so a concurrent step keeps all of its threads.
     """
 
     def __init__(self) -> None:
@@ -69,8 +69,6 @@ class HostTransfers:
         check: Work | None = None,
         hashes: Hashing | None = None,
     ) -> Transfer:
-        """See `Transfers.start`."""
-
         def run() -> Checksums | None:
             if check is not None:
                 check()
@@ -80,19 +78,18 @@ class HostTransfers:
         return ThreadedTransfer(num_bytes, self._thread.submit(run))
 
     def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
-        """See `Transfers.host_memory`; becomes resident when it is written."""
+        """Becomes resident when it is written."""
         return allocate(num_bytes)
 
     def suits(self, buffer: torch.Tensor) -> bool:
-        """See `Transfers.suits`."""
         return buffer.device.type == "cpu"
 
 
 class DeviceTransfers:
-    """Between a device and the host: a stream beside that of the steps.
+    """Copies between a device and the host, on a separate stream.
 
-    A copy begins after what the steps' stream was given before, and runs beside what it is given
-    later. A thread is needed for checksums only: to look at bytes while nobody waits.
+    A copy starts after all work queued on the steps' stream so far, and runs beside later work.
+    Only checksums need a thread, to hash bytes in the background.
     """
 
     def __init__(self, platform: Platform) -> None:
@@ -109,7 +106,6 @@ class DeviceTransfers:
         check: Work | None = None,
         hashes: Hashing | None = None,
     ) -> Transfer:
-        """See `Transfers.start`."""
         written = self._steps.event()
         if check is None and hashes is None:
             return StreamTransfer(num_bytes, self._launch(work, written), work)
@@ -124,18 +120,17 @@ class DeviceTransfers:
         return ThreadedTransfer(num_bytes, self._thread.submit(run))
 
     def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
-        """See `Transfers.host_memory`; pinned."""
+        """Pinned."""
         return self._platform.pinned(num_bytes, torch.uint8).numpy()
 
     def suits(self, buffer: torch.Tensor) -> bool:
-        """See `Transfers.suits`."""
         return self._platform.device.type == "cpu" or buffer.is_pinned()
 
     def _launch(self, work: Work, written: Event) -> Event:
         return launch_after(self._stream, written, work)
 
 
-def launch_after(stream: Stream, event: Event, work: Work) -> Event:
+def launch_after(stream: PlatformStream, event: Event, work: Work) -> Event:
     """Give `stream` work that begins after `event` of another stream; returns its own event."""
 
     def run() -> None:
@@ -156,21 +151,17 @@ class ThreadedTransfer:
 
     @property
     def error(self) -> str | None:
-        """See `Transfer.error`."""
         failed = self._future.exception() if self._future.done() else None
         return None if failed is None else str(failed)
 
     @property
     def checksums(self) -> Checksums | None:
-        """See `Transfer.checksums`."""
         return self._future.result() if self.done() and self.error is None else None
 
     def done(self) -> bool:
-        """See `Transfer.done`."""
         return self._future.done()
 
     def wait(self) -> None:
-        """See `Transfer.wait`."""
         self._future.exception()
 
 
@@ -186,12 +177,9 @@ class StreamTransfer:
         self._running: tuple[Event, Work] | None = event, work
 
     def done(self) -> bool:
-        """See `Transfer.done`."""
         return self._settled(lambda event: event.done())
 
     def wait(self) -> None:
-        """See `Transfer.wait`."""
-
         def waited(event: Event) -> bool:
             event.wait()
             return True

@@ -1,4 +1,4 @@
-"""What the worker needs from whatever samples."""
+"""The sampler interface that the worker uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.params import SamplingBatch
 
-HOPELESS = "no token is possible: all logits are forbidden or not a number"
+NO_VALID_TOKEN = "no token is possible: all logits are forbidden or not a number"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What constrains the outputs of some requests while they are sampled, such as a grammar."""
+"""Constraints on sampled tokens, such as grammars."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ from sylvan.runtime.sampling.params import SamplingBatch
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Which ids may be sampled, for the rows that are constrained.
+    """Allowed ids of constrained rows.
 
-    `rows` (n,) are ascending rows of the batch; bit i of a row of `bits`, int32 (n, at least
-    ceil(V / 32)), allows id i.
+    `rows` (n,) are ascending rows of the batch; bit i of a row of `bits`, int32 (n, at least ceil(V
+    / 32)), allows id i.
     """
 
     rows: IntArray
     bits: IntArray
 
     def of(self, row: int) -> Masks | None:
-        """The mask of one row, for a batch of that row alone; None if it has none."""
+        """The mask of one row as a batch of one; None without a mask."""
         found = np.flatnonzero(self.rows == row)
         return Masks(np.zeros(1, np.int32), self.bits[found]) if len(found) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What becomes of a row that was sampled.
+class RowOutcome:
+    """Outcome of a sampled row.
 
-    `tokens` is what the request gets instead of the sampled id alone: none if the row is void, or
-    that id and others that are certain to follow. `ended`: the output is complete with them. An
-    `error` fails the request.
+    `tokens` replaces the sampled id: empty if the row is void, else that id and the forced ids
+    after it. `ended`: they complete the output. An `error` fails the request.
     """
 
     tokens: tuple[int, ...] = ()
@@ -47,8 +46,8 @@ class Outcome:
 class Constraints(Protocol):
     """The data half of a feature that lives beside the sampler; called by the worker's thread.
 
-    Each step calls `leave` and `join` for requests that changed. Unless `idle` then, it goes on
-    with `prepare`, then once or more `masks`, each time followed by `advance` with the same batch.
+    Each step calls `leave` and `join` for changed requests. Unless `idle`, it then calls `prepare`,
+    and one or more times `masks` followed by `advance` with the same batch.
     """
 
     @property
@@ -58,7 +57,7 @@ class Constraints(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether `masks` would not have to wait for what was prepared."""
+        """Whether `masks` would return without waiting."""
         ...
 
     def join(self, slot: int, request: GenerateRequest, outputs: IntArray) -> None:
@@ -74,10 +73,10 @@ class Constraints(Protocol):
         ...
 
     def prepare(self, slots: IntArray, positions: NDArray[np.int64]) -> bool:
-        """These slots are going to be sampled for these positions; must not take long.
+        """Announce the slots and positions to be sampled; must be fast.
 
-        Masks that are no matter of microseconds are computed while the forward pass runs; see
-        `ready`. Returns whether there will be any: if not, `masks` need not be asked.
+        Slow masks are computed during the forward pass; see `ready`. Returns whether there will be
+        any masks; if not, skip `masks`.
         """
         ...
 
@@ -88,6 +87,6 @@ class Constraints(Protocol):
         """
         ...
 
-    def advance(self, batch: SamplingBatch, token_ids: IntArray) -> dict[int, Outcome]:
-        """Rows of `batch` that come to something else than their sampled id alone."""
+    def advance(self, batch: SamplingBatch, token_ids: IntArray) -> dict[int, RowOutcome]:
+        """Outcomes of the rows of `batch` that differ from their sampled id."""
         ...

@@ -42,7 +42,7 @@ class Filter:
 
 
 def draw(logits_RV: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    """Token ids int64 (R,) of rows whose logits are final but for temperature."""
+    """Token ids int64 (R,) from logits that are final except for temperature."""
     params, slots = batch.params, batch.slots
     device = logits_RV.device
     out_R = logits_RV.argmax(-1)  # the first of equals
@@ -111,7 +111,7 @@ def _draw_among(
     filters: Filter,
     size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw, looking at the `size` most likely ids; also which rows needed no more than those."""
+    """Draw among the `size` most likely ids; also return which rows needed no more."""
     x_RC, ids_RC = _ordered(logits_RV, size)
     p_RC = probs_RV.gather(-1, ids_RC)
     kept_RC = _keep(p_RC, filters)

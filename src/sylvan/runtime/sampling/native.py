@@ -11,12 +11,12 @@ from sylvan.kernels.sample.sampler import LogprobRows, SampleCall, logprobs_of, 
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
-from sylvan.runtime.sampling.api import HOPELESS, SampleOutput
+from sylvan.runtime.sampling.api import NO_VALID_TOKEN, SampleOutput
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 
 
-class NativeRows:
+class NativeSamplingRows:
     """The arguments of native calls that sample rows of one table of parameters."""
 
     def __init__(self, params: SamplingSlots, max_rows: int) -> None:
@@ -29,7 +29,7 @@ class NativeRows:
         self._masked = False
 
     def ready(self, slots: IntArray) -> None:
-        """Point the call at what the rows of these slots need."""
+        """Set the pointers of the call for the rows of these slots."""
         params = self.params
         if params.counts.matrix is not self._counts:  # it has grown
             self._counts = params.counts.matrix
@@ -54,12 +54,14 @@ class NativeRows:
             self._masked = False
 
     def output(self, slots: IntArray, num_failed: int) -> SampleOutput:
-        """What the call has found."""
+        """The results of the call."""
         count = len(slots)
         ids = self.call.ids[:count].copy()
         errors: dict[int, str] = {}
         if num_failed:
-            errors = dict.fromkeys(np.flatnonzero(self.call.failed[:count]).tolist(), HOPELESS)
+            errors = dict.fromkeys(
+                np.flatnonzero(self.call.failed[:count]).tolist(), NO_VALID_TOKEN
+            )
         logprobs = {} if self._told is None else self._logprobs(self._told, slots, ids, errors)
         return SampleOutput(ids, logprobs, errors)
 
@@ -79,16 +81,17 @@ class NativeSampler:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._rows: NativeRows | None = None
+        self._rows: NativeSamplingRows | None = None
 
     def sample(
         self, logits_RV: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None
     ) -> SampleOutput:
-        """See `TokenSampler.sample`."""
         count = len(batch.slots)
         rows = self._rows
         if rows is None or rows.params is not batch.params or rows.max_rows < count:
-            rows = self._rows = NativeRows(batch.params, max(count, len(batch.params.greedy)))
+            rows = self._rows = NativeSamplingRows(
+                batch.params, max(count, len(batch.params.greedy))
+            )
         call = rows.call
         assert logits_RV.stride(1) == 1
         call.read(logits_RV.data_ptr(), logits_RV.stride(0))
@@ -101,7 +104,6 @@ class NativeSampler:
     def token_logprobs(
         self, logits_PV: torch.Tensor, token_ids: IntArray, options: LogprobOptions
     ) -> TokenLogprobs:
-        """See `TokenSampler.token_logprobs`."""
         found = logprobs_of(
             self._library,
             logits_PV.numpy(),
@@ -115,7 +117,7 @@ class NativeSampler:
 def _part(
     told: LogprobRows, rows: slice, token_ids: IntArray, options: LogprobOptions
 ) -> TokenLogprobs:
-    """Some rows of what was told, as wide as one request asked for."""
+    """Select rows of the log probabilities, cut to the width that one request asked for."""
     top = min(options.top, told.top.shape[1])
     return TokenLogprobs(
         token_ids=token_ids[rows],

@@ -1,4 +1,4 @@
-"""Sampling without waiting for the device: every row takes the same path, whatever it asks for.
+"""Sampling without waiting for the device: every row takes the same path, whatever its parameters.
 
 The definition is that of `draw`. Shapes: R rows, V vocabulary, C counts, M masks, E entries.
 """
@@ -14,7 +14,7 @@ from sylvan.runtime.sampling.params import NO_TOP_K
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class DeviceRowParams:
     """Parameters of the rows to draw, on the device, each (R,)."""
 
     greedy: torch.Tensor  # bool
@@ -25,7 +25,8 @@ class Rows:
     seed: torch.Tensor  # int64; with sample and position the key of a row's random number
     sample: torch.Tensor
     position: torch.Tensor
-    uniform: torch.Tensor  # float64 in [0, 1): that number, for who cannot make it
+    # float64 in [0, 1): the random number, for backends that cannot generate it
+    uniform: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edits:
+class DeviceLogitEdits:
     """What changes logits before a token is drawn, in this order."""
 
     penalties: Penalties | None = None
@@ -70,12 +71,12 @@ class DeviceSampling(Protocol):
 
     makes_numbers: bool
 
-    def edit(self, logits_RV: torch.Tensor, edits: Edits) -> None:
+    def edit(self, logits_RV: torch.Tensor, edits: DeviceLogitEdits) -> None:
         """Change logits in place."""
         ...
 
     def draw(
-        self, logits_RV: torch.Tensor, rows: Rows | None, *, filtered: bool = True
+        self, logits_RV: torch.Tensor, rows: DeviceRowParams | None, *, filtered: bool = True
     ) -> torch.Tensor:
         """Ids int32 (R,), -1 where no token is possible; `rows` None: all are greedy.
 
@@ -85,12 +86,11 @@ class DeviceSampling(Protocol):
 
 
 class TorchSampling:
-    """PyTorch on any device: sorts the vocabulary, so it is the slow one."""
+    """PyTorch on any device; slow, because it sorts the vocabulary."""
 
     makes_numbers = False
 
-    def edit(self, logits_RV: torch.Tensor, edits: Edits) -> None:
-        """See `DeviceSampling.edit`."""
+    def edit(self, logits_RV: torch.Tensor, edits: DeviceLogitEdits) -> None:
         if (p := edits.penalties) is not None:
             _penalise(logits_RV, p)
         if (masks := edits.masks) is not None:
@@ -103,9 +103,9 @@ class TorchSampling:
             logits_RV.index_put_(index, entries.values, accumulate=True)
 
     def draw(
-        self, logits_RV: torch.Tensor, rows: Rows | None, *, filtered: bool = True
+        self, logits_RV: torch.Tensor, rows: DeviceRowParams | None, *, filtered: bool = True
     ) -> torch.Tensor:
-        """See `DeviceSampling.draw`; every row takes the same path."""
+        """Every row takes the same path."""
         del filtered
         clean_RV = cleaned(logits_RV)
         best_R, ids_R = clean_RV.max(-1)
@@ -129,7 +129,7 @@ def _penalise(logits_RV: torch.Tensor, p: Penalties) -> None:
     logits_RV.copy_(torch.where(seen, scaled, logits_RV))
 
 
-def _random(clean_RV: torch.Tensor, best_R: torch.Tensor, rows: Rows) -> torch.Tensor:
+def _random(clean_RV: torch.Tensor, best_R: torch.Tensor, rows: DeviceRowParams) -> torch.Tensor:
     scaled = (clean_RV - best_R[:, None].clamp_min(torch.finfo(torch.float32).min)) / (
         rows.temperature[:, None]
     )
@@ -145,7 +145,7 @@ def _random(clean_RV: torch.Tensor, best_R: torch.Tensor, rows: Rows) -> torch.T
     return place.clamp_max(probs_RV.shape[1] - 1)
 
 
-def _keep(p_RV: torch.Tensor, rows: Rows) -> torch.Tensor:
+def _keep(p_RV: torch.Tensor, rows: DeviceRowParams) -> torch.Tensor:
     """Which of the sorted ids a row may draw; all of them where nothing filters."""
     rank = torch.arange(p_RV.shape[1], device=p_RV.device)
     top_k, top_p, min_p = (x[:, None] for x in (rows.top_k, rows.top_p, rows.min_p))

@@ -35,11 +35,11 @@ class SamplingSlots:
         self.repetition = np.ones(num_slots, np.float32)
         self.seed = np.zeros(num_slots, np.int64)
         self.sample = np.zeros(num_slots, np.int64)
-        self.min_position = np.zeros(num_slots, np.int64)  # before it no stop token may come
+        self.min_position = np.zeros(num_slots, np.int64)  # no stop token may be sampled before it
         self.has_penalty = np.zeros(num_slots, np.bool_)
         self.has_bias = np.zeros(num_slots, np.bool_)
         self.has_logprobs = np.zeros(num_slots, np.bool_)
-        self.top = np.zeros(num_slots, np.int32)  # alternatives whose log probability is wanted
+        self.top = np.zeros(num_slots, np.int32)  # number of alternatives with log probabilities
         self.logprobs: list[LogprobOptions | None] = [None] * num_slots
         self.num_logprobs = 0  # slots that want some
         self.bias: list[tuple[IntArray, NDArray[np.float32]]] = [
@@ -48,7 +48,7 @@ class SamplingSlots:
         self.stops = SlotLists(num_slots, np.int32)
         self.bias_ids = SlotLists(num_slots, np.int32)
         self.bias_values = SlotLists(num_slots, np.float32)
-        self.chosen_ids = SlotLists(num_slots, np.int32)  # whose log probability is wanted
+        self.chosen_ids = SlotLists(num_slots, np.int32)  # ids with log probabilities
         self.counts = OutputCounts(num_slots, vocab_size)
 
     def join(self, slot: int, request: GenerateRequest, outputs: IntArray) -> None:
@@ -132,7 +132,7 @@ class SamplingSlots:
 
 
 class SlotLists:
-    """A short array for each slot, and where it lies in memory, for native readers."""
+    """A short array per slot, with its address, for native readers."""
 
     def __init__(self, num_slots: int, dtype: type[np.generic]) -> None:
         self._empty: NDArray[Any] = np.empty(0, dtype)
@@ -144,7 +144,7 @@ class SlotLists:
         return self._arrays[slot]
 
     def put(self, slot: int, array: NDArray[Any]) -> None:
-        """Keep `array`, which must not be changed."""
+        """Store `array`, which must not change afterwards."""
         if not len(array):
             self.drop(slot)
             return
@@ -153,7 +153,7 @@ class SlotLists:
         self.lengths[slot] = len(array)
 
     def drop(self, slot: int) -> None:
-        """The slot has none."""
+        """Clear the slot."""
         self._arrays[slot] = self._empty
         self.lengths[slot] = 0
 
@@ -186,7 +186,7 @@ class OutputCounts:
         np.add.at(self.matrix[row], outputs, 1)
 
     def add(self, slots: IntArray, token_ids: IntArray) -> None:
-        """One more of `token_ids[i]` for `slots[i]`; a slot may come twice."""
+        """Add one to the count of `token_ids[i]` for `slots[i]`; slots may repeat."""
         np.add.at(self.matrix, (self.rows[slots], token_ids), 1)
 
     def of(self, slots: IntArray) -> torch.Tensor:
@@ -214,7 +214,7 @@ class SamplingBatch:
 
     @property
     def plain(self) -> bool:
-        """Whether every row just takes its largest logit."""
+        """Whether every row is greedy without edits."""
         p, s = self.params, self.slots
         special = p.has_penalty[s] | p.has_bias[s] | p.has_logprobs[s]
         return bool(

@@ -1,4 +1,4 @@
-"""What changes logits before a token is drawn: penalties, early stops, masks, bias, cleaning.
+"""Logits processors: penalties, early stops, masks, bias, cleaning.
 
 Each works in place on all rows at once and touches only rows that ask for it. Shapes: R rows to
 sample, V vocabulary.
@@ -77,7 +77,7 @@ def clean(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
 
 
 def apply_masks(logits_RV: torch.Tensor, masks: Masks) -> None:
-    """Forbid what a constraint does not allow."""
+    """Mask out the ids that a constraint forbids."""
     bits = np.ascontiguousarray(masks.bits).view(np.uint8)
     allowed = np.unpackbits(bits, axis=1, count=logits_RV.shape[1], bitorder="little")
     forbidden = torch.from_numpy(allowed == 0).to(logits_RV.device)

@@ -10,7 +10,7 @@ import torch
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
-from sylvan.runtime.sampling.api import HOPELESS, SampleOutput
+from sylvan.runtime.sampling.api import NO_VALID_TOKEN, SampleOutput
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.draw import draw
 from sylvan.runtime.sampling.logprobs import token_logprobs
@@ -34,7 +34,6 @@ class Sampler:
     def sample(
         self, logits_RV: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None
     ) -> SampleOutput:
-        """See `TokenSampler.sample`."""
         if batch.plain and not self._custom:
             if masks is not None:
                 apply_masks(logits_RV, masks)
@@ -54,7 +53,6 @@ class Sampler:
     def token_logprobs(
         self, logits_PV: torch.Tensor, token_ids: IntArray, options: LogprobOptions
     ) -> TokenLogprobs:
-        """See `TokenSampler.token_logprobs`."""
         return token_logprobs(logits_PV, token_ids, options)
 
     def _logprobs(
@@ -82,4 +80,4 @@ def _hopeless(logits_RV: torch.Tensor, ids: IntArray) -> dict[int, str]:
     index = torch.from_numpy(ids.astype(np.int64)).to(logits_RV.device)
     best = logits_RV.gather(-1, index[:, None])[:, 0]
     bad = torch.nonzero(torch.isinf(best) & (best < 0))[:, 0].tolist()
-    return dict.fromkeys(bad, HOPELESS)
+    return dict.fromkeys(bad, NO_VALID_TOKEN)

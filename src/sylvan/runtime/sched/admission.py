@@ -1,33 +1,36 @@
-"""How much memory running requests will still want, and whether another may join them."""
+"""Memory that running requests will still want: who may join them, and who has to leave."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.manager import KVCacheManager
-from sylvan.runtime.core.req import Req
+from sylvan.runtime.core.req import Req, Slice
 
 INIT_RATIO = 0.7
 MIN_RATIO_FACTOR = 0.14
 DECAY_STEPS = 600
 CLIP_NEW_TOKENS = 4096
 RETRACT_STEPS = 20  # outputs per request that the ratio after a retraction leaves room for
-START_COST = 12  # decodes that take the scheduler as long as starting a request
-LIGHT_STEP = 400  # decodes that take it about 2 ms
+START_COST = 12  # decode slices that cost the scheduler as much time as starting a request
+LIGHT_STEP = 400  # decode slices that take the scheduler about 2 ms
 MIN_STARTS = 12
+
+_priority = attrgetter("priority")
 
 
 def most_starts(num_others: int) -> int:
-    """How many requests a step starts beside others, which wait meanwhile. The rest follow."""
+    """Most requests to start in a step that also decodes; the rest start in later steps."""
     return max(MIN_STARTS, (LIGHT_STEP - num_others) // START_COST)
 
 
 class Admission:
     """Adaptive estimate of future outputs (the new-token ratio of SGLang's scheduler).
 
-    Each running request is expected to generate `ratio` of what it may still generate. The ratio
+    Each running request is expected to generate `ratio` of its remaining token limit. The ratio
     starts high, falls with every step that had enough memory, and rises when requests had to be
     retracted.
     """
@@ -39,13 +42,13 @@ class Admission:
         self.ratio = self._init
 
     def reserved_tokens(self, running: Iterable[Req]) -> float:
-        """Tokens that `running` are expected to need beyond what they hold."""
+        """Tokens that `running` will probably need beyond the memory they hold."""
         total, ratio = 0.0, self.ratio
         for req in running:  # `expected_outputs`, in a loop over all that run
             left = req.max_tokens - req.tokens.length
-            left = min(left, CLIP_NEW_TOKENS)
             if left > 0:
-                total += left if req.ignores_eos else left * ratio
+                likely = left if left < CLIP_NEW_TOKENS else CLIP_NEW_TOKENS
+                total += likely if req.ignores_eos else likely * ratio
         return total
 
     def expected_outputs(self, req: Req) -> float:
@@ -62,14 +65,14 @@ class Admission:
         self.ratio = max(self._min, self.ratio - self._decay)
 
     def skip(self, steps: int) -> None:
-        """So many steps had enough memory."""
+        """Count `steps` steps that had enough memory."""
         ratio, least, decay = self.ratio, self._min, self._decay
         while steps and ratio > least:  # one by one, so that it is rounded as in `on_step`
             ratio, steps = ratio - decay, steps - 1
         self.ratio = max(least, ratio)
 
     def on_idle(self) -> None:
-        """Nothing runs: forget what was learnt."""
+        """Reset the estimate when nothing runs."""
         self.ratio = self._init
 
     def on_retract(self, running: Iterable[Req]) -> None:
@@ -88,12 +91,12 @@ def refuse_oversized(
     """Check that a request can ever fit into KV memory.
 
     Args:
-        request: As it came.
-        cache: The memory.
-        whole_prompts: Texts to be embedded are computed in one step.
+        request: The request.
+        cache: KV memory.
+        whole_prompts: Embedding requests compute their whole prompt in one step.
 
     Raises:
-        RequestError: it cannot.
+        RequestError: it can never fit.
     """
     new, field, room = 0, "input_ids", cache.total_tokens
     if whole_prompts and isinstance(request, EmbedRequest):
@@ -108,3 +111,38 @@ def refuse_oversized(
             f" tokens of KV memory; {room} would fit",
             param=field,
         )
+
+
+class Preemption:
+    """Chooses victims among requests without a slice in the step being planned.
+
+    Args:
+        running: The live list of running requests.
+        threshold: Minimum priority difference for preemption; None disables it.
+    """
+
+    def __init__(self, running: Sequence[Req], threshold: int | None) -> None:
+        self._running, self._threshold = running, threshold
+
+    def victim(self, slices: Iterable[Slice]) -> Req:
+        """Where memory ran out: least urgent, then fewest outputs, longest prompt, newest."""
+        free = self._without(slices)
+        return min(free, key=lambda r: (r.priority, r.num_outputs, -r.prompt_len, -r.order))
+
+    def is_possible(self, priority: int) -> bool:
+        """Whether a request of that priority may preempt any running one."""
+        if self._threshold is None or not self._running:
+            return False
+        return priority - min(map(_priority, self._running)) >= self._threshold
+
+    def victim_of(self, urgent: Req, slices: Iterable[Slice]) -> Req | None:
+        """Return the least urgent, newest request that `urgent` may preempt, or None."""
+        threshold = self._threshold
+        if threshold is None:
+            return None
+        less = [r for r in self._without(slices) if urgent.priority - r.priority >= threshold]
+        return min(less, key=lambda r: (r.priority, -r.order), default=None)
+
+    def _without(self, slices: Iterable[Slice]) -> list[Req]:
+        busy = {piece.req.order for piece in slices}
+        return [req for req in self._running if req.order not in busy]

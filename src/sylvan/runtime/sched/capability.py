@@ -1,8 +1,8 @@
-"""How capabilities such as grammars, LoRA, speculation or KV tiers follow requests.
+"""The interface of capabilities such as grammars, LoRA, speculation and KV tiers.
 
-A capability has two halves. The control half, here, decides: whether a request may start, what its
-worker half is to do in a step, what the results mean. The worker half
-(`executor.capability.CapabilityWorker`) does it beside the model. What passes between them is data:
+A capability has two halves. The control half, here, decides whether a request may start, what the
+worker half does in a step, and what results mean. The worker half
+(`executor.capability.CapabilityWorker`) runs beside the model. They exchange data only:
 `StepPlan.work` and `StepResult.reports`, by the name of the capability.
 """
 
@@ -21,7 +21,7 @@ from sylvan.runtime.core.step import StepPlan, StepResult
 class Verdict(Enum):
     """Whether a request may start, or take part in a step.
 
-    LOAD, which only `admit` may return: it gets its memory and waits in the loading phase until
+    LOAD, only from `admit`: the request gets memory and stays in the loading phase until
     `SchedulerPort.loaded`.
     """
 
@@ -31,7 +31,7 @@ class Verdict(Enum):
 
 
 class SchedulerPort(Protocol):
-    """What a capability may ask of the scheduler, on the scheduler's thread."""
+    """Calls that a capability may make to the scheduler, on the scheduler's thread."""
 
     def loaded(self, rid: str, num_computed: int) -> None:
         """The KV of the first `num_computed` tokens of a loading request is there; it runs."""
@@ -43,7 +43,7 @@ class SchedulerPort(Protocol):
 
     @property
     def completed_step(self) -> int:
-        """Last step whose results are known; nodes of later ones (`Node.computed_at`) may fail."""
+        """Last step whose results are in; nodes of later ones (`Node.computed_at`) may fail."""
         ...
 
     def cached_tokens(self, req: Req) -> int:
@@ -56,17 +56,17 @@ class SchedulerPort(Protocol):
 
 
 class Capability:
-    """Control half of a capability. Override what it needs; any other hook costs nothing.
+    """Control half of a capability. Override the hooks it needs; the others cost nothing.
 
-    Hooks run on the scheduler's thread and must not block: slow work goes to a future that `poll`
-    looks at. A hook that raises RequestError fails that request only.
+    Hooks run on the scheduler's thread and must not block: run slow work in a future and check it
+    in `poll`. A hook that raises RequestError fails that request only.
 
     Attributes:
         name: Key of its entries in `StepPlan.work` and `StepResult.reports`.
         gates_running: Whether `gate` is also asked for running requests, in each step.
-        work_type: Of its entry in `StepPlan.work`, for `core.wire`; None if it has none.
-        report_type: Of its entry in `StepResult.reports`; None if it has none.
-        active: While False, `plan_work` and `on_result` are not called: no request needs them.
+        work_type: Type of its entry in `StepPlan.work`, for `core.wire`; None without one.
+        report_type: Type of its entry in `StepResult.reports`; None without one.
+        active: While False, `plan_work` and `on_result` are not called.
     """
 
     name: ClassVar[str] = ""
@@ -85,19 +85,19 @@ class Capability:
         """`req` was queued."""
 
     def gate(self, req: Req) -> Verdict:
-        """Whether `req` may be considered in this step: READY or WAIT."""
+        """Return READY if `req` may be scheduled in this step, else WAIT."""
         return Verdict.READY
 
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
         """Whether `req` may start now, beside `admitted`, which own memory already.
 
-        Asked when everything else allows it. Memory may still turn out to be short: `on_start`, or
-        `on_load` after a verdict of LOAD, says that it has some.
+        Called when everything else allows it. Memory may still be short: `on_start`, or `on_load`
+        after LOAD, confirms the allocation.
         """
         return Verdict.READY
 
     def on_load(self, req: Req) -> None:
-        """`req` has memory for all its tokens; fill it, then tell the port."""
+        """`req` now has memory for all its tokens; fill it, then call the port."""
 
     def stop_loading(self, req: Req) -> bool:
         """Stop filling the memory of a loading request; False while it may still be written.
@@ -107,30 +107,30 @@ class Capability:
         return True
 
     def cache_namespace(self, req: Req) -> str:
-        """What sets the KV of `req` apart from that of the same tokens; empty: nothing."""
+        """Return a key that separates the KV of `req` from that of equal tokens; empty: shared."""
         return ""
 
     def cache_limit(self, req: Req) -> int | None:
-        """Longest prefix of `req` that may come from the prefix cache; None: any."""
+        """The longest prefix of `req` that may come from the prefix cache; None: no limit."""
         return None
 
     def cut(self, req: Req, size: int, most: int) -> int:
-        """How many tokens of `req` its next slice has where it would have `size`.
+        """Return the size of the next slice of `req`; `size` is the default.
 
-        At most `most`, which may be more than `size`; 0: it waits for a step with more room.
+        At most `most`, which may exceed `size`; 0 defers it to a step with more room.
         """
         return size
 
     def load_limit(self, req: Req) -> int | None:
-        """Longest prefix of `req` that may be loaded from lower tiers now; None: any."""
+        """The longest prefix of `req` that may be loaded from lower tiers now; None: any."""
         return None
 
     def may_draft(self) -> bool:
-        """Whether `draft` is to be asked in this step. Without, requests decode as fast as ever."""
+        """Whether to call `draft` in this step; without drafts, decoding takes its fast path."""
         return True
 
     def draft(self, req: Req, most: int) -> Draft | None:
-        """At most so many guesses to verify in this step after the known tokens (speculation)."""
+        """Return draft tokens to verify in this step after the known tokens."""
         return None
 
     def wants_step(self) -> bool:
@@ -141,18 +141,18 @@ class Capability:
         return False
 
     def hurries(self) -> bool:
-        """Whether a request waits for a report that may come at any moment; no effects.
+        """Whether a request waits for a report that may come at any moment; no side effects.
 
-        Steps without slices then follow each other within a millisecond or so.
+        While it does, empty steps run about every millisecond.
         """
         return False
 
     def plan_work(self, batch: Batch) -> Any:
-        """Data for the worker half in this step; None: none. `batch` may be empty."""
+        """Return the data for the worker half in this step, or None; `batch` may be empty."""
         return None
 
     def on_batch(self, batch: Batch) -> None:
-        """`batch` is what this step runs; possibly empty."""
+        """Called with the batch of each step; it may be empty."""
 
     def on_start(self, piece: Slice) -> None:
         """`piece` is the first work of a request that waited; also when it lost its memory."""
@@ -164,22 +164,22 @@ class Capability:
         """
 
     def on_tokens(self, req: Req, tokens: Sequence[int]) -> None:
-        """`tokens` were appended to `req`."""
+        """Called after `tokens` were appended to `req`."""
 
     def reviews(self, req: Req) -> bool:
         """Whether `review` is to see the tokens of `req`, which starts."""
         return False
 
     def review(self, req: Req, count: int, *, complete: bool) -> Review:
-        """Judge the newest `count` tokens of `req`, of which its client knows none.
+        """Decide how many of the newest `count` tokens of `req` may be emitted; none has been yet.
 
         Args:
-            req: A request that this capability reviews.
-            count: Of tokens.
-            complete: The output ends with them, by its own choice.
+            req: A request under review.
+            count: Number of tokens.
+            complete: The output ends with these tokens.
 
         Raises:
-            RequestError: the request cannot go on; it fails, and what was not settled is not sent.
+            RequestError: the request must fail; tokens not approved are never sent.
         """
         raise NotImplementedError
 
@@ -218,7 +218,7 @@ class Observer(Capability):
 
 
 def overriding(capabilities: Sequence[Capability], hook: str) -> tuple[Capability, ...]:
-    """Those that implement a hook."""
+    """Capabilities that override a hook."""
     base = getattr(Capability, hook)
     return tuple(c for c in capabilities if getattr(type(c), hook) is not base)
 
@@ -262,7 +262,7 @@ class Hooks:
 
     @property
     def questions(self) -> tuple[str, ...]:
-        """Those that any capability answers."""
+        """Queries that at least one capability answers."""
         found = {
             "gate": self._gates,
             "running gate": self._running_gates,
@@ -281,7 +281,7 @@ class Hooks:
     # ---- decisions
 
     def may_run(self, req: Req, *, running: bool) -> bool:
-        """Whether every gate lets `req` take part.
+        """Whether every gate admits `req` to this step.
 
         Raises:
             RequestError: one of them refuses it.
@@ -329,7 +329,7 @@ class Hooks:
         return stopped
 
     def cache_namespace(self, req: Req) -> str:
-        """What all capabilities add to the namespace of `req`."""
+        """The namespace parts of all capabilities for `req`."""
         parts = (c.cache_namespace(req) for c in self._namespaces)
         return "".join(f"|{part}" for part in parts if part)
 
@@ -341,7 +341,7 @@ class Hooks:
         return limit
 
     def cut(self, req: Req, size: int, most: int) -> int:
-        """The size of the next slice of `req`, `size` if nobody minds."""
+        """The size of the next slice of `req`; `size` unless a capability changes it."""
         if not self._cutters:
             return size
         for capability in self._cutters:
@@ -357,7 +357,7 @@ class Hooks:
         return limit
 
     def may_draft(self) -> bool:
-        """Whether any capability is to be asked for guesses in this step."""
+        """Whether any capability wants to draft in this step."""
         if not self._drafters:
             return False
         wanted = any(c.may_draft() for c in self._drafters)
@@ -371,7 +371,7 @@ class Hooks:
         return draft
 
     def holds(self, req: Req) -> bool:
-        """Whether any capability keeps the memory of a finished request."""
+        """Whether any capability holds the memory of a finished request."""
         if not self._holders:
             return False
         answers = [c.holds(req) for c in self._holders]  # each is asked
@@ -397,10 +397,10 @@ class Hooks:
         return wanted
 
     def review(self, req: Req, count: int, *, complete: bool) -> Review:
-        """What the capabilities that review `req` agree on: the least of each count.
+        """How many tokens all reviewing capabilities approve: the minimum.
 
         Raises:
-            RequestError: one of them refuses the request.
+            RequestError: a capability refuses the request.
         """
         length = req.tokens.length
         found = Review(length, length)
@@ -433,7 +433,7 @@ class Hooks:
                 capability.on_result(batch, reports.get(capability.name))
 
     def output_fields(self, req: Req) -> dict[str, Any]:
-        """What capabilities add to an output of `req`."""
+        """Fields that capabilities add to an output of `req`."""
         found: dict[str, Any] = {}
         for capability in self._output_fields:
             found |= capability.output_fields(req) or {}
@@ -442,12 +442,10 @@ class Hooks:
     # ---- notifications
 
     def on_arrival(self, req: Req) -> None:
-        """See `Capability.on_arrival`."""
         for capability in self._greeters:
             capability.on_arrival(req)
 
     def poll(self) -> None:
-        """See `Capability.poll`."""
         for capability in self._pollers:
             capability.poll()
 
@@ -462,42 +460,35 @@ class Hooks:
             capability.on_batch(batch)
 
     def on_load(self, req: Req) -> None:
-        """See `Capability.on_load`."""
         for capability in self._loaders:
             capability.on_load(req)
 
     def on_tokens(self, req: Req, tokens: Sequence[int]) -> None:
-        """See `Capability.on_tokens`."""
         for capability in self._followers:
             capability.on_tokens(req, tokens)
 
     def on_finish(self, req: Req) -> None:
-        """See `Capability.on_finish`."""
         for capability in self._finishers:
             capability.on_finish(req)
 
     def on_call(self, method: str, *arguments: Any) -> None:
-        """See `Observer.on_call`."""
         for capability in self._observers:
             capability.on_call(method, arguments)
 
     def on_plan(self, plan: StepPlan) -> None:
-        """See `Observer.on_plan`."""
         for capability in self._observers:
             capability.on_plan(plan)
 
     def on_completed(self, result: StepResult | Exception) -> None:
-        """See `Observer.on_completed`."""
         for capability in self._observers:
             capability.on_completed(result)
 
     def on_step_end(self) -> None:
-        """See `Observer.on_step_end`."""
         for capability in self._observers:
             capability.on_step_end()
 
     def _hold(self, req: Req) -> None:
-        """What of a request that starts is reviewed is held back first."""
+        """Hold back the output of a starting request that is under review."""
         if req.held is None and req.generates:
             reviewed = any(c.reviews(req) for c in self._reviewers)
             self._observe("reviews", req, reviewed)

@@ -1,8 +1,10 @@
-"""How requests end: finished, aborted or refused, and when their memory goes."""
+"""How requests end: finished, aborted, refused or too late, and when their memory goes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish, TokenOutput
@@ -16,7 +18,7 @@ from sylvan.utils.clock import Clock
 
 
 class Lifecycle:
-    """Moves requests to their last phases, and collects what their clients are to be told.
+    """Ends requests, and collects outputs for their clients.
 
     Attributes:
         outbox: Outputs that were not emitted yet.
@@ -56,7 +58,7 @@ class Lifecycle:
         self.outbox += buffered_outputs(self._requests.all_live())
 
     def finish(self, req: Req, finish: Finish) -> None:
-        """`req` has its last token; its memory goes once nothing needs it."""
+        """End `req` after its last token; free its memory once nothing needs it."""
         req.finish = finish
         self._requests.end(req)
         self._ended.append(req.rid)
@@ -68,7 +70,7 @@ class Lifecycle:
             self.free(req)
 
     def abort(self, rid: str, finish: Finish) -> None:
-        """End a request in whatever phase it is; unknown rids are ignored."""
+        """End a request in any phase; unknown rids are ignored."""
         if req := self._requests.live(rid):
             self.finish(req, finish)
             self.outbox.append(output(req, self._clock()))
@@ -81,7 +83,7 @@ class Lifecycle:
             self.abort(req.rid, finish)
 
     def refuse(self, req: Req, error: RequestError) -> None:
-        """A capability refused a request amid its tokens, which are still to be told."""
+        """Fail a request that a capability refused midway; emit its earlier tokens first."""
         self.finish(req, refusal(error))
 
     def forget(self, rids: Sequence[str]) -> None:
@@ -89,14 +91,38 @@ class Lifecycle:
         self._ended += rids
 
     def free(self, req: Req) -> None:
-        """Give back the memory of a request that has ended, unless a capability holds it."""
+        """Free the memory of an ended request, unless a capability holds it."""
         if req.kv is not None and self._hooks.holds(req):
             self._requests.move(req, Phase.HELD)
         else:
             self.end(req)
 
     def end(self, req: Req) -> None:
-        """Give back everything."""
+        """Free everything."""
         self._requests.move(req, Phase.ENDED)
         if req.kv is not None:
             self._planner.drop(req)
+
+
+class Deadlines:
+    """A heap of times at which requests must be checked; ended requests stay in it until then."""
+
+    def __init__(self) -> None:
+        self._moments: list[tuple[float, int, str]] = []
+
+    @property
+    def next_s(self) -> float:
+        """The first of them."""
+        return self._moments[0][0] if self._moments else math.inf
+
+    def add(self, req: Req, now_s: float, limits_s: Iterable[float | None]) -> None:
+        """Look at `req` again after each of the limits that is set."""
+        for seconds in limits_s:
+            if seconds is not None:
+                heapq.heappush(self._moments, (now_s + seconds, req.order, req.rid))
+
+    def due(self, now_s: float) -> Iterator[tuple[int, str]]:
+        """Requests (arrival number, rid) whose time has come, each at most once per limit."""
+        while self._moments and self._moments[0][0] <= now_s:
+            _, order, rid = heapq.heappop(self._moments)
+            yield order, rid

@@ -1,4 +1,4 @@
-"""What a scheduler is composed of, and its bounds."""
+"""What a scheduler is composed of, and its bounds, of which one moves: the tokens of a step."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from dataclasses import dataclass, field
 
 from sylvan.protocol.messages import TokenOutput
 from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.core.req import Batch
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.sched.policies.api import PolicyContext, SchedulePolicy
 from sylvan.utils.clock import Clock, monotonic
 
+RECOVER_STEPS = 64
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class SchedulerLimits:
     """Upper bounds of a step, of the queue, and of waiting.
 
-    `inflight`: steps launched whose results are not in; 2 plans a step while the one before runs.
-    `chunk_tokens`: prompt tokens a step computes at most, so that decoding is not held up.
-    `age_limit_s`: a request that waited longer goes before all others of its priority, whatever
-    the policy: the bound on starvation.
-    `load_timeout_s`: a request whose memory is not filled by then computes everything itself.
-    `share_in_batch`: a request may read pages that another of the same step writes (the executor
-    stores all keys and values of a layer before it attends).
+    `inflight`: most steps launched without a result yet; 2 plans a step while the previous one
+    runs. `chunk_tokens`: most prompt tokens per step, so that prefill does not delay decoding.
+    `age_limit_s`: requests that have waited longer are scheduled first within their priority,
+    whatever the policy says: this bounds starvation. `load_timeout_s`: a request whose load has not
+    finished by then recomputes its KV. `share_in_batch`: a request may read pages that another of
+    the same step writes (the executor stores all keys and values of a layer before it attends).
     """
 
     max_batch_tokens: int = 8192
@@ -41,10 +43,10 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
-    """What a scheduler is composed of; wired in `engine.build`.
+class SchedulerDeps:
+    """The parts that a scheduler is built from; wired in `engine.build`.
 
-    `policy` makes the policy once the scheduler is there for it to ask; `seed` and
+    `policy` builds the policy after the scheduler exists, because it reads from it; `seed` and
     `tenant_weights` are for policies that need them.
     """
 
@@ -56,3 +58,39 @@ class Parts:
     clock: Clock = monotonic
     seed: int = 0
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+class StepSize:
+    """Tokens that a step may have.
+
+    Halved when a step did not fit, and doubled again after `RECOVER_STEPS` steps that did. Where
+    it is `fixed`, because prompts are never split, a step that does not fit fails.
+    """
+
+    def __init__(self, most: int, *, fixed: bool) -> None:
+        self.tokens = most
+        self._most, self._fixed = most, fixed
+        self._steps = 0
+
+    def shrink(self, failed: Batch) -> bool:
+        """Lower the limits below the failed step; return False, changing nothing, if impossible."""
+        whole = self._fixed or any(piece.whole for piece in failed.slices)
+        if whole or failed.num_tokens < 2:
+            return False
+        self.tokens, self._steps = failed.num_tokens // 2, 0
+        return True
+
+    def skip(self, steps: int) -> None:
+        """Count `steps` steps that fitted."""
+        for _ in range(steps):
+            if self.tokens == self._most:
+                return
+            self.on_step()
+
+    def on_step(self) -> None:
+        """A step fitted."""
+        if self.tokens == self._most:
+            return
+        self._steps += 1
+        if self._steps >= RECOVER_STEPS:
+            self.tokens, self._steps = min(self._most, 2 * self.tokens), 0

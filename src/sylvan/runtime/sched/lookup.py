@@ -1,4 +1,4 @@
-"""What the prefix cache holds of a request."""
+"""Looks up requests in the prefix cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Lookup:
         self._hooks = hooks
 
     def key(self, req: Req) -> CacheKey:
-        """Of all tokens of `req` that are known; the same object until there are more."""
+        """The cache key of all known tokens of `req`; the same object until it gets more."""
         key = req.key
         if key is None or len(key.tokens) != req.tokens.length:
             key = req.key = _key(req, self._hooks.cache_namespace(req))
@@ -36,7 +36,7 @@ class Lookup:
         return key
 
     def limit(self, req: Req) -> int:
-        """Longest prefix that may come from the cache: one token is always computed."""
+        """The longest prefix that may come from the cache: one token is always computed."""
         return self._hooks.cache_limit(req, req.tokens.length + req.pending - 1)
 
     def cached_tokens(self, req: Req, *, on_device: bool = False) -> int:
@@ -50,9 +50,9 @@ class Lookup:
         return self._tree.peek(key, limit, 0 if on_device else ANY)
 
     def likely_hits(self, reqs: Iterable[Req]) -> Iterator[Req]:
-        """Those whose first page is cached.
+        """Return the requests whose first page is cached.
 
-        A cheap test before `cached_tokens`; a hit inside the first page is not looked for.
+        A cheap test before `cached_tokens`; hits shorter than a page are ignored.
         """
         root_of = self._roots.get
         for req in reqs:
@@ -62,7 +62,7 @@ class Lookup:
                 yield req
 
     def gains_from(self, req: Req, leaders: Sequence[Req], at_least: int) -> bool:
-        """Whether the prompt of a running request shares so many tokens more than are cached."""
+        """Whether `req` could reuse much more of a running request's prompt than is cached."""
         key, known = self.key(req), None
         for leader in leaders:
             if leader.kv is None or leader.kv.key.namespace != key.namespace:
@@ -92,7 +92,8 @@ def _key(req: Req, apart_by: str) -> CacheKey:
     return CacheKey(tokens, f"{request.lora or ''}:{request.cache_salt}{apart_by}", media)
 
 
-_OTHERS = (":", "embed:")  # what clients write follows, which may look like an adapter
+# clients choose the rest of the namespace, and it might look like an adapter's
+_OTHERS = (":", "embed:")
 _ADAPTER = re.compile(r"(?s)(.+?@[0-9a-f]{16}):")
 
 

@@ -1,4 +1,4 @@
-"""From what a step brought to what is emitted to the client."""
+"""Turns step results into outputs for the client."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def emittable(req: Req) -> int:
 
 
 def _take_new(req: Req) -> tuple[int, ...]:
-    """Tokens that were not emitted yet; they count as emitted from now on."""
+    """Return the tokens not emitted yet, and mark them as emitted."""
     start, stop = req.num_emitted, emittable(req)
     req.num_emitted, req.emit_at = stop, stop + req.emit_interval
     if start == stop - 1 == req.tokens.length - 1:
@@ -103,9 +103,9 @@ def _take_new(req: Req) -> tuple[int, ...]:
 def accept_plain(
     pieces: Sequence[Slice], result: StepResult, outbox: list[TokenOutput]
 ) -> list[tuple[Slice, SliceOutput]]:
-    """Append the next token of requests that go on afterwards, which is nearly all there is to do.
+    """Fast path: append one token to each request that continues and needs nothing else.
 
-    Returns the slices that need more than that, unchanged, with what the step brought for them.
+    Returns the other slices, unchanged, with their results.
     """
     left: list[tuple[Slice, SliceOutput]] = []
     others, emit = result.others, outbox.append
@@ -118,8 +118,8 @@ def accept_plain(
             or token in req.stop_ids
             or req.finish
             or req.held
-            or piece.draft
-            or not (piece.samples and req.first_token_s)
+            or not req.first_token_s
+            or (piece is not req.decode and (piece.draft or not piece.samples))
             or (others and index in others)
         ):
             left.append((piece, others.get(index) or SliceOutput((token,))))
@@ -164,7 +164,7 @@ def met_targets(req: Req, now_s: float) -> bool | None:
 
 
 def unchosen(logprobs: TokenLogprobs | None) -> TokenLogprobs | None:
-    """Of the first position what does not depend on a token: none is given out there."""
+    """Logprobs of the first position, which has no sampled token to report."""
     first = None if logprobs is None else cut(logprobs, 0, 1)
     if first is None:
         return None

@@ -15,17 +15,17 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
     Phase.HELD: frozenset({Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
-"""From each phase, those that a request may enter next."""
+"""Allowed transitions between phases."""
 
 
 class RequestTable:
-    """All requests of a scheduler, each in the one container of its phase.
+    """All requests of a scheduler, grouped by phase.
 
     Attributes:
-        waiting: Without memory, in the order in which they are considered.
-        running: In the order in which they started.
-        loading: By rid; own memory that is being filled.
-        closing: By rid; ended, but a stop string may be found in their text.
+        waiting: Without memory, in scheduling order.
+        running: In start order.
+        loading: By rid; own memory that a load is filling.
+        closing: By rid; sampling has ended, but the detokenizer may still find a stop string.
         held: By rid; ended, and a capability still needs their memory.
     """
 
@@ -42,25 +42,25 @@ class RequestTable:
         return len(self._live)
 
     def __contains__(self, rid: str) -> bool:
-        """Whether the name is taken by a request that has not given back everything."""
+        """Whether the rid belongs to a request that still owns something."""
         return rid in self._live or rid in self.closing or rid in self.held
 
     def add(self, req: Req) -> None:
-        """Take in a new request, which waits."""
+        """Add a new request in the waiting phase."""
         assert req.phase is Phase.WAITING
         self._live[req.rid] = req
         self.waiting.add(req)
 
     def live(self, rid: str) -> Req | None:
-        """A request that has not ended."""
+        """Return the request `rid` unless it has ended."""
         return self._live.get(rid)
 
     def all_live(self) -> tuple[Req, ...]:
-        """Those that have not ended, in order of arrival."""
+        """All requests that have not ended, in arrival order."""
         return tuple(self._live.values())
 
     def with_memory(self) -> Iterator[Req]:
-        """Those that own KV memory."""
+        """All requests that own KV memory."""
         for group in (self.running, self.loading.values(), self.closing.values()):
             yield from (req for req in group if req.kv is not None)
         yield from (req for req in self.held.values() if req.kv is not None)
@@ -100,5 +100,5 @@ class RequestTable:
                 pass
 
     def end(self, req: Req) -> None:
-        """`req` has its last token and is no longer live; its phase changes with its next move."""
+        """Mark `req` as ended; its phase changes with the next move."""
         del self._live[req.rid]

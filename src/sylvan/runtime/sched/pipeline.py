@@ -1,10 +1,10 @@
-"""The steps that were launched and whose results are not in."""
+"""Launches steps, and processes their results in order."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from sylvan.protocol.errors import DeviceMemoryError, ExecutorError, RequestError
 from sylvan.protocol.messages import Finish
@@ -14,7 +14,7 @@ from sylvan.runtime.core.step import SliceOutput, StepResult
 from sylvan.runtime.executor.api import Pending
 from sylvan.runtime.sched.capability import Hooks
 from sylvan.runtime.sched.lifecycle import Lifecycle
-from sylvan.runtime.sched.limits import Parts
+from sylvan.runtime.sched.limits import SchedulerDeps
 from sylvan.runtime.sched.outputs import (
     accept_plain,
     emittable,
@@ -26,7 +26,6 @@ from sylvan.runtime.sched.outputs import (
 )
 from sylvan.runtime.sched.plan_builder import PlanBuilder
 from sylvan.runtime.sched.planner import Planner
-from sylvan.runtime.sched.shortage import take_back
 from sylvan.runtime.sched.statistics import Statistics
 from sylvan.runtime.sched.step_times import StepTimes
 
@@ -34,15 +33,15 @@ logger = logging.getLogger(__name__)
 
 
 class Pipeline:
-    """Launches batches as step plans, and takes in results in the same order.
+    """Launches batches as step plans, and processes results in the same order.
 
     Attributes:
-        inflight: Steps that were launched and whose results are not in, oldest first. Read only.
+        inflight: Launched steps without a result, oldest first. Read only.
     """
 
     def __init__(
         self,
-        parts: Parts,
+        parts: SchedulerDeps,
         hooks: Hooks,
         planner: Planner,
         lifecycle: Lifecycle,
@@ -58,12 +57,12 @@ class Pipeline:
 
     @property
     def completed_step(self) -> int:
-        """The planner's last step whose results are known, or that had nothing to compute."""
+        """The planner's last step whose results are in, or that had nothing to compute."""
         return self._steps[0] - 1 if self._steps else self._planner.step
 
     @property
     def decoding(self) -> Batch | None:
-        """The step in flight, if it is the only one and each request of it decodes."""
+        """The step in flight, if it is the only one and all its requests decode."""
         if len(self.inflight) != 1:
             return None
         batch, _ = self.inflight[0]
@@ -87,7 +86,7 @@ class Pipeline:
         self._steps.append(self._planner.step)
 
     def complete_oldest(self) -> bool:
-        """Take in the result of the oldest step in flight; whether it computed anything."""
+        """Process the result of the oldest step in flight; return whether it computed anything."""
         batch, pending = self.inflight.popleft()
         self._steps.popleft()
         try:
@@ -108,7 +107,7 @@ class Pipeline:
     # ---- inside
 
     def _fail(self, batch: Batch, error: ExecutorError) -> None:
-        """The KV of a failed step cannot be trusted, nor what was shared of it."""
+        """Discard the KV of a failed step, including pages shared from it."""
         if isinstance(error, DeviceMemoryError) and self._planner.step_size.shrink(batch):
             logger.warning("a step did not fit; smaller ones follow: %s", error)
             later = [launched for launched, _ in self.inflight]
@@ -132,7 +131,7 @@ class Pipeline:
             self._accept(piece, out, now)
 
     def _accept(self, piece: Slice, out: SliceOutput, now: float) -> None:
-        """Take in what one slice brought."""
+        """Process the result of one slice."""
         req = piece.req
         if piece.samples:
             req.pending -= 1
@@ -163,7 +162,7 @@ class Pipeline:
     def _accept_tokens(self, req: Req, out: SliceOutput, now: float) -> None:
         tokens, finish = out.token_ids, Finish(type="stop") if out.ended else None
         only_prefill = req.max_tokens == req.prompt_len
-        if only_prefill:  # what may follow is told, no token is given out
+        if only_prefill:  # prefill only: report logprobs, emit no token
             tokens, finish = (), Finish(type="length", length=0)
         for count, token in enumerate(tokens, 1):
             req.tokens.append(token)
@@ -210,7 +209,7 @@ class Pipeline:
         return finish
 
     def _go_back(self, req: Req, length: int) -> None:
-        """Take back the tokens from `length` on; the KV of those before stays, and is shared."""
+        """Drop the tokens from `length` on; the KV before stays valid and shared."""
         assert req.held is not None
         self._void_later_samples(req)
         req.held.drop(req.tokens.length - length)
@@ -220,7 +219,7 @@ class Pipeline:
         self._lifecycle.forget([req.rid])
 
     def _void_later_samples(self, req: Req) -> None:
-        """What steps in flight sample after the first of several tokens is void."""
+        """Discard later samples in flight after a step appended several tokens."""
         for batch, _ in self.inflight:
             for piece in batch.slices:
                 if piece.req is req and piece.samples:
@@ -228,3 +227,25 @@ class Pipeline:
                     req.pending -= 1
         req.computed = min(req.computed, req.tokens.length + 1)
         self._builder.look_again()
+
+
+def take_back(failed: Batch, later: Iterable[Batch], retract: Callable[[Req], None]) -> list[str]:
+    """Undo a step that did not run, and what steps launched after it make of its tokens.
+
+    Returns the rids of requests that start anew, which the executor is to forget.
+    """
+    reqs = {piece.req.rid: piece.req for piece in failed.slices}
+    for piece in failed.slices:
+        piece.req.pending -= piece.samples
+    for batch in later:
+        for piece in batch.slices:
+            if piece.samples and piece.req.rid in reqs:
+                piece.samples = False
+                piece.req.pending -= 1
+    restarted: list[str] = []
+    for req in reqs.values():
+        if req.finish is None and req.kv is not None:
+            req.computed = 0  # its KV is invalid: share nothing
+            retract(req)
+            restarted.append(req.rid)
+    return restarted

@@ -1,55 +1,41 @@
-"""From a batch of live requests to the step plan that crosses to the executor.
+"""Turns a batch of requests into the step plan for the executor.
 
-A plan is made when a batch is launched and copies what the step needs, so that the scheduler may
-change its objects while the step runs, in this process or in another one.
+A plan copies what the step needs, so the scheduler may change its objects while the step runs, in
+this process or another.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ExecutorError
-from sylvan.protocol.requests import EmbedRequest, GenerateRequest
+from sylvan.protocol.requests import EmbedRequest
 from sylvan.runtime.cache.types import KVHandle
 from sylvan.runtime.core.req import NO_GROWTH, Batch, Growth, Req, Slice
 from sylvan.runtime.core.step import NO_PAGES, DraftRows, Join, StepPlan
 
 
-@dataclass(slots=True, eq=False)
-class _Occupant:
-    """A request in a slot, and which of its pages the executor knows."""
-
-    slot: int
-    req: Req
-    generates: bool
-    kv: KVHandle | None = None
-    kv_version: int = -1
-    num_pages: int = 0
-
-
 class PlanBuilder:
-    """Assigns request slots and finds what changed since the last step.
+    """Assigns request slots and computes what changed since the last step.
 
-    A rid keeps its slot until it is named in `Batch.ended` or comes back as another `Req`. Pages
-    are sent again from the start when the handle is another one, or its version changed: that is
-    what a preempted request looks like when it returns.
+    A rid keeps its slot until it is named in `Batch.ended` or comes back as another `Req`. All
+    pages are sent again when the handle or its version has changed, as it has after preemption.
     """
 
     def __init__(self, num_slots: int) -> None:
         self._free = list(range(num_slots - 1, -1, -1))
-        self._by_rid: dict[str, _Occupant] = {}
-        self._by_req: dict[Req, _Occupant] = {}
+        self._by_rid: dict[str, Req] = {}  # those with a slot
+        self._tables = _PageTables(num_slots)
         self._decodes = _DecodeSteps()
         self._steps = 0
 
     def build(self, batch: Batch, work: dict[str, Any] | None = None) -> StepPlan:
-        """Copy out what the step needs; `work` is that of capabilities.
+        """Build the plan; `work` holds the entries of capabilities.
 
         Raises:
             ExecutorError: more requests than slots.
@@ -57,28 +43,34 @@ class PlanBuilder:
         self._steps += 1
         leaves = [slot for rid in batch.ended if (slot := self._leave(rid)) is not None]
         if batch.decodes and self._decodes.continues(batch.slices):
-            return self._decodes.plan(batch, self._steps, leaves, work)
+            pages = self._tables.changes(batch.slices, batch.growth)
+            return self._decodes.plan(batch, self._steps, leaves, pages, work)
         joins: list[Join] = []
-        pages = _PageChanges()
         layout = _Layout()
-        count = self._add_decodes(batch, layout, pages) if batch.num_decodes else 0
-        for piece in batch.slices[count:]:
-            occupant = self._by_req.get(piece.req) or self._enter(piece.req, leaves, joins)
-            pages.update(occupant)
-            layout.add(piece, occupant)
+        decodes = batch.slices[: batch.num_decodes]
+        slots = [piece.req.slot for piece in decodes]
+        if slots and min(slots) < 0:
+            decodes = ()  # one joins anew
+        blocks = self._add_decodes(decodes, slots, layout, batch.growth) if decodes else []
+        for piece in batch.slices[len(decodes) :]:
+            req = piece.req
+            if req.slot < 0:
+                self._enter(req, leaves, joins)
+            self._tables.update(req, blocks)
+            layout.add(piece)
         plain = batch.decodes and not layout.drafts
-        self._decodes = _DecodeSteps(self._by_req, batch.slices) if plain else _DecodeSteps()
+        self._decodes = _DecodeSteps(batch.slices) if plain else _DecodeSteps()
         return StepPlan(
             number=self._steps,
-            num_slices=len(layout.slots),
-            num_tokens=len(layout.ids),
-            num_samples=len(layout.samples),
-            num_in_flight=len(layout.rows),
+            num_slices=layout.num_slices,
+            num_tokens=layout.num_tokens,
+            num_samples=layout.num_samples,
+            num_in_flight=layout.num_in_flight,
             numbers=layout.numbers(),
             copies=batch.copies,
             leaves=leaves,
             joins=joins,
-            pages=pages.packed(),
+            pages=_packed(blocks),
             token_types=layout.token_types(),
             sample_rows=layout.sample_rows(),
             drafts=tuple(layout.drafts),
@@ -86,7 +78,7 @@ class PlanBuilder:
         )
 
     def skip(self, steps: int) -> None:
-        """So many steps were not built; see `skipping`."""
+        """Account for `steps` steps that were not built; see `skipping`."""
         self._steps += steps
         self.look_again()
 
@@ -94,81 +86,81 @@ class PlanBuilder:
         """Some request did not get just the one token that its slot sampled last."""
         self._decodes = _DecodeSteps()
 
-    def _add_decodes(self, batch: Batch, layout: _Layout, pages: _PageChanges) -> int:
-        """Lay out the plain decodes together; returns how many slices that were."""
-        pieces = batch.slices[: batch.num_decodes]
-        occupants = [o for piece in pieces if (o := self._by_req.get(piece.req)) is not None]
-        if len(occupants) < len(pieces):
-            return 0
-        layout.add_decodes(pieces, occupants, in_flight=batch.growth is None)
-        if batch.growth is None:
-            for occupant in occupants:
-                pages.update(occupant)
-        else:
-            pages.grow([self._by_req[req] for req in batch.growth.reqs], batch.growth.pages)
-        return len(pieces)
+    def _add_decodes(
+        self,
+        pieces: Sequence[Slice],
+        slots: Sequence[int],
+        layout: _Layout,
+        growth: Growth | None,
+    ) -> list[IntArray]:
+        """Lay out the plain decodes together; returns how their page tables change."""
+        layout.add_decodes(pieces, np.array(slots, np.int32), in_flight=growth is None)
+        changes = self._tables.changes(pieces, growth)
+        return [changes] if changes is not NO_PAGES else []
 
-    def _enter(self, req: Req, leaves: list[int], joins: list[Join]) -> _Occupant:
+    def _enter(self, req: Req, leaves: list[int], joins: list[Join]) -> None:
         if (slot := self._leave(req.rid)) is not None:
             leaves.append(slot)
         if not self._free:
             leaves.append(self._evict())
-        generates = isinstance(req.request, GenerateRequest)
-        found = _Occupant(self._free.pop(), req, generates)
-        self._by_rid[req.rid] = self._by_req[req] = found
+        req.slot = slot = self._free.pop()
+        self._by_rid[req.rid] = req
+        self._tables.clear(slot)
         outputs = req.tokens.view(min(req.prompt_len, len(req.tokens)), len(req.tokens))
-        joins.append(Join(found.slot, req.request, outputs.copy()))
-        return found
+        joins.append(Join(slot, req.request, outputs.copy()))
 
     def _evict(self) -> int:
         """Free the slot of a request without memory: it waits, and joins anew when it returns."""
-        for rid, occupant in self._by_rid.items():
-            if occupant.req.kv is None:
-                self._leave(rid)
-                return occupant.slot
+        for rid, req in self._by_rid.items():
+            if req.kv is None:
+                slot = self._leave(rid)
+                assert slot is not None
+                return slot
         raise ExecutorError("more requests run than there are request slots")
 
     def _leave(self, rid: str) -> int | None:
-        occupant = self._by_rid.pop(rid, None)
-        if occupant is None:
+        req = self._by_rid.pop(rid, None)
+        if req is None:
             return None
-        del self._by_req[occupant.req]
-        self._free.append(occupant.slot)
-        return occupant.slot
+        slot, req.slot = req.slot, -1
+        self._free.append(slot)
+        return slot
 
 
 class _DecodeSteps:
-    """Plans steps in which the same requests decode as in the step before.
+    """Fast path for steps that decode the same requests as the step before.
 
-    Each of them got one token, whose id the executor has: it is the newest of its slot. So the
-    numbers are those of the step before with all positions one further.
+    Each request got one token, and its id is still on the device, so the plan is the previous one
+    with all positions advanced by one.
     """
 
-    def __init__(
-        self, occupants: Mapping[Req, _Occupant] | None = None, slices: Sequence[Slice] = ()
-    ) -> None:
-        """`slices`: of a step of decodes; empty if the last step was another kind."""
+    def __init__(self, slices: Sequence[Slice] = ()) -> None:
+        """`slices`: of a decode-only step; empty if the last step was of another kind."""
         self._slices = slices
-        self._reqs = [piece.req for piece in slices]
-        self._occupants = [occupants[req] for req in self._reqs] if occupants else []
-        self._by_req = occupants or {}
         self._numbers: IntArray | None = None
 
     def continues(self, slices: Sequence[Slice]) -> bool:
         """Whether a step of decodes is of just the requests of the step before."""
-        if not self._reqs:
+        before = self._slices
+        if slices is before:
+            return bool(slices)
+        if len(before) != len(slices) or not before:
             return False
-        if slices is self._slices:
-            return True
-        return [s.req for s in slices] == self._reqs and not any(s.draft for s in slices)
+        same = all(a.req is b.req for a, b in zip(before, slices, strict=True))
+        return same and not any(piece.draft for piece in slices)
 
     def plan(
-        self, batch: Batch, number: int, leaves: list[int], work: dict[str, Any] | None
+        self,
+        batch: Batch,
+        number: int,
+        leaves: list[int],
+        pages: IntArray,
+        work: dict[str, Any] | None,
     ) -> StepPlan:
-        """See `PlanBuilder.build`."""
-        count = len(self._reqs)
+        """`pages` are `StepPlan.pages`."""
+        count = len(batch.slices)
         if self._numbers is None:
-            slots = [occupant.slot for occupant in self._occupants]
+            slots = [piece.req.slot for piece in batch.slices]
             starts = np.array([piece.start for piece in batch.slices], np.int32)
             each = np.arange(count, dtype=np.int32)
             rows = (slots, starts, starts + 1, each, each, slots, np.zeros(count, np.int32))
@@ -186,153 +178,189 @@ class _DecodeSteps:
             numbers=self._numbers,
             copies=batch.copies,
             leaves=leaves,
-            pages=self._new_pages(batch.growth),
+            pages=pages,
             work=work or {},
         )
 
-    def _new_pages(self, growth: Growth | None) -> IntArray:
+
+class _PageTables:
+    """Tracks which pages the executor knows for each slot."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._handles: list[KVHandle | None] = [None] * num_slots
+        self._versions = [-1] * num_slots
+        self._counts: IntArray = np.zeros(num_slots, np.int32)
+        self._count = self._counts.data  # which reads one number in half the time
+
+    def clear(self, slot: int) -> None:
+        """Another request is in `slot`."""
+        self._handles[slot] = None
+
+    def changes(self, pieces: Sequence[Slice], growth: Growth | None) -> IntArray:
+        """Page updates of plain decodes; `growth` says which, if known."""
         if growth is NO_GROWTH:
             return NO_PAGES
-        pages = _PageChanges()
+        blocks: list[IntArray] = []
         if growth is None:
-            for occupant in self._occupants:
-                pages.update(occupant)
-        else:
-            pages.grow([self._by_req[req] for req in growth.reqs], growth.pages)
-        return pages.packed()
+            for piece in pieces:
+                self.update(piece.req, blocks)
+        elif growth.reqs:
+            first = growth.reqs[0].kv
+            if first is None or not first.windows:
+                return self._grow(growth)
+            for req in growth.reqs:
+                self.update(req, blocks)
+        return _packed(blocks)
 
-
-class _PageChanges:
-    """Gathers the changes of page tables that the executor does not know yet."""
-
-    def __init__(self) -> None:
-        self._blocks: list[IntArray] = []
-
-    def update(self, occupant: _Occupant) -> None:
-        """Add what is new of the pages of a request."""
-        kv, known = occupant.req.kv, occupant.num_pages
+    def update(self, req: Req, blocks: list[IntArray]) -> None:
+        """Add the page updates of one request."""
+        kv, slot = req.kv, req.slot
         assert kv is not None, "a slice of a request without memory"
-        if kv is not occupant.kv or kv.version != occupant.kv_version:
+        known, count = self._count[slot], kv.num_pages
+        if kv is not self._handles[slot] or kv.version != self._versions[slot]:
+            self._handles[slot], self._versions[slot] = kv, kv.version
             known = 0
-        count = kv.num_pages
         if known == count:
             return
-        occupant.kv, occupant.kv_version, occupant.num_pages = kv, kv.version, count
+        self._count[slot] = count
         for group, table in enumerate(kv.tables):
             block = np.empty((4, count - known), np.int32)
-            block[0], block[1] = group, occupant.slot
+            block[0], block[1] = group, slot
             block[2] = np.arange(known, count)
             block[3] = table.pages[known:count]
-            self._blocks.append(block)
+            blocks.append(block)
 
-    def grow(self, occupants: Sequence[_Occupant], pages: IntArray) -> None:
-        """Add one page more of requests whose other pages are known; see `Growth`."""
-        if not occupants:
-            return
-        block = np.empty((4, len(occupants)), np.int32)
-        block[0] = 0
-        block[1] = [occupant.slot for occupant in occupants]
-        block[2] = [occupant.num_pages for occupant in occupants]
-        block[3] = pages
-        first = occupants[0].kv
-        if first is not None and first.windows:
-            for occupant in occupants:
-                self.update(occupant)
-            return
-        for occupant in occupants:
-            occupant.num_pages += 1
-        self._blocks.append(block)
+    def _grow(self, growth: Growth) -> IntArray:
+        """Add the one new page of each request that grew; see `Growth`."""
+        slots = np.array([req.slot for req in growth.reqs], np.int32)
+        block = np.empty((4, len(slots)), np.int32)
+        block[0], block[1], block[3] = 0, slots, growth.pages
+        block[2] = self._counts[slots]
+        self._counts[slots] += 1
+        return block
 
-    def packed(self) -> IntArray:
-        """See `StepPlan.pages`."""
-        blocks = self._blocks
-        if len(blocks) > 1:
-            return np.concatenate(blocks, axis=1)
-        return blocks[0] if blocks else NO_PAGES
+
+def _packed(blocks: Sequence[IntArray]) -> IntArray:
+    if len(blocks) > 1:
+        return np.concatenate(blocks, axis=1)
+    return blocks[0] if blocks else NO_PAGES
 
 
 class _Layout:
-    """Gathers the numbers of a step, slice by slice."""
+    """Collects the arrays of a step: plain decodes at once, then the other slices one by one."""
 
     def __init__(self) -> None:
-        self.slots: list[int] = []
-        self.starts: list[int] = []
-        self.stops: list[int] = []
-        self.samples: list[int] = []
-        self.rows: list[int] = []  # in flight
-        self.sources: list[int] = []
-        self.ids: list[int] = []
         self.drafts: list[DraftRows] = []
+        self._decodes: tuple[IntArray, ...] = ()  # arrays of the plain decodes, which come first
+        self._count = 0  # number of plain decodes
+        self._slots: list[int] = []
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        self._samples: list[int] = []
+        self._rows: list[int] = []  # in flight
+        self._sources: list[int] = []
+        self._ids: list[int] = []
         self._sampled: list[int] = []  # rows, where there are guesses
         self._types: list[tuple[int, IntArray]] = []  # token types from a row on
 
-    def add_decodes(
-        self, pieces: Sequence[Slice], occupants: Sequence[_Occupant], *, in_flight: bool
-    ) -> None:
-        """Slices of plain decodes, which come first; some of their ids may be `in_flight`."""
-        count = len(pieces)
-        self.slots = [occupant.slot for occupant in occupants]
-        self.starts = [piece.start for piece in pieces]
-        self.stops = [start + 1 for start in self.starts]
-        self.samples = list(range(count))
-        self._sampled = list(range(count))
-        tokens = [piece.req.tokens for piece in pieces]
-        self.ids = [known.last for known in tokens]
-        if in_flight:
-            known_at = zip(tokens, self.stops, strict=True)
-            self.rows = [row for row, (known, stop) in enumerate(known_at) if known.length < stop]
-            self.sources = [self.slots[row] for row in self.rows]
+    @property
+    def num_slices(self) -> int:
+        """As for the following."""
+        return self._count + len(self._slots)
 
-    def add(self, piece: Slice, occupant: _Occupant) -> None:
+    @property
+    def num_tokens(self) -> int:
+        return self._count + len(self._ids)
+
+    @property
+    def num_samples(self) -> int:
+        return self._count + len(self._samples)
+
+    @property
+    def num_in_flight(self) -> int:
+        return (len(self._decodes[4]) if self._decodes else 0) + len(self._rows)
+
+    def add_decodes(self, pieces: Sequence[Slice], slots: IntArray, *, in_flight: bool) -> None:
+        """Add plain decodes, which come first; `in_flight` marks ids still on the device."""
+        self._count = count = len(pieces)
+        starts = np.array([piece.start for piece in pieces], np.int32)
+        stops, each = starts + 1, np.arange(count, dtype=np.int32)
+        tokens = [piece.req.tokens for piece in pieces]
+        ids = np.array([known.last for known in tokens], np.int32)
+        rows = each[:0]
+        if in_flight:
+            rows = each[np.array([known.length for known in tokens]) < stops]
+        self._decodes = (slots, starts, stops, each, rows, slots[rows], ids)
+
+    def add(self, piece: Slice) -> None:
         """The next slice."""
-        tokens, start, stop = piece.req.tokens, piece.start, piece.stop
-        index, row, known = len(self.slots), len(self.ids), tokens.length
-        self.slots.append(occupant.slot)
-        self.starts.append(start)
-        self.stops.append(stop)
-        if known == stop == start + 1:  # a decoding request whose newest token is known
-            self.ids.append(tokens.last)
+        req, start, stop = piece.req, piece.start, piece.stop
+        tokens, slot = req.tokens, req.slot
+        index, row, known = self.num_slices, self.num_tokens, tokens.length
+        self._slots.append(slot)
+        self._starts.append(start)
+        self._stops.append(stop)
+        if known == stop == start + 1:  # a decode whose input token is known on the host
+            self._ids.append(tokens.last)
         else:
-            self.ids.extend(tokens.view(start, min(stop, known)).tolist() if start < known else ())
+            self._ids.extend(tokens.view(start, min(stop, known)).tolist() if start < known else ())
             if known < stop:
                 assert max(known, start) == stop - 1, "only the last token may be in flight"
-                self.rows.append(len(self.ids))
-                self.sources.append(occupant.slot)
-                self.ids.append(0)
-        if not occupant.generates:
-            request = piece.req.request
+                self._rows.append(self.num_tokens)
+                self._sources.append(slot)
+                self._ids.append(0)
+        if not req.generates:
+            request = req.request
             if isinstance(request, EmbedRequest) and request.token_types is not None:
                 self._types.append((row, request.token_types[start:stop]))
         elif piece.samples:
-            self.samples.append(index)
-            newest = len(self.ids) - 1
+            self._samples.append(index)
+            newest = self.num_tokens - 1
             if piece.draft:
                 self._add_draft(index, piece.draft.tokens, piece.draft.parents)
-            self._sampled.extend(range(newest, len(self.ids)))
+            self._sampled.extend(range(newest, self.num_tokens))
 
     def _add_draft(self, index: int, tokens: Sequence[int], parents: tuple[int, ...]) -> None:
-        self.ids.extend(tokens)
-        self.stops[index] += len(tokens)
-        self.samples.extend([index] * len(tokens))
+        self._ids.extend(tokens)
+        self._stops[-1] += len(tokens)
+        self._samples.extend([index] * len(tokens))
         self.drafts.append(DraftRows(index, parents))
 
     def sample_rows(self) -> IntArray | None:
-        """See `StepPlan.sample_rows`."""
-        return np.array(self._sampled, np.int32) if self.drafts else None
+        if not self.drafts:
+            return None
+        return np.array([*range(self._count), *self._sampled], np.int32)
 
     def token_types(self) -> IntArray | None:
-        """See `StepPlan.token_types`."""
         if not self._types:
             return None
-        found = np.zeros(len(self.ids), np.int32)
+        found = np.zeros(self.num_tokens, np.int32)
         for row, part in self._types:
             found[row : row + len(part)] = part
         return found
 
     def numbers(self) -> IntArray:
-        """See `StepPlan.numbers`."""
-        lists = (self.slots, self.starts, self.stops, self.samples, self.rows, self.sources)
+        lists = (
+            self._slots,
+            self._starts,
+            self._stops,
+            self._samples,
+            self._rows,
+            self._sources,
+            self._ids,
+        )
+        if self._decodes and not self._slots:
+            return np.concatenate(self._decodes)
+        if self._decodes:
+            sizes = [len(part) + len(rest) for part, rest in zip(self._decodes, lists, strict=True)]
+            found, at = np.empty(sum(sizes), np.int32), 0
+            for part, rest, size in zip(self._decodes, lists, sizes, strict=True):
+                found[at : at + len(part)] = part
+                if rest:
+                    found[at + len(part) : at + size] = rest
+                at += size
+            return found
         packed = array("i")
-        for numbers in (*lists, self.ids):
+        for numbers in lists:
             packed.extend(numbers)
         return np.frombuffer(packed, np.int32)

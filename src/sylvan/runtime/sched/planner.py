@@ -1,27 +1,28 @@
-"""Which tokens the next step computes.
+"""Decides which tokens the next step computes.
 
-There are no prefill and decode phases. A request lacks tokens (those without KV); a step gives each
-request some of the tokens it lacks. Chunked prefill, mixed batches, prefix hits, preemption and
-speculation all follow from that one rule.
+There are no prefill and decode phases. Every request has tokens without KV; a step computes some of
+them for each. Chunked prefill, mixed batches, prefix hits, preemption and speculation all follow
+from that one rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
-from sylvan.runtime.core.req import NEVER, Draft, Growth, Phase, Req, Slice
-from sylvan.runtime.sched.admission import Admission, most_starts
+from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.core.req import NEVER, NO_GROWTH, Draft, Growth, Phase, Req, Slice
+from sylvan.runtime.sched.admission import Admission, Preemption, most_starts
 from sylvan.runtime.sched.capability import Hooks, Verdict
-from sylvan.runtime.sched.decodes import Decodes
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits, StepSize
 from sylvan.runtime.sched.lookup import Lookup
-from sylvan.runtime.sched.pacing import paced_tokens
 from sylvan.runtime.sched.phases import RequestTable
-from sylvan.runtime.sched.preemption import Preemption
-from sylvan.runtime.sched.shortage import StepSize
+from sylvan.runtime.sched.policies.api import PacingPolicy
+from sylvan.runtime.sched.queue import WaitingQueue
 
+AGED_TOKENS = 64  # minimum prompt tokens per step while a request has waited too long
 MIN_SHARED_TOKENS = 32  # a shorter common start is not worth waiting for
 
 
@@ -29,23 +30,28 @@ class Planner:
     """Moves requests between phases, and memory to and from them."""
 
     def __init__(
-        self, parts: Parts, limits: Limits, requests: RequestTable, lookup: Lookup, hooks: Hooks
+        self,
+        parts: SchedulerDeps,
+        limits: SchedulerLimits,
+        requests: RequestTable,
+        lookup: Lookup,
+        hooks: Hooks,
     ) -> None:
         self.step = 0
         self.retractions = 0
         self.retracted_inputs = self.retracted_outputs = 0  # tokens of those requests, each time
-        self.refused: dict[str, RequestError] = {}  # by rid; the scheduler ends and forgets them
+        self.refused: dict[str, RequestError] = {}  # by rid; the scheduler fails them
         self.admission = Admission(limits.conservativeness)
         self.step_size = StepSize(limits.max_batch_tokens, fixed=limits.whole_prompts)
         self._parts, self._limits, self._cache = parts, limits, parts.cache
         self._requests, self._lookup, self._hooks = requests, lookup, hooks
         self._waiting, self._running = requests.waiting, requests.running
         self._preemption = Preemption(self._running, limits.preemption_threshold)
-        self.started: list[Slice] = []  # by the step being planned: of requests that waited
-        self._loaded: set[Req] = set()  # run, but their first slice is still to come
+        self.started: list[Slice] = []  # slices of requests that the step being planned starts
+        self._loaded: set[Req] = set()  # loaded requests that run but have no first slice yet
         self.planned_tokens = 0
         self._pacing = self._waiting.pacing
-        self._plain = False  # whether nobody is to be asked about running requests in this step
+        self._plain = False  # whether no capability gates running requests in this step
         self.num_decodes = 0  # see `Batch.num_decodes`
         self.growth: Growth | None = None  # see `Batch.growth`
         one_step = limits.inflight == 1 and not hooks.gates_running
@@ -89,7 +95,7 @@ class Planner:
         return self._decodes.whole_step(self._slices, self.num_decodes)
 
     def skip(self, steps: int) -> None:
-        """So many steps were not planned one by one, since all of them decode; see `skipping`."""
+        """Account for `steps` decode steps that were not planned one by one; see `skipping`."""
         self.step += steps
         self.admission.skip(steps)
         self.step_size.skip(steps)
@@ -101,7 +107,7 @@ class Planner:
     # ---- memory
 
     def drop(self, req: Req) -> None:
-        """Give back the memory of `req`, sharing what of it is known and computed."""
+        """Free the memory of `req`; its computed prefix stays in the cache."""
         assert req.kv is not None
         known = min(req.computed, len(req.tokens))
         self._cache.release(
@@ -114,7 +120,7 @@ class Planner:
         req.kv, req.computed, req.decode = None, 0, None
 
     def retract(self, req: Req) -> None:
-        """Take the memory of a running request; it waits until there is some again."""
+        """Preempt a running request: free its memory and queue it again."""
         req.retractions += 1
         self.retractions += 1
         self.retracted_inputs += req.prompt_len
@@ -122,7 +128,7 @@ class Planner:
         self.start_again(req)
 
     def start_again(self, req: Req) -> None:
-        """Share what is computed of a running request, which waits to be admitted anew."""
+        """Share the computed prefix of a running request, and queue it to be admitted again."""
         self._loaded.discard(req)
         self.drop(req)
         self._requests.move(req, Phase.WAITING)
@@ -139,7 +145,7 @@ class Planner:
     # ---- running requests
 
     def _decode_all(self) -> list[Req] | None:
-        """Give all that decode their slices; returns the others, or None, having done nothing."""
+        """Plan all decodes at once; return the other requests, or None if that was not possible."""
         if self._decodes is None or not self._plain or self._loaded:
             return None
         if len(self._running) > self._budget:
@@ -152,38 +158,41 @@ class Planner:
         return others
 
     def _decode_each(self) -> list[Req]:
-        """Give decoding requests their slices one by one; returns prompts under way."""
+        """Plan decodes one by one; return the prompts under way."""
         prompts: list[Req] = []
         slices, extend, page_size = self._slices, self._cache.extend, self._page_size
-        plain = self._plain and not self._loaded
+        quick = not self._hooks.gates_running and not self._loaded
         for req in tuple(self._running):
             start, pending = req.computed, req.pending
             known = req.tokens.length + pending
             if known - start > 1:
                 prompts.append(req)
-            elif known <= start or (pending and known >= req.max_tokens):
-                continue  # nothing lacks, or what is in flight brings its last token
-            elif (
-                plain
-                and self._budget > 0
-                and start >= req.prompt_len
-                and (kv := req.kv) is not None
-                and (start < kv.num_pages * page_size or extend(kv, start + 1, computed=start))
-            ):  # `_schedule_running` for the plainest and most frequent case
-                self.num_decodes += self.num_decodes == len(slices)
-                slices.append(Slice(req, start, start + 1, True))
-                req.computed, req.pending = start + 1, pending + 1
-                self._budget -= 1
-                self.planned_tokens += 1
-            else:
+                continue
+            if known <= start or (pending and known >= req.max_tokens):
+                continue  # fully computed, or the step in flight samples its last token
+            kv = req.kv
+            if not (quick and self._budget > 0 and start >= req.prompt_len and kv is not None):
                 self._schedule_running(req)
+                continue
+            draft = self._draft(req, 1)
+            fits = start < kv.num_pages * page_size or extend(kv, start + 1, computed=start)
+            if draft or not fits:
+                self._schedule_running(req, draft)
+                continue
+            # `_schedule_running` for the plainest and most frequent case
+            self.num_decodes += self.num_decodes == len(slices)
+            slices.append(Slice(req, start, start + 1, True))
+            req.computed, req.pending = start + 1, pending + 1
+            self._budget -= 1
+            self.planned_tokens += 1
         return prompts
 
-    def _schedule_running(self, req: Req) -> None:
+    def _schedule_running(self, req: Req, draft: Draft | None = None) -> None:
+        """`draft`: what was drafted for it, if it was asked for."""
         if req.kv is None or not self._may_run(req, running=True):
             return
         size = self._slice_size(req)
-        draft, start = self._draft(req, size), req.computed
+        draft, start = draft or self._draft(req, size), req.computed
         while size and req.kv and not self._cache.extend(req.kv, start + size, computed=start):
             victim = self._preemption.victim(self._slices)
             if victim is req and len(self._running) == 1:
@@ -197,7 +206,7 @@ class Planner:
                 self.started.append(self._slices[-1])
 
     def _slice_size(self, req: Req) -> int:
-        """How many tokens to compute."""
+        """Choose how many tokens to compute."""
         room = self._budget if req.lacking == 1 else min(self._budget, self._chunk)
         if self._is_whole(req):
             return req.lacking if req.lacking <= room or not self._slices else 0
@@ -324,7 +333,7 @@ class Planner:
         return self._lookup.gains_from(req, leaders, max(MIN_SHARED_TOKENS, self._page_size))
 
     def _start(self, req: Req, verdict: Verdict) -> bool:
-        """Give `req` memory and its first slice, or let it load; False if memory is short."""
+        """Allocate memory for `req` and plan its first slice or load; False if memory is short."""
         kv = self._cache.acquire(
             self._lookup.key(req),
             self._lookup.limit(req),
@@ -339,13 +348,13 @@ class Planner:
             size = 0  # it has the pages that are being filled
         enough = (loads or size) and (self._cache.states is None or kv.state is not None)
         stop, from_ = req.computed + size, req.computed
-        if loads and size:  # what is filled ends in its last page: windows need no more memory
+        if loads and size:  # a load ends in its last page, so windows need no more memory
             from_ = max(from_, (stop - 1) // self._page_size * self._page_size)
         if not enough or not self._cache.extend(kv, stop, computed=from_):
             self._cache.release(kv, 0, req.tokens.view(0, 0), step=self.step)
             req.kv, req.computed = None, 0
             if loads and not self._running and not self._requests.loading:
-                req.may_load = False  # room for all its tokens at once there will never be
+                req.may_load = False  # its tokens can never all fit at once
             return False
         if not req.started_s:
             req.started_s = self._parts.clock()
@@ -399,3 +408,80 @@ class Planner:
 
     def _is_whole(self, req: Req) -> bool:
         return self._limits.whole_prompts and isinstance(req.request, EmbedRequest)
+
+
+class Decodes:
+    """Plans all decoding requests at once, and reuses their slice objects from step to step.
+
+    Usable only when no step is in flight during planning, because a step in flight owns its slices.
+    """
+
+    def __init__(self, cache: KVCacheManager) -> None:
+        self._cache = cache
+        self._slices: tuple[Slice, ...] = ()  # slices of the previous step, if it only decoded
+        self.growth = NO_GROWTH  # page growth of the slices planned last
+
+    def plan(self, running: Sequence[Req]) -> tuple[list[Slice], list[Req]] | None:
+        """Return the decode slices, and the other requests in order.
+
+        Returns None, changing nothing, if memory is short.
+        """
+        page_size = self._cache.page_size
+        slices: list[Slice] = []
+        others: list[Req] = []
+        grown: list[Req] = []
+        for req in running:
+            start, kv = req.computed, req.kv
+            if req.tokens.length != start + 1 or start < req.prompt_len or req.pending or not kv:
+                others.append(req)
+                continue
+            if start >= kv.num_pages * page_size:
+                grown.append(req)
+            piece = req.decode
+            if piece is None:
+                piece = req.decode = Slice(req, start, start + 1, True)
+            piece.start = start
+            piece.stop = req.computed = start + 1
+            req.pending = 1
+            slices.append(piece)
+        if not grown:
+            self.growth = NO_GROWTH
+            return slices, others
+        pages = self._cache.grow([req.kv for req in grown if req.kv is not None])
+        if pages is None:
+            for piece in slices:
+                piece.req.computed, piece.req.pending = piece.start, 0
+            return None
+        self.growth = Growth(tuple(grown), pages)
+        return slices, others
+
+    def whole_step(self, slices: Sequence[Slice], num_decodes: int) -> tuple[Slice, ...]:
+        """All slices of the planned step: the last tuple again if only positions changed.
+
+        `num_decodes`: the count of leading slices that came from `plan`.
+        """
+        before = self._slices
+        only = 0 < num_decodes == len(slices)
+        if only and len(before) == len(slices) and all(map(is_, before, slices)):
+            return before
+        whole = tuple(slices)
+        self._slices = whole if only else ()
+        return whole
+
+
+def paced_tokens(policy: PacingPolicy, running: Sequence[Req], waiting: WaitingQueue) -> int | None:
+    """Return the prompt-token budget of this step; None if no prompt is pending.
+
+    Never zero while any request is aged: this bounds starvation.
+    """
+    prompts = [r for r in running if r.lacking > 1]
+    urgent = max((r.priority for r in prompts), default=None)
+    if len(waiting):
+        highest = waiting.highest_priority
+        urgent = highest if urgent is None else max(urgent, highest)
+    if urgent is None:
+        return None
+    tokens = policy.prompt_tokens(running, urgent)
+    if tokens < AGED_TOKENS and (waiting.any_aged or any(map(waiting.is_aged, prompts))):
+        return AGED_TOKENS
+    return tokens

@@ -1,4 +1,4 @@
-"""What capabilities may do to requests: finish or give up their loading, and free held memory."""
+"""Lets capabilities finish or abandon loads, and release held memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sylvan.runtime.sched.planner import Planner
 
 
 class Port:
-    """Implements `SchedulerPort`. Reports about requests in another phase come too late: ignored.
+    """Implements `SchedulerPort`. Ignores late reports about requests that have changed phase.
 
     Args:
         requests: All requests of the scheduler.
@@ -34,41 +34,36 @@ class Port:
 
     @property
     def completed_step(self) -> int:
-        """See `SchedulerPort.completed_step`."""
         return self._pipeline.completed_step
 
     def cached_tokens(self, req: Req) -> int:
-        """See `SchedulerPort.cached_tokens`."""
         return self._planner.cached_tokens(req)
 
     def loaded(self, rid: str, num_computed: int) -> None:
-        """See `SchedulerPort.loaded`."""
         self._hooks.on_call("loaded", rid, num_computed)
         if req := self._requests.loading.get(rid):
             self._planner.run_loaded(req, num_computed)
 
     def load_failed(self, rid: str) -> None:
-        """See `SchedulerPort.load_failed`."""
         self._hooks.on_call("load_failed", rid)
         if req := self._requests.loading.get(rid):
             self._restart(req)
 
     def release(self, rid: str) -> None:
-        """See `SchedulerPort.release`."""
         self._hooks.on_call("release", rid)
         if req := self._requests.held.get(rid):
             self._lifecycle.end(req)
 
     def expire(self, now_s: float, timeout_s: float) -> None:
-        """Give up on loads that take too long, where what fills the memory can be stopped."""
+        """Abandon loads that take too long, if the loader can be stopped."""
         for req in tuple(self._requests.loading.values()):
             if now_s - req.loading_since_s >= timeout_s and self._hooks.stop_loading(req):
                 self._restart(req)
 
     def _restart(self, req: Req) -> None:
-        """Nothing that was loaded counts, and it is not loaded again."""
+        """Discard all loaded KV, and do not load this request again."""
         req.computed = req.kv.cached if req.kv else 0
         req.may_load = False
-        if not req.retractions:  # it has not begun
+        if not req.retractions:  # it has not started yet
             req.started_s, req.cached_tokens = 0.0, 0
         self._planner.retract(req)

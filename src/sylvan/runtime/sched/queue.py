@@ -12,10 +12,10 @@ from sylvan.utils.clock import Clock
 
 
 class WaitingQueue:
-    """Priority first, then those that waited too long or lost their memory, then the policy.
+    """Orders by priority, then requests that are aged or retracted, then by the policy.
 
-    Every request is therefore considered before all of its priority that arrived later, at the
-    latest `age_limit_s` after its arrival: the bound on starvation, whatever the policy.
+    So `age_limit_s` after its arrival, a request precedes all later arrivals of its priority: this
+    bounds starvation under any policy.
     """
 
     def __init__(self, policy: SchedulePolicy, clock: Clock, age_limit_s: float) -> None:
@@ -34,14 +34,14 @@ class WaitingQueue:
         return iter(self._reqs.values())
 
     def add(self, req: Req) -> None:
-        """Queue a new request, or one that lost its memory."""
+        """Queue a new or retracted request."""
         self._in_order = self._in_order and not req.retractions
         self._reqs[req.order] = req
         self._priorities[req.priority] += 1
         self._num_retracted += req.retractions > 0
 
     def remove(self, req: Req) -> None:
-        """Take a request out; it must be here."""
+        """Remove a request that is queued."""
         del self._reqs[req.order]
         self._num_retracted -= req.retractions > 0
         self._priorities[req.priority] -= 1
@@ -54,9 +54,9 @@ class WaitingQueue:
         return max(self._priorities)
 
     def least_urgent(self, below: int) -> Req | None:
-        """Of the lowest priority, if that is below the given one, whose loss costs least.
+        """The request to drop below a priority: lowest priority first, then latest arrival.
 
-        That is the latest of those that have not lost their memory: these were served in part.
+        Retracted requests are never dropped, because part of their output was served.
         """
         if not self._priorities or (lowest := min(self._priorities)) >= below:
             return None
@@ -97,7 +97,7 @@ class WaitingQueue:
     def _ranked(self, reqs: Sequence[Req]) -> Iterable[Req]:
         before = self._clock() - self._age_limit_s
         if not self._num_retracted and reqs[0].arrived_s >= before:
-            return self._policy.order(reqs)  # they came in order
+            return self._policy.order(reqs)  # already in arrival order
         aged = [r for r in reqs if r.retractions or r.arrived_s < before]
         if len(aged) == len(reqs):
             return aged

@@ -1,4 +1,4 @@
-"""The control loop: choose the next batch, launch it, take in the results of earlier ones."""
+"""The control loop: choose a batch, launch it, process the results of earlier ones."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import logging
 from typing import Literal
 
 from sylvan.protocol.errors import CapacityError, RequestError
-from sylvan.protocol.messages import Finish, Load
+from sylvan.protocol.messages import Finish, SchedulerLoad
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.core.req import Batch, Phase, Req
 from sylvan.runtime.core.step import PageCopy
 from sylvan.runtime.sched.admission import refuse_oversized
 from sylvan.runtime.sched.capability import Capability, Hooks
-from sylvan.runtime.sched.deadlines import Deadlines
-from sylvan.runtime.sched.lifecycle import Lifecycle
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.lifecycle import Deadlines, Lifecycle
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.lookup import Lookup
 from sylvan.runtime.sched.outputs import refusal
 from sylvan.runtime.sched.phases import RequestTable
@@ -36,16 +35,16 @@ QUEUE_FULL = Finish(
 
 
 class Scheduler:
-    """Owns every request from `add` until its memory is free; see `phases` for its life.
+    """Owns every request from `add` until its memory is freed; see `phases`.
 
     Not thread-safe: one thread drives it.
 
     Attributes:
-        hurries: Whether a request waits for what is reported with one of the next steps.
+        hurries: Whether a request waits for a report that comes with an upcoming step.
         times: When steps ran, and the log of the last ones.
     """
 
-    def __init__(self, parts: Parts, limits: Limits) -> None:
+    def __init__(self, parts: SchedulerDeps, limits: SchedulerLimits) -> None:
         capabilities = parts.capabilities
         lookup = Lookup(parts.cache, Hooks(capabilities))
         self.policy = parts.policy(
@@ -58,7 +57,7 @@ class Scheduler:
                 tenant_weights=parts.tenant_weights,
             )
         )
-        if isinstance(self.policy, Capability):  # a policy that follows what it ordered
+        if isinstance(self.policy, Capability):  # a policy that needs the hooks of a capability
             capabilities = (*capabilities, self.policy)
         self._parts, self._limits, self._lookup = parts, limits, lookup
         self._hooks = Hooks(capabilities)
@@ -89,7 +88,7 @@ class Scheduler:
         for capability in capabilities:
             capability.attach(self.port)
 
-    # ---- requests come and go
+    # ---- adding and ending requests
 
     def add(self, request: GenerateRequest | EmbedRequest) -> None:
         """Queue a request; where the queue is full, one of lower priority ends for it.
@@ -119,7 +118,7 @@ class Scheduler:
         self._deadlines.add(req, now, limits)
 
     def abort(self, rid: str, finish: Finish = CLIENT_ABORT) -> None:
-        """End a request in whatever phase it is; unknown rids are ignored."""
+        """End a request in any phase; unknown rids are ignored."""
         self._hooks.on_call("abort", rid, finish)
         self._lifecycle.abort(rid, finish)
 
@@ -129,9 +128,9 @@ class Scheduler:
         self._lifecycle.abort_all(finish)
 
     def stop_at(self, rid: str, num_tokens: int, matched: str | None) -> None:
-        """The text of `rid` ends after `num_tokens` outputs; the client knows that already.
+        """End `rid` after `num_tokens` outputs, where the detokenizer found a stop string.
 
-        `matched` None confirms that no stop was found in all of a request that has ended.
+        `matched` None confirms that an ended request contains no stop string.
         """
         self._hooks.on_call("stop_at", rid, num_tokens, matched)
         live = self._requests.live(rid)
@@ -236,9 +235,9 @@ class Scheduler:
         self._parts.cache.clear()
 
     def audit(self) -> int:
-        """Check that all memory has the owner it should have; take back what has none.
+        """Check the owner of every page, and reclaim pages without one.
 
-        Returns how much was lost: always 0, but for a bug of ours, which costs nobody a request.
+        Returns the number of leaked pages: 0 unless there is a bug, which then costs no request.
         """
         found = self._parts.cache.audit([r.kv for r in self._requests.with_memory() if r.kv])
         if found.total:
@@ -258,7 +257,7 @@ class Scheduler:
         """Tokens of a waiting request that the prefix cache holds now."""
         return self._lookup.cached_tokens(req)
 
-    def load(self) -> Load:
+    def load(self) -> SchedulerLoad:
         """Counts for health checks, balancing and metrics."""
         return self._statistics.load(self._requests, self._parts.cache, self._planner, self.times)
 

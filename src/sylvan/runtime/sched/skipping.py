@@ -1,4 +1,4 @@
-"""Passes many plain decode steps at once: for simulations, where only their number matters."""
+"""Skips many plain decode steps at once, for simulations that only count them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from sylvan.runtime.sched.planner import Planner
 
 
 class Skipping:
-    """Leaves the scheduler as the same number of calls of `step` would, page numbers apart.
+    """Has the effect of as many calls of `step`, except for page numbers.
 
-    Between two calls of `step`, with one step in flight, while all requests do nothing but decode.
-    The executor must not read page tables: those of the steps passed are not told.
+    Call it between two steps, with one step in flight, while all requests decode. The executor must
+    not read page tables: it does not get those of skipped steps.
 
     Args:
         requests: All requests of the scheduler.
         planner: Plans their steps.
         pipeline: Has the step in flight.
-        lifecycle: Knows who ended.
+        lifecycle: Tracks ended requests.
         cache: Their memory.
-        allowed: Whether nobody follows single steps or tokens.
+        allowed: Whether no observer needs single steps or tokens.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Skipping:
         self._lifecycle, self._cache, self._allowed = lifecycle, cache, allowed
 
     def steps(self, most: int) -> int:
-        """How many steps may be passed now, at most `most`: nobody ends or is told of tokens."""
+        """How many steps may be skipped now, at most `most`: none may end or emit."""
         requests, lifecycle = self._requests, self._lifecycle
         if not self._allowed or not requests.running or len(requests.waiting):
             return 0
@@ -54,16 +54,16 @@ class Skipping:
             if req.stop_ids or req.held or not req.first_token_s:
                 return 0
         while most > 0 and self._pages(most) > self._cache.spare_pages:
-            most //= 2  # what evicts is done step by step
+            most //= 2  # steps that evict run one by one
         return max(0, most)
 
     def skip(self, steps: int, token: int, pending: Pending) -> None:
-        """Pass steps, at most as many as `steps` said.
+        """Skip steps, at most as many as `steps` returned.
 
         Args:
             steps: Their number.
-            token: What each of them samples for each request.
-            pending: Of the last of them, instead of the one in flight.
+            token: The token that each step samples for every request.
+            pending: The result of the last one, replacing the step in flight.
         """
         for req in self._requests.running:
             assert req.kv is not None
@@ -78,7 +78,7 @@ class Skipping:
         self._pipeline.skip(steps, pending)
 
     def _pages(self, steps: int) -> int:
-        """Pages that running requests need for so many steps."""
+        """Pages that running requests need for that many steps."""
         size, total = self._cache.page_size, 0
         for req in self._requests.running:
             if req.kv is not None:

@@ -1,10 +1,10 @@
-"""What a scheduler counts."""
+"""Counters of a scheduler."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sylvan.protocol.messages import DraftCounts, Load
+from sylvan.protocol.messages import DraftCounts, SchedulerLoad
 from sylvan.runtime.cache.audit import Repairs
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.windows import fullest
@@ -20,13 +20,13 @@ class Statistics:
     """Totals since the start.
 
     Attributes:
-        steps: Those that computed something.
+        steps: Steps with at least one slice.
         computed: Tokens.
         cached: Prompt tokens of started requests that came from the prefix cache.
-        generated: Tokens sampled, or certain without sampling.
+        generated: Tokens sampled, or forced without sampling.
         verified: Slices with guesses.
         proposed: Guesses in them.
-        accepted: Those that were right.
+        accepted: Guesses that were right.
         targets: Requests with latency targets that ended.
         met: Of those, how many met them.
         repairs: Memory that an audit took back.
@@ -44,7 +44,7 @@ class Statistics:
     repairs: Repairs = field(default_factory=Repairs)
 
     def skip(self, steps: int, requests: int) -> None:
-        """So many steps of requests that decode were passed at once."""
+        """Count `steps` decode steps that were skipped at once."""
         self.steps += steps
         self.computed += steps * requests
         self.generated += steps * requests
@@ -64,10 +64,10 @@ class Statistics:
 
     def load(
         self, requests: RequestTable, cache: KVCacheManager, planner: Planner, times: StepTimes
-    ) -> Load:
+    ) -> SchedulerLoad:
         """Counts for health checks, balancing and metrics."""
         windows, states = fullest(cache.windows), cache.states
-        return Load(
+        return SchedulerLoad(
             num_running_reqs=len(requests.running),
             num_waiting_reqs=len(requests.waiting) + len(requests.loading),
             num_used_tokens=cache.used_tokens,

@@ -9,11 +9,11 @@ from sylvan.utils.clock import Clock
 
 
 class StepTimes:
-    """Accounts for each second: a step was under way, there was a bubble, or nothing to do.
+    """Splits wall time into forward, bubble and idle seconds.
 
-    A bubble is the time between the end of the last step under way and the launch of the next one,
-    if requests were there all along: planning, emitting, receiving. On a device with overlap it is
-    what the device waits for the scheduler.
+    A bubble is the time between the end of a step and the launch of the next one while requests are
+    present: planning, emitting, receiving. With overlap, it is the time the device waits for the
+    scheduler.
 
     Attributes:
         log: The last steps.
@@ -21,8 +21,8 @@ class StepTimes:
         bubble_s: Seconds of bubbles.
         idle_s: Seconds without anything to compute.
         prompt_tokens: Tokens of prompts that steps computed.
-        last_s: Seconds that the last step took: since its launch, or since the step before ended;
-            0 before the first.
+        last_s: Seconds that the last step took: since its launch, or since the step before ended; 0
+            before the first.
     """
 
     def __init__(self, clock: Clock, requests: RequestTable) -> None:
@@ -32,10 +32,10 @@ class StepTimes:
         self.last_s = 0.0
         self._clock, self._requests = clock, requests
         self._since_s: float | None = None  # when the present stretch began; None: none has
-        self._waits = False  # in this stretch there is work, and no step under way
+        self._waits = False  # requests are present, and no step is in flight
         self._planned_s = self._computing_since_s = 0.0
-        self._under_way: list[int] = []  # numbers of steps; 0: it has no slices
-        self._computing = 0  # of these, how many have slices
+        self._under_way: list[int] = []  # step numbers; 0: a step without slices
+        self._computing = 0  # steps in flight that have slices
 
     def planning(self) -> None:
         """A step is being planned."""
@@ -56,7 +56,7 @@ class StepTimes:
             self._computing_since_s = now
         self._computing += 1
         prompt_tokens, tokens = 0, decodes
-        if size > decodes:  # else there is nothing to add up, and this is on the way of each step
+        if size > decodes:  # nothing to add otherwise; this runs in every step
             for piece in slices[decodes:]:
                 length = piece.stop - piece.start
                 tokens += length

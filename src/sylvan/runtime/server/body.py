@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from sylvan.api.codings import unpacked
 from sylvan.api.strict_json import JsonLimits
 from sylvan.protocol.errors import RequestError
 from sylvan.utils.room import Room
@@ -21,8 +21,6 @@ _THREADS = 2  # they share the interpreter's lock: more would be no faster
 _TAKEN = "sylvan.body_bytes"  # key of the ASGI scope
 
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
-_CODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # as zlib's window bits say them
-
 
 T = TypeVar("T")
 
@@ -123,13 +121,12 @@ async def read_body(
     except ClientDisconnect as error:
         raise ClientGoneError from error
     data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    coding = request.headers.get("content-encoding", "").strip().lower()
-    if coding in ("", "identity"):
-        return data
-    unpacked = _unpacked(data, coding, max_bytes)
-    if take is not None:
-        take(len(unpacked))
-    return unpacked
+    plain = unpacked(data, request.headers.get("content-encoding", ""), max_bytes)
+    if len(plain) > max_bytes:
+        raise _too_large(max_bytes)
+    if take is not None and plain is not data:
+        take(len(plain))
+    return plain
 
 
 def check_content_type(request: Request) -> None:
@@ -158,24 +155,6 @@ def check_charset(request: Request) -> None:
         if name.strip().lower() == "charset" and charset not in _CHARSETS:
             message = f"Content-Type: expected charset utf-8, not {charset[:40]!r}."
             raise RequestError(message, status=415)
-
-
-def _unpacked(data: bytes, coding: str, max_bytes: int) -> bytes:
-    """A compressed body; the limit is on what it holds."""
-    wbits = _CODINGS.get(coding)
-    if wbits is None:
-        message = f"Content-Encoding: expected gzip or deflate, not {coding[:40]!r}."
-        raise RequestError(message, status=415)
-    reader = zlib.decompressobj(wbits)
-    try:
-        found = reader.decompress(data, max_bytes + 1)
-    except zlib.error as error:
-        raise RequestError(f"The body is not valid {coding}: {error}.") from error
-    if len(found) > max_bytes:
-        raise _too_large(max_bytes)
-    if not reader.eof:
-        raise RequestError(f"The body is not valid {coding}: it ends too early.")
-    return found
 
 
 def _too_large(max_bytes: int) -> RequestError:

@@ -35,17 +35,17 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as ASGI application."""
-        if scope["type"] == "http" and (why := self._refusal(Headers(scope=scope))) is not None:
+        if scope["type"] == "http" and (why := self._refusal(scope)) is not None:
             status, message = why
             await PlainTextResponse(message + "\n", status)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> tuple[int, str] | None:
-        given = headers.getlist("host")
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        given = [value for name, value in scope["headers"] if name == b"host"]
         if not given:  # no browser leaves it out
             return None
-        name = host_of(given[0]) if len(given) == 1 else None
+        name = host_of(given[0].decode("latin-1")) if len(given) == 1 else None
         if name is None:
             return 400, "The Host header is malformed."
         if self._allowed is None or name in self._allowed or is_loopback(name):

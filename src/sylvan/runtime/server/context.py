@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sylvan.api.native import Limits
+from sylvan.api.native import RequestBodyLimits
 from sylvan.api.sampling import SamplingDefaults
 from sylvan.config.keys import read_key_file
 from sylvan.config.live import LiveSettings
@@ -37,7 +37,7 @@ from sylvan.utils.clock import Clock, monotonic
 from sylvan.utils.tasks import Shared
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Context:
     """The parts that routes work with.
 
@@ -110,7 +110,7 @@ class Context:
         return self.service.defaults
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RequestBodyLimits:
         """Bounds on one body."""
         return self.service.limits
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import math
 import re
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import msgspec
 import orjson
 from pydantic import BaseModel
 from starlette.datastructures import QueryParams
@@ -40,11 +40,14 @@ from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.formats import unknown_formats
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.observe.origin import Arrival, origin_of
-from sylvan.runtime.server.security import Gate, Level, Refusal
+from sylvan.runtime.server.security import CallRefusal, Gate, Level
 from sylvan.runtime.server.streaming import GONE
 from sylvan.runtime.server.under_way import Counted
 from sylvan.runtime.serving.journal import JOURNAL_KEY
 from sylvan.runtime.serving.pairing import Pairing, read_pairing
+from sylvan.runtime.serving.service import GenerationService
+from sylvan.utils.names import random_hex
+from sylvan.utils.variants import variant
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +68,7 @@ Body = TypeVar("Body", bound=WireModel | None)
 Wire = TypeVar("Wire", bound=WireModel)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Call(Generic[Body]):
+class Call(msgspec.Struct, Generic[Body], frozen=True, kw_only=True):
     """One call of a route: the request, checked.
 
     Attributes:
@@ -89,8 +91,8 @@ class Call(Generic[Body]):
     context: Context
     ignored: list[str]
     gate: Gate
-    formats: list[str] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=dict)
+    formats: list[str] = msgspec.field(default_factory=list)
+    names: dict[str, str] = msgspec.field(default_factory=dict)
 
     def demand(self, level: Level) -> None:
         """Ask for more than the route does.
@@ -99,7 +101,7 @@ class Call(Generic[Body]):
             RequestError: With status 401 or 403.
         """
         found = self.gate.check(level, self.request.headers)
-        if isinstance(found, Refusal):
+        if isinstance(found, CallRefusal):
             raise RequestError(found.message, status=found.status)
 
 
@@ -157,7 +159,10 @@ class Endpoint:
     lacks: str = ""
 
 
-def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awaitable[Response]]:
+Handle = Callable[[Request], Awaitable[Response]]
+
+
+def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Handle:
     """The handler as FastAPI calls it."""
     answer = _answering(endpoint, context, gate)
 
@@ -176,7 +181,7 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Callable[..., Awa
         changes = "POST" in endpoint.methods and not endpoint.lacks
         simple = changes and request.method in ("GET", "HEAD")
         tenant = gate.check(endpoint.level, request.headers, simple=simple)
-        if isinstance(tenant, Refusal):
+        if isinstance(tenant, CallRefusal):
             return _refuse(endpoint.family, tenant)
         try:
             end = context.calls.begin(tenant)
@@ -206,7 +211,7 @@ def _answering(
             service = context.service.of_call(journal)
             if journal is not None and journal.ticket.tenant is not None:
                 tenant = Tenant(name=journal.ticket.tenant)
-            call = await _read(endpoint, request, tenant, replace(context, service=service), gate)
+            call = await _read(endpoint, request, tenant, (context, service), gate)
             checked, names = True, call.names
             response = await endpoint.handler(call)
         except ClientGoneError:
@@ -228,7 +233,7 @@ def _answering(
 def _request_id(request: Request) -> str:
     """The name that the client or a proxy gave the call, or a new one."""
     given = request.headers.get(REQUEST_ID, "")
-    return given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+    return given if _REQUEST_ID.fullmatch(given) else f"req_{random_hex(12)}"
 
 
 def error_response(family: Family, error: SylvanError, *, checked: bool = True) -> Response:
@@ -279,8 +284,13 @@ def text_response(content: str, *, status: int = 200) -> Response:
 
 
 async def _read(
-    endpoint: Endpoint, request: Request, tenant: Tenant, context: Context, gate: Gate
+    endpoint: Endpoint,
+    request: Request,
+    tenant: Tenant,
+    parts: tuple[Context, GenerationService],
+    gate: Gate,
 ) -> Call[Any]:
+    context, service = parts
     body, ignored, formats, pairing = None, [], [], Pairing()
     if endpoint.body is not None:
         raw = await context.bodies.read(request)
@@ -300,8 +310,7 @@ async def _read(
         ]
     arrival = _arrival(endpoint, request, body)
     origin = origin_of(context.settings.observe, arrival)
-    service = replace(context.service, pairing=pairing, origin=origin)
-    context = replace(context, service=service)
+    context = variant(context, service=variant(service, pairing=pairing, origin=origin))
     query = None
     if endpoint.query is not None:
         query = _read_query(endpoint.query, request.query_params)
@@ -363,7 +372,7 @@ def _number(name: str, text: str) -> float | int | bool | str:
         raise RequestError(message, param=name) from error
 
 
-def _refuse(family: Family, refusal: Refusal) -> Response:
+def _refuse(family: Family, refusal: CallRefusal) -> Response:
     if family is Family.ANTHROPIC:
         content = error_body(family, refusal.status, refusal.message)
     else:

@@ -10,6 +10,7 @@ from starlette.responses import RedirectResponse, Response
 from sylvan.api.version import VERSION
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response, text_response
 from sylvan.ui.files import INDEX, page_file
+from sylvan.utils.threads import call_in_thread
 
 _LINKS = (
     ("/ui", "a page to talk to the model and to see what the server does"),
@@ -47,7 +48,7 @@ async def home(call: Call[None]) -> Response:
 
 async def openapi_json(call: Call[None]) -> Response:
     """The description of every route, in OpenAPI's form."""
-    return json_response(call.request.app.state.openapi)
+    return json_response(await call_in_thread(call.request.app.openapi))
 
 
 async def docs(call: Call[None]) -> Response:

@@ -27,7 +27,7 @@ class PastRequest(msgspec.Struct, frozen=True, kw_only=True):
         rid: The client's name for it.
         tenant: Whose it is.
         kind: `generate` or `embed`.
-        arrived: Seconds since 1970.
+        began_s: When it came, on the monotonic clock.
         samples: How many answers were asked for.
         usage: Counts of its samples: the prompt once, the outputs together.
         finish: Why its last sample ended.
@@ -38,7 +38,7 @@ class PastRequest(msgspec.Struct, frozen=True, kw_only=True):
     rid: str
     tenant: str
     kind: str
-    arrived: float
+    began_s: float
     samples: int
     usage: Usage
     finish: str
@@ -71,9 +71,10 @@ class RecentRequests:
             limit: From 1.
         """
         past = (p for p in reversed(self._past) if tenant in (None, p.tenant))
+        since = self._wall() - self._clock()
         return {
             "running": list(islice(self._running(tenant), limit)),
-            "requests": [_past_view(p) for p in islice(past, limit)],
+            "requests": [_past_view(p, since) for p in islice(past, limit)],
         }
 
     def _running(self, tenant: str | None) -> Iterator[dict[str, Any]]:
@@ -96,14 +97,13 @@ class RecentRequests:
     def _ended(self, live: LiveRequest) -> None:
         if live.internal:
             return
-        now = self._clock()
         last = max(live.samples, key=lambda sample: sample.timing.finished if sample.timing else 0)
         self._past.append(
             PastRequest(
                 rid=live.rid[:MAX_RID_CHARS],
                 tenant=live.tenant,
                 kind=_kind(live),
-                arrived=self._wall() - (now - began_s(live)),
+                began_s=began_s(live),
                 samples=len(live.samples),
                 usage=_usage(live.samples),
                 finish=_finish_name(last.finish),
@@ -133,13 +133,14 @@ def _finish_name(finish: Finish | None) -> str:
     return "abort_client" if finish.status is None else "abort_server"
 
 
-def _past_view(past: PastRequest) -> dict[str, Any]:
+def _past_view(past: PastRequest, since: float) -> dict[str, Any]:
+    """As JSON; the monotonic clock was 0 `since` seconds after 1970 began."""
     usage = past.usage
     return {
         "rid": past.rid,
         "tenant": past.tenant,
         "kind": past.kind,
-        "arrived": past.arrived,
+        "arrived": past.began_s + since,
         "samples": past.samples,
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

@@ -22,7 +22,7 @@ T = TypeVar("T")
 TIMEOUT_S = 5.0
 
 
-class RefusedError(Exception):
+class RegistrationRefusedError(Exception):
     """A gateway answered that it does not take this server."""
 
 
@@ -53,7 +53,7 @@ def _decoded(answer: httpx.Response, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(answer.content, type=kind)
     except MALFORMED as error:
-        raise RefusedError(f"it does not answer as a gateway does: {error}") from error
+        raise RegistrationRefusedError(f"it does not answer as a gateway does: {error}") from error
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class Registration:
             try:
                 await self._look(place)
                 place.told = ""
-            except (httpx.HTTPError, RefusedError) as error:
+            except (httpx.HTTPError, RegistrationRefusedError) as error:
                 self._complain(place, str(error) or type(error).__name__)
             await asyncio.sleep(self._presence.interval_s)
 
@@ -145,7 +145,7 @@ class Registration:
             place.worker_id = _decoded(answer, _Added).worker_id
             logger.info("registered at %s as %s", place.gateway, presence.url)
         else:
-            raise RefusedError(f"status {answer.status_code}: {answer.text[:200]}")
+            raise RegistrationRefusedError(f"status {answer.status_code}: {answer.text[:200]}")
 
     async def _known(self, place: _Place) -> bool:
         answer = await self._http.get(f"{place.gateway}/workers/{place.worker_id}")

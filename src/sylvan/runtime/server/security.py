@@ -24,7 +24,7 @@ class Level(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class CallRefusal:
     """Why a call is refused."""
 
     status: int
@@ -44,7 +44,9 @@ class Gate:
     def _admin(self) -> Secret | None:
         return self._settings.now.server.admin_api_key
 
-    def check(self, level: Level, headers: Headers, *, simple: bool = False) -> Tenant | Refusal:
+    def check(
+        self, level: Level, headers: Headers, *, simple: bool = False
+    ) -> Tenant | CallRefusal:
         """The tenant that calls, or why nobody may.
 
         Args:
@@ -66,7 +68,7 @@ class Gate:
 
     def _check_operator(
         self, level: Level, presented: str | None, headers: Headers, *, simple: bool
-    ) -> Tenant | Refusal:
+    ) -> Tenant | CallRefusal:
         if self._admin:
             good = presented is not None and self._admin.matches(presented)
             return Tenant(admin=True) if good else _refusal(presented)
@@ -74,33 +76,35 @@ class Gate:
             found = self._check_client(presented, headers, simple=simple)
             # the one key of a server is the operator's; tenants have keys of their own
             is_tenant = isinstance(found, Tenant) and bool(found.name)
-            return Refusal(403, "Forbidden") if is_tenant else found
+            return CallRefusal(403, "Forbidden") if is_tenant else found
         # With no key at all only this machine's own programs may steer the server: not other
         # machines, and not web pages that a browser of this machine has loaded.
         if level is not Level.ADMIN_OPTIONAL or not self._loopback:
-            return Refusal(403, "Forbidden")
+            return CallRefusal(403, "Forbidden")
         return self._of_a_page(headers, simple=simple) or Tenant(admin=True)
 
-    def _of_a_page(self, headers: Headers, *, simple: bool) -> Refusal | None:
+    def _of_a_page(self, headers: Headers, *, simple: bool) -> CallRefusal | None:
         """Why a call without credentials is refused if a web page may have made it."""
         if is_foreign(headers, self._origins):
-            return Refusal(403, "Forbidden: pages of other origins may not call (cors_origins).")
+            return CallRefusal(
+                403, "Forbidden: pages of other origins may not call (cors_origins)."
+            )
         if simple:
-            return Refusal(403, "Forbidden: without a key this route takes POST only.")
+            return CallRefusal(403, "Forbidden: without a key this route takes POST only.")
         return None
 
     def _check_client(
         self, presented: str | None, headers: Headers, *, simple: bool
-    ) -> Tenant | Refusal:
+    ) -> Tenant | CallRefusal:
         if self._keyring.empty:
             asked_for = ANY in self._origins and not simple
             return (None if asked_for else self._of_a_page(headers, simple=simple)) or Tenant()
         if presented is None:
-            return Refusal(401, "Unauthorized")
+            return CallRefusal(401, "Unauthorized")
         tenant = self._keyring.find(presented)
         if tenant is None and self._admin and self._admin.matches(presented):
             tenant = Tenant(admin=True)
-        return tenant or Refusal(401, "Unauthorized")
+        return tenant or CallRefusal(401, "Unauthorized")
 
 
 def _credential(headers: Headers) -> str | None:
@@ -111,5 +115,5 @@ def _credential(headers: Headers) -> str | None:
     return headers.get("x-api-key") or None
 
 
-def _refusal(presented: str | None) -> Refusal:
-    return Refusal(401, "Unauthorized") if presented is None else Refusal(403, "Forbidden")
+def _refusal(presented: str | None) -> CallRefusal:
+    return CallRefusal(401, "Unauthorized") if presented is None else CallRefusal(403, "Forbidden")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sylvan.api.native import Limits
+from sylvan.api.native import RequestBodyLimits
 from sylvan.api.strict_json import JsonLimits
 from sylvan.config.chaos import NONE, Faults, read_faults
 from sylvan.config.tree import (
@@ -156,6 +156,8 @@ class CurrentSettings:
 
     now: ServerSettings
 
-    def bounds(self) -> Limits:
+    def bounds(self) -> RequestBodyLimits:
         """Bounds on one body."""
-        return Limits(max_samples=self.now.limits.samples, max_top_logprobs=MAX_TOP_LOGPROBS)
+        return RequestBodyLimits(
+            max_samples=self.now.limits.samples, max_top_logprobs=MAX_TOP_LOGPROBS
+        )

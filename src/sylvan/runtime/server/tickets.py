@@ -19,19 +19,21 @@ from sylvan.protocol.journal import (
     PROBE,
     RESUME_HEADER,
     TICKET_HEADER,
-    Frame,
     FrameKind,
-    Head,
     JournalError,
-    Resume,
-    Ticket,
+    JournalFrame,
+    JournalTicket,
+    ResponseHead,
+    ResumeFrom,
 )
 from sylvan.runtime.server.endpoint import json_response
-from sylvan.runtime.server.security import Gate, Level, Refusal
+from sylvan.runtime.server.security import CallRefusal, Gate, Level
 from sylvan.runtime.server.settings import CurrentSettings, ServerSettings
 from sylvan.runtime.serving.journal import JOURNAL_KEY, Journal
 
 logger = logging.getLogger(__name__)
+
+_TICKET = TICKET_HEADER.encode()
 
 
 class Tickets:
@@ -72,7 +74,7 @@ class Tickets:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         try:
-            ticket = Ticket.from_header(headers[TICKET_HEADER])
+            ticket = JournalTicket.from_header(headers[TICKET_HEADER])
             resume, receive = await self._read_resume(headers, receive)
             journal = Journal(ticket, resume)
         except (JournalError, RequestError) as error:
@@ -91,7 +93,7 @@ class Tickets:
 
     async def _read_resume(
         self, headers: Headers, receive: Receive
-    ) -> tuple[Resume | None, Receive]:
+    ) -> tuple[ResumeFrom | None, Receive]:
         """The journal so far, and how to receive what follows it."""
         given = headers.get(RESUME_HEADER)
         if given is None:
@@ -109,7 +111,7 @@ class Tickets:
         if len(data) < size:
             raise JournalError("the journal is cut short")
         rest = {"type": "http.request", "body": bytes(data[size:]), "more_body": more}
-        return Resume.decode(bytes(data[:size])), _first(rest, receive)
+        return ResumeFrom.decode(bytes(data[:size])), _first(rest, receive)
 
 
 def trusts_gateway(settings: ServerSettings, gate: Gate, headers: Headers) -> bool:
@@ -117,7 +119,7 @@ def trusts_gateway(settings: ServerSettings, gate: Gate, headers: Headers) -> bo
     key = settings.server.gateway_key
     if key is not None:
         return key.matches(headers.get(KEY_HEADER, ""))
-    return not isinstance(gate.check(Level.ADMIN_OPTIONAL, headers), Refusal)
+    return not isinstance(gate.check(Level.ADMIN_OPTIONAL, headers), CallRefusal)
 
 
 class _Framed:
@@ -145,37 +147,36 @@ class _Framed:
                 (name.decode("latin-1"), value.decode("latin-1"))
                 for name, value in message.get("headers", ())
             )
-            head = msgspec.msgpack.encode(Head(message["status"], pairs))
-            await self._put(Frame(FrameKind.HEAD, head))
+            head = msgspec.msgpack.encode(ResponseHead(message["status"], pairs))
+            await self._put(JournalFrame(FrameKind.HEAD, head))
         elif message["type"] == "http.response.body":
             body = message.get("body", b"")
             self._ended = not message.get("more_body", False)
             if body and self._journal.is_new():
-                await self._put(Frame(FrameKind.DATA, body, self._journal.take()))
+                await self._put(JournalFrame(FrameKind.DATA, body, self._journal.take()))
 
     async def beat(self, alive: Callable[[], bool]) -> None:
         """Show life."""
         while True:
             await asyncio.sleep(BEAT_S)
             if alive():
-                await self._put(Frame(FrameKind.BEAT))
+                await self._put(JournalFrame(FrameKind.BEAT))
 
     async def close(self) -> None:
         """End the answer; without an END frame if it is not complete."""
         if self._ended:
             totals = msgspec.msgpack.encode(self._journal.totals())
-            await self._put(Frame(FrameKind.END, totals))
+            await self._put(JournalFrame(FrameKind.END, totals))
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _put(self, frame: Frame) -> None:
+    async def _put(self, frame: JournalFrame) -> None:
         async with self._lock:
             body = frame.encode()
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 def _has_ticket(scope: Scope) -> bool:
-    name = TICKET_HEADER.encode()
-    return any(key == name for key, _ in scope["headers"])
+    return _TICKET in [key for key, _ in scope["headers"]]
 
 
 def _noted(send: Send, trusted: bool) -> Send:

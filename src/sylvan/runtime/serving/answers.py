@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,14 +15,20 @@ from sylvan.runtime.serving.conversation import Conversation, Prepared, prepare
 from sylvan.runtime.serving.samples import Sample, collect, stream
 from sylvan.runtime.serving.service import GenerationService
 from sylvan.runtime.tokenizer.types import SampleDelta, error_of
-from sylvan.text.output import Answer, OutputReader, OutputRules, Piece, ReasoningDelta, read_whole
+from sylvan.text.output import (
+    OutputReader,
+    OutputRules,
+    ParsedOutput,
+    Piece,
+    ReasoningDelta,
+    read_whole,
+)
 from sylvan.text.output import TextDelta as Text
 from sylvan.text.reasoning.tokens import ReasoningCounter
-from sylvan.text.spans import Span
+from sylvan.text.spans import TextSpan
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(msgspec.Struct, frozen=True):
     """What is new of one sample, and its counts so far.
 
     Attributes:
@@ -40,7 +45,7 @@ class Update:
     pieces: list[Piece]
     reasoning_tokens: int = 0
     has_calls: bool = False
-    spans: Sequence[Span] = ()
+    spans: Sequence[TextSpan] = ()
 
     @property
     def usage(self) -> Usage:
@@ -53,12 +58,11 @@ class Update:
         return self.delta.finish
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """A finished sample."""
 
     sample: Sample
-    answer: Answer
+    answer: ParsedOutput
     reasoning_tokens: int
 
     @property

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, cast
+
+import msgspec
 
 from sylvan.api.answering import AnswerRequest, ToolUse, plan_answer
 from sylvan.api.media import split_media
@@ -25,8 +26,7 @@ _MEDIA = ("image", "image_url", "video", "video_url", "audio", "audio_url", "inp
 INLINE_CHARS = 8192  # rendering and tokenising as much takes under 2 ms
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestFacts:
+class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine is told beside prompt and sampling."""
 
     rid: str
@@ -35,11 +35,10 @@ class RequestFacts:
     logprobs: LogprobOptions | None = None
     lora: str | None = None
     cache_salt: str = ""
-    options: RequestOptions = field(default_factory=RequestOptions)
+    options: RequestOptions = msgspec.field(default_factory=RequestOptions)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """What a client wants answered, in the terms that all APIs share.
 
     Attributes:
@@ -59,8 +58,8 @@ class Conversation:
 
     messages: Sequence[Mapping[str, Any]]
     sampling: SamplingParams
-    tool_use: ToolUse = field(default_factory=ToolUse)
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    tool_use: ToolUse = msgspec.field(default_factory=ToolUse)
+    variables: Mapping[str, Any] = msgspec.field(default_factory=dict)
     template: str | None = None
     add_generation_prompt: bool = True
     continue_final: bool = False
@@ -71,8 +70,7 @@ class Conversation:
     request: RequestFacts
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation that can be given to the engine.
 
     Attributes:
@@ -87,7 +85,8 @@ class Prepared:
 
     def with_sampling(self, sampling: SamplingParams) -> Prepared:
         """The same with other sampling parameters."""
-        return replace(self, input=replace(self.input, sampling=sampling))
+        given = msgspec.structs.replace(self.input, sampling=sampling)
+        return msgspec.structs.replace(self, input=given)
 
 
 async def prepare(service: GenerationService, conversation: Conversation) -> Prepared:
@@ -97,7 +96,8 @@ async def prepare(service: GenerationService, conversation: Conversation) -> Pre
         RequestError: The messages cannot be rendered, or the tool choice is no tool.
     """
     messages, media = split_media(conversation.messages)
-    conversation = replace(conversation, messages=messages)
+    if media:
+        conversation = msgspec.structs.replace(conversation, messages=messages)
     prompt = await render(service, conversation)
     plan = plan_answer(
         service.parsers,
@@ -126,6 +126,7 @@ async def prepare(service: GenerationService, conversation: Conversation) -> Pre
             options=facts.options,
             thinking=plan.thinking,
             media=tuple(media),
+            origin=service.origin,
         ),
         rules=plan.rules,
         prompt=prompt,
@@ -169,13 +170,13 @@ async def render_chat(service: GenerationService, request: ChatRequest) -> Rende
             as many characters.
     """
     parts = (_texts(request.messages), request.tools or ())
-    if _size(parts, INLINE_CHARS) <= INLINE_CHARS:
-        return _render(service, request)
-    return await call_in_thread(_render, service, request)
-
-
-def _render(service: GenerationService, request: ChatRequest) -> RenderedPrompt:
     length = service.manager.facts.context_len
+    if _size(parts, INLINE_CHARS) <= min(INLINE_CHARS, MAX_CHARS_PER_TOKEN * length):
+        return service.template.render(request)
+    return await call_in_thread(_render, service, request, length)
+
+
+def _render(service: GenerationService, request: ChatRequest, length: int) -> RenderedPrompt:
     most = MAX_CHARS_PER_TOKEN * length
     for name, items in (("messages", _texts(request.messages)), ("tools", request.tools or ())):
         size = _size(items, most)
@@ -209,8 +210,8 @@ def _size(items: Iterable[Any], most: int) -> int:
             left.pop()
         elif isinstance(value, str):
             total += len(value)
-        elif isinstance(value, Mapping):
+        elif isinstance(value, dict | Mapping):
             left.append(chain.from_iterable(cast(Mapping[str, Any], value).items()))
-        elif isinstance(value, Iterable):
+        elif isinstance(value, list | tuple | Iterable):
             left.append(iter(cast(Iterable[Any], value)))
     return total

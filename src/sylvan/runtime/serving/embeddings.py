@@ -6,11 +6,12 @@ import asyncio
 import base64
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from sylvan.api.native_reply import finish_reason, timing_keys
 from sylvan.api.openai.vectors import ClassifyBody, EmbeddingsBody, EncodeBody, Inputs
@@ -20,14 +21,14 @@ from sylvan.runtime.serving.labels import Labels
 from sylvan.runtime.serving.prompts import Prompts, read_prompts
 from sylvan.runtime.tokenizer.embeds import KINDS
 from sylvan.runtime.tokenizer.manager import TokenizerManager
-from sylvan.runtime.tokenizer.types import EmbedInput, ModelFacts, Origin, Vector
+from sylvan.runtime.tokenizer.types import EmbedInput, Origin, ServedModelInfo, Vector
 from sylvan.utils.clock import Clock, monotonic
 
 Reply = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
+class EmbeddingCaller:
     """Whom vectors are made for.
 
     Attributes:
@@ -43,7 +44,7 @@ class Caller:
     origin: Origin | None = None
 
     @property
-    def facts(self) -> ModelFacts:
+    def facts(self) -> ServedModelInfo:
         """About the model."""
         return self.manager.facts
 
@@ -81,7 +82,7 @@ class Caller:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def embeddings(caller: Caller, body: EmbeddingsBody) -> Reply:
+async def embeddings(caller: EmbeddingCaller, body: EmbeddingsBody) -> Reply:
     """The reply of `/v1/embeddings`."""
     caller.demand("embed", "both", what="embeddings")
     lora = caller.adapter(body.lora_path, body.model)
@@ -100,7 +101,7 @@ async def embeddings(caller: Caller, body: EmbeddingsBody) -> Reply:
     }
 
 
-async def encode(caller: Caller, body: EncodeBody) -> Reply | list[Reply]:
+async def encode(caller: EmbeddingCaller, body: EncodeBody) -> Reply | list[Reply]:
     """The reply of `/encode`, and of `/classify`, where the numbers are those of labels."""
     began_s = caller.clock()
     inputs, is_batch = _native_inputs(body)
@@ -112,7 +113,7 @@ async def encode(caller: Caller, body: EncodeBody) -> Reply | list[Reply]:
     return replies if is_batch else replies[0]
 
 
-async def classify(caller: Caller, body: ClassifyBody, labels: Labels) -> Reply:
+async def classify(caller: EmbeddingCaller, body: ClassifyBody, labels: Labels) -> Reply:
     """The reply of `/v1/classify`."""
     caller.demand("classify", what="classes")
     asked = EmbedInput(priority=body.priority or 0)

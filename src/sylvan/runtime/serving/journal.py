@@ -11,17 +11,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
 
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.journal import RESUME_HEADER, Resume, Ticket, Totals
+from sylvan.protocol.journal import RESUME_HEADER, JournalTicket, ResumeFrom, Totals
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta
 from sylvan.transport.api import MessageError
-from sylvan.transport.codec import Decoder, Encoder
+from sylvan.transport.codec import MessageDecoder, MessageEncoder
 
 JOURNAL_KEY = "sylvan.journal"
 """Of the ASGI scope of a call that has one."""
@@ -130,7 +129,7 @@ class Journal:
         RequestError: The journal so far is malformed.
     """
 
-    def __init__(self, ticket: Ticket, resume: Resume | None = None) -> None:
+    def __init__(self, ticket: JournalTicket, resume: ResumeFrom | None = None) -> None:
         self.ticket = ticket
         self._past = _read(resume.entries) if resume else []
         self._skip = resume.num_frames if resume else 0
@@ -138,7 +137,7 @@ class Journal:
         self._consumed = 0
         self._unsent: list[Entry] = []
         self._usages: dict[tuple[int, int], Usage] = {}
-        self._encode = Encoder().encode
+        self._encode = MessageEncoder().encode
         self._numbers = itertools.count()
 
     @property
@@ -153,7 +152,7 @@ class Journal:
             raise RequestError(message, param=RESUME_HEADER)
         for entry in self._past:
             rid = inputs[entry.prompt].rid or ""
-            yield entry.prompt, replace(entry.delta(), rid=rid)
+            yield entry.prompt, msgspec.structs.replace(entry.delta(), rid=rid)
 
     def pinned(self, inputs: Sequence[GenerateInput]) -> Sequence[GenerateInput]:
         """See `CallJournal.pinned`."""
@@ -166,7 +165,7 @@ class Journal:
         left_s = inp.options.deadline_s
         if left_s is not None:
             left_s = max(left_s - ticket.elapsed_s, 0.001)
-        return replace(
+        return msgspec.structs.replace(
             inp,
             rid=inp.rid or f"{ticket.name}-{prompt}",
             default_seed=(ticket.seed + prompt * _SEED_STEP) & _SEED_MASK,
@@ -227,7 +226,7 @@ class Journal:
 
 
 def _read(parts: Sequence[bytes]) -> list[Entry]:
-    decoder: Decoder[Any] = Decoder(list[Entry])
+    decoder: MessageDecoder[Any] = MessageDecoder(list[Entry])
     try:
         return [entry for part in parts for entry in decoder.decode(part)]
     except MessageError as error:

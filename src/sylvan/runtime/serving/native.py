@@ -14,7 +14,7 @@ from sylvan.api.native_reply import ReplyOptions, ReplyState, timing_keys
 from sylvan.api.request_fields import request_options
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish
-from sylvan.protocol.requests import Thinking
+from sylvan.protocol.requests import ThinkingOptions
 from sylvan.runtime.serving.samples import Sample, collect, stream
 from sylvan.runtime.serving.service import GenerationService
 from sylvan.runtime.serving.sessions import NewTurn, Turn
@@ -166,7 +166,7 @@ class NativeCall:
             media=prompt.media,
         )
 
-    def _thinking(self, prompt: Prompt) -> Thinking | None:
+    def _thinking(self, prompt: Prompt) -> ThinkingOptions | None:
         parsers, budget = self._service.parsers, self._body.max_thinking_tokens
         inside, opens = bool(self._body.require_reasoning), False
         if parsers.reasoning is None or (budget is None and not inside):

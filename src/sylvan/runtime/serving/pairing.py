@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import msgspec
@@ -20,8 +20,7 @@ USUAL_PORT = 8998
 """Of prefill servers, for requests that name none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pairing:
+class Pairing(msgspec.Struct, frozen=True):
     """That of one call.
 
     Attributes:
@@ -79,10 +78,11 @@ class Pairing:
                 max_new_tokens=1 if wanted is None else min(1, wanted),
                 min_new_tokens=min(1, sampling.min_new_tokens),
             )
-            return replace(inp, sampling=first_only, bootstraps=bootstraps)
+            return msgspec.structs.replace(inp, sampling=first_only, bootstraps=bootstraps)
         if reads_prompt and inp.logprobs is not None:
-            inp = replace(inp, logprobs=msgspec.structs.replace(inp.logprobs, start=None))
-        return replace(inp, bootstraps=bootstraps)
+            logprobs = msgspec.structs.replace(inp.logprobs, start=None)
+            inp = msgspec.structs.replace(inp, logprobs=logprobs)
+        return msgspec.structs.replace(inp, bootstraps=bootstraps)
 
 
 @dataclass(slots=True)

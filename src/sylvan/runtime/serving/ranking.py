@@ -16,7 +16,7 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Usage
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.serving.embeddings import Caller, Reply, meta_of, usage_of
+from sylvan.runtime.serving.embeddings import EmbeddingCaller, Reply, meta_of, usage_of
 from sylvan.runtime.serving.labels import Labels
 from sylvan.runtime.serving.prompts import DOCUMENT, QUERY, read_prompts
 from sylvan.runtime.tokenizer.types import EmbedInput, GenerateInput, SampleDelta, error_of
@@ -54,7 +54,9 @@ class Judged:
     meta: Reply
 
 
-async def rerank(caller: Caller, body: RerankBody, labels: Labels, chat: ChatTemplate) -> list[Any]:
+async def rerank(
+    caller: EmbeddingCaller, body: RerankBody, labels: Labels, chat: ChatTemplate
+) -> list[Any]:
     """The reply of `/v1/rerank`: the best document first.
 
     A classifier with one label (or two) reads query and document as a pair; an embedder compares
@@ -77,7 +79,7 @@ async def rerank(caller: Caller, body: RerankBody, labels: Labels, chat: ChatTem
     ]
 
 
-async def _by_label(caller: Caller, body: RerankBody, labels: Labels) -> list[Judged]:
+async def _by_label(caller: EmbeddingCaller, body: RerankBody, labels: Labels) -> list[Judged]:
     if caller.facts.vector_size > 2:
         count = caller.facts.vector_size
         message = f"The model has {count} labels; ranking needs one with a single label, or two."
@@ -87,7 +89,7 @@ async def _by_label(caller: Caller, body: RerankBody, labels: Labels) -> list[Ju
     return [Judged(labels.relevance(v.values) or 0.0, meta_of(v)) for v in vectors]
 
 
-async def _by_vector(caller: Caller, body: RerankBody, labels: Labels) -> list[Judged]:
+async def _by_vector(caller: EmbeddingCaller, body: RerankBody, labels: Labels) -> list[Judged]:
     prompts = read_prompts(caller.facts.model_path)
     name, others = prompts.first_of(*QUERY), prompts.first_of(*DOCUMENT)
     asked = _asked(body) if body.instruct else prompts.apply(body.query, name)
@@ -106,7 +108,7 @@ def _asked(body: RerankBody) -> str:
     return f"{body.instruct}\n{body.query}" if body.instruct else body.query
 
 
-async def _by_answer(caller: Caller, body: RerankBody, chat: ChatTemplate) -> list[Judged]:
+async def _by_answer(caller: EmbeddingCaller, body: RerankBody, chat: ChatTemplate) -> list[Judged]:
     wanted = _verdicts(caller)
     if not wanted:
         message = (
@@ -119,7 +121,7 @@ async def _by_answer(caller: Caller, body: RerankBody, chat: ChatTemplate) -> li
     return [Judged(_softmax(sample.logprobs)[0], sample.meta) for sample in samples]
 
 
-def _verdicts(caller: Caller) -> list[int]:
+def _verdicts(caller: EmbeddingCaller) -> list[int]:
     """Tokens for yes and no; none if the model cannot be asked."""
     tokenizer = caller.manager.tokenizer
     words = [tokenizer.encode_user(word, add_special_tokens=False) for word in ("yes", "no")]
@@ -149,7 +151,7 @@ class _NextToken:
 
 
 async def _next_tokens(
-    caller: Caller,
+    caller: EmbeddingCaller,
     prompts: Sequence[Sequence[int]],
     labels: Sequence[Sequence[int]],
     temperature: float,
@@ -176,7 +178,7 @@ async def _next_tokens(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _next_token(caller: Caller, inp: GenerateInput) -> _NextToken:
+async def _next_token(caller: EmbeddingCaller, inp: GenerateInput) -> _NextToken:
     last: SampleDelta | None = None
     async with aclosing(caller.manager.generate(inp)) as deltas:
         async for delta in deltas:
@@ -191,7 +193,7 @@ async def _next_token(caller: Caller, inp: GenerateInput) -> _NextToken:
     return _NextToken(last.logprobs.chosen_logprobs[0].tolist(), last.usage, meta)
 
 
-async def score(caller: Caller, body: ScoreBody) -> Reply:
+async def score(caller: EmbeddingCaller, body: ScoreBody) -> Reply:
     """The reply of `/v1/score`: probabilities of label tokens, or the numbers of labels."""
     caller.demand("generate", "both", "classify", what="scores")
     items: Any = [body.items] if isinstance(body.items, str) else body.items
@@ -227,7 +229,7 @@ def _ids(part: object) -> list[int]:
 
 
 async def _label_scores(
-    caller: Caller, body: ScoreBody, items: list[Any]
+    caller: EmbeddingCaller, body: ScoreBody, items: list[Any]
 ) -> tuple[list[list[float]], list[Usage]]:
     pairs = PairEncoder(caller.manager.tokenizer).separates()
     inputs: list[EmbedInput] = []
@@ -243,7 +245,7 @@ async def _label_scores(
 
 
 async def _token_scores(
-    caller: Caller, body: ScoreBody, items: list[Any]
+    caller: EmbeddingCaller, body: ScoreBody, items: list[Any]
 ) -> tuple[list[list[float]], list[Usage]]:
     labels = _label_ids(body, len(items))
     prompts: list[list[int]] = []

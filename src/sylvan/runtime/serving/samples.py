@@ -118,6 +118,11 @@ async def stream(
         for prompt, delta in journal.past(inputs):
             journal.note(prompt, delta)
             yield prompt, delta
+        if len(sources) == 1:
+            async for delta in sources[0]:
+                journal.note(0, delta)
+                yield 0, delta
+            return
         async for prompt, delta in _merged(sources):
             journal.note(prompt, delta)
             yield prompt, delta
@@ -131,10 +136,6 @@ _Item = tuple[int, SampleDelta] | SylvanError | None
 
 
 async def _merged(sources: Sequence[Source]) -> AsyncGenerator[tuple[int, SampleDelta], None]:
-    if len(sources) == 1:
-        async for delta in sources[0]:
-            yield 0, delta
-        return
     queue: asyncio.Queue[_Item] = asyncio.Queue(2 * len(sources))
     running = len(sources)
     tasks: list[asyncio.Task[None]] = []

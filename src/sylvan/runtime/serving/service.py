@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sylvan.api.native import Limits
+from msgspec.structs import replace
+
+from sylvan.api.native import RequestBodyLimits
 from sylvan.api.sampling import SamplingDefaults, model_defaults, read_sampling
 from sylvan.config.tree import TextConfig
 from sylvan.protocol.errors import ConfigError, RequestError
@@ -22,6 +23,8 @@ from sylvan.text.chat_template import ChatTemplate
 from sylvan.text.parsers import Parsers, make_parsers
 from sylvan.utils.clock import Clock, monotonic
 from sylvan.utils.json_files import read_json
+from sylvan.utils.names import random_hex
+from sylvan.utils.variants import variant
 
 
 def wall_clock() -> float:
@@ -29,7 +32,7 @@ def wall_clock() -> float:
     return datetime.now(tz=UTC).timestamp()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class GenerationService:
     """Makes answers: of conversations (`answers`), of `/generate` (`native`), or raw (`samples`).
 
@@ -55,16 +58,16 @@ class GenerationService:
     sessions: SessionStore
     text: TextConfig
     defaults: SamplingDefaults
-    bounds: Callable[[], Limits]
+    bounds: Callable[[], RequestBodyLimits]
     clock: Clock = monotonic
     wall: Callable[[], float] = wall_clock
-    ids: Callable[[int], str] = secrets.token_hex
+    ids: Callable[[int], str] = random_hex
     journal: CallJournal = field(default_factory=NoJournal)
     pairing: Pairing = field(default_factory=Pairing)
     origin: Origin = NO_ORIGIN
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RequestBodyLimits:
         """Bounds on one body."""
         return self.bounds()
 
@@ -72,12 +75,13 @@ class GenerationService:
         """The service for one call; with a journal, names and times are those of its ticket."""
         if journal is None:
             return self
-        return replace(self, ids=journal.ids, wall=journal.wall(self.clock), journal=journal)
+        return variant(self, ids=journal.ids, wall=journal.wall(self.clock), journal=journal)
 
     def placed(self, inputs: Sequence[GenerateInput]) -> list[GenerateInput]:
         """The inputs of the call, as this server is to serve them."""
         placed = self.pairing.placed(self.journal.pinned(inputs))
-        return [replace(inp, origin=self.origin) for inp in placed]
+        origin = self.origin
+        return [inp if inp.origin is origin else replace(inp, origin=origin) for inp in placed]
 
     def variables(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Variables of a chat template: the operator's, then the request's."""
@@ -87,7 +91,7 @@ class GenerationService:
 def make_service(
     manager: TokenizerManager,
     text: TextConfig,
-    bounds: Callable[[], Limits],
+    bounds: Callable[[], RequestBodyLimits],
     sessions: SessionLimits | None = None,
     clock: Clock = monotonic,
     wall: Callable[[], float] = wall_clock,

@@ -36,7 +36,7 @@ class RecordError(Exception):
         self.fault: Fault = fault
 
 
-class Records:
+class RecordCodec:
     """Makes and reads records of one manifest.
 
     Args:

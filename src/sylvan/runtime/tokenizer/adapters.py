@@ -21,7 +21,7 @@ from sylvan.protocol.malformed import MALFORMED
 from sylvan.protocol.messages import Command, RegisterAdapter, UnloadAdapter
 from sylvan.runtime.tokenizer.adapter_spool import CONFIG, WEIGHTS, AdapterSpool
 from sylvan.runtime.tokenizer.router import ReplicaRouter
-from sylvan.runtime.tokenizer.types import ModelFacts
+from sylvan.runtime.tokenizer.types import ServedModelInfo
 from sylvan.utils.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
@@ -247,7 +247,7 @@ class Adapters:
         await self._save()
         return info
 
-    def _remind(self, facts: ModelFacts) -> Sequence[Command]:
+    def _remind(self, facts: ServedModelInfo) -> Sequence[Command]:
         """A scheduler started with the adapters of the configuration: what it has to know more."""
         text = facts.extra.pop("adapters", None)
         if not isinstance(text, str):

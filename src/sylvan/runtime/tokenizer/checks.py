@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -12,7 +11,7 @@ from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.protocol.errors import ContextLengthError, RequestError
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.protocol.sampling import SamplingParams, fault_of
-from sylvan.runtime.tokenizer.types import GenerateInput, ModelFacts
+from sylvan.runtime.tokenizer.types import GenerateInput, ServedModelInfo
 from sylvan.text.stops import StopFinder
 
 MAX_TOP_LOGPROBS = 1024
@@ -23,15 +22,14 @@ MAX_CHARS_PER_TOKEN = 256  # a text longer than this times the context cannot fi
 _INT32 = range(-(2**31), 2**31)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class CheckedPrompt(msgspec.Struct, frozen=True):
     """Ids of a prompt, and the field they came from."""
 
     ids: Sequence[int] | IntArray
     param: str
 
 
-def check_input(inp: GenerateInput, facts: ModelFacts) -> None:
+def check_input(inp: GenerateInput, facts: ServedModelInfo) -> None:
     """Check what can be checked before the text is tokenised.
 
     Raises:
@@ -78,7 +76,7 @@ def check_bytes(samplings: Sequence[SamplingParams], most: int) -> None:
 
 
 def build_request(
-    inp: GenerateInput, prompt: Prompt, facts: ModelFacts, *, seed: int
+    inp: GenerateInput, prompt: CheckedPrompt, facts: ServedModelInfo, *, seed: int
 ) -> GenerateRequest:
     """The request of sample 0, with everything that was left open filled in.
 
@@ -179,7 +177,7 @@ def _check_times(inp: GenerateInput) -> None:
             raise RequestError(message, param=name)
 
 
-def _check_prompt(prompt: Prompt, facts: ModelFacts) -> IntArray:
+def _check_prompt(prompt: CheckedPrompt, facts: ServedModelInfo) -> IntArray:
     if len(prompt.ids) == 0:
         raise RequestError(f"{prompt.param} is empty; the prompt needs a token", param=prompt.param)
     if len(prompt.ids) >= facts.max_request_tokens:
@@ -188,7 +186,7 @@ def _check_prompt(prompt: Prompt, facts: ModelFacts) -> IntArray:
     return check_ids(prompt.ids, facts.vocab_size, prompt.param)
 
 
-def _max_new_tokens(prompt_len: int, sampling: SamplingParams, facts: ModelFacts) -> int:
+def _max_new_tokens(prompt_len: int, sampling: SamplingParams, facts: ServedModelInfo) -> int:
     room = facts.max_request_tokens - prompt_len
     wanted = sampling.max_new_tokens
     if wanted is not None and wanted > room:
@@ -196,7 +194,7 @@ def _max_new_tokens(prompt_len: int, sampling: SamplingParams, facts: ModelFacts
     return room if wanted is None else wanted
 
 
-def check_sampling(sampling: SamplingParams, facts: ModelFacts) -> None:
+def check_sampling(sampling: SamplingParams, facts: ServedModelInfo) -> None:
     """Check what does not depend on the prompt.
 
     Raises:
@@ -211,9 +209,11 @@ def check_sampling(sampling: SamplingParams, facts: ModelFacts) -> None:
     if (fault := fault_of(sampling)) is not None:
         message = f"{fault.name}{fault.place}: {fault.text}"
         raise RequestError(message, param=fault.name)
-    check_ids(sampling.stop_token_ids, facts.vocab_size, "stop_token_ids")
+    if sampling.stop_token_ids:
+        check_ids(sampling.stop_token_ids, facts.vocab_size, "stop_token_ids")
     _check_bias(sampling.logit_bias, facts.vocab_size)
-    StopFinder(sampling.stop, sampling.stop_regex)
+    if sampling.stop or sampling.stop_regex:
+        StopFinder(sampling.stop, sampling.stop_regex)
 
 
 def _check_bias(bias: dict[str, float], vocab_size: int) -> None:
@@ -223,7 +223,7 @@ def _check_bias(bias: dict[str, float], vocab_size: int) -> None:
             raise RequestError(message, param="logit_bias")
 
 
-def _check_logprobs(options: LogprobOptions, prompt_len: int, facts: ModelFacts) -> None:
+def _check_logprobs(options: LogprobOptions, prompt_len: int, facts: ServedModelInfo) -> None:
     most = min(MAX_TOP_LOGPROBS, facts.vocab_size)
     if not 0 <= options.top <= most:
         raise RequestError(

@@ -21,7 +21,11 @@ from sylvan.protocol.messages import (
     TokenOutput,
 )
 from sylvan.protocol.names import epoch_of
-from sylvan.text.detokenizer import DetokenizerOptions, IncrementalDetokenizer, Vocabulary
+from sylvan.text.detokenizer import (
+    DetokenizerOptions,
+    DetokenizerVocabulary,
+    IncrementalDetokenizer,
+)
 
 
 @dataclass(slots=True)
@@ -57,7 +61,7 @@ class _Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DetokenizerReply:
     """Response to a message: texts for the API process, stops for the scheduler."""
 
     texts: TextBatch | None = None
@@ -72,7 +76,7 @@ class DetokenizerManager:
     usage here.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: DetokenizerVocabulary) -> None:
         self._vocabulary = vocabulary
         self._texts: dict[str, _Text] = {}
         self._epoch = 0
@@ -82,12 +86,12 @@ class DetokenizerManager:
         """Samples being detokenized."""
         return len(self._texts)
 
-    def handle(self, message: ToDetokenizer) -> Answer:
+    def handle(self, message: ToDetokenizer) -> DetokenizerReply:
         """Handle a message of the scheduler."""
         match message:
             case StartDetokenizing():
                 self._start(message)
-                return Answer()
+                return DetokenizerReply()
             case FlushText():
                 unread = (text for text in self._texts.values() if text.interval is None)
                 return _answer([part for text in unread for part in text.drain()])
@@ -123,7 +127,7 @@ class DetokenizerManager:
             self._epoch = epoch
             self._texts = {n: text for n, text in self._texts.items() if epoch_of(n) >= epoch}
 
-    def _push_all(self, batch: TokenBatch) -> Answer:
+    def _push_all(self, batch: TokenBatch) -> DetokenizerReply:
         texts: list[TextOutput] = []
         stops: list[StopFound] = []
         for output in batch.outputs:
@@ -146,8 +150,8 @@ class DetokenizerManager:
         return _answer(texts, stops)
 
 
-def _answer(texts: Sequence[TextOutput], stops: Sequence[StopFound] = ()) -> Answer:
-    return Answer(TextBatch(outputs=tuple(texts)) if texts else None, tuple(stops))
+def _answer(texts: Sequence[TextOutput], stops: Sequence[StopFound] = ()) -> DetokenizerReply:
+    return DetokenizerReply(TextBatch(outputs=tuple(texts)) if texts else None, tuple(stops))
 
 
 def _push(state: _Text, output: TokenOutput) -> tuple[TextOutput, str | None]:

@@ -17,7 +17,13 @@ from sylvan.runtime.tokenizer.checks import (
     MAX_TIMEOUT_S,
     check_ids,
 )
-from sylvan.runtime.tokenizer.types import EmbedInput, ModelFacts, SampleDelta, Vector, error_of
+from sylvan.runtime.tokenizer.types import (
+    EmbedInput,
+    SampleDelta,
+    ServedModelInfo,
+    Vector,
+    error_of,
+)
 from sylvan.text.pairs import PairEncoder
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.threads import call_in_pool
@@ -46,7 +52,7 @@ class EmbedTexts:
         self._longest = tokenizer.files.max_tokens
         self._end = eos[0] if eos and tokenizer.files.config.get("add_eos_token") is True else None
 
-    def most(self, facts: ModelFacts) -> int:
+    def most(self, facts: ServedModelInfo) -> int:
         """Tokens of the longest text that is served."""
         return min(facts.max_request_tokens, self._longest or facts.max_request_tokens)
 
@@ -88,7 +94,7 @@ class EmbedTexts:
         return [*ids[:first], *kept, *ids[first + len(inner) :]]
 
 
-def check_generates(facts: ModelFacts) -> None:
+def check_generates(facts: ServedModelInfo) -> None:
     """Refuse to continue a text where that cannot be done.
 
     Raises:
@@ -99,7 +105,7 @@ def check_generates(facts: ModelFacts) -> None:
         raise RequestError(message, param="model")
 
 
-def check_embed(inp: EmbedInput, facts: ModelFacts) -> None:
+def check_embed(inp: EmbedInput, facts: ServedModelInfo) -> None:
     """Check what can be checked before the text is tokenised.
 
     Raises:
@@ -123,7 +129,7 @@ def check_embed(inp: EmbedInput, facts: ModelFacts) -> None:
     _check_dimensions(inp.dimensions, facts)
 
 
-def _check_dimensions(wanted: int | None, facts: ModelFacts) -> None:
+def _check_dimensions(wanted: int | None, facts: ServedModelInfo) -> None:
     if wanted is None:
         return
     if facts.task == "classify":
@@ -137,7 +143,7 @@ def _check_dimensions(wanted: int | None, facts: ModelFacts) -> None:
 
 
 def build_embed(
-    inp: EmbedInput, prompt: EmbedPrompt, facts: ModelFacts, rid: str, most: int
+    inp: EmbedInput, prompt: EmbedPrompt, facts: ServedModelInfo, rid: str, most: int
 ) -> EmbedRequest:
     """The request as the scheduler takes it; `most` tokens are the limit.
 

@@ -14,24 +14,26 @@ from sylvan.protocol.messages import (
     CacheTree,
     Command,
     ControlReply,
-    Load,
     Pause,
+    SchedulerLoad,
     SetWeightVersion,
 )
 from sylvan.protocol.tiers import TierLoad
 
 _COUNTS = tuple(
-    f.name for f in msgspec.structs.fields(Load) if f.name not in ("paused", "tiers", "disagg")
+    f.name
+    for f in msgspec.structs.fields(SchedulerLoad)
+    if f.name not in ("paused", "tiers", "disagg")
 )
 
 
-def merged_load(loads: Sequence[Load]) -> Load:
+def merged_load(loads: Sequence[SchedulerLoad]) -> SchedulerLoad:
     """The sums of all counts and rates; paused if all are."""
     if len(loads) == 1:
         return loads[0]
     counts = {name: sum(getattr(load, name) for load in loads) for name in _COUNTS}
     tiers = [load.tiers for load in loads if load.tiers is not None]
-    return Load(
+    return SchedulerLoad(
         **counts,
         paused=all(load.paused for load in loads),
         tiers=_merged_tiers(tiers) if tiers else None,

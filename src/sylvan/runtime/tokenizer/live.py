@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -60,6 +61,7 @@ class SampleState:
         last_s: When its finish arrived here.
         media_tokens: See `Usage.media_tokens`.
         delivered_s: When the reader was done with its last delta.
+        stages: See `timeline.stages`, which keeps them here once the request is closed.
     """
 
     request: Request
@@ -78,6 +80,7 @@ class SampleState:
     first_s: float = 0.0
     last_s: float = 0.0
     delivered_s: float = 0.0
+    stages: Any = None
     pending: PendingDelta = field(default_factory=PendingDelta)
     media_tokens: dict[str, int] | None = None
 
@@ -196,6 +199,8 @@ class LiveRequest:
         closed_s: When nobody waited for it any more; 0: somebody does.
         replica: Which one it was given to first.
         wake: Set when a delta is due.
+        request: That of its first sample; the others differ in `sample` only.
+        tenant: The tenant it belongs to.
     """
 
     rid: str
@@ -209,20 +214,18 @@ class LiveRequest:
     closed_s: float = 0.0
     replica: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    request: Request = field(init=False)
+    tenant: str = field(init=False)
 
-    @property
-    def request(self) -> Request:
-        """The request of its first sample; the others differ in `sample` only."""
-        return self.samples[0].request
-
-    @property
-    def tenant(self) -> str:
-        """The tenant it belongs to."""
-        return self.request.tenant
+    def __post_init__(self) -> None:
+        self.request = self.samples[0].request
+        self.tenant = self.request.tenant
 
     @property
     def done(self) -> bool:
         """Whether the client was given everything."""
+        if len(self.samples) == 1:
+            return self.samples[0].finish_delivered
         return all(sample.finish_delivered for sample in self.samples)
 
     def unfinished(self) -> Iterator[SampleState]:

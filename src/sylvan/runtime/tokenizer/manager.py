@@ -10,12 +10,12 @@ import msgspec
 
 from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.protocol.media import MediaItem
-from sylvan.protocol.messages import Command, ControlReply, Finish, Load
+from sylvan.protocol.messages import Command, ControlReply, Finish, SchedulerLoad
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.tokenizer.adapters import Adapters, AdapterSettings
 from sylvan.runtime.tokenizer.checks import (
-    Prompt,
+    CheckedPrompt,
     build_request,
     check_bytes,
     check_ids,
@@ -39,9 +39,9 @@ from sylvan.runtime.tokenizer.types import (
     EdgeLimits,
     EmbedInput,
     GenerateInput,
-    ModelFacts,
     Origin,
     SampleDelta,
+    ServedModelInfo,
     State,
     Vector,
 )
@@ -100,7 +100,7 @@ class TokenizerManager:
         self._texts = EmbedTexts(tokenizer, self._pool)
 
     @property
-    def facts(self) -> ModelFacts:
+    def facts(self) -> ServedModelInfo:
         """About the model; valid once `ready`."""
         return self.router.facts
 
@@ -224,7 +224,7 @@ class TokenizerManager:
         """What the processes are doing as a whole."""
         return self.router.state
 
-    def load(self) -> Load:
+    def load(self) -> SchedulerLoad:
         """How busy the schedulers were at their last heartbeats, together."""
         return self.router.load
 
@@ -295,18 +295,18 @@ class TokenizerManager:
             message = f"{full} requests run or wait already; try again later"
             raise CapacityError(message, setting="scheduler.max_waiting_reqs")
 
-    async def _prompt(self, inp: GenerateInput) -> Prompt:
+    async def _prompt(self, inp: GenerateInput) -> CheckedPrompt:
         if inp.input_ids is not None:
-            return Prompt(inp.input_ids, "input_ids")
+            return CheckedPrompt(inp.input_ids, "input_ids")
         assert inp.text is not None
         ids = await self.tokenize(
             inp.text, add_special_tokens=inp.add_special_tokens, trusted=inp.trusted
         )
-        return Prompt(ids, "text")
+        return CheckedPrompt(ids, "text")
 
     async def _with_media(
-        self, inp: GenerateInput, prompt: Prompt
-    ) -> tuple[Prompt, tuple[MediaItem, ...]]:
+        self, inp: GenerateInput, prompt: CheckedPrompt
+    ) -> tuple[CheckedPrompt, tuple[MediaItem, ...]]:
         """The prompt with all tokens of its images, videos and sounds, and these."""
         if not inp.media:
             return prompt, ()
@@ -316,7 +316,7 @@ class TokenizerManager:
             raise RequestError(message, param=first.path)
         tokens = self.facts.media_tokens
         ids, items = await self.media.expand(prompt.ids, inp.media, tokens, inp.tenant)
-        return Prompt(ids, prompt.param), items
+        return CheckedPrompt(ids, prompt.param), items
 
     def _submit(self, inp: GenerateInput, base: GenerateRequest, received_s: float) -> LiveRequest:
         salt = self.isolation.salt(inp.tenant, inp.cache_salt)

@@ -15,7 +15,7 @@ import numpy as np
 from sylvan.config.tree import MediaConfig
 from sylvan.media.fetch import Fetcher, FetchLimits
 from sylvan.media.given import VECTORS, given_vectors
-from sylvan.media.messages import Prepare, Prepared
+from sylvan.media.messages import PreparedItem, PrepareItem
 from sylvan.media.pool import MediaWorkers
 from sylvan.media.sounds import SAMPLES
 from sylvan.media.source import MediaSource
@@ -46,7 +46,7 @@ class MediaPreparer:
             )
         )
         self._workers = MediaWorkers(model_dir, settings.workers, settings.process_s)
-        self._kept: OrderedDict[bytes, Prepared] = OrderedDict()
+        self._kept: OrderedDict[bytes, PreparedItem] = OrderedDict()
         self._kept_bytes = 0
 
     async def expand(
@@ -119,7 +119,7 @@ class MediaPreparer:
         await self._fetcher.close()
         await self._workers.close()
 
-    async def _prepare(self, source: MediaSource, tenant: str, token: int) -> Prepared:
+    async def _prepare(self, source: MediaSource, tenant: str, token: int) -> PreparedItem:
         if VECTORS in source.options:
             return given_vectors(source, token)
         data = await self._fetcher.read(source)
@@ -136,8 +136,8 @@ class MediaPreparer:
                 self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
         return found
 
-    def _order(self, source: MediaSource, data: bytes, options: dict[str, Any]) -> Prepare:
-        return Prepare(
+    def _order(self, source: MediaSource, data: bytes, options: dict[str, Any]) -> PrepareItem:
+        return PrepareItem(
             id=0,
             kind=source.kind,
             data=data,
@@ -148,7 +148,7 @@ class MediaPreparer:
         )
 
 
-async def _all(works: Iterable[Coroutine[None, None, Prepared]]) -> list[Prepared]:
+async def _all(works: Iterable[Coroutine[None, None, PreparedItem]]) -> list[PreparedItem]:
     """All results in order; if one fails the others are cancelled."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
@@ -168,7 +168,7 @@ def _check_kinds(sources: Sequence[MediaSource], token_ids: Mapping[MediaKind, i
 
 
 def _placeholders(
-    ids: IntArray, sources: Sequence[MediaSource], prepared: Sequence[Prepared]
+    ids: IntArray, sources: Sequence[MediaSource], prepared: Sequence[PreparedItem]
 ) -> tuple[list[tuple[int, int]], list[int]]:
     """What of a prompt is replaced, from where and up to where; and by which item.
 
@@ -192,7 +192,7 @@ def _placeholders(
     return found, order
 
 
-def _replaced(ids: IntArray, place: int, item: Prepared) -> tuple[int, int]:
+def _replaced(ids: IntArray, place: int, item: PreparedItem) -> tuple[int, int]:
     if item.around and 0 < place < len(ids) - 1:
         before, after = item.around
         if (ids[place - 1], ids[place + 1]) == (before, after):
@@ -207,5 +207,5 @@ def _key(source: MediaSource, data: bytes, tenant: str) -> bytes:
     return found.digest()
 
 
-def _size(found: Prepared) -> int:
+def _size(found: PreparedItem) -> int:
     return sum(array.nbytes for array in found.features.values()) + 4 * len(found.tokens)

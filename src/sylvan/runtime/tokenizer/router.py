@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from sylvan.protocol.errors import CapacityError
-from sylvan.protocol.messages import Command, ControlReply, Finish, Load
+from sylvan.protocol.messages import Command, ControlReply, Finish, SchedulerLoad
 from sylvan.runtime.tokenizer.fan_out import command_for, merged_load, merged_reply
 from sylvan.runtime.tokenizer.live import LiveRequest, LiveTable
-from sylvan.runtime.tokenizer.routing import RoundRobin, RoutingPolicy
+from sylvan.runtime.tokenizer.routing import ReplicaPolicy, ReplicaRoundRobin
 from sylvan.runtime.tokenizer.scheduler_client import SchedulerClient
-from sylvan.runtime.tokenizer.types import ModelFacts, State
+from sylvan.runtime.tokenizer.types import ServedModelInfo, State
 from sylvan.transport.api import ChannelFullError
 from sylvan.utils.clock import Clock, monotonic
 
@@ -23,8 +24,7 @@ DEADLINE_GRACE_S = 0.5
 """The scheduler ends a request at its deadline; when it has not done so by then, we do."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Route:
+class _Route(msgspec.Struct, frozen=True):
     """Where a live request is served; `timer` ends it after its deadline."""
 
     client: SchedulerClient
@@ -47,7 +47,7 @@ class ReplicaRouter:
     def __init__(
         self,
         num_replicas: int = 1,
-        policy: RoutingPolicy | None = None,
+        policy: ReplicaPolicy | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self.clients: tuple[SchedulerClient, ...] = tuple(
@@ -56,7 +56,7 @@ class ReplicaRouter:
         self.live = LiveTable()
         self.admitted: list[Callable[[LiveRequest], None]] = []
         self.observers: list[Callable[[LiveRequest], None]] = []
-        self._policy = policy or RoundRobin()
+        self._policy = policy or ReplicaRoundRobin()
         self._clock = clock
         self._routes: dict[LiveRequest, _Route] = {}
         self._serials = itertools.count(1)
@@ -96,11 +96,13 @@ class ReplicaRouter:
         return max(client.heartbeat_s for client in self.clients)
 
     @property
-    def facts(self) -> ModelFacts:
+    def facts(self) -> ServedModelInfo:
         """About the model; where replicas differ, of the one that holds the fewest tokens.
 
         Valid once a replica was up.
         """
+        if len(self.clients) == 1 and (only := self.clients[0].facts) is not None:
+            return only
         known = [client.facts for client in self.clients if client.facts is not None]
         assert known, "no scheduler has been ready yet"
         return min(known, key=lambda facts: facts.max_request_tokens)
@@ -111,7 +113,7 @@ class ReplicaRouter:
         return self.clients[0].weight_version
 
     @property
-    def load(self) -> Load:
+    def load(self) -> SchedulerLoad:
         """How busy the schedulers were at their last heartbeats, together."""
         return merged_load([client.load for client in self.clients])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from sylvan.protocol.messages import Load
+from sylvan.protocol.messages import SchedulerLoad
 from sylvan.protocol.requests import Request
 
 
@@ -18,7 +18,7 @@ class ReplicaView(Protocol):
         ...
 
     @property
-    def load(self) -> Load:
+    def load(self) -> SchedulerLoad:
         """As of its last heartbeat; up to half a second old."""
         ...
 
@@ -28,7 +28,7 @@ class ReplicaView(Protocol):
         ...
 
 
-class RoutingPolicy(Protocol):
+class ReplicaPolicy(Protocol):
     """Chooses a replica for each request."""
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView]) -> int:
@@ -39,14 +39,14 @@ class RoutingPolicy(Protocol):
         ...
 
 
-class RoundRobin:
+class ReplicaRoundRobin:
     """Each request goes to the usable replica after the one chosen before."""
 
     def __init__(self) -> None:
         self._last = -1
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView]) -> int:
-        """See `RoutingPolicy.choose`."""
+        """See `ReplicaPolicy.choose`."""
         after = (i for i, view in enumerate(replicas) if view.replica > self._last)
         index = next(after, 0)
         self._last = replicas[index].replica

@@ -22,16 +22,16 @@ from sylvan.protocol.messages import (
     Finish,
     FromScheduler,
     Heartbeat,
-    Load,
     Pause,
     Resume,
+    SchedulerLoad,
     Submit,
     TextBatch,
     ToScheduler,
 )
 from sylvan.protocol.steps import StepRecord
 from sylvan.runtime.tokenizer.live import MAX_LOSSES, SUSPECT_AFTER, LiveRequest, SampleState
-from sylvan.runtime.tokenizer.types import ModelFacts, ReplicaState
+from sylvan.runtime.tokenizer.types import ReplicaState, ServedModelInfo
 from sylvan.transport.api import ChannelFullError
 from sylvan.utils.clock import Clock, monotonic
 
@@ -72,13 +72,13 @@ class SchedulerClient:
     ) -> None:
         self.replica = replica
         self.state: ReplicaState = "starting"
-        self.facts: ModelFacts | None = None
-        self.load = Load()
+        self.facts: ServedModelInfo | None = None
+        self.load = SchedulerLoad()
         self.heartbeat_s = -math.inf
         self.num_samples = 0
         self.weight_version = DEFAULT_VERSION
         self.read_steps: Callable[[int], list[StepRecord]] = lambda last: []
-        self.reminders: list[Callable[[ModelFacts], Sequence[Command]]] = []
+        self.reminders: list[Callable[[ServedModelInfo], Sequence[Command]]] = []
         self._hand_over = hand_over
         self._clock = clock
         self._send: Send | None = None
@@ -93,7 +93,7 @@ class SchedulerClient:
         self._replies: dict[int, asyncio.Future[ControlReply]] = {}
         self._control_ids = itertools.count(1)
 
-    def connect(self, send: Send, facts: ModelFacts) -> None:
+    def connect(self, send: Send, facts: ServedModelInfo) -> None:
         """The scheduler is ready: submit all live requests to it, and those to come.
 
         What was submitted before belongs to an earlier epoch and is ignored from now on. A pause
@@ -128,7 +128,7 @@ class SchedulerClient:
         """
         self._lose_samples(inflicted=inflicted)
         self._send = None
-        self.load = Load()
+        self.load = SchedulerLoad()
         self._set_recovering()
         for future in self._replies.values():
             if not future.done():

@@ -6,8 +6,9 @@ API process are comparable.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from sylvan.protocol.messages import Timing
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
@@ -30,8 +31,7 @@ Process = Literal["api", "scheduler", "detokenizer"]
 _NO_TIMING = Timing()
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class RequestStage(msgspec.Struct, frozen=True):
     """Seconds of the monotonic clock between which a request was in a stage."""
 
     name: StageName
@@ -50,12 +50,14 @@ def began_s(live: LiveRequest) -> float:
     return live.origin.received_s or live.received_s or live.arrived_s
 
 
-def stages(live: LiveRequest, sample: SampleState) -> list[Stage]:
+def stages(live: LiveRequest, sample: SampleState) -> list[RequestStage]:
     """The stages that a sample went through until its request was closed.
 
     Each begins where the one before ended. One that was not reached, such as those of an aborted
     request, is left out; what is known last then goes on to the end.
     """
+    if sample.stages is not None and live.closed_s:
+        return sample.stages
     timing = sample.timing or _NO_TIMING
     end_s = sample.delivered_s or live.closed_s
     points: tuple[tuple[StageName, Process, float], ...] = (
@@ -67,12 +69,13 @@ def stages(live: LiveRequest, sample: SampleState) -> list[Stage]:
         ("detokenize", "detokenizer", sample.last_s),
         ("network", "api", end_s),
     )
-    found: list[Stage] = []
+    found: list[RequestStage] = []
     at = began_s(live)
     for name, process, point_s in points:
         if not point_s:
             continue
         until = min(max(at, point_s), max(at, end_s))
-        found.append(Stage(name, process, at, until))
+        found.append(RequestStage(name, process, at, until))
         at = until
+    sample.stages = found if live.closed_s else None
     return found

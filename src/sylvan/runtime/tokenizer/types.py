@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from sylvan.media.source import MediaSource
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.protocol.media import MEDIA_KINDS, MediaKind
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
-from sylvan.protocol.requests import Bootstrap, LogprobOptions, RequestOptions, Thinking
+from sylvan.protocol.requests import Bootstrap, LogprobOptions, RequestOptions, ThinkingOptions
 from sylvan.protocol.sampling import SamplingParams
 
 State = Literal["starting", "up", "draining", "recovering", "lost", "stopped"]
@@ -25,8 +26,7 @@ Task = Literal["generate", "embed", "classify", "both"]
 """What a model is served for; `both` generates and embeds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """The call that a request comes from.
 
     Attributes:
@@ -39,13 +39,12 @@ class Origin:
 
     name: str = ""
     received_s: float = 0.0
-    trace: Mapping[str, str] = field(default_factory=dict[str, str])
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    trace: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     peer: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbedInput:
+class EmbedInput(msgspec.Struct, frozen=True, kw_only=True):
     """One text, or a pair of texts, to be turned into a vector.
 
     Exactly one of `text` and `input_ids` is given; `pair` goes with `text`, and the model reads it
@@ -81,8 +80,7 @@ class Vector:
     timing: Timing | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateInput:
+class GenerateInput(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt to continue `sampling.n` times.
 
     Exactly one of `text` and `input_ids` is given. `text` is tokenised as a client's text: with
@@ -99,17 +97,17 @@ class GenerateInput:
 
     text: str | None = None
     input_ids: Sequence[int] | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     rid: str | None = None
     stream: bool = True
     logprobs: LogprobOptions | None = None
     lora: str | None = None
     tenant: str = ""
     cache_salt: str = ""
-    options: RequestOptions = field(default_factory=RequestOptions)
+    options: RequestOptions = msgspec.field(default_factory=RequestOptions)
     add_special_tokens: bool = True
     trusted: bool = True
-    thinking: Thinking | None = None
+    thinking: ThinkingOptions | None = None
     internal: bool = False
     default_seed: int | None = None
     past: tuple[SampleDelta, ...] | None = None
@@ -118,8 +116,7 @@ class GenerateInput:
     origin: Origin | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleDelta:
+class SampleDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What is new about one sample.
 
     Attributes:
@@ -142,7 +139,7 @@ class SampleDelta:
     token_ids: tuple[int, ...] = ()
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
-    usage: Usage = Usage()  # noqa: RUF009 - immutable
+    usage: Usage = Usage()
     finish: Finish | None = None
     timing: Timing | None = None
     embedding: np.ndarray | None = None
@@ -150,7 +147,7 @@ class SampleDelta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
+class ServedModelInfo:
     """What the served model is and can hold.
 
     `context_len` bounds prompt plus output; `max_total_tokens` is the KV memory, in tokens;

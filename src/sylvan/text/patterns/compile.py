@@ -12,8 +12,8 @@ from typing import Any
 from sylvan.text.patterns.states import (
     Accept,
     Behind,
-    Fork,
-    Kind,
+    BoundaryKind,
+    ForkState,
     Look,
     Predicate,
     State,
@@ -22,7 +22,7 @@ from sylvan.text.patterns.states import (
 
 MAX_STATES = 1024
 MAX_STEPS = 4 * MAX_STATES
-"""Of compiling; a part that matches nothing adds no states."""
+"""Limit on compile steps; parts that match nothing add no states."""
 
 _parser: Any = importlib.import_module("re._parser")  # has no public name
 _NO_AUTOMATON = {
@@ -41,12 +41,12 @@ _CATEGORIES: dict[str, Predicate] = {
 
 
 _KINDS = {
-    "AT_BEGINNING": (Kind.TEXT_START, Kind.LINE_START, re.MULTILINE),
-    "AT_BEGINNING_STRING": (Kind.TEXT_START, Kind.TEXT_START, 0),
-    "AT_END": (Kind.LAST_LINE_END, Kind.LINE_END, re.MULTILINE),
-    "AT_END_STRING": (Kind.TEXT_END, Kind.TEXT_END, 0),
-    "AT_BOUNDARY": (Kind.BOUNDARY, Kind.ASCII_BOUNDARY, re.ASCII),
-    "AT_NON_BOUNDARY": (Kind.NO_BOUNDARY, Kind.NO_ASCII_BOUNDARY, re.ASCII),
+    "AT_BEGINNING": (BoundaryKind.TEXT_START, BoundaryKind.LINE_START, re.MULTILINE),
+    "AT_BEGINNING_STRING": (BoundaryKind.TEXT_START, BoundaryKind.TEXT_START, 0),
+    "AT_END": (BoundaryKind.LAST_LINE_END, BoundaryKind.LINE_END, re.MULTILINE),
+    "AT_END_STRING": (BoundaryKind.TEXT_END, BoundaryKind.TEXT_END, 0),
+    "AT_BOUNDARY": (BoundaryKind.BOUNDARY, BoundaryKind.ASCII_BOUNDARY, re.ASCII),
+    "AT_NON_BOUNDARY": (BoundaryKind.NO_BOUNDARY, BoundaryKind.NO_ASCII_BOUNDARY, re.ASCII),
 }
 """Without a flag, with it, and which one."""
 
@@ -56,8 +56,8 @@ class PatternError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """An expression as states.
+class PatternProgram:
+    """A compiled expression.
 
     Attributes:
         states: Number 0 accepts.
@@ -70,7 +70,7 @@ class Program:
     states: tuple[State, ...]
     start: int
     predicates: tuple[Predicate, ...]
-    behinds: tuple[Program, ...]
+    behinds: tuple[PatternProgram, ...]
     steps: int
 
     @property
@@ -85,11 +85,11 @@ class Program:
         return looks or any(behind.looks for behind in self.behinds)
 
 
-def compile_pattern(text: str) -> Program:
-    """The program of a regular expression.
+def compile_pattern(text: str) -> PatternProgram:
+    """Compile a regular expression.
 
     Raises:
-        PatternError: Says what is wrong with it.
+        PatternError: names the error.
     """
     try:
         tree = _parser.parse(text)
@@ -115,19 +115,21 @@ class _Room:
 
 
 class _Compiler:
-    """Compiles from the end to the beginning, so that each state knows the next."""
+    """Compiles from end to start, so that each state knows its successor."""
 
     def __init__(self, room: _Room) -> None:
         self._room = room
         self._states: list[State] = [Accept()]
         self._predicates: dict[Any, int] = {}
         self._made: list[Predicate] = []
-        self._behinds: list[Program] = []
+        self._behinds: list[PatternProgram] = []
 
-    def program(self, tree: Any, flags: int) -> Program:
+    def program(self, tree: Any, flags: int) -> PatternProgram:
         start = self._sequence(tree, flags, 0)
         steps = MAX_STEPS - self._room.steps
-        return Program(tuple(self._states), start, tuple(self._made), tuple(self._behinds), steps)
+        return PatternProgram(
+            tuple(self._states), start, tuple(self._made), tuple(self._behinds), steps
+        )
 
     def _add(self, state: State) -> int:
         self._room.take(states=1)
@@ -159,7 +161,7 @@ class _Compiler:
             return self._sequence(inner, (flags | added) & ~removed, after)
         if op == "BRANCH":
             entries = tuple(self._sequence(branch, flags, after) for branch in value[1])
-            return self._add(Fork(entries))
+            return self._add(ForkState(entries))
         raise PatternError(f"uses {_NO_AUTOMATON[op]}, which this server does not support")
 
     def _repeat(self, value: Any, flags: int, after: int, *, greedy: bool) -> int:
@@ -167,14 +169,14 @@ class _Compiler:
         if most is _parser.MAXREPEAT:
             loop = self._add(Accept())  # a place, until it is known what is repeated
             entry = self._sequence(inner, flags, loop)
-            self._states[loop] = Fork((entry, after) if greedy else (after, entry))
+            self._states[loop] = ForkState((entry, after) if greedy else (after, entry))
             after = loop
         else:
             out = after
             for _ in range(most - least):
                 self._room.take()
                 entry = self._sequence(inner, flags, after)
-                after = self._add(Fork((entry, out) if greedy else (out, entry)))
+                after = self._add(ForkState((entry, out) if greedy else (out, entry)))
         for _ in range(least):
             self._room.take()
             after = self._sequence(inner, flags, after)
@@ -192,7 +194,7 @@ class _Compiler:
         return self._predicates[key]
 
 
-def _kind(at: str, flags: int) -> Kind:
+def _kind(at: str, flags: int) -> BoundaryKind:
     usual, with_flag, flag = _KINDS[at]
     return with_flag if flags & flag else usual
 

@@ -1,7 +1,7 @@
-"""Looks for a regular expression in text that arrives in parts.
+"""Searches text that arrives in parts for a regular expression.
 
-All ways in which the expression may go on are followed at once, ordered by preference, so that the
-match is the one that Python's `re` would find, and no text makes it take longer than its length
+All possible continuations of the expression are followed at once, ordered by preference, so that
+the match is the one that Python's `re` would find, and no text makes it take longer than its length
 times the states of the expression. What a character leads to is remembered, up to a bound.
 """
 
@@ -11,8 +11,18 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sylvan.text.patterns.compile import Program, compile_pattern
-from sylvan.text.patterns.states import Accept, Behind, Fork, Look, Side, State, Take, holds, side
+from sylvan.text.patterns.compile import PatternProgram, compile_pattern
+from sylvan.text.patterns.states import (
+    Accept,
+    Behind,
+    ForkState,
+    Look,
+    Side,
+    State,
+    Take,
+    holds,
+    side,
+)
 
 _MAX_CLASSES = 4096
 _WORDS_PER_STATE = 64  # of memory for what is remembered
@@ -31,13 +41,7 @@ class _CharClass:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one character leads to.
-
-    Attributes:
-        threads: The states to go on from.
-        sources: For each of them the number of the earlier thread that it comes from.
-        matched: The thread that had matched before the character; None if there was none.
-    """
+    """Transition on one character."""
 
     threads: _Threads
     sources: tuple[int, ...]
@@ -46,7 +50,7 @@ class _Step:
 
 @dataclass(slots=True, eq=False)
 class _Threads:
-    """States to go on from, the preferred ones first, and the steps from there."""
+    """Current states, the preferred ones first, and their cached transitions."""
 
     states: tuple[int, ...]
     steps: dict[object, _Step] = field(default_factory=dict[object, _Step])
@@ -67,7 +71,7 @@ class Automaton:
         empty: Where to begin.
     """
 
-    def __init__(self, program: Program, *, behind: bool = False) -> None:
+    def __init__(self, program: PatternProgram, *, behind: bool = False) -> None:
         self.behinds = tuple(Automaton(inner, behind=True) for inner in program.behinds)
         self.size = program.size
         self.steps = program.steps
@@ -171,7 +175,7 @@ class Automaton:
 
 
 class _BehindSearch:
-    """Whether an expression matches what is right before a position."""
+    """Whether an expression matches right before a position."""
 
     def __init__(self, automaton: Automaton) -> None:
         self._automaton = automaton
@@ -205,9 +209,9 @@ class PatternSearch:
         return min(self._starts, default=None)
 
     def push(self, text: str) -> tuple[int, int] | None:
-        """Take in text; offsets of the match in the whole text so far, if there is one.
+        """Add text; return the offsets of the match in the whole text so far, or None.
 
-        Empty matches do not count. Nothing may be pushed after a match.
+        Empty matches do not count. Do not push after a match.
         """
         found: tuple[int, int] | None = None
         last = len(text) - 1
@@ -247,7 +251,7 @@ def automaton_of(text: str) -> Automaton:
     return Automaton(compile_pattern(text))
 
 
-def _matches_empty(program: Program) -> bool:
+def _matches_empty(program: PatternProgram) -> bool:
     """Whether an expression matches a text without characters."""
     return _BehindSearch(Automaton(program, behind=True)).take((None, None), None)
 
@@ -256,7 +260,7 @@ def _nexts(
     state: State, sides: tuple[Side | None, Side | None], truths: Sequence[bool]
 ) -> tuple[int, ...]:
     match state:
-        case Fork(nexts=nexts):
+        case ForkState(nexts=nexts):
             return nexts
         case Look(kind=kind, next=after):
             return (after,) if holds(kind, *sides) else ()

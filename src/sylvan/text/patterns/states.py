@@ -10,8 +10,8 @@ from enum import Enum
 Predicate = Callable[[str], bool]
 
 
-class Kind(Enum):
-    """What a position between two characters may be asked for."""
+class BoundaryKind(Enum):
+    """Kinds of positions between two characters."""
 
     TEXT_START = "text start"
     TEXT_END = "text end"
@@ -26,7 +26,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """What a position knows of the character on one side of it; there is one object for each case.
+    """Properties of the character on one side of a position; one object per case.
 
     Attributes:
         word: It belongs to a word.
@@ -50,23 +50,23 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
-    """Goes on in several states, the preferred one first."""
+class ForkState:
+    """Continues in several states, the preferred one first."""
 
     nexts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Goes on if the position is of a kind."""
+    """Continues if the position is of a kind."""
 
-    kind: Kind
+    kind: BoundaryKind
     next: int
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Goes on if automaton `index` matches what was before, or with `negate` if it does not."""
+    """Continues if automaton `index` matches the text before, or with `negate` if it does not."""
 
     index: int
     negate: bool
@@ -78,7 +78,7 @@ class Accept:
     """The expression has matched."""
 
 
-State = Take | Fork | Look | Behind | Accept
+State = Take | ForkState | Look | Behind | Accept
 
 
 @functools.cache
@@ -87,23 +87,25 @@ def side(*, word: bool, ascii_word: bool, newline: bool, last: bool = False) -> 
     return Side(word, ascii_word, newline, last)
 
 
-def holds(kind: Kind, before: Side | None, after: Side | None) -> bool:
+def holds(kind: BoundaryKind, before: Side | None, after: Side | None) -> bool:
     """Whether a position is of a kind; a side is None at an end of the text."""
     if kind in _BOUNDARIES:
         name, wanted = _BOUNDARIES[kind]
         left = before is not None and getattr(before, name)
         right = after is not None and getattr(after, name)
         return (left != right) == wanted
-    if kind in (Kind.TEXT_START, Kind.LINE_START):
-        return before is None or (kind is Kind.LINE_START and before.newline)
+    if kind in (BoundaryKind.TEXT_START, BoundaryKind.LINE_START):
+        return before is None or (kind is BoundaryKind.LINE_START and before.newline)
     if after is None:
         return True
-    return after.newline and (kind is Kind.LINE_END or (kind is Kind.LAST_LINE_END and after.last))
+    return after.newline and (
+        kind is BoundaryKind.LINE_END or (kind is BoundaryKind.LAST_LINE_END and after.last)
+    )
 
 
 _BOUNDARIES = {
-    Kind.BOUNDARY: ("word", True),
-    Kind.NO_BOUNDARY: ("word", False),
-    Kind.ASCII_BOUNDARY: ("ascii_word", True),
-    Kind.NO_ASCII_BOUNDARY: ("ascii_word", False),
+    BoundaryKind.BOUNDARY: ("word", True),
+    BoundaryKind.NO_BOUNDARY: ("word", False),
+    BoundaryKind.ASCII_BOUNDARY: ("ascii_word", True),
+    BoundaryKind.NO_ASCII_BOUNDARY: ("ascii_word", False),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sylvan.text.markers import possible_start
-from sylvan.text.spans import Span, SpanLog
+from sylvan.text.spans import SpanLog, TextSpan
 
 
 class BlockReasoning:
@@ -31,7 +31,6 @@ class BlockReasoning:
         self._spans = SpanLog()
 
     def feed(self, text: str) -> tuple[str, str]:
-        """See `ReasoningParser.feed`."""
         self._held += text
         thinking, answer = "", ""
         while True:
@@ -44,7 +43,6 @@ class BlockReasoning:
                 return thinking, answer
 
     def finish(self) -> tuple[str, str]:
-        """See `ReasoningParser.finish`."""
         held, self._held = self._held, ""
         if self._fresh and not held.strip():
             return "", ""
@@ -52,8 +50,7 @@ class BlockReasoning:
         self._spans.add(self._at, len(held), thinking=thinks)
         return (held, "") if thinks else ("", held)
 
-    def spans(self) -> list[Span]:
-        """See `ReasoningParser.spans`."""
+    def spans(self) -> list[TextSpan]:
         return self._spans.take()
 
     def _step(self) -> tuple[bool, str]:

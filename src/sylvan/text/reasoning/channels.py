@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sylvan.text.markers import possible_start
-from sylvan.text.spans import Span, SpanLog
+from sylvan.text.spans import SpanLog, TextSpan
 
 _MESSAGE = "<|message|>"
 _FILLER = "commentary"
@@ -65,7 +65,6 @@ class ChannelReasoning:
         self._kind = "reasoning" if start_in_reasoning else "content"
 
     def feed(self, text: str) -> tuple[str, str]:
-        """See `ReasoningParser.feed`."""
         self._held += text
         found = {"reasoning": "", "content": ""}
         if self._at_start and not self._started():
@@ -78,14 +77,12 @@ class ChannelReasoning:
         return found["reasoning"], found["content"]
 
     def finish(self) -> tuple[str, str]:
-        """See `ReasoningParser.finish`."""
         held, self._held = self._held, ""
         thinks = self._kind == "reasoning" and not self._in_header
         self._spans.add(self._at, len(held), thinking=thinks)
         return (held, "") if thinks else ("", held)
 
-    def spans(self) -> list[Span]:
-        """See `ReasoningParser.spans`."""
+    def spans(self) -> list[TextSpan]:
         return self._spans.take()
 
     def _started(self) -> bool:

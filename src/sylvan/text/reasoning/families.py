@@ -54,7 +54,7 @@ class ReasoningFamily:
     def starts_in_reasoning(
         self, prompt: str = "", template_kwargs: Mapping[str, Any] | None = None
     ) -> bool:
-        """Whether the model's output goes on with thinking.
+        """Whether the output starts inside thinking.
 
         The end of the prompt decides if it is one of the markers, then the template variables of
         the request, then the family's habit.
@@ -70,7 +70,7 @@ class ReasoningFamily:
         return self.forced
 
     def leaves_open(self, message: str) -> bool:
-        """Whether a message that the model is to go on with ends inside thinking."""
+        """Whether a message that the model continues ends inside thinking."""
         started = max(message.rfind(mark) for mark in self.starts)
         return started > max(message.rfind(mark) for mark in self.ends)
 
@@ -174,7 +174,7 @@ _FAMILIES = {entry.name: entry for entry in _TABLE}
 # formats that a checkpoint's own chat template defines
 _FROM_TEMPLATE = ("beam", "response_template")
 
-# which text in a chat template tells which family; the first that is found decides
+# substrings of a chat template that identify the family; the first match decides
 _SIGNS = (
     ("<|channel|>analysis", "gpt-oss"),
     ("[THINK]", "mistral"),

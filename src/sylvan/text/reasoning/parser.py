@@ -9,7 +9,7 @@ from sylvan.text.markers import possible_start
 from sylvan.text.reasoning.blocks import BlockReasoning
 from sylvan.text.reasoning.channels import ChannelReasoning
 from sylvan.text.reasoning.families import ReasoningFamily
-from sylvan.text.spans import Span, SpanLog
+from sylvan.text.spans import SpanLog, TextSpan
 
 Split = tuple[str, str]
 
@@ -29,7 +29,7 @@ class ReasoningParser(Protocol):
         """Return what was held back, as `feed` does."""
         ...
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TextSpan]:
         """Where the text returned since the last call stands in the output, in its order."""
         ...
 
@@ -60,7 +60,6 @@ class MarkedReasoning:
         self._spans = SpanLog()
 
     def feed(self, text: str) -> Split:
-        """See `ReasoningParser.feed`."""
         self._held += text
         reasoning = content = ""
         if self._place is _Place.BEFORE:
@@ -75,7 +74,6 @@ class MarkedReasoning:
         return reasoning, content
 
     def finish(self) -> Split:
-        """See `ReasoningParser.finish`."""
         held, self._held = self._held, ""
         if self._place is _Place.GAP:
             return "", ""
@@ -86,8 +84,7 @@ class MarkedReasoning:
         self._spans.add(self._at, len(held), thinking=thinking)
         return (held, "") if thinking else ("", held)
 
-    def spans(self) -> list[Span]:
-        """See `ReasoningParser.spans`."""
+    def spans(self) -> list[TextSpan]:
         return self._spans.take()
 
     def _answer(self, stop: int) -> str:
@@ -155,7 +152,6 @@ class TaggedAnswer:
         self._spans = SpanLog()
 
     def feed(self, text: str) -> Split:
-        """See `ReasoningParser.feed`."""
         self._spans.add(self._at, len(text))
         self._at += len(text)
         if text:
@@ -163,11 +159,9 @@ class TaggedAnswer:
         return "", text
 
     def finish(self) -> Split:
-        """See `ReasoningParser.finish`."""
         return "", ""
 
-    def spans(self) -> list[Span]:
-        """See `ReasoningParser.spans`."""
+    def spans(self) -> list[TextSpan]:
         return self._spans.take()
 
 

@@ -45,7 +45,6 @@ class ElementGrammar:
         return (self.mark,)
 
     def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
-        """See `ObjectGrammar.read`."""
         closes, tag = yield from _tag(reader)
         if tag == self.section and not closes:
             yield from reader.expect((self.mark,))

@@ -6,27 +6,26 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sylvan.text.spans import Span, SpanLog
+import msgspec
+
+from sylvan.text.spans import SpanLog, TextSpan
 from sylvan.text.tools.reader import Malformed, Reader
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True):
     """Text that belongs to no call."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallStart:
+class CallStart(msgspec.Struct, frozen=True):
     """A call of the function `name`; calls are numbered from 0."""
 
     index: int
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentsDelta:
+class ArgumentsDelta(msgspec.Struct, frozen=True):
     """A piece of a call's arguments; the pieces of a complete call join to a JSON object."""
 
     index: int
@@ -142,7 +141,7 @@ class Calls:
         self._spans.add(start, len(text))
         self._add("text", text)
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TextSpan]:
         """Where the text reported since the last call stands in the output."""
         return self._spans.take()
 

@@ -11,7 +11,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.text.tools.elements import ElementGrammar
 from sylvan.text.tools.named import NamedGrammar
 from sylvan.text.tools.objects import ObjectGrammar
-from sylvan.text.tools.parser import Grammar
+from sylvan.text.tools.parser import ToolCallSyntax
 from sylvan.text.tools.pythonic import GemmaGrammar, PythonicGrammar
 from sylvan.text.tools.structural import Wrapping
 from sylvan.text.tools.tagged import TagWrapping, tag_wrappings
@@ -32,7 +32,7 @@ class ToolFamily:
     """
 
     name: str
-    grammar: Grammar
+    grammar: ToolCallSyntax
     wrapping: Wrapping | None = None
     tagged: TagWrapping | None = None
     call_id: str | None = None
@@ -102,7 +102,7 @@ _PYTHON_LIST = PythonicGrammar(
 def _families() -> Mapping[str, ToolFamily]:
     found: dict[str, ToolFamily] = {}
 
-    def add(names: str, grammar: Grammar, wrapping: Wrapping | None = None) -> None:
+    def add(names: str, grammar: ToolCallSyntax, wrapping: Wrapping | None = None) -> None:
         for name in names.split():
             found[name] = ToolFamily(name=name, grammar=grammar, wrapping=wrapping)
 

@@ -50,7 +50,6 @@ class NamedGrammar:
         return (*self.wrappers, *self.opens, *(self.closers if self.drops_strays else ()))
 
     def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
-        """See `ObjectGrammar.read`."""
         if self.drops_strays and (yield from self._is_stray(marker, reader)):
             if calls.stays_text:
                 raise Malformed

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sylvan.text.spans import Span
+from sylvan.text.spans import TextSpan
 from sylvan.text.tools.events import (
     ArgumentsDelta,
     Calls,
@@ -22,7 +22,7 @@ _PIECE_CHARS = 8192  # bounds what is searched again after each marker
 _MAX_FAILED = 256  # each marker that began no call may cost a look at all of the text
 
 
-class Grammar(Protocol):
+class ToolCallSyntax(Protocol):
     """How a model family writes calls."""
 
     @property
@@ -56,7 +56,7 @@ class ToolParser:
         tools: Functions that may be called. Calls of others stay text; None allows any name.
     """
 
-    def __init__(self, grammar: Grammar, tools: Collection[ToolSpec] | None = None) -> None:
+    def __init__(self, grammar: ToolCallSyntax, tools: Collection[ToolSpec] | None = None) -> None:
         self._reader = Reader()
         self._calls = Calls(self._reader, tools)
         self._grammar = grammar
@@ -81,7 +81,7 @@ class ToolParser:
         self._finished = True
         return events
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TextSpan]:
         """Where the text of the events since the last call stands in the output."""
         return self._calls.spans()
 
@@ -146,7 +146,9 @@ class ParsedTools:
                 self.calls[event.index].arguments += event.fragment
 
 
-def parse(text: str, grammar: Grammar, tools: Collection[ToolSpec] | None = None) -> ParsedTools:
+def parse(
+    text: str, grammar: ToolCallSyntax, tools: Collection[ToolSpec] | None = None
+) -> ParsedTools:
     """Split a whole output into text and calls, by the same code as in a stream."""
     result = ParsedTools()
     parser = ToolParser(grammar, tools)

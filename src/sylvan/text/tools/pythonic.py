@@ -39,7 +39,6 @@ class PythonicGrammar:
         return (*self.wrappers, "[") if self.is_bare else self.wrappers
 
     def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
-        """See `ObjectGrammar.read`."""
         if marker in self.wrappers:
             if self.objects and (yield from self._has_objects(reader)):
                 yield from read_objects(reader, calls, self.objects)
@@ -95,7 +94,6 @@ class GemmaGrammar:
         return (self.open,)
 
     def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
-        """See `ObjectGrammar.read`."""
         yield from reader.expect(("call:",))
         name, _ = yield from reader.until(("{",), limit=_NAME_LIMIT)
         if not calls.knows(name.strip()):

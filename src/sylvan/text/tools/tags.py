@@ -53,7 +53,6 @@ class TagGrammar:
         return (*self.wrappers, self.open)
 
     def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
-        """See `ObjectGrammar.read`."""
         while marker in self.wrappers:
             marker = yield from reader.expect((*self.wrappers, self.open))
         name, _ = yield from self._head(reader)
@@ -121,7 +120,6 @@ class PairGrammar:
         return (*self.wrappers, self.open)
 
     def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
-        """See `ObjectGrammar.read`."""
         if marker in self.wrappers:
             yield from reader.expect((self.open,))
         reader.run_of(past_space)

@@ -5,14 +5,14 @@ from collections import Counter
 
 import pytest
 
-from sylvan.config.route import LimitsConfig
+from sylvan.config.route import RouteLimitsConfig
 from sylvan.gateway.errors import QueueFullError, QueueTimeoutError
-from sylvan.gateway.flow.admission import Admission
+from sylvan.gateway.flow.admission import GatewayAdmission
 from sylvan.utils.clock import VirtualClock
 
 
 def admission(**limits):
-    return Admission(LimitsConfig(**limits), VirtualClock())
+    return GatewayAdmission(RouteLimitsConfig(**limits), VirtualClock())
 
 
 async def settle():
@@ -159,7 +159,7 @@ async def test_who_leaves_as_its_turn_comes_gives_it_back():
 
 async def test_the_rate_is_bounded_with_bursts():
     clock = VirtualClock()
-    gate = Admission(LimitsConfig(rate_per_s=1000.0, max_concurrent=3), clock)
+    gate = GatewayAdmission(RouteLimitsConfig(rate_per_s=1000.0, max_concurrent=3), clock)
     for _ in range(3):
         (await gate.enter()).close()
     waiting = asyncio.create_task(gate.enter())
@@ -177,12 +177,12 @@ async def test_wider_bounds_let_those_in_who_wait():
     waiting = [asyncio.create_task(gate.enter()) for _ in range(3)]
     await settle()
 
-    gate.change(LimitsConfig(max_concurrent=3, queue_size=0))
+    gate.change(RouteLimitsConfig(max_concurrent=3, queue_size=0))
     await settle()
 
     assert [task.done() for task in waiting] == [True, True, False]
     with pytest.raises(QueueFullError):
         await gate.enter()
-    gate.change(LimitsConfig())
+    gate.change(RouteLimitsConfig())
     assert await waiting[2]
     assert gate.num_inside == 4

@@ -7,7 +7,7 @@ import pytest
 
 from sylvan.config.route import RoutingConfig
 from sylvan.gateway import policies
-from sylvan.gateway.policies.api import Outcome, PolicyParts, RoutingRequest
+from sylvan.gateway.policies.api import PlacementOutcome, PolicyParts, RoutingRequest
 from sylvan.gateway.policies.cache_aware import MANY, RUNNING_TOKENS
 from sylvan.gateway.prefixes.blocks import BlockIndex
 from sylvan.gateway.prefixes.events import BlockStored
@@ -97,7 +97,7 @@ def test_the_tree_holds_no_more_than_the_cache_of_a_worker(registry):
     for i in range(10):
         request = ask(f"{i}" * 4000)
         placement = policy.select(only, request)
-        policy.completed(placement, request, Outcome(success=True, prompt_tokens=1000))
+        policy.completed(placement, request, PlacementOutcome(success=True, prompt_tokens=1000))
 
     assert policy.tree.held_bytes(only[0].id) <= 2000 * 4 + 32
     assert policy.select(only, ask("9" * 4000)).branch == "hit"
@@ -109,7 +109,7 @@ def test_bytes_of_a_token_are_learnt(registry):
     request = ask("\u00e9" * 2000)
     for _ in range(400):
         placement = policy.select(registry.workers, request)
-        policy.completed(placement, request, Outcome(success=True, prompt_tokens=4000))
+        policy.completed(placement, request, PlacementOutcome(success=True, prompt_tokens=4000))
 
     policy.forget(placement.worker)
     for worker in registry.workers:
@@ -165,7 +165,7 @@ def test_what_workers_say_wins_over_what_they_were_given(registry):
     policy, blocks = followed(registry)
     prompt = tuple(range(100, 500))
     given = policy.select(registry.workers, tokens(*prompt))
-    policy.completed(given, tokens(*prompt), Outcome(success=True))
+    policy.completed(given, tokens(*prompt), PlacementOutcome(success=True))
     other = next(w for w in registry.workers if w is not given.worker)
     hashes = list(range(1, 101))
     blocks.apply(other.id, BlockStored(hashes, list(prompt), 4), plain=False)
@@ -185,7 +185,7 @@ def test_prompts_that_are_computed_now_count_as_held(registry):
     assert again.new_tokens == 1
 
     for placement in (first, again):
-        policy.completed(placement, tokens(*prompt), Outcome(success=True))
+        policy.completed(placement, tokens(*prompt), PlacementOutcome(success=True))
     later = policy.select(registry.workers, tokens(*prompt))
     assert later.branch == "miss"  # no event has said that it is held
     blocks.check()
@@ -195,7 +195,7 @@ def test_namespaces_and_unknown_ids_are_estimated(registry):
     policy, _ = followed(registry)
     prompt = tuple(range(100, 500))
     first = policy.select(registry.workers, tokens(*prompt, namespace="tenant/"))
-    policy.completed(first, tokens(*prompt), Outcome(success=True))
+    policy.completed(first, tokens(*prompt), PlacementOutcome(success=True))
 
     assert first.promise is None
     again = policy.select(registry.workers, tokens(*prompt, namespace="tenant/"))

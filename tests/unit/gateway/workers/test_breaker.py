@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sylvan.config.route import BreakerConfig
-from sylvan.gateway.workers.breaker import CircuitBreaker, State
+from sylvan.gateway.workers.breaker import BreakerState, CircuitBreaker
 from sylvan.utils.clock import VirtualClock
 
 CONFIG = BreakerConfig(failures=3, successes=2, open_s=60, window_s=120)
@@ -31,7 +31,7 @@ def test_failures_in_a_row_open_it(breaker):
 
     fail(breaker, 1)
 
-    assert breaker.state is State.OPEN
+    assert breaker.state is BreakerState.OPEN
     assert not breaker.allows
 
 
@@ -40,7 +40,7 @@ def test_a_success_between_failures_keeps_it_closed(breaker):
     breaker.succeeded()
     fail(breaker, 2)
 
-    assert breaker.state is State.CLOSED
+    assert breaker.state is BreakerState.CLOSED
 
 
 def test_failures_far_apart_are_not_in_a_row(breaker, clock):
@@ -48,14 +48,14 @@ def test_failures_far_apart_are_not_in_a_row(breaker, clock):
     clock.advance(121)
     fail(breaker, 2)
 
-    assert breaker.state is State.CLOSED
+    assert breaker.state is BreakerState.CLOSED
 
 
 def test_it_lets_as_many_try_as_must_succeed(breaker, clock):
     fail(breaker, 3)
     clock.advance(60)
 
-    assert breaker.state is State.HALF_OPEN
+    assert breaker.state is BreakerState.HALF_OPEN
     breaker.sent()
     assert breaker.allows
     breaker.sent()
@@ -70,7 +70,7 @@ def test_successes_close_it_again(breaker, clock):
         breaker.sent()
         breaker.succeeded()
 
-    assert breaker.state is State.CLOSED
+    assert breaker.state is BreakerState.CLOSED
 
 
 def test_one_failure_of_a_trial_opens_it_anew(breaker, clock):
@@ -79,7 +79,7 @@ def test_one_failure_of_a_trial_opens_it_anew(breaker, clock):
     assert breaker.allows
     fail(breaker, 1)
 
-    assert breaker.state is State.OPEN
+    assert breaker.state is BreakerState.OPEN
     clock.advance(59)
     assert not breaker.allows
     clock.advance(1)
@@ -94,7 +94,7 @@ def test_trials_without_a_verdict_make_room_for_others(breaker, clock):
         breaker.sent()
         breaker.abandoned()
 
-    assert breaker.state is State.HALF_OPEN
+    assert breaker.state is BreakerState.HALF_OPEN
 
 
 def test_changes_are_told(breaker, clock):

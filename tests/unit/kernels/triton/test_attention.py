@@ -9,7 +9,7 @@ import torch
 
 from sylvan.kernels.api import AttentionLayer
 from sylvan.kernels.paged import reference
-from sylvan.kernels.paged.pages import Pages
+from sylvan.kernels.paged.pages import LayerKV
 from sylvan.kernels.paged.triton_attention import decode, extend
 from tests.support.chosen import more
 from tests.support.tensors import fp8, ints, put, random, tolerance
@@ -38,7 +38,7 @@ CASES += more(("large", torch.bfloat16), ("large", torch.float16))
 
 def cache(
     layer: AttentionLayer, lens: list[int], page: int, dtype: torch.dtype, shared: bool = False
-) -> Pages:
+) -> LayerKV:
     """Random pages in random order; what no request owns is not a number."""
     most = max(1, -(-max(lens) // page))
     count = len(lens) * most + 1
@@ -49,7 +49,7 @@ def cache(
     generator = torch.Generator().manual_seed(1)
     table = put(torch.randperm(count - 1, generator=generator).to(torch.int32).view(-1, most) + 1)
     rows = put(torch.randperm(len(lens), generator=generator).to(torch.int32))
-    pages = Pages(
+    pages = LayerKV(
         keys=keys,
         values=keys[..., : layer.value_dim] if shared else values,
         table_SP=table,
@@ -66,7 +66,9 @@ def cache(
     return pages
 
 
-def attend(q: torch.Tensor, starts: list[int], pages: Pages, layer: AttentionLayer) -> torch.Tensor:
+def attend(
+    q: torch.Tensor, starts: list[int], pages: LayerKV, layer: AttentionLayer
+) -> torch.Tensor:
     """The reference, request by request; zeros where a request has no KV."""
     out = torch.zeros(len(q), layer.num_heads, layer.value_dim, device=q.device)
     for r, length in enumerate(pages.lens_R.tolist()):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sylvan.kernels.sample.device import Edits, Rows
+from sylvan.kernels.sample.device import LogitEdits, RowParams
 from sylvan.kernels.sample.triton_sample import draw, edit
 from sylvan.runtime.sampling import draw as definition
 from sylvan.runtime.sampling.constraints import Masks
@@ -56,11 +56,11 @@ def slots(cases: list[dict[str, float]], vocab: int) -> SamplingSlots:
     return found
 
 
-def rows(params: SamplingSlots, positions: np.ndarray) -> Rows:
+def rows(params: SamplingSlots, positions: np.ndarray) -> RowParams:
     def tensor(x: np.ndarray) -> torch.Tensor:
         return put(torch.from_numpy(x.copy()))
 
-    return Rows(
+    return RowParams(
         greedy=tensor(params.greedy),
         temperature=tensor(params.temperature),
         top_k=tensor(np.minimum(params.top_k, NO_TOP_K).astype(np.int32)),
@@ -189,7 +189,7 @@ def test_edits_come_in_the_order_of_the_contract(vocab: int) -> None:
 
     edit(
         logits,
-        Edits(
+        LogitEdits(
             counts=put(counts),
             count_rows=ints([1, -1, 0]),
             frequency=put(frequency),

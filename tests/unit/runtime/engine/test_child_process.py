@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sylvan.protocol.messages import Heartbeat, Load
+from sylvan.protocol.messages import Heartbeat, SchedulerLoad
 from sylvan.runtime.engine.child_process import ChildProcess
 from sylvan.transport.api import MessageError
 from sylvan.transport.inproc import AsyncPipe
@@ -31,7 +31,7 @@ async def test_a_child_whose_messages_cannot_be_handled_is_ended(kind) -> None:
         raise ZeroDivisionError
 
     child = ChildProcess("child", process, receiver=pipe, sender=None, on_message=fail)
-    pipe.send(Heartbeat(load=Load()))
+    pipe.send(Heartbeat(load=SchedulerLoad()))
 
     assert await asyncio.wait_for(child.ended, 60) == -signal.SIGKILL
     child.close()

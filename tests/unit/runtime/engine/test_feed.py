@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sylvan.protocol.errors import CapacityError, RequestError
-from sylvan.runtime.engine.feed import END, Feed
+from sylvan.runtime.engine.feed import END, ThreadBridge
 
 LONG_S = 60.0
 
@@ -25,8 +25,8 @@ class Loop:
         self.made = 0
         self.closed = threading.Event()
 
-    def feed(self, count: int, error: Exception | None = None) -> Feed[int]:
-        return Feed(self.numbers(count, error), self.loop)
+    def feed(self, count: int, error: Exception | None = None) -> ThreadBridge[int]:
+        return ThreadBridge(self.numbers(count, error), self.loop)
 
     async def numbers(self, count: int, error: Exception | None) -> AsyncGenerator[int, None]:
         try:
@@ -61,7 +61,7 @@ def host() -> Iterator[Loop]:
     host.end()
 
 
-def read(feed: Feed[int]) -> object:
+def read(feed: ThreadBridge[int]) -> object:
     return feed.read().result(LONG_S)
 
 
@@ -115,7 +115,7 @@ def test_a_reader_that_went_away_loses_nothing(host: Loop) -> None:
         await gate.wait()
         yield 7
 
-    feed = Feed(gated(), host.loop)
+    feed = ThreadBridge(gated(), host.loop)
     assert feed.read().cancel()
     host.loop.call_soon_threadsafe(gate.set)
 

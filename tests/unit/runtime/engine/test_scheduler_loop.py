@@ -19,9 +19,9 @@ from sylvan.protocol.messages import (
     FlushText,
     GetState,
     Heartbeat,
-    Load,
     Pause,
     Resume,
+    SchedulerLoad,
     Shutdown,
     StartDetokenizing,
     StopFound,
@@ -36,12 +36,12 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.pages import PageAllocator
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.core.step import StepPlan
-from sylvan.runtime.engine.composition import Composition
+from sylvan.runtime.engine.composition import EngineCore
 from sylvan.runtime.engine.scheduler_loop import AUDIT_S, HEARTBEAT_S, Ports, SchedulerLoop
-from sylvan.runtime.engine.throughput import Throughput
+from sylvan.runtime.engine.throughput import ThroughputMeter
 from sylvan.runtime.executor.sim import SimExecutor
 from sylvan.runtime.sched.capability import Capability, Verdict
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from sylvan.transport.api import MessageError
@@ -90,7 +90,7 @@ class Fixture:
         self.step_s = step_s
         self.clock, self.allocator = clock, PageAllocator(33, 4)
         self.cache = KVCacheManager(self.allocator, RadixCache(4, eviction_policy("lru")))
-        parts = Parts(
+        parts = SchedulerDeps(
             cache=self.cache,
             executor=self.executor,
             policy=schedule_policy("fcfs"),
@@ -98,10 +98,10 @@ class Fixture:
             clock=clock,
             capabilities=tuple(capabilities),
         )
-        limits = Limits(max_running_reqs=4, max_waiting_reqs=6)
+        limits = SchedulerLimits(max_running_reqs=4, max_waiting_reqs=6)
         self.scheduler = Scheduler(parts, limits)
         self.rests: list[float] = []
-        built = Composition(
+        built = EngineCore(
             self.scheduler,
             **{
                 "facts": {},
@@ -398,9 +398,9 @@ def test_heartbeats_come_when_idle_and_when_busy() -> None:
 
 
 def test_heartbeats_tell_tokens_a_second() -> None:
-    meter = Throughput(10.0)
+    meter = ThroughputMeter(10.0)
     told = [
-        meter.with_rates(Load(generated_tokens=tokens), now)
+        meter.with_rates(SchedulerLoad(generated_tokens=tokens), now)
         for tokens, now in ((0, 10.0), (0, 10.5), (60, 12.5), (61, 12.5), (71, 13.0), (71, 13.5))
     ]
 
@@ -539,7 +539,7 @@ def test_reports_that_requests_wait_for_are_taken_in_soon() -> None:
     assert fix.inbox.waits[-1] == pytest.approx(0.05)
 
 
-def loads(fix: Fixture) -> list[Load]:
+def loads(fix: Fixture) -> list[SchedulerLoad]:
     return [m.load for m in fix.replies.sent if isinstance(m, Heartbeat)]
 
 

@@ -19,11 +19,11 @@ from sylvan.runtime.executor.control import Checkpoints, ExecutorControl
 from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.slots import RequestSlots
-from sylvan.runtime.executor.worker import Worker
-from sylvan.runtime.features.embeddings.control import Embeddings
+from sylvan.runtime.executor.worker import StepWorker
+from sylvan.runtime.features.embeddings.control import EmbeddingCapability
 from sylvan.runtime.features.embeddings.pooling import Pooler
 from sylvan.runtime.features.embeddings.worker import EmbeddingsWorker
-from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobs
+from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapability
 from sylvan.runtime.features.prompt_logprobs.worker import PromptLogprobsWorker
 from sylvan.runtime.models.pooling import PoolingSpec
 from sylvan.runtime.pool.mha import KVShape, MHAPool
@@ -78,10 +78,12 @@ class Bench:
         halves = [PromptLogprobsWorker(), *([EmbeddingsWorker(pooler)] if pooler else [])]
         caps = ExecutorCaps(max_batch_tokens=64, max_running_reqs=4)
         control = ExecutorControl("there are none", {}, self.pool.groups, Checkpoints())
-        worker = Worker(backend, slots, halves, control.gate)
+        worker = StepWorker(backend, slots, halves, control.gate)
         self.executor = LocalExecutor(worker, caps, control, overlap=overlap)
         self.builder = PlanBuilder(caps.max_running_reqs)
-        self.hooks = Hooks((PromptLogprobs(), *([Embeddings(pools_all=True)] if pooler else [])))
+        self.hooks = Hooks(
+            (PromptLogprobsCapability(), *([EmbeddingCapability(pools_all=True)] if pooler else []))
+        )
         self._page = 1
 
     def req(self, *ids: int, request=None, **fields) -> Req:
@@ -240,7 +242,7 @@ def test_prompt_logprobs_come_in_bounded_blocks(bench):
 
     first, second = bench.launch((a, 0, 7)).wait(), bench.launch((a, 7, 13)).wait()
 
-    parts = [step.reports[PromptLogprobs.name][0] for step in (first, second)]
+    parts = [step.reports[PromptLogprobsCapability.name][0] for step in (first, second)]
     assert [p.token_ids.tolist() for p in parts] == [list(ids[3:8]), list(ids[8:13])]
     assert np.concatenate([p.top_ids[:, 0] for p in parts]).tolist() == [
         ids[i] + i for i in range(2, 12)
@@ -254,7 +256,9 @@ def test_embeddings_pool_the_rows_of_their_request():
 
     result = bench.launch((bench.req(1), 0, 1), (bench.req(request=request), 0, 2)).wait()
 
-    assert {i: v.tolist() for i, v in result.reports[Embeddings.name].items()} == {1: [5.0]}
+    assert {i: v.tolist() for i, v in result.reports[EmbeddingCapability.name].items()} == {
+        1: [5.0]
+    }
     assert list(result.outputs[0].token_ids) == [1]
 
 

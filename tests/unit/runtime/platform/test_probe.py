@@ -9,7 +9,7 @@ from sylvan.runtime.platform.kinds.cuda import CudaKind
 from sylvan.runtime.platform.kinds.rocm import RocmKind
 from sylvan.runtime.platform.kinds.xpu import XpuKind
 from sylvan.runtime.platform.probe import (
-    Build,
+    TorchBuild,
     amd_memory,
     find_build,
     nvidia_capability,
@@ -17,7 +17,7 @@ from sylvan.runtime.platform.probe import (
 )
 
 VERSION = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build\nGCC 12.3.0\n"
-GOOD = Build(version="2.11.0+cu130", cuda="13.0")
+GOOD = TorchBuild(version="2.11.0+cu130", cuda="13.0")
 
 
 def machine(tmp_path, *, driver="", **paths):
@@ -34,10 +34,14 @@ def machine(tmp_path, *, driver="", **paths):
     ("driver", "build", "said"),
     [
         ("", GOOD, "no NVIDIA driver is loaded"),
-        ("580.65.06", Build(version="2.13.0+cpu"), r"torch 2.13.0\+cpu was built without CUDA"),
-        ("580.65.06", Build(), "torch is not installed"),
+        (
+            "580.65.06",
+            TorchBuild(version="2.13.0+cpu"),
+            r"torch 2.13.0\+cpu was built without CUDA",
+        ),
+        ("580.65.06", TorchBuild(), "torch is not installed"),
         ("535.183.01", GOOD, "driver 535.183.01 is too old for CUDA 13.0 .* needs 580"),
-        ("515.10.01", Build(version="2.11", cuda="12.8"), "needs 525"),
+        ("515.10.01", TorchBuild(version="2.11", cuda="12.8"), "needs 525"),
         ("580.65.06", GOOD, "shows this process no GPU"),
     ],
 )
@@ -97,7 +101,7 @@ def test_cuda_without_a_driver_file_relies_on_its_nodes(tmp_path):
 
 
 def test_rocm_that_cannot_be_used_says_why(tmp_path):
-    hip = Build(version="2.11+rocm7", hip="7.0")
+    hip = TorchBuild(version="2.11+rocm7", hip="7.0")
     assert "/dev/kfd" in str(RocmKind(tmp_path, hip).problem())
     root = machine(tmp_path, node="dev/kfd")
 
@@ -112,7 +116,7 @@ def test_xpu_that_cannot_be_used_says_why(tmp_path):
     root = machine(tmp_path, node="dev/dri/renderD128")
 
     assert "built without XPU" in str(XpuKind(root, GOOD).problem())
-    assert XpuKind(root, Build(version="2.11", xpu="2025.2")).problem() is None
+    assert XpuKind(root, TorchBuild(version="2.11", xpu="2025.2")).problem() is None
 
 
 def test_devices_that_are_not_there_are_refused():

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from sylvan.config.values import Secret
 from sylvan.protocol.journal import KEY_HEADER
 from sylvan.protocol.messages import Finish
-from sylvan.protocol.requests import Thinking
+from sylvan.protocol.requests import ThinkingOptions
 from sylvan.rpc import common_pb2 as common
 from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.runtime.server.grpc.serving import SERVICE
@@ -206,7 +206,7 @@ async def test_a_grammar_waits_for_thinking(server, folder):
     await server.all(request(folder, sampling=sampling, thinking=given))
     await server.all(request(folder, sampling=sampling, require_reasoning=True))
     told, found = (r.thinking for r in server.engine.control.requests)
-    assert told == Thinking(ends=((7, 8),), starts=((7, 8),), headers=((7, 8),), inside=True)
+    assert told == ThinkingOptions(ends=((7, 8),), starts=((7, 8),), headers=((7, 8),), inside=True)
     assert found.inside
     assert found.ends[0] == tuple(ids(folder, "</think>"))
 

@@ -15,19 +15,19 @@ from sylvan.protocol.journal import (
     PROBE,
     RESUME_HEADER,
     TICKET_HEADER,
-    Frame,
     FrameKind,
     FrameReader,
     JournalError,
-    Resume,
-    Ticket,
+    JournalFrame,
+    JournalTicket,
+    ResumeFrom,
     read_head,
     read_totals,
 )
 from tests.support.http import Client
 from tests.unit.runtime.server.test_chat import TOOL, TWO_CALLS
 
-TICKET = Ticket(name="stream-1", seed=77, created=1_700_000_000.0)
+TICKET = JournalTicket(name="stream-1", seed=77, created=1_700_000_000.0)
 HELLO = [{"role": "user", "content": "Hello"}]
 BODIES = {
     "native": ("/generate", {"text": "caf\u00e9 na\u00efve", "stream": True}),
@@ -158,7 +158,7 @@ def position(data):
             entries.append(frame.entries)
             since = 0
         since += 1
-    return Resume(tuple(entries), since)
+    return ResumeFrom(tuple(entries), since)
 
 
 def speak(client):
@@ -219,7 +219,9 @@ async def test_the_ticket_pins_names_times_and_seeds(client):
     path, body = BODIES["chat"]
 
     first, second = [await frames(client, path, body) for _ in range(2)]
-    other = await frames(client, path, body, Ticket(name="b", seed=1, created=1_700_000_000.0))
+    other = await frames(
+        client, path, body, JournalTicket(name="b", seed=1, created=1_700_000_000.0)
+    )
 
     assert text_of(first) == text_of(second)
     assert b'"created":1700000000' in text_of(first)
@@ -262,7 +264,7 @@ async def test_errors_keep_their_status(client):
 
 
 async def test_the_tenant_is_the_one_of_the_ticket(client):
-    ticket = Ticket(name="t", seed=1, created=0.0, tenant="acme")
+    ticket = JournalTicket(name="t", seed=1, created=0.0, tenant="acme")
 
     await frames(client, "/generate", {"text": "x"}, ticket)
 
@@ -270,7 +272,7 @@ async def test_the_tenant_is_the_one_of_the_ticket(client):
 
 
 async def test_time_spent_elsewhere_counts_against_the_deadline(client):
-    ticket = Ticket(name="t", seed=1, created=0.0, elapsed_s=20.0)
+    ticket = JournalTicket(name="t", seed=1, created=0.0, elapsed_s=20.0)
 
     await frames(client, "/generate", {"text": "x", "timeout": 30.0}, ticket)
 
@@ -350,10 +352,10 @@ async def test_ordinary_calls_are_left_alone(client):
 
 def test_frames_survive_any_cut():
     sent = [
-        Frame(FrameKind.HEAD, b"head"),
-        Frame(FrameKind.DATA, b"x" * 1000, b"entries"),
-        Frame(FrameKind.BEAT),
-        Frame(FrameKind.END, b""),
+        JournalFrame(FrameKind.HEAD, b"head"),
+        JournalFrame(FrameKind.DATA, b"x" * 1000, b"entries"),
+        JournalFrame(FrameKind.BEAT),
+        JournalFrame(FrameKind.END, b""),
     ]
     data = b"".join(frame.encode() for frame in sent)
     for step in (1, 7, 8, 9, 500, len(data)):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sylvan.protocol.messages import Finish, Load
+from sylvan.protocol.messages import Finish, SchedulerLoad
 from sylvan.runtime.tokenizer import router
 from sylvan.runtime.tokenizer.types import EdgeLimits
 from tests.support.http import Client
@@ -91,7 +91,7 @@ async def test_full_edge_says_when_to_come_again(engine):
 
 
 async def test_load_tells_goodput_and_repairs(client):
-    client.engine.scheduler.load = Load(
+    client.engine.scheduler.load = SchedulerLoad(
         targets_set=5, targets_met=4, repaired_pages=2, repaired_locks=3
     )
     client.engine.scheduler.beat()

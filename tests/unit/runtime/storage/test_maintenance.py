@@ -10,11 +10,11 @@ from sylvan.cli.main import main
 from sylvan.runtime.storage.api import StoreLimits
 from sylvan.runtime.storage.backends.file import FileStore
 from sylvan.runtime.storage.manifest import bind
-from sylvan.runtime.storage.record import Records
+from sylvan.runtime.storage.record import RecordCodec
 from sylvan.utils.clock import VirtualClock
 from tests.support.stores import manifest, name_of
 
-RECORDS = Records(manifest().identity)
+RECORDS = RecordCodec(manifest().identity)
 
 
 @pytest.fixture

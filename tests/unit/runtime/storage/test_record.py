@@ -10,11 +10,11 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.storage.api import spread
 from sylvan.runtime.storage.cipher import Cipher, derived, read_key
 from sylvan.runtime.storage.manifest import decode_manifest
-from sylvan.runtime.storage.record import HEADER_BYTES, RecordError, Records, check_record
+from sylvan.runtime.storage.record import HEADER_BYTES, RecordCodec, RecordError, check_record
 from tests.support.stores import manifest, name_of
 
-RECORDS = Records(manifest().identity)
-SEALED = Records(manifest().identity, Cipher(b"k" * 32))
+RECORDS = RecordCodec(manifest().identity)
+SEALED = RecordCodec(manifest().identity, Cipher(b"k" * 32))
 
 
 @given(payload=st.binary(max_size=300), sealed=st.booleans())
@@ -84,14 +84,14 @@ def test_a_page_that_is_read_in_place_is_checked_too(payload, at, bit):
 
 def test_each_fault_has_a_name():
     record = RECORDS.encode(name_of(1), b"page")
-    other = Records(manifest(weights="x").identity)
+    other = RecordCodec(manifest(weights="x").identity)
     assert fault(RECORDS, name_of(2), record) == "foreign"
     assert fault(RECORDS, name_of(1), b"GIF8" + record[4:]) == "foreign"
     assert fault(RECORDS, name_of(1), record[: HEADER_BYTES - 1]) == "torn"
     assert fault(other, name_of(1), record) == "stale"
     assert fault(SEALED, name_of(1), record) == "sealed"
     assert fault(RECORDS, name_of(1), SEALED.encode(name_of(1), b"page")) == "sealed"
-    elsewhere = Records(manifest().identity, Cipher(b"l" * 32))
+    elsewhere = RecordCodec(manifest().identity, Cipher(b"l" * 32))
     assert fault(elsewhere, name_of(1), SEALED.encode(name_of(1), b"page")) == "sealed"
 
 

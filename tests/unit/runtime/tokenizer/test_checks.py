@@ -10,15 +10,15 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import LogprobOptions, RequestOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.tokenizer.checks import (
-    Prompt,
+    CheckedPrompt,
     build_request,
     check_ids,
     check_input,
     check_sampling,
 )
-from sylvan.runtime.tokenizer.types import GenerateInput, ModelFacts
+from sylvan.runtime.tokenizer.types import GenerateInput, ServedModelInfo
 
-FACTS = ModelFacts(
+FACTS = ServedModelInfo(
     model_path="m",
     served_name="m",
     context_len=1000,
@@ -28,11 +28,11 @@ FACTS = ModelFacts(
 )
 
 
-def build(prompt: Any = (1, 2, 3), facts: ModelFacts = FACTS, **fields: Any) -> Any:
+def build(prompt: Any = (1, 2, 3), facts: ServedModelInfo = FACTS, **fields: Any) -> Any:
     inp = GenerateInput(input_ids=prompt, **fields)
     check_input(inp, facts)
     check_sampling(inp.sampling, facts)
-    return build_request(inp, Prompt(prompt, "input_ids"), facts, seed=77)
+    return build_request(inp, CheckedPrompt(prompt, "input_ids"), facts, seed=77)
 
 
 def refused(**fields: Any) -> RequestError:
@@ -64,7 +64,7 @@ def test_given_values_are_kept() -> None:
 
 
 def test_memory_bounds_the_rest_of_the_context() -> None:
-    facts = ModelFacts(
+    facts = ServedModelInfo(
         model_path="m", served_name="m", context_len=100, vocab_size=50, max_total_tokens=64
     )
 

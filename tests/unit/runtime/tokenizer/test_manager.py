@@ -20,9 +20,9 @@ from sylvan.protocol.messages import (
     Finish,
     FlushCache,
     Heartbeat,
-    Load,
     Pause,
     Resume,
+    SchedulerLoad,
     Submit,
     TextBatch,
     TextOutput,
@@ -39,8 +39,8 @@ from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import (
     EdgeLimits,
     GenerateInput,
-    ModelFacts,
     SampleDelta,
+    ServedModelInfo,
     error_of,
 )
 from sylvan.text.tokenizer import Tokenizer
@@ -57,7 +57,7 @@ class Fixture:
     def __init__(self, tokenizer: Tokenizer, limits: EdgeLimits | None = None) -> None:
         self.clock = VirtualClock(100.0)
         self.manager = TokenizerManager(tokenizer, limits, self.clock)
-        self.facts = ModelFacts(
+        self.facts = ServedModelInfo(
             model_path="m",
             served_name="m",
             context_len=512,
@@ -436,7 +436,7 @@ async def test_control_does_not_wait_for_ever(fix: Fixture) -> None:
 async def test_readiness_follows_the_heartbeat(fix: Fixture) -> None:
     assert fix.manager.ready()
     fix.clock.advance(1.9)
-    fix.client.on_message(Heartbeat(load=Load(num_running_reqs=4)))
+    fix.client.on_message(Heartbeat(load=SchedulerLoad(num_running_reqs=4)))
     fix.clock.advance(1.9)
     assert fix.manager.ready()
     assert fix.manager.load().num_running_reqs == 4
@@ -648,12 +648,12 @@ async def test_tokenize_and_detokenize_are_inverse(fix: Fixture) -> None:
 
 
 async def test_messages_of_the_manager_survive_the_codec(fix: Fixture) -> None:
-    from sylvan.transport.codec import Decoder, Encoder
+    from sylvan.transport.codec import MessageDecoder, MessageEncoder
 
     await fix.start(sampling=SamplingParams(logit_bias={"1": 2.0}, stop=("a",)))
-    decoder: Decoder[ToScheduler] = Decoder(ToScheduler)
+    decoder: MessageDecoder[ToScheduler] = MessageDecoder(ToScheduler)
 
-    got = decoder.decode(Encoder().encode(fix.sent[0]))
+    got = decoder.decode(MessageEncoder().encode(fix.sent[0]))
 
     assert isinstance(got, Submit)
     sent = fix.submitted()[0]

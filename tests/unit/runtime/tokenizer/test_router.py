@@ -24,8 +24,8 @@ from sylvan.protocol.messages import (
     FlushCache,
     GetState,
     Heartbeat,
-    Load,
     Pause,
+    SchedulerLoad,
     Submit,
     TextBatch,
     TextOutput,
@@ -37,8 +37,8 @@ from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.tokenizer.live import SUSPECT_AFTER
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.router import ReplicaRouter
-from sylvan.runtime.tokenizer.routing import ReplicaView, RoundRobin, RoutingPolicy
-from sylvan.runtime.tokenizer.types import GenerateInput, ModelFacts, SampleDelta
+from sylvan.runtime.tokenizer.routing import ReplicaPolicy, ReplicaRoundRobin, ReplicaView
+from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, ServedModelInfo
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.clock import VirtualClock
 from tests.support.scripted import write_checkpoint
@@ -63,12 +63,12 @@ class PrefixAffinity:
 
 class Fixture:
     def __init__(
-        self, tokenizer: Tokenizer, count: int = 3, policy: RoutingPolicy | None = None
+        self, tokenizer: Tokenizer, count: int = 3, policy: ReplicaPolicy | None = None
     ) -> None:
         self.clock = VirtualClock(100.0)
         self.router = ReplicaRouter(count, policy, self.clock)
         self.manager = TokenizerManager(tokenizer, clock=self.clock, router=self.router)
-        self.facts = ModelFacts(
+        self.facts = ServedModelInfo(
             model_path="m",
             served_name="m",
             context_len=512,
@@ -80,7 +80,7 @@ class Fixture:
             self.connect(replica)
         self.tasks: list[asyncio.Task[list[SampleDelta]]] = []
 
-    def connect(self, replica: int, facts: ModelFacts | None = None) -> None:
+    def connect(self, replica: int, facts: ServedModelInfo | None = None) -> None:
         self.router.clients[replica].connect(self.sent[replica].append, facts or self.facts)
 
     def submitted(self, replica: int) -> list[GenerateRequest]:
@@ -194,12 +194,12 @@ async def test_a_policy_is_an_object(tokenizer: Tokenizer) -> None:
 
 def test_round_robin_goes_on_after_the_replica_chosen_before() -> None:
     class View:
-        load, num_samples = Load(), 0
+        load, num_samples = SchedulerLoad(), 0
 
         def __init__(self, replica: int) -> None:
             self.replica = replica
 
-    policy, views = RoundRobin(), [View(i) for i in range(3)]
+    policy, views = ReplicaRoundRobin(), [View(i) for i in range(3)]
     request: Any = None
 
     assert [policy.choose(request, views) for _ in range(4)] == [0, 1, 2, 0]
@@ -368,7 +368,7 @@ async def test_trees_are_joined_and_bounded_together(tokenizer: Tokenizer) -> No
 
 async def test_loads_are_added(fix: Fixture) -> None:
     for replica, client in enumerate(fix.router.clients):
-        load = Load(num_running_reqs=replica, gen_throughput=0.5, max_total_num_tokens=100)
+        load = SchedulerLoad(num_running_reqs=replica, gen_throughput=0.5, max_total_num_tokens=100)
         client.on_message(Heartbeat(load=load))
 
     total = fix.manager.load()
@@ -379,7 +379,7 @@ async def test_loads_are_added(fix: Fixture) -> None:
 async def test_one_replica_that_shows_life_makes_the_server_ready(fix: Fixture) -> None:
     fix.clock.advance(2.0)
     assert not fix.manager.ready()
-    fix.router.clients[1].on_message(Heartbeat(load=Load()))
+    fix.router.clients[1].on_message(Heartbeat(load=SchedulerLoad()))
     assert fix.manager.ready()
 
     fix.router.clients[1].disconnect()  # its heartbeat is new, but it is gone

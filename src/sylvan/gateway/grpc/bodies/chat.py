@@ -15,7 +15,7 @@ from sylvan.api.sampling import SamplingDefaults
 from sylvan.api.validation import parse
 from sylvan.gateway.grpc.bodies.common import (
     DONE,
-    Frame,
+    EventHeader,
     adapter_of,
     check_passed,
     collected,
@@ -23,13 +23,13 @@ from sylvan.gateway.grpc.bodies.common import (
     event,
     usage_of,
 )
-from sylvan.gateway.grpc.context import Prepared, RequestInput, SampleDelta
+from sylvan.gateway.grpc.context import PreparedRequest, RequestInput, SampleText
 from sylvan.gateway.text.chat import last_text, template_request
 from sylvan.gateway.text.model import ModelText
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import LogprobOptions
-from sylvan.text.output import Answer, OutputReader, OutputRules, Piece, ReasoningDelta
+from sylvan.text.output import OutputReader, OutputRules, ParsedOutput, Piece, ReasoningDelta
 from sylvan.text.tools import CallStart, TextDelta, ToolFamily
 from sylvan.utils.threads import call_in_thread
 
@@ -51,8 +51,8 @@ _NEUTRAL: Sequence[object] = (None, False, [], {}, "", 0)
 
 
 async def prepare(
-    given: RequestInput, text: ModelText, model: str | None, frame: Frame
-) -> Prepared:
+    given: RequestInput, text: ModelText, model: str | None, frame: EventHeader
+) -> PreparedRequest:
     """Read a body, and render its messages.
 
     Raises:
@@ -83,7 +83,7 @@ async def prepare(
         skip = sampling.skip_special_tokens
         logs = [ChatLogprobs(text.tokenizer, skip_special_tokens=skip, every=False) for _ in logs]
     maker = ChatFormat(given.caller.request_id, frame, logs, rules, usage=usage)
-    return Prepared(
+    return PreparedRequest(
         model=model,
         text=text,
         input_ids=prompt.input_ids,
@@ -116,7 +116,7 @@ class ChatFormat:
     def __init__(
         self,
         name: str,
-        frame: Frame,
+        frame: EventHeader,
         logs: Sequence[ChatLogprobs | None],
         rules: OutputRules,
         *,
@@ -129,12 +129,12 @@ class ChatFormat:
         self._frame: dict[str, Any] = {"id": name, "created": frame.created, "model": frame.model}
         self._samples = collected(n)
         self._readers = [OutputReader(rules) for _ in range(n)]
-        self._answers = [Answer() for _ in range(n)]
+        self._answers = [ParsedOutput() for _ in range(n)]
         self._begun = [False] * n
         self._family = rules.tools
         self._usage = usage
 
-    def events(self, delta: SampleDelta) -> bytes:
+    def events(self, delta: SampleText) -> bytes:
         """See `ReplyFormat.events`."""
         self._samples[delta.index].add(delta)
         reader = self._readers[delta.index]
@@ -159,7 +159,7 @@ class ChatFormat:
     def _chunk_frame(self) -> dict[str, Any]:
         return {**self._frame, "object": "chat.completion.chunk"}
 
-    def _chunks(self, delta: SampleDelta, pieces: list[Piece]) -> Iterator[dict[str, Any]]:
+    def _chunks(self, delta: SampleText, pieces: list[Piece]) -> Iterator[dict[str, Any]]:
         index = delta.index
         if not self._begun[index]:
             self._begun[index] = True
@@ -176,7 +176,7 @@ class ChatFormat:
             reason, matched = finish_name(delta.finish, calls=calls), delta.finish.matched
             yield self._chunk(index, {}, finish_reason=reason, matched_stop=matched)
 
-    def _told(self, delta: SampleDelta) -> dict[str, Any] | None:
+    def _told(self, delta: SampleText) -> dict[str, Any] | None:
         """Log probabilities of what became visible."""
         log = self._logs[delta.index]
         if log is None:

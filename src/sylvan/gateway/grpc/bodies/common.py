@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 
-from sylvan.gateway.grpc.context import SampleDelta
-from sylvan.gateway.http.asked import Asked
+from sylvan.gateway.grpc.context import SampleText
+from sylvan.gateway.http.asked import ParsedBody
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.sampling import SamplingParams
@@ -20,7 +20,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class EventHeader:
     """What every event of an answer has: the model's name, and the time in seconds since 1970."""
 
     model: str
@@ -74,7 +74,7 @@ def event(content: Any) -> bytes:
 
 
 @dataclass(slots=True)
-class Collected:
+class CollectedSample:
     """All of one sample so far."""
 
     text: str = ""
@@ -82,7 +82,7 @@ class Collected:
     usage: Usage = field(default_factory=Usage)
     finish: Finish | None = None
 
-    def add(self, delta: SampleDelta) -> None:
+    def add(self, delta: SampleText) -> None:
         """Append what is new."""
         self.text += delta.text
         self.token_ids.extend(delta.token_ids)
@@ -90,17 +90,17 @@ class Collected:
         self.finish = delta.finish or self.finish
 
 
-def collected(n: int) -> list[Collected]:
+def collected(n: int) -> list[CollectedSample]:
     """Room for so many samples."""
-    return [Collected() for _ in range(n)]
+    return [CollectedSample() for _ in range(n)]
 
 
-def usage_of(samples: Sequence[Collected]) -> list[Usage]:
+def usage_of(samples: Sequence[CollectedSample]) -> list[Usage]:
     """Counts of all samples, in order."""
     return [sample.usage for sample in samples]
 
 
-def adapter_of(asked: Asked, model: str | None, lora_path: str | None) -> str | None:
+def adapter_of(asked: ParsedBody, model: str | None, lora_path: str | None) -> str | None:
     """The adapter that a body asks for: as `lora_path`, or by `base:adapter` as its model.
 
     Args:

@@ -13,7 +13,7 @@ from sylvan.api.sampling import SamplingDefaults
 from sylvan.api.validation import parse
 from sylvan.gateway.grpc.bodies.common import (
     DONE,
-    Frame,
+    EventHeader,
     adapter_of,
     check_passed,
     collected,
@@ -22,7 +22,7 @@ from sylvan.gateway.grpc.bodies.common import (
     single_prompt,
     usage_of,
 )
-from sylvan.gateway.grpc.context import Prepared, RequestInput, SampleDelta
+from sylvan.gateway.grpc.context import PreparedRequest, RequestInput, SampleText
 from sylvan.gateway.text.model import ModelText
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.text.output import OutputRules
@@ -43,8 +43,8 @@ _NEUTRAL: Sequence[object] = (None, False, [], {}, "", 0)
 
 
 async def prepare(
-    given: RequestInput, text: ModelText, model: str | None, frame: Frame
-) -> Prepared:
+    given: RequestInput, text: ModelText, model: str | None, frame: EventHeader
+) -> PreparedRequest:
     """Read a body.
 
     Raises:
@@ -60,7 +60,7 @@ async def prepare(
     skip = sampling.skip_special_tokens
     logs = [token_log(text, body.logprobs, skip=skip) for _ in range(sampling.n)]
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    return Prepared(
+    return PreparedRequest(
         model=model,
         text=text,
         input_ids=ids,
@@ -93,7 +93,12 @@ class CompletionFormat:
     """The answer of `/v1/completions`."""
 
     def __init__(
-        self, name: str, frame: Frame, logs: Sequence[CompletionTokenLog | None], *, usage: bool
+        self,
+        name: str,
+        frame: EventHeader,
+        logs: Sequence[CompletionTokenLog | None],
+        *,
+        usage: bool,
     ) -> None:
         """There is one of `logs` for each sample; None: log probabilities are not wanted."""
         self._frame: dict[str, Any] = {
@@ -107,7 +112,7 @@ class CompletionFormat:
         self._shown: list[list[dict[str, Any]]] = [[] for _ in logs]
         self._usage = usage
 
-    def events(self, delta: SampleDelta) -> bytes:
+    def events(self, delta: SampleText) -> bytes:
         """See `ReplyFormat.events`."""
         self._samples[delta.index].add(delta)
         logprobs = self._logprobs(delta)
@@ -129,7 +134,7 @@ class CompletionFormat:
         ]
         return {**self._frame, "choices": choices, "usage": self._counts()}
 
-    def _logprobs(self, delta: SampleDelta) -> dict[str, Any] | None:
+    def _logprobs(self, delta: SampleText) -> dict[str, Any] | None:
         log = self._logs[delta.index]
         if log is None:
             return None

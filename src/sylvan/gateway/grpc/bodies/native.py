@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sylvan.api.native import GenerateBody, Limits, read_prompts
+from sylvan.api.native import GenerateBody, RequestBodyLimits, read_prompts
 from sylvan.api.native_reply import ReplyOptions, ReplyState
 from sylvan.api.validation import parse
 from sylvan.gateway.grpc.bodies.common import (
     DONE,
-    Frame,
+    EventHeader,
     adapter_of,
     check_passed,
     collected,
@@ -18,7 +18,7 @@ from sylvan.gateway.grpc.bodies.common import (
     event,
     single_prompt,
 )
-from sylvan.gateway.grpc.context import Prepared, RequestInput, SampleDelta
+from sylvan.gateway.grpc.context import PreparedRequest, RequestInput, SampleText
 from sylvan.gateway.text.model import ModelText
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.sampling import MAX_N
@@ -37,8 +37,8 @@ _NEUTRAL: Sequence[object] = (None, False, [], {}, "", 0, -1)
 
 
 async def prepare(
-    given: RequestInput, text: ModelText, model: str | None, frame: Frame
-) -> Prepared:
+    given: RequestInput, text: ModelText, model: str | None, frame: EventHeader
+) -> PreparedRequest:
     """Read a body.
 
     Raises:
@@ -46,7 +46,9 @@ async def prepare(
     """
     body = parse(GenerateBody, given.asked.fields)
     check_passed(body, PASSED, _NEUTRAL)
-    prompts, is_batch = read_prompts(body, {}, Limits(max_samples=MAX_N, max_top_logprobs=MAX_TOP))
+    prompts, is_batch = read_prompts(
+        body, {}, RequestBodyLimits(max_samples=MAX_N, max_top_logprobs=MAX_TOP)
+    )
     prompt = single_prompt(prompts, "text" if body.text is not None else "input_ids")
     ids = prompt.input_ids if prompt.text is None else await text.ids.of(prompt.text)
     sampling = prompt.sampling
@@ -62,7 +64,7 @@ async def prepare(
         wanted_ids=wanted.token_ids if wanted is not None else (),
         text_of=text.tokenizer.token_text if body.return_text_in_logprobs else None,
     )
-    return Prepared(
+    return PreparedRequest(
         model=model,
         text=text,
         input_ids=ids,
@@ -85,7 +87,7 @@ class NativeFormat:
         self._replies = [ReplyState(options) for _ in range(n)]
         self._many = many
 
-    def events(self, delta: SampleDelta) -> bytes:
+    def events(self, delta: SampleText) -> bytes:
         """See `ReplyFormat.events`."""
         self._samples[delta.index].add(delta)
         self._replies[delta.index].add(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sylvan.gateway.grpc.bodies import chat, completion, native
-from sylvan.gateway.grpc.bodies.common import Frame
+from sylvan.gateway.grpc.bodies.common import EventHeader
 from sylvan.gateway.grpc.context import EMBEDDINGS, RequestContext
-from sylvan.gateway.grpc.samples import Sample
+from sylvan.gateway.grpc.samples import RelayedSample
 from sylvan.gateway.text.library import TextLibrary
 from sylvan.gateway.workers.registry import Registry
 from sylvan.protocol.errors import RequestError
@@ -47,10 +47,10 @@ class Preparation:
         worker = self._registry.candidates(given.asked.model, kind, "grpc")[0]
         text = await self._library.of(worker)
         shown = given.asked.model or (worker.models[0] if worker.models else "default")
-        prepared = await read(given, text, model, Frame(shown, int(self._wall())))
+        prepared = await read(given, text, model, EventHeader(shown, int(self._wall())))
         wanted = prepared.logprobs
         if kind == "prefill" and wanted is not None and wanted.start is not None:
             message = "logprob_start_len is not served by pairs of workers that speak gRPC."
             raise RequestError(message, param="logprob_start_len", status=501)
         context.state.prepared = prepared
-        context.state.samples = [Sample(prepared) for _ in range(prepared.sampling.n)]
+        context.state.samples = [RelayedSample(prepared) for _ in range(prepared.sampling.n)]

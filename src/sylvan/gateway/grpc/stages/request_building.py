@@ -8,7 +8,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from sylvan.gateway.grpc.context import RequestContext
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.requests import Thinking
+from sylvan.protocol.requests import ThinkingOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.rpc import scheduler_pb2 as pb
 
@@ -56,7 +56,7 @@ class RequestBuilding:
         )
 
 
-def thinking_message(thinking: Thinking) -> pb.Thinking:
+def thinking_message(thinking: ThinkingOptions) -> pb.Thinking:
     """Where an answer thinks as a message."""
 
     def rows(marks: Sequence[Sequence[int]]) -> list[pb.TokenIds]:

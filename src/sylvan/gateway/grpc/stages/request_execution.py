@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from sylvan.gateway.grpc.context import RequestContext, garbage
 from sylvan.gateway.grpc.metadata import metadata_of
-from sylvan.gateway.upstream.grpc import Metadata, Watch
+from sylvan.gateway.upstream.grpc import CallWatch, Metadata
 from sylvan.gateway.workers.grpc_probe import GrpcProbe
 from sylvan.gateway.workers.worker import Worker
 from sylvan.rpc import scheduler_pb2 as pb
@@ -45,7 +45,7 @@ class RequestExecution:
         self, context: RequestContext, worker: Worker, metadata: Metadata
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         assert context.state.client is not None, "client acquisition comes first"
-        watch = Watch(self._stall_s, lambda: self._probe.is_healthy(worker, ALIVE_S))
+        watch = CallWatch(self._stall_s, lambda: self._probe.is_healthy(worker, ALIVE_S))
         return context.state.client.generate(worker.spec.url, context.message, metadata, watch)
 
     async def _first(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from sylvan.gateway.grpc.context import RequestContext, SampleDelta, garbage
+from sylvan.gateway.grpc.context import RequestContext, SampleText, garbage
 
 _SSE = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
 
@@ -36,7 +36,7 @@ class ResponseProcessing:
         await answer.data(prepared.format.end())
         await answer.end()
 
-    async def _deltas(self, context: RequestContext) -> AsyncGenerator[SampleDelta, None]:
+    async def _deltas(self, context: RequestContext) -> AsyncGenerator[SampleText, None]:
         state, replies = context.state, context.state.replies
         assert replies is not None, "request execution comes first"
         async with aclosing(replies):

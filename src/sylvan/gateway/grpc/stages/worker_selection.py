@@ -6,7 +6,7 @@ from array import array
 
 from sylvan.gateway.grpc.context import RequestContext
 from sylvan.gateway.grpc.prefill import Prefill
-from sylvan.gateway.placing import Placed, Placing
+from sylvan.gateway.placing import PlacedRequest, Placing
 from sylvan.gateway.policies.api import RoutingRequest
 from sylvan.gateway.workers.registry import Registry
 from sylvan.gateway.workers.spec import Kind
@@ -39,7 +39,7 @@ class WorkerSelection:
         state.placed = placed
         state.dispatch = placed.worker.begin(placed.placement.new_tokens)
 
-    def _place(self, context: RequestContext, request: RoutingRequest, kind: Kind) -> Placed:
+    def _place(self, context: RequestContext, request: RoutingRequest, kind: Kind) -> PlacedRequest:
         state = context.state
         return self._placing.place(
             context.prepared.model,

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.http.caller import HeaderPairs, Refusal
-from sylvan.gateway.http.outgoing import Journal
-from sylvan.gateway.http.relay import RefusedError
+from sylvan.gateway.http.outgoing import AnswerJournal
+from sylvan.gateway.http.relay import RetryableStatusError
 from sylvan.gateway.upstream.http import Incoming
 from sylvan.gateway.workers.worker import Dispatch
 from sylvan.protocol.journal import FrameKind, FrameReader, JournalError, read_head
 
 
-class Collected:
+class WorkerReply:
     """Reads one worker's answer.
 
     Args:
@@ -56,7 +56,7 @@ class Collected:
             self._add(chunk)
         self._end()
 
-    async def frames(self, incoming: Incoming, journal: Journal, stall_s: float) -> None:
+    async def frames(self, incoming: Incoming, journal: AnswerJournal, stall_s: float) -> None:
         """Read the contents of frames; the entries of a journal are dropped.
 
         Raises:
@@ -94,4 +94,4 @@ class Collected:
 
     def _end(self) -> None:
         if self.status >= 300:
-            raise RefusedError(Refusal(self.status, self.headers, bytes(self.body)))
+            raise RetryableStatusError(Refusal(self.status, self.headers, bytes(self.body)))

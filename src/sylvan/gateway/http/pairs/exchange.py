@@ -10,7 +10,7 @@ from functools import partial
 from sylvan.gateway.errors import NoWorkerError, UpstreamError
 from sylvan.gateway.flow.retry import RETRYABLE
 from sylvan.gateway.http.answer import Answer, usage_in
-from sylvan.gateway.http.asked import Asked
+from sylvan.gateway.http.asked import ParsedBody
 from sylvan.gateway.http.caller import Caller, HeaderPairs
 from sylvan.gateway.http.exchange import (
     Begun,
@@ -20,20 +20,20 @@ from sylvan.gateway.http.exchange import (
     give_up,
     placed_as,
 )
-from sylvan.gateway.http.outgoing import Journal
+from sylvan.gateway.http.outgoing import AnswerJournal
 from sylvan.gateway.http.pairs.bootstrap import (
     batch_size,
     new_meeting,
     with_meetings,
     without_meetings,
 )
-from sylvan.gateway.http.pairs.collected import Collected
-from sylvan.gateway.http.pairs.prompt_logprobs import PromptLogprobs
-from sylvan.gateway.http.relay import MAX_REFUSAL_BYTES, RefusedError, Relay
+from sylvan.gateway.http.pairs.collected import WorkerReply
+from sylvan.gateway.http.pairs.prompt_logprobs import PromptLogprobsMerge
+from sylvan.gateway.http.relay import MAX_REFUSAL_BYTES, Relay, RetryableStatusError
 from sylvan.gateway.http.routes import Passed
-from sylvan.gateway.observe.meter import Meter
-from sylvan.gateway.placing import Placed
-from sylvan.gateway.policies.api import Outcome
+from sylvan.gateway.observe.meter import RequestMeter
+from sylvan.gateway.placing import PlacedRequest
+from sylvan.gateway.policies.api import PlacementOutcome
 from sylvan.gateway.upstream.http import Outgoing
 from sylvan.gateway.workers.spec import Kind
 from sylvan.gateway.workers.worker import Worker
@@ -59,7 +59,7 @@ class _Attempt:
     """
 
     body: bytes
-    accepted: asyncio.Future[PromptLogprobs | None]
+    accepted: asyncio.Future[PromptLogprobsMerge | None]
     received: bool = False
     relay: Relay | None = None
 
@@ -72,7 +72,7 @@ class _Attempt:
 class _Half:
     """The part of one of the two workers; counts against it until it is closed."""
 
-    def __init__(self, placed: Placed) -> None:
+    def __init__(self, placed: PlacedRequest) -> None:
         self.worker = placed.worker
         self.dispatch = placed.worker.begin(placed.placement.new_tokens)
         self.totals = Totals()
@@ -82,7 +82,7 @@ class _Half:
     def close(self) -> None:
         """The worker is done with it."""
         self.dispatch.close()
-        outcome = Outcome(
+        outcome = PlacementOutcome(
             success=self.success,
             prompt_tokens=self.totals.prompt_tokens,
             cached_tokens=self.totals.cached_tokens,
@@ -106,7 +106,12 @@ class PairExchange:
     """
 
     def __init__(
-        self, parts: ExchangeParts, caller: Caller, route: Passed, asked: Asked, meter: Meter
+        self,
+        parts: ExchangeParts,
+        caller: Caller,
+        route: Passed,
+        asked: ParsedBody,
+        meter: RequestMeter,
     ) -> None:
         self._parts = parts
         self._caller = caller
@@ -116,7 +121,7 @@ class PairExchange:
         self._answer = Answer(caller, route.family, parts.limits.slow_client_s)
         self._attempts = parts.attempts(route.path)
         self._journal = parts.journal(caller)
-        self._edits: PromptLogprobs | None = None
+        self._edits: PromptLogprobsMerge | None = None
         self._failed: Kind = "decode"
         self._placed_as = placed_as(caller, asked)
         self._merges = route.path == "/generate" and asked.fields.get("return_logprob") is True
@@ -171,7 +176,7 @@ class PairExchange:
         finally:
             self.totals, self.workers = rest.totals, rest.workers
 
-    def _place(self, kind: Kind, pinned: Pinned | None) -> Placed:
+    def _place(self, kind: Kind, pinned: Pinned | None) -> PlacedRequest:
         placing = self._parts.placing
         if pinned is not None and pinned.worker.kind == kind:
             if pinned.worker.available:
@@ -252,11 +257,11 @@ class PairExchange:
                 attempt.accepted.set_result(None)
 
         bound = MAX_MERGED_BYTES if self._merges else MAX_REFUSAL_BYTES
-        answer = Collected(half.dispatch, bound, keeps=self._merges, taken=taken)
+        answer = WorkerReply(half.dispatch, bound, keeps=self._merges, taken=taken)
         await self._collect(request, half, answer)
         body = bytes(answer.body)
         if self._merges:
-            attempt.accepted.set_result(PromptLogprobs(body))
+            attempt.accepted.set_result(PromptLogprobsMerge(body))
         return usage_in(body) if len(body) <= MAX_REFUSAL_BYTES else Totals()
 
     async def _decode(self, request: Outgoing, half: _Half, attempt: _Attempt) -> Totals:
@@ -281,7 +286,7 @@ class PairExchange:
 
     async def _merge(self, request: Outgoing, half: _Half, attempt: _Attempt) -> Totals:
         """Put the log probabilities of the prompt into a whole answer."""
-        answer = Collected(half.dispatch, MAX_MERGED_BYTES, keeps=True)
+        answer = WorkerReply(half.dispatch, MAX_MERGED_BYTES, keeps=True)
         await self._collect(request, half, answer)
         self._meter.answered(answer.status)
         prompt = await attempt.accepted
@@ -295,15 +300,15 @@ class PairExchange:
         await self._answer.end()
         return self._answer.totals()
 
-    async def _collect(self, request: Outgoing, half: _Half, answer: Collected) -> None:
+    async def _collect(self, request: Outgoing, half: _Half, answer: WorkerReply) -> None:
         """Have a worker serve the request, for the gateway to read."""
-        journal = Journal(self._journal.ticket, max_bytes=0)
+        journal = AnswerJournal(self._journal.ticket, max_bytes=0)
         await self._parts.sender.send(request, half.worker, journal, answer, 0.0)
 
     async def _tries_again(self, error: UpstreamError) -> bool:
         if self._answer.started:
             return False
-        if isinstance(error, RefusedError) and error.refusal.status not in RETRYABLE:
+        if isinstance(error, RetryableStatusError) and error.refusal.status not in RETRYABLE:
             return False
         return await self._attempts.another(self._failed)
 
@@ -314,6 +319,6 @@ class PairExchange:
         return [pair for pair in headers if pair[0] != "accept-encoding"]  # it is read here
 
 
-def needs_one_worker(asked: Asked) -> bool:
+def needs_one_worker(asked: ParsedBody) -> bool:
     """Whether a request needs what only one worker keeps, which then serves it alone."""
     return any(asked.fields.get(name) for name in _KEPT_FIELDS)

@@ -15,7 +15,7 @@ _DATA = b"data:"
 Rows = Mapping[str, list[Any]]
 
 
-class PromptLogprobs:
+class PromptLogprobsMerge:
     """Puts what a prefill worker said of a prompt before what the decode worker says of it.
 
     Args:

@@ -12,7 +12,7 @@ from sylvan.gateway.http.answer import Answer
 from sylvan.gateway.http.caller import HeaderPairs
 from sylvan.gateway.http.endings import SSE
 from sylvan.gateway.openai.history.store import Item
-from sylvan.gateway.openai.history.turn import Turn, is_response
+from sylvan.gateway.openai.history.turn import StoredTurn, is_response
 from sylvan.protocol.journal import Totals
 
 MAX_BYTES = 64 << 20
@@ -34,7 +34,7 @@ class KeptAnswer:
         answer: To the client.
     """
 
-    def __init__(self, turn: Turn, answer: Answer) -> None:
+    def __init__(self, turn: StoredTurn, answer: Answer) -> None:
         self._turn = turn
         self._answer = answer
         self._streams = False

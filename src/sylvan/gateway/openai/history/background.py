@@ -13,7 +13,7 @@ from starlette.types import Message
 from sylvan.api.errors import Family
 from sylvan.gateway.http.caller import Caller, refusal_of
 from sylvan.gateway.openai.history.store import HistoryStore, Item
-from sylvan.gateway.openai.history.turn import Turn
+from sylvan.gateway.openai.history.turn import StoredTurn
 from sylvan.protocol.errors import CapacityError, SylvanError
 from sylvan.utils.clock import Clock
 from sylvan.utils.tasks import settled
@@ -37,7 +37,7 @@ class Background:
         self._wall = wall
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
-    async def start(self, caller: Caller, turn: Turn, work: Work) -> Item:
+    async def start(self, caller: Caller, turn: StoredTurn, work: Work) -> Item:
         """Begin a response; returns it as it is shown until it has ended.
 
         Raises:
@@ -76,7 +76,7 @@ class Background:
         for owner, name in tuple(self._tasks):
             await self.cancel(owner, name)
 
-    async def _run(self, caller: Caller, turn: Turn, reply: Item, work: Work) -> None:
+    async def _run(self, caller: Caller, turn: StoredTurn, reply: Item, work: Work) -> None:
         body = bytearray()
         await self._settle(turn, {**reply, "status": "in_progress"})
 
@@ -93,7 +93,7 @@ class Background:
         error = _error_in(bytes(body)) or unknown
         await self._settle(turn, {**reply, "status": "failed", "error": error})  # unless it ended
 
-    async def _settle(self, turn: Turn, reply: Item) -> None:
+    async def _settle(self, turn: StoredTurn, reply: Item) -> None:
         try:
             await self._store.settle(turn.owner, reply)
         except CapacityError as error:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sylvan.gateway.control.api import Own
-from sylvan.gateway.http.asked import Asked
+from sylvan.gateway.http.asked import ParsedBody
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.openai.history.background import Background
 from sylvan.gateway.openai.history.owners import Owners
 from sylvan.gateway.openai.history.routes import HistoryRoutes
 from sylvan.gateway.openai.history.store import HistoryStore
-from sylvan.gateway.openai.history.turn import Turn
+from sylvan.gateway.openai.history.turn import StoredTurn
 from sylvan.utils.clock import Clock
 
 
@@ -39,9 +39,9 @@ class History:
         parts = (self.store, self.background, self.owners)
         return HistoryRoutes(*parts, self.max_body_bytes, self.wall).routes
 
-    async def begin(self, caller: Caller, asked: Asked) -> Turn:
-        """See `Turn.begin`."""
-        return await Turn.begin(self.store, self.owners.of(caller), asked)
+    async def begin(self, caller: Caller, asked: ParsedBody) -> StoredTurn:
+        """See `StoredTurn.begin`."""
+        return await StoredTurn.begin(self.store, self.owners.of(caller), asked)
 
     async def close(self) -> None:
         """End what is still being made, and close the store."""

@@ -17,7 +17,7 @@ from sylvan.gateway.control.api import Handler, Own, Params
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.openai.history.background import Background
 from sylvan.gateway.openai.history.owners import Owners
-from sylvan.gateway.openai.history.store import HistoryStore, Item, Kept
+from sylvan.gateway.openai.history.store import HistoryStore, Item, StoredItem
 from sylvan.gateway.openai.history.turn import checked_items, find, new_id
 from sylvan.protocol.errors import RequestError
 from sylvan.utils.clock import Clock
@@ -175,11 +175,11 @@ class HistoryRoutes:
         found = await self._store.rewrite(self._owners.of(caller), name, without)
         await caller.reply_json(_there(found, name).reply)
 
-    async def _response(self, caller: Caller, params: Params) -> Kept:
+    async def _response(self, caller: Caller, params: Params) -> StoredItem:
         owner, name = self._owners.of(caller), params["response_id"]
         return await find(self._store, "response", owner, name, "response_id")
 
-    async def _conversation(self, caller: Caller, params: Params) -> Kept:
+    async def _conversation(self, caller: Caller, params: Params) -> StoredItem:
         owner, name = self._owners.of(caller), params["conversation_id"]
         return await find(self._store, "conversation", owner, name, "conversation_id")
 
@@ -191,7 +191,7 @@ class HistoryRoutes:
             raise RequestError(f"The body is not valid JSON: {error}.") from error
 
 
-def _there(found: Kept | None, name: str) -> Kept:
+def _there(found: StoredItem | None, name: str) -> StoredItem:
     if found is None:
         message = f"conversation_id: there is no conversation {name[:80]!r} in the history."
         code = "conversation_not_found"

@@ -49,7 +49,7 @@ PRAGMA user_version = 1;
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredItem:
     """A response or conversation.
 
     Attributes:
@@ -134,14 +134,14 @@ class HistoryStore:
 
         await self._run(f"put_{kind}", work)
 
-    async def get(self, kind: Kind, owner: str, name: str) -> Kept | None:
+    async def get(self, kind: Kind, owner: str, name: str) -> StoredItem | None:
         """What the owner has under an id.
 
         Raises:
             CapacityError: It cannot be read now.
         """
 
-        def work(db: sqlite3.Connection) -> Kept | None:
+        def work(db: sqlite3.Connection) -> StoredItem | None:
             self._forget_old(db)
             return _find(db, kind, owner, name)
 
@@ -162,14 +162,16 @@ class HistoryStore:
 
         return await self._run("settle_response", work)
 
-    async def describe(self, owner: str, name: str, changes: Mapping[str, Any]) -> Kept | None:
+    async def describe(
+        self, owner: str, name: str, changes: Mapping[str, Any]
+    ) -> StoredItem | None:
         """Replace fields of a conversation; None if the owner has none of that id."""
 
-        def work(db: sqlite3.Connection) -> Kept | None:
+        def work(db: sqlite3.Connection) -> StoredItem | None:
             found = _find(db, "conversation", owner, name)
             if found is None:
                 return None
-            made = Kept({**found.reply, **changes}, found.items)
+            made = StoredItem({**found.reply, **changes}, found.items)
             _write(db, owner, made)
             return made
 
@@ -177,19 +179,19 @@ class HistoryStore:
 
     async def rewrite(
         self, owner: str, name: str, change: Callable[[list[Item]], list[Item]]
-    ) -> Kept | None:
+    ) -> StoredItem | None:
         """Replace the items of a conversation by what `change` makes of them, at once.
 
         Returns:
             The conversation with its new items; None if the owner has none of that id.
         """
 
-        def work(db: sqlite3.Connection) -> Kept | None:
+        def work(db: sqlite3.Connection) -> StoredItem | None:
             db.execute("BEGIN IMMEDIATE")  # another process may not add items between
             found = _find(db, "conversation", owner, name)
             if found is None:
                 return None
-            made = Kept(found.reply, change(found.items))
+            made = StoredItem(found.reply, change(found.items))
             _write(db, owner, made)
             self._shrink(db)
             return made
@@ -248,7 +250,7 @@ class HistoryStore:
             )
 
 
-def _find(db: sqlite3.Connection, kind: Kind, owner: str, name: str) -> Kept | None:
+def _find(db: sqlite3.Connection, kind: Kind, owner: str, name: str) -> StoredItem | None:
     row = db.execute(
         "SELECT reply, items, status FROM records WHERE kind = ? AND owner = ? AND id = ?",
         (kind, owner, name),
@@ -259,10 +261,10 @@ def _find(db: sqlite3.Connection, kind: Kind, owner: str, name: str) -> Kept | N
     if row[2] == "lost":
         message = "The gateway ended before the response did."
         reply |= {"status": "failed", "error": {"code": "server_error", "message": message}}
-    return Kept(reply, orjson.loads(row[1]))
+    return StoredItem(reply, orjson.loads(row[1]))
 
 
-def _write(db: sqlite3.Connection, owner: str, kept: Kept) -> None:
+def _write(db: sqlite3.Connection, owner: str, kept: StoredItem) -> None:
     reply, items = orjson.dumps(kept.reply), orjson.dumps(kept.items)
     db.execute(
         "UPDATE records SET reply = ?, items = ?, bytes = ? "

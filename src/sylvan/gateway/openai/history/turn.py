@@ -10,8 +10,8 @@ from typing import Any, cast
 import orjson
 
 from sylvan.api.openai.items import conversation_item
-from sylvan.gateway.http.asked import Asked
-from sylvan.gateway.openai.history.store import HistoryStore, Item, Kept, Kind
+from sylvan.gateway.http.asked import ParsedBody
+from sylvan.gateway.openai.history.store import HistoryStore, Item, Kind, StoredItem
 from sylvan.protocol.errors import CapacityError, RequestError
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(24)
 
 
-async def find(store: HistoryStore, kind: Kind, owner: str, name: str, param: str) -> Kept:
+async def find(store: HistoryStore, kind: Kind, owner: str, name: str, param: str) -> StoredItem:
     """What the owner has under an id.
 
     Raises:
@@ -39,7 +39,7 @@ async def find(store: HistoryStore, kind: Kind, owner: str, name: str, param: st
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
+class StoredTurn:
     """A response, and what it is kept with.
 
     Attributes:
@@ -55,7 +55,7 @@ class Turn:
 
     store: HistoryStore
     owner: str
-    asked: Asked
+    asked: ParsedBody
     items: list[Item]
     fresh: list[Item]
     previous: str | None = None
@@ -64,7 +64,7 @@ class Turn:
     background: str | None = None
 
     @classmethod
-    async def begin(cls, store: HistoryStore, owner: str, asked: Asked) -> Turn:
+    async def begin(cls, store: HistoryStore, owner: str, asked: ParsedBody) -> StoredTurn:
         """Find what a request goes on from.
 
         Raises:

@@ -13,9 +13,9 @@ EvictionPolicy = Callable[[Node], tuple[int, ...]]
 
 
 def eviction_policy(name: str) -> EvictionPolicy:
-    """The policy of that name.
+    """Return the eviction policy `name`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no such policy.
     """
     return plugins.load(sys.modules[__name__], name).key

@@ -6,5 +6,4 @@ from sylvan.runtime.cache.types import Node
 
 
 def key(node: Node) -> tuple[int, ...]:
-    """See `EvictionPolicy`."""
     return (-node.last_used,)

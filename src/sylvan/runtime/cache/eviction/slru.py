@@ -1,4 +1,4 @@
-"""Segmented LRU: what was used twice or more is protected; least recently used first in each."""
+"""Segmented LRU: entries used at least twice are protected; least recently used first in each."""
 
 from __future__ import annotations
 
@@ -8,5 +8,4 @@ PROTECTED_HITS = 2
 
 
 def key(node: Node) -> tuple[int, ...]:
-    """See `EvictionPolicy`."""
     return (int(node.hits >= PROTECTED_HITS), node.last_used)

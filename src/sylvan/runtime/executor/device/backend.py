@@ -1,8 +1,8 @@
-"""Queues steps on a device without waiting for what they bring.
+"""Queues steps on a device without waiting for their results.
 
-The next step's inputs come from the last step's sampled ids on the device. Only where an output is
-constrained does the host have to see an id before the next one is drawn; the worker then lets the
-next forward pass run meanwhile. Shapes: T rows, R slices, S sampled rows, V vocabulary.
+The next step's inputs come from the last step's sampled ids on the device. Only constrained outputs
+need the host to see an id before the next one is sampled; the worker then runs the next forward
+pass meanwhile. Shapes: T rows, R slices, S sampled rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sylvan.runtime.executor.device.sampling_inputs import fill_sampling, fill_u
 from sylvan.runtime.executor.inputs import fill_step
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.sampling.api import SampleOutput
-from sylvan.runtime.sampling.constraints import Masks, Outcome
+from sylvan.runtime.sampling.constraints import Masks, RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
 _PROMPT_BLOCK_BYTES = 256 << 20  # logits of prompt positions held at once
@@ -47,7 +47,6 @@ class DeviceBackend:
         self._logits_SV = torch.empty(0)
 
     def update(self, plan: StepPlan) -> None:
-        """See `StepBackend.update`."""
         self._staged = None
         self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
         self.batch.row_ends, self.batch.cross = None, ()
@@ -66,7 +65,6 @@ class DeviceBackend:
         self._run(works)
 
     def forward(self, plan: StepPlan, *, graph: bool) -> None:
-        """See `StepBackend.forward`."""
         staged = self._staged = self._stage(plan, graph=graph)
         self._fill_rows(plan, staged)
         self._run([lambda: staged.inputs.upload(staged.host)])
@@ -74,7 +72,6 @@ class DeviceBackend:
         self._run([lambda: self._forward(staged)])
 
     def step(self, plan: StepPlan, masks: Masks | None) -> DeviceDrawing:
-        """See `StepBackend.step`."""
         self.forward(plan, graph=True)
         return self.draw(plan, masks)
 
@@ -87,7 +84,6 @@ class DeviceBackend:
         raise NotImplementedError("steps of a device verify no trees")
 
     def correct(self, plan: StepPlan) -> None:
-        """See `StepBackend.correct`."""
         gone = {*plan.leaves, *(join.slot for join in plan.joins)}
         recounts, self._recounts = [r for r in self._recounts if r[0] not in gone], []
         newest = {slot: token for slot, token in self._newest.items() if slot not in gone}
@@ -98,14 +94,15 @@ class DeviceBackend:
             self._write_newest(plan, newest)
 
     def draw(self, plan: StepPlan, masks: Masks | None) -> DeviceDrawing:
-        """See `StepBackend.draw`."""
         assert self._staged is not None
         launch = SampleLaunch(self._parts, self._counts, self._staged, self._slots.rows(plan))
         launch.prepare(masks)
         return launch.run(self._stream, lambda: self._logits_SV)
 
-    def accept(self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, Outcome]) -> None:
-        """See `StepBackend.accept`: the device follows with the next step."""
+    def accept(
+        self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, RowOutcome]
+    ) -> None:
+        """The device follows with the next step."""
         slots = plan.sample_slots
         for row, outcome in outcomes.items():
             slot, token = int(slots[row]), int(drawn.token_ids[row])
@@ -117,27 +114,25 @@ class DeviceBackend:
                 self._newest[slot] = outcome.tokens[0]
 
     def finish(self, drawing: Drawing) -> None:
-        """See `StepBackend.finish`."""
         assert isinstance(drawing, DeviceDrawing)
         drawing.event = self._stream.event()
 
     def discard(self) -> None:
-        """See `StepBackend.discard`."""
         self._staged = None
         self._parts.platform.trim()
 
     # ---- for worker halves of capabilities
 
     def logits(self, rows: IntArray) -> torch.Tensor:
-        """See `StepContext.logits`; waits for the device."""
+        """Waits for the device."""
         return self._read(self._parts.runner.logits, rows)
 
     def hidden(self, rows: IntArray) -> torch.Tensor:
-        """See `StepContext.hidden`; waits for the device."""
+        """Waits for the device."""
         return self._read(self._parts.runner.hidden, rows)
 
     def layer_hidden(self, layer: int, rows: IntArray) -> torch.Tensor:
-        """See `StepContext.layer_hidden`; waits for the device."""
+        """Waits for the device."""
         return self._read(lambda index: self._parts.runner.layer_hidden(layer, index), rows)
 
     def token_logprobs(

@@ -18,7 +18,7 @@ from sylvan.runtime.executor.control import Checkpoints, ExecutorControl
 from sylvan.runtime.executor.device.backend import DeviceBackend
 from sylvan.runtime.executor.device.memory import (
     GRAPH_BYTES,
-    Measured,
+    DeviceUsage,
     MemoryReport,
     plan_pages,
 )
@@ -28,15 +28,15 @@ from sylvan.runtime.executor.graphs.buckets import BucketRunner
 from sylvan.runtime.executor.inputs import Sizes
 from sylvan.runtime.executor.local import DeviceExecutor
 from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
-from sylvan.runtime.executor.sizes import Bucket, decode_buckets, mixed_buckets
+from sylvan.runtime.executor.sizes import GraphBucket, decode_buckets, mixed_buckets
 from sylvan.runtime.executor.slots import RequestSlots
-from sylvan.runtime.executor.worker import Worker
+from sylvan.runtime.executor.worker import StepWorker
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.platform.api import Memory, Platform
 from sylvan.runtime.pool.occupation import Occupation, TensorMemory
 from sylvan.runtime.pool.pages import PagedBuffer
-from sylvan.runtime.sampling.on_device import Rows
+from sylvan.runtime.sampling.on_device import DeviceRowParams
 from sylvan.runtime.sampling.params import NO_TOP_K
 from sylvan.runtime.sampling.processors import LogitsProcessor
 
@@ -108,11 +108,11 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
         sampling=device_sampling(platform.device),
         custom=plan.custom,
     )
-    buckets: tuple[Bucket, ...] = ()
+    buckets: tuple[GraphBucket, ...] = ()
     if plan.graph:
         mixed = mixed_buckets(limits.max_tokens, limits.max_reqs)
         buckets = (*decode_buckets(limits.max_reqs), *mixed)
-    measured = Measured(
+    measured = DeviceUsage(
         total=plan.before.total,
         free=plan.before.free,
         weights=weights,
@@ -129,7 +129,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
         platform.trim()
         free = platform.memory().free
         runner = _captured(parts, eager, buckets)
-        platform.trim()  # leaves what graphs keep for themselves
+        platform.trim()  # frees all but the graphs' private memory
         taken = max(0, free - platform.memory().free)
         report = replace(
             report, measured=replace(measured, graphs=taken), has_graphs=runner is not eager
@@ -146,7 +146,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     backend = DeviceBackend(replace(parts, runner=runner), slots)
     control = _control(plan, batch.kv, runner, report.measured.graphs)
     control.extend(plan.capabilities)
-    worker = Worker(backend, slots, plan.capabilities, control.gate)
+    worker = StepWorker(backend, slots, plan.capabilities, control.gate)
     return DeviceExecutor(worker, caps, control), report
 
 
@@ -170,13 +170,12 @@ def _control(
 
 
 class _Graphs:
-    """Implements `Occupation` for what was captured."""
+    """Implements `Occupation` for captured graphs."""
 
     def __init__(self, runner: ModelRunner, platform: Platform, num_bytes: int) -> None:
         self._runner, self._platform, self.num_bytes = runner, platform, num_bytes
 
     def release(self) -> int:
-        """See `Occupation.release`."""
         if not isinstance(self._runner, BucketRunner):
             return 0
         self._runner.release()
@@ -184,13 +183,14 @@ class _Graphs:
         return self.num_bytes
 
     def resume(self) -> None:
-        """See `Occupation.resume`."""
         if isinstance(self._runner, BucketRunner):
             self._runner.capture_again()
 
 
-def _captured(parts: DeviceParts, eager: EagerRunner, buckets: Sequence[Bucket]) -> ModelRunner:
-    """Graphs of all buckets, or none where a step does what no graph can hold."""
+def _captured(
+    parts: DeviceParts, eager: EagerRunner, buckets: Sequence[GraphBucket]
+) -> ModelRunner:
+    """Capture the graphs of all buckets; none if steps do something a graph cannot hold."""
     runner = BucketRunner(eager, buckets)
     try:
         runner.capture(parts.platform, parts.memory.point_bucket)
@@ -203,9 +203,9 @@ def _captured(parts: DeviceParts, eager: EagerRunner, buckets: Sequence[Bucket])
 
 
 def _largest_step(parts: DeviceParts, eager: EagerRunner, longest: int) -> None:
-    """Prompts of as many tokens as a step can have, and as many samples; inside `Stream.run`.
+    """Run the largest possible step of prompts and samples, inside `Stream.run`.
 
-    All of them write to the padding page and read what is there.
+    All rows read and write the padding page.
     """
     memory, limits = parts.memory, parts.limits
     tokens = limits.max_tokens
@@ -229,14 +229,14 @@ def _largest_step(parts: DeviceParts, eager: EagerRunner, longest: int) -> None:
         memory.point(inputs, Sizes(tokens, needed, samples), host)
         logits = eager.run(memory.batch)
         views = inputs.device
-        rows = Rows(
-            **{name: views[name][:samples] for name in Rows.__dataclass_fields__},
+        rows = DeviceRowParams(
+            **{name: views[name][:samples] for name in DeviceRowParams.__dataclass_fields__},
         )
         parts.sampling.draw(logits, rows)
 
 
-def _graph_reserve(parts: DeviceParts, eager: EagerRunner, buckets: Sequence[Bucket]) -> int:
-    """Bytes to keep for graphs: they share the memory that the largest computes in."""
+def _graph_reserve(parts: DeviceParts, eager: EagerRunner, buckets: Sequence[GraphBucket]) -> int:
+    """Bytes to reserve for graphs: they share the memory of the largest one."""
 
     def largest() -> None:
         with torch.inference_mode():

@@ -14,9 +14,9 @@ _FIRST_ROWS = 8
 
 
 class DeviceCounts:
-    """Rows of a matrix (C, V) that grows by doubling. Row 0 takes what is to be counted nowhere.
+    """Token counts: rows of a matrix (C, V) that grows by doubling. Row 0 is a dummy.
 
-    Rows are given out on the host at once; the work returned makes the device follow.
+    Rows are assigned on the host at once; the returned work updates the device.
     """
 
     def __init__(self, platform: Platform, vocab_size: int) -> None:
@@ -55,7 +55,7 @@ class DeviceCounts:
             self._free.append(row)
 
     def rows(self, slots: IntArray) -> IntArray:
-        """Rows of slots; -1 where nothing is counted."""
+        """Count rows of slots; -1 for slots without counts."""
         if not self._row_of:
             return np.full(len(slots), -1, np.int32)
         return np.array([self._row_of.get(slot, -1) for slot in slots.tolist()], np.int32)
@@ -67,7 +67,7 @@ class DeviceCounts:
         self.matrix.index_put_(index, ones, accumulate=True)
 
     def correct(self, changes: Sequence[tuple[int, int, float]]) -> Callable[[], None] | None:
-        """Work that adds numbers to (slot, id); None where there is none to do."""
+        """Work that adds numbers to (slot, id); None if there is none."""
         known = [(self._row_of[s], i, x) for s, i, x in changes if s in self._row_of and i >= 0]
         if not known:
             return None

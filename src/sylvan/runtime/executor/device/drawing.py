@@ -15,11 +15,17 @@ from sylvan.runtime.executor.device.counts import DeviceCounts
 from sylvan.runtime.executor.device.logprobs import LogprobReader, Wanted, sampled_logits
 from sylvan.runtime.executor.device.parts import DeviceParts, StagedStep
 from sylvan.runtime.executor.results import hopeless
-from sylvan.runtime.platform.api import Event, Stream
+from sylvan.runtime.platform.api import Event, PlatformStream
 from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.draw import filtered
-from sylvan.runtime.sampling.on_device import Edits, Entries, MaskBits, Penalties, Rows
+from sylvan.runtime.sampling.on_device import (
+    DeviceLogitEdits,
+    DeviceRowParams,
+    Entries,
+    MaskBits,
+    Penalties,
+)
 from sylvan.runtime.sampling.params import SamplingBatch
 
 
@@ -32,11 +38,9 @@ class DeviceDrawing:
     event: Event | None = None  # None: not everything of the step is queued yet
 
     def done(self) -> bool:
-        """See `Drawing.done`."""
         return self.event is not None and self.event.done()
 
     def wait(self) -> SampleOutput:
-        """See `Drawing.wait`."""
         assert self.event is not None
         self.event.wait()
         ids = self.ids.numpy().copy()
@@ -78,8 +82,8 @@ class SampleLaunch:
             self._drawing.readers[row] = reader
             self._temperatures[row] = float(params.temperature[rows.slots[row]])
 
-    def run(self, stream: Stream, logits_of: Callable[[], torch.Tensor]) -> DeviceDrawing:
-        """Give it to the stream, after the forward pass."""
+    def run(self, stream: PlatformStream, logits_of: Callable[[], torch.Tensor]) -> DeviceDrawing:
+        """Queue it on the stream after the forward pass."""
         if self._parts.custom:
             self._customise(stream, logits_of)
 
@@ -92,8 +96,8 @@ class SampleLaunch:
         stream.run(work)
         return self._drawing
 
-    def _customise(self, stream: Stream, logits_of: Callable[[], torch.Tensor]) -> None:
-        """Processors of others may do anything, waiting for the device included."""
+    def _customise(self, stream: PlatformStream, logits_of: Callable[[], torch.Tensor]) -> None:
+        """Apply custom processors, which may do anything, including waiting for the device."""
 
         def edit() -> None:
             with torch.inference_mode():
@@ -119,7 +123,7 @@ class SampleLaunch:
         self._masks = bits, rows
 
     def _keep_entries(self, rows: SamplingBatch) -> None:
-        """Stop ids that come too early, and `logit_bias`."""
+        """Entries for early stop ids (banned) and `logit_bias`."""
         params, slots = rows.params, rows.slots
         parts: list[tuple[int, np.ndarray, np.ndarray]] = []
         for row in np.flatnonzero(rows.positions < params.min_position[slots]).tolist():
@@ -138,7 +142,7 @@ class SampleLaunch:
         value.numpy()[:] = np.concatenate([values for _, _, values in parts])
         self._entries = where, value
 
-    # ---- inside `Stream.run`
+    # ---- inside `PlatformStream.run`
 
     def _edit(self, logits_NV: torch.Tensor) -> None:
         if self._penalised or self._masks or self._entries:
@@ -159,7 +163,7 @@ class SampleLaunch:
             reader.launch(scaled, ids_N[row : row + 1])
         self._drawing.ids.copy_(ids_N, non_blocking=True)
 
-    def _rows(self, count: int) -> Rows:
+    def _rows(self, count: int) -> DeviceRowParams:
         views = self._staged.inputs.device
         names = (
             "greedy",
@@ -172,9 +176,9 @@ class SampleLaunch:
             "position",
             "uniform",
         )
-        return Rows(**{name: views[name][:count] for name in names})
+        return DeviceRowParams(**{name: views[name][:count] for name in names})
 
-    def _edits(self) -> Edits:
+    def _edits(self) -> DeviceLogitEdits:
         count, views = len(self._rows_of.slots), self._staged.inputs.device
         device = self._platform.device
         penalties = masks = entries = None
@@ -188,4 +192,4 @@ class SampleLaunch:
         if self._entries is not None:
             where, value = (x.to(device, non_blocking=True) for x in self._entries)
             entries = Entries(where[0], where[1], value)
-        return Edits(penalties=penalties, masks=masks, entries=entries)
+        return DeviceLogitEdits(penalties=penalties, masks=masks, entries=entries)

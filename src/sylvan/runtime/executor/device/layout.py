@@ -15,7 +15,7 @@ _WORD = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class StagedField:
     """An array of `size` numbers, or of as many in each of `rows` rows."""
 
     name: str
@@ -29,11 +29,11 @@ class Field:
         return self.size * (self.rows or 1) * self.dtype.itemsize
 
 
-class Layout:
-    """Where each field lies in a buffer of `words` int32 numbers."""
+class StagedLayout:
+    """Offsets of the fields in a buffer of `words` int32 numbers."""
 
-    def __init__(self, fields: Iterable[Field]) -> None:
-        self._places: dict[str, tuple[Field, int]] = {}
+    def __init__(self, fields: Iterable[StagedField]) -> None:
+        self._places: dict[str, tuple[StagedField, int]] = {}
         at = 0
         for field in fields:
             self._places[field.name] = field, at
@@ -50,12 +50,12 @@ class Layout:
         return found
 
 
-def step_layout(tokens: int, requests: int, groups: int = 1, samples: int = 0) -> Layout:
-    """Of the inputs of a step of at most so many rows and requests, and so many KV groups.
+def step_layout(tokens: int, requests: int, groups: int = 1, samples: int = 0) -> StagedLayout:
+    """Layout of a step's inputs for at most that many rows, requests and KV groups.
 
-    `samples` are rows that are sampled, one of each request and guesses; 0: no guesses.
+    `samples` are sampled rows: one per request, plus guesses; 0: no guesses.
 
-    `feed` is the request slot whose newest token a row is to read, or -1.
+    `feed` is the request slot whose newest token a row reads, or -1.
     """
     per_token = ("input_ids", "positions", "feed")
     per_request = ("kv_lens", "req_slots")
@@ -63,28 +63,28 @@ def step_layout(tokens: int, requests: int, groups: int = 1, samples: int = 0) -
     floats = ("temperature", "top_p", "min_p", "frequency", "presence", "repetition")
     longs = ("seed", "sample", "position")
     samples = max(samples, requests)
-    return Layout(
+    return StagedLayout(
         [
-            *(Field(name, tokens) for name in per_token),
-            Field("slot_mappings", tokens, rows=groups),
-            *(Field(name, requests) for name in per_request),
-            *(Field(name, samples) for name in per_sample),
-            Field("q_starts", requests + 1),
-            *(Field(name, samples, torch.float32) for name in floats),
-            *(Field(name, samples, torch.int64) for name in longs),
-            Field("uniform", samples, torch.float64),
-            Field("greedy", samples, torch.bool),
+            *(StagedField(name, tokens) for name in per_token),
+            StagedField("slot_mappings", tokens, rows=groups),
+            *(StagedField(name, requests) for name in per_request),
+            *(StagedField(name, samples) for name in per_sample),
+            StagedField("q_starts", requests + 1),
+            *(StagedField(name, samples, torch.float32) for name in floats),
+            *(StagedField(name, samples, torch.int64) for name in longs),
+            StagedField("uniform", samples, torch.float64),
+            StagedField("greedy", samples, torch.bool),
         ]
     )
 
 
-class Inputs:
-    """A step's inputs on the device, and as many host copies as steps may be under way.
+class StagedInputs:
+    """A step's inputs on the device, with one host copy per step in flight.
 
-    Their addresses never change, so that a captured graph may read them.
+    Addresses never change, so captured graphs can read them.
     """
 
-    def __init__(self, layout: Layout, platform: Platform, copies: int) -> None:
+    def __init__(self, layout: StagedLayout, platform: Platform, copies: int) -> None:
         self._buffer = torch.zeros(layout.words, dtype=torch.int32, device=platform.device)
         self.device = layout.views(self._buffer)
         self._hosts = [Host(layout, platform) for _ in range(copies)]
@@ -109,9 +109,9 @@ class Inputs:
 
 
 class Host:
-    """One host copy: numpy arrays over pinned memory. `used` is past once they were uploaded."""
+    """One host copy: numpy arrays over pinned memory. `used` completes after the upload."""
 
-    def __init__(self, layout: Layout, platform: Platform) -> None:
+    def __init__(self, layout: StagedLayout, platform: Platform) -> None:
         self.buffer = platform.pinned(layout.words, torch.int32)
         self.arrays: Mapping[str, np.ndarray] = {
             name: view.numpy() for name, view in layout.views(self.buffer).items()

@@ -40,7 +40,7 @@ class LogprobReader:
         self._ids.numpy()[:] = np.clip(options.token_ids, 0, vocab_size - 1)
 
     def launch(self, logits_PV: torch.Tensor, ids_P: torch.Tensor, start: int = 0) -> None:
-        """Of positions from `start` on; ids -1 give whatever. Inside `Stream.run`."""
+        """Queue positions from `start` on; results for id -1 are undefined. Inside `Stream.run`."""
         logprobs = torch.log_softmax(logits_PV, -1)
         stop = start + len(logits_PV)
         own = logprobs.gather(-1, ids_P.clamp_min(0).long()[:, None])[:, 0]
@@ -61,7 +61,7 @@ class LogprobReader:
             self._chosen[part].copy_(logprobs[:, index].flatten(), non_blocking=True)
 
     def read(self, token_ids: IntArray) -> TokenLogprobs:
-        """What arrived for the ids that were passed to `launch`."""
+        """The log probabilities of the ids passed to `launch`."""
         count, chosen = self._wanted.count, len(self._ids)
         return TokenLogprobs(
             token_ids=token_ids,

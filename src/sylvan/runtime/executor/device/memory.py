@@ -1,4 +1,4 @@
-"""What a model needs of a device's memory, measured, and the KV cache that is left room for."""
+"""Measures the memory a model needs on a device, and sizes the KV cache with the rest."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sylvan.protocol.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 SHARE = 0.9
-"""Of the memory free at the start; the rest is for libraries, fragmentation and neighbours."""
+"""Share of the memory free at the start; the rest is for libraries and fragmentation."""
 GRAPH_BYTES = 4 << 20
-"""A captured graph's own memory, besides what it computes in."""
+"""A captured graph's private memory, without its buffers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class DeviceUsage:
     """Bytes, before the KV cache is made.
 
     `free` was free before anything was loaded, of `total`. `graphs` is a reserve until they are
@@ -32,7 +32,7 @@ class Measured:
 
     @property
     def budget(self) -> int:
-        """What everything may take together."""
+        """Total budget of everything, in bytes."""
         return int(self.free * SHARE)
 
     @property
@@ -45,7 +45,7 @@ class Measured:
 class MemoryReport:
     """Where the bytes went, for the start-up report."""
 
-    measured: Measured
+    measured: DeviceUsage
     num_pages: int
     page_bytes: int
     has_graphs: bool = False
@@ -66,19 +66,19 @@ class MemoryReport:
 
 
 def plan_pages(
-    measured: Measured, page_bytes: int, wanted: int | None, least: int, most: int | None = None
+    measured: DeviceUsage, page_bytes: int, wanted: int | None, least: int, most: int | None = None
 ) -> MemoryReport:
     """Pages that fit, padding page included.
 
     Args:
-        measured: Everything else.
+        measured: Memory of everything else.
         page_bytes: Of one page in all layers.
         wanted: Pages asked for; None: as many as fit.
-        least: Fewer are of no use.
-        most: Of as many as fit, no more than these.
+        least: Minimum.
+        most: Maximum when filling memory.
 
     Raises:
-        ConfigError: they do not fit; says by how much.
+        ConfigError: they do not fit; states the shortfall.
     """
     room = max(0, measured.budget - measured.fixed) // page_bytes
     useful = room if most is None else min(room, most)

@@ -1,4 +1,4 @@
-"""What a device worker is made of, and the memory that all its steps share."""
+"""Parts of a device worker, and the memory that all its steps share."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from dataclasses import dataclass
 import torch
 
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
-from sylvan.runtime.executor.device.layout import Host, Inputs, step_layout
-from sylvan.runtime.executor.device.table import PageTable
+from sylvan.runtime.executor.device.layout import Host, StagedInputs, step_layout
+from sylvan.runtime.executor.device.table import DevicePageTable
 from sylvan.runtime.executor.inputs import Sizes
 from sylvan.runtime.executor.runner import ModelRunner
-from sylvan.runtime.executor.sizes import Bucket
+from sylvan.runtime.executor.sizes import GraphBucket
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.sampling.on_device import DeviceSampling
 from sylvan.runtime.sampling.processors import LogitsProcessor
 
-_HOST_COPIES = 3  # two steps under way, and the one that is being written
+_HOST_COPIES = 3  # two steps in flight, and one being written
 
 
 class StepMemory:
     """Persistent inputs, narrow ones for decoding and wide ones for prompts, and newest tokens.
 
-    Inputs are what graphs read. `last_S` is the newest token of each request slot; one more
-    slot takes those of padding.
+    Graphs read these inputs. `last_S` is the newest token of each request slot, plus a slot for
+    padding.
     """
 
     def __init__(self, platform: Platform, batch: ForwardBatch, vocab_size: int) -> None:
         limits = batch.limits
         self.platform, self.batch, self.vocab_size = platform, batch, vocab_size
         self.last_S = torch.zeros(limits.max_reqs + 1, dtype=torch.int32, device=platform.device)
-        self.table = PageTable(platform, batch.host.page_tables, batch.page_tables)
+        self.table = DevicePageTable(platform, batch.host.page_tables, batch.page_tables)
         reqs, groups = limits.max_reqs, len(batch.page_tables)
-        self._narrow = Inputs(step_layout(reqs, reqs, groups), platform, _HOST_COPIES)
+        self._narrow = StagedInputs(step_layout(reqs, reqs, groups), platform, _HOST_COPIES)
         wide = step_layout(limits.max_tokens, reqs, groups, limits.most_samples)
-        self._wide = Inputs(wide, platform, _HOST_COPIES)
+        self._wide = StagedInputs(wide, platform, _HOST_COPIES)
         starts = self._narrow.device["q_starts"]  # as every decoding step has them
         starts.copy_(torch.arange(len(starts), dtype=torch.int32))
         self._ids = self._feed = torch.empty(0)
 
-    def inputs(self, tokens: int, requests: int) -> Inputs:
-        """Where a step of so many is written."""
+    def inputs(self, tokens: int, requests: int) -> StagedInputs:
+        """The inputs for a step of this size."""
         return self._narrow if tokens == requests else self._wide
 
-    def point(self, inputs: Inputs, sizes: Sizes, host: Host | None = None) -> None:
+    def point(self, inputs: StagedInputs, sizes: Sizes, host: Host | None = None) -> None:
         """Make the batch read the first rows of the inputs; inside `Stream.run`.
 
-        `host` is what they were uploaded from, for backends that plan on the host.
+        `host` is their source, for backends that plan on the host.
         """
         batch, device = self.batch, inputs.device
         if host is not None:
@@ -68,16 +68,16 @@ class StepMemory:
         self._feed = device["feed"][:rows]
 
     def feed(self, batch: ForwardBatch) -> None:
-        """Ids that were not known on the host are the newest tokens; part of graphs.
+        """Fill in ids in flight from the newest tokens; captured in graphs.
 
-        What is read are the persistent inputs, also when the batch was fed before: a graph is
-        captured after the same step was run to warm up.
+        Always reads the persistent inputs, even if the batch was resolved before, since the warm-up
+        step precedes the capture.
         """
         newest = self.last_S[self._feed.clamp_min(0)]
         ids = torch.where(self._feed >= 0, newest, self._ids)
         batch.input_ids_T = ids.clamp(0, self.vocab_size - 1)
 
-    def point_bucket(self, bucket: Bucket) -> ForwardBatch:
+    def point_bucket(self, bucket: GraphBucket) -> ForwardBatch:
         """Make the batch a step of padding only, for capturing."""
         inputs = self.inputs(bucket.rows, bucket.requests)
         if not bucket.decodes:
@@ -113,6 +113,6 @@ Work = Callable[[], None]
 class StagedStep:
     """A step's inputs: where they are written, and how many count."""
 
-    inputs: Inputs
+    inputs: StagedInputs
     host: Host
     sizes: Sizes

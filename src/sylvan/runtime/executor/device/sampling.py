@@ -8,7 +8,12 @@ from typing import Any
 import torch
 
 from sylvan.kernels.gpu.choice import triton_installed
-from sylvan.runtime.sampling.on_device import DeviceSampling, Edits, Rows, TorchSampling
+from sylvan.runtime.sampling.on_device import (
+    DeviceLogitEdits,
+    DeviceRowParams,
+    DeviceSampling,
+    TorchSampling,
+)
 
 
 class TritonSampling:
@@ -19,8 +24,7 @@ class TritonSampling:
     def __init__(self, kernels: Any) -> None:
         self._kernels = kernels
 
-    def edit(self, logits_RV: torch.Tensor, edits: Edits) -> None:
-        """See `DeviceSampling.edit`."""
+    def edit(self, logits_RV: torch.Tensor, edits: DeviceLogitEdits) -> None:
         parts: dict[str, torch.Tensor] = {}
         if (p := edits.penalties) is not None:
             parts |= {
@@ -41,9 +45,8 @@ class TritonSampling:
         self._kernels.edit(logits_RV, self._kernels.Edits(**parts))
 
     def draw(
-        self, logits_RV: torch.Tensor, rows: Rows | None, *, filtered: bool = True
+        self, logits_RV: torch.Tensor, rows: DeviceRowParams | None, *, filtered: bool = True
     ) -> torch.Tensor:
-        """See `DeviceSampling.draw`."""
         if rows is None:
             return TorchSampling().draw(logits_RV, None)
         chosen = self._kernels.Rows(

@@ -11,7 +11,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.platform.api import Platform
 
 
-class PageTable:
+class DevicePageTable:
     """Only what changed is uploaded: a row of a long request is as long as its context.
 
     Shapes: G KV groups, S request slots, P pages of a request.
@@ -23,7 +23,7 @@ class PageTable:
         self._flat = tables_GSP.view(-1)
 
     def write(self, changes: IntArray) -> Callable[[], None] | None:
-        """Change the mirror; returns the work that changes the device's, if there is any.
+        """Update the host mirror; return the work that updates the device, if any.
 
         `changes` as in `StepPlan.pages`.
         """

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.runtime.core.forward import HostArrays
 
 
-def run_arguments(host: HostArrays) -> Run:
+def run_arguments(host: HostArrays) -> StepRun:
     """Run-time arguments that point at these arrays, which have to stay where they are."""
-    return Run(
+    return StepRun(
         table_stride=host.page_tables.shape[2],
         groups=len(host.page_tables),
         slot_step=host.slot_mappings.shape[1],

@@ -1,7 +1,7 @@
-"""Runs a model on tensors: small steps by graphs captured for their sizes, large ones op by op.
+"""Runs a model on tensors: small steps replay captured graphs, large ones run op by op.
 
-A graph is replayed for steps of up to its number of rows and requests; what is missing is padded.
-Those of decoding have a row for each request, the others hold any mix of prompts and decoding.
+A graph serves steps of up to its number of rows and requests, with padding. Decode graphs have one
+row per request; the others hold any mix of prompts and decoding.
 
 Shapes: T rows, R requests, V vocabulary, D hidden.
 """
@@ -16,8 +16,8 @@ import torch
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.executor.runner import EagerRunner
-from sylvan.runtime.executor.sizes import Bucket
-from sylvan.runtime.platform.api import Graph, Platform
+from sylvan.runtime.executor.sizes import GraphBucket
+from sylvan.runtime.platform.api import Platform, PlatformGraph
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.params import SamplingSlots
 from sylvan.utils.clock import Clock, monotonic
@@ -30,20 +30,20 @@ class BucketRunner:
 
     verifies_drafts = False
 
-    def __init__(self, eager: EagerRunner, buckets: Iterable[Bucket]) -> None:
+    def __init__(self, eager: EagerRunner, buckets: Iterable[GraphBucket]) -> None:
         self._eager = eager
         self._buckets = sorted(buckets)
-        self._graphs: dict[Bucket, Graph] = {}
-        self._logits_RV = torch.empty(0)  # of whichever graph was replayed last
+        self._graphs: dict[GraphBucket, PlatformGraph] = {}
+        self._logits_RV = torch.empty(0)  # of the graph that was replayed last
         self._capture: Callable[[], None] = lambda: None  # all buckets again
 
     def capture(
         self,
         platform: Platform,
-        point: Callable[[Bucket], ForwardBatch],
+        point: Callable[[GraphBucket], ForwardBatch],
         clock: Clock = monotonic,
     ) -> None:
-        """Capture all buckets, the largest first: the smaller ones fit into its memory.
+        """Capture all buckets, largest first, so that smaller ones reuse its memory.
 
         Args:
             platform: Makes the graphs.
@@ -70,12 +70,11 @@ class BucketRunner:
         self._logits_RV = torch.empty(0)
 
     def capture_again(self) -> None:
-        """Capture all buckets that were captured before: memory lies elsewhere now."""
+        """Capture all buckets again, because memory addresses changed."""
         self.release()
         self._capture()
 
-    def bucket(self, tokens: int, requests: int) -> Bucket | None:
-        """See `ModelRunner.bucket`."""
+    def bucket(self, tokens: int, requests: int) -> GraphBucket | None:
         same = tokens == requests
         fits = (
             b
@@ -85,30 +84,24 @@ class BucketRunner:
         return next(fits, None)
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
-        """See `ModelRunner.run`."""
         if not graph:
             return self._eager.run(batch)
-        self._graphs[Bucket(batch.num_tokens, batch.num_reqs)].replay()
+        self._graphs[GraphBucket(batch.num_tokens, batch.num_reqs)].replay()
         return self._logits_RV[: batch.num_reqs]
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.logits`."""
         return self._eager.logits(rows)
 
     def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.hidden`."""
         return self._eager.hidden(rows)
 
     def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.layer_hidden`."""
         return self._eager.layer_hidden(layer, rows)
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.head`."""
         return self._eager.head(vectors_RD)
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.constant`."""
         return self._eager.constant(tensor)
 
     def fuse(
@@ -118,7 +111,7 @@ class BucketRunner:
         last_token: IntArray,
         params: SamplingSlots,
     ) -> None:
-        """See `ModelRunner.fuse`."""
+        pass
 
     def _warm_up(self, batch: ForwardBatch, most: int) -> None:
         with torch.inference_mode():
@@ -127,6 +120,6 @@ class BucketRunner:
                 self._logits_RV = logits.new_empty(most, logits.shape[1])
 
     def _keep(self, batch: ForwardBatch) -> torch.Tensor:
-        """Results of all graphs lie in one place, so that their own memory may be one another's."""
+        """Store results of all graphs in one place, so that graphs can share their own memory."""
         logits = self._eager.run(batch)
         return self._logits_RV[: len(logits)].copy_(logits)

@@ -7,19 +7,19 @@ import ctypes
 import numpy as np
 import torch
 
-from sylvan.kernels.native.binding import Inputs, Run
+from sylvan.kernels.native.binding import StepInputs, StepRun
 from sylvan.kernels.native.program import Program
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Masks
-from sylvan.runtime.sampling.native import NativeRows
+from sylvan.runtime.sampling.native import NativeSamplingRows
 from sylvan.runtime.sampling.params import SamplingSlots
 
 
 class NativeStep:
-    """Implements `FusedStep`. Between the numbers of a plan and its tokens there is no Python.
+    """Implements `FusedStep`. No Python runs between the numbers of a plan and its tokens.
 
     Args:
         program: A compiled model.
@@ -33,7 +33,7 @@ class NativeStep:
     def __init__(
         self,
         program: Program,
-        run: Run,
+        run: StepRun,
         batch: ForwardBatch,
         logits_RV: torch.Tensor,
         last_token: IntArray,
@@ -42,10 +42,10 @@ class NativeStep:
         self._program, self._run, self._batch = program, run, batch
         self._logits_RV = logits_RV
         self._last_token = last_token
-        self._rows = NativeRows(params, batch.limits.most_samples)
+        self._rows = NativeSamplingRows(params, batch.limits.most_samples)
         self._rows.call.read(logits_RV.data_ptr(), logits_RV.stride(0))
         self._sample = ctypes.addressof(self._rows.call.struct)
-        self._inputs = Inputs(
+        self._inputs = StepInputs(
             page_size=batch.kv.page_size,
             vocab=params.vocab_size,
             last_token=last_token.ctypes.data,
@@ -53,15 +53,14 @@ class NativeStep:
         )
         run.inputs = ctypes.addressof(self._inputs)
         limits = batch.limits
-        # where plans are copied to: asking an array for its address takes longer than that
+        # cached address of the plan buffer: asking an array for it takes longer than the copy
         self._numbers: IntArray = np.empty(
             5 * limits.max_reqs + limits.most_samples + limits.max_tokens, np.int32
         )
         self._inputs.numbers = self._numbers.ctypes.data
-        self._typed = True  # whether a token may be of another type than 0
+        self._typed = True  # whether a token may have a type other than 0
 
     def run(self, plan: StepPlan, *, draw: bool, masks: Masks | None = None) -> SampleOutput | None:
-        """See `FusedStep.run`."""
         inputs, batch = self._inputs, self._batch
         self._numbers[: len(plan.numbers)] = plan.numbers
         inputs.seqs = batch.num_reqs = plan.num_slices
@@ -88,5 +87,4 @@ class NativeStep:
         self._typed = plan.token_types is not None
 
     def logits(self) -> torch.Tensor:
-        """See `FusedStep.logits`."""
         return self._logits_RV[: self._batch.num_samples]

@@ -13,7 +13,7 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import TracedTensor
-from sylvan.kernels.native.attend import PagedAttention
+from sylvan.kernels.native.attend import NativePagedAttention
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library
@@ -42,7 +42,7 @@ class _Traced:
     logits: TracedTensor
 
 
-class Head(Protocol):
+class DraftHeadModule(Protocol):
     """A module that guesses, see `models.draft_heads.EagleHead`; its ops also take values."""
 
     def fuse(self, read_TF: Any) -> Any:
@@ -72,7 +72,7 @@ class HeadProgram:
 
     def __init__(
         self,
-        head: Head,
+        head: DraftHeadModule,
         columns: int,
         batch: ForwardBatch,
         library: Library,
@@ -96,7 +96,7 @@ class HeadProgram:
         layout = compile_graph(tracer.graph)
         if called:  # they attend over the same pages
             finish_host_modules(called, dtype, torch.get_num_threads())
-            batch.attention = NativeCalls(PagedAttention(library, dtype, pages))
+            batch.attention = NativeCalls(NativePagedAttention(library, dtype, pages))
         self._whole = Program(library, layout)
         self._rest = Program(library, layout, traced.rest)
         self._run, self._batch = run_arguments(batch.host), batch
@@ -131,7 +131,7 @@ class HeadProgram:
         return self._logits_RW[:rows], self._next_RD[:rows]
 
 
-def _trace(head: Head, columns: int, tracer: NativeTracer) -> _Traced:
+def _trace(head: DraftHeadModule, columns: int, tracer: NativeTracer) -> _Traced:
     batch = SymbolicBatch(tracer)
     read = tracer.input(columns, tracer.dtype)
     hidden: TracedTensor = head.fuse(read)

@@ -1,8 +1,8 @@
-"""Native kernels in place of the layers of our own models that a step program cannot hold.
+"""Native layers for our own models whose forward cannot be traced as a step program.
 
-A family whose forward has something that no program expresses runs as Python on tensors. Its
-feed-forward blocks, matrix products, norms, tied embedding and attention are traced one by one,
-each as a program of a few ops, and stand-ins run these where PyTorch ran.
+Such a model runs as Python on tensors. Its feed-forward blocks, matrix products, norms, tied
+embedding and attention are traced one by one, each as a program of a few ops, and native modules
+run these in place of PyTorch.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from sylvan.kernels.native.library import load as load_library
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.kernels.scan.native import NativeScans
-from sylvan.runtime.executor.graphs.layer_standins import (
+from sylvan.runtime.executor.graphs.native_layers import (
     NativeLayerLinear,
     NativeLayerNorm,
     NativeTable,
 )
-from sylvan.runtime.executor.graphs.natives import Native, with_attention
-from sylvan.runtime.executor.graphs.standins import MOST_ROWS, NativeRows, tile_rows
-from sylvan.runtime.executor.graphs.standins import Native as Part
+from sylvan.runtime.executor.graphs.native_modules import MOST_ROWS, NativeRowsModule, tile_rows
+from sylvan.runtime.executor.graphs.native_modules import RowProgram as Part
+from sylvan.runtime.executor.graphs.natives import NativeKernels, with_attention
 from sylvan.runtime.layers.attention import SpecialAttention
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.latent import LatentAttention
@@ -54,7 +54,7 @@ def use_layer_kernels(
     dtype: torch.dtype,
     threads: int,
     pages: tuple[ModelConfig, KVShape] | None,
-) -> Native | None:
+) -> NativeKernels | None:
     """Replace the layers of `model` that kernels compute, and make attention over native pages.
 
     Args:
@@ -84,11 +84,11 @@ def _reads_pages(model: nn.Module) -> bool:
     return latent or any(part.reads_pages for part in special)
 
 
-def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> Native | None:
-    """Replace each layer that can be traced by itself.
+def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> NativeKernels | None:
+    """Replace each layer that can be traced on its own.
 
     Returns:
-        The library in use and what it keeps of weights; None: nothing has been replaced.
+        The library and its weight copies; None: nothing was replaced.
     """
     try:
         library = load_library()
@@ -121,7 +121,7 @@ def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> Nat
         made = _stand_in(one, part)
         for name in one.layer.names:
             model.set_submodule(name, made)
-    return Native(library, copies=layout.copies)
+    return NativeKernels(library, copies=layout.copies)
 
 
 def _tracer(library: Library, dtype: torch.dtype) -> NativeTracer:
@@ -138,7 +138,7 @@ class _Layer:
 
 
 def _layers(model: nn.Module, trial: NativeTracer) -> Iterator[_Layer]:
-    """Those to be replaced, none within another; what the trial traces is never compiled."""
+    """Layers to replace, none inside another; the program traced on trial is never compiled."""
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
@@ -164,14 +164,14 @@ _KINDS = (GatedMLP, MLP, MoE, Linear, RMSNorm, LayerNorm)
 
 
 def _only_read(model: nn.Module) -> set[nn.Module]:
-    """Modules that are not called: others read their weights."""
+    """Modules that are never called: other modules read their weights."""
     latent = [part for part in model.modules() if isinstance(part, LatentAttention)]
     return {module for part in latent for module in (part.kv_b_proj, part.kv_a_layernorm)}
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One way to call a layer: its rows, what it makes of them, and the segment of its ops."""
+    """One way to call a layer: its input rows, its results, and the segment of its ops."""
 
     x: TracedTensor
     out: TracedTensor
@@ -237,7 +237,7 @@ class _Traced:
 
 
 def _let_go(layer: nn.Module) -> None:
-    """Keep the shapes of packed weights only, and nothing of the file they came from."""
+    """Keep only the shapes of packed weights, and release the checkpoint file."""
     for module in layer.modules():
         weights = {name: w for name, w in module.named_parameters(recurse=False) if w.dim() > 1}
         weights |= {n: w for n, w in vars(module).items() if isinstance(w, _NOT_PLAIN)}
@@ -258,13 +258,13 @@ def _stand_in(one: _Traced, part: Callable[..., Part]) -> nn.Module:
     if isinstance(module, Embedding):
         return NativeTable(module, part(ways[""]))
     if isinstance(module, Linear):
-        own = NativeRows(module, part(ways["own"]))
+        own = NativeRowsModule(module, part(ways["own"]))
         return NativeLayerLinear(
-            module, own, NativeRows(module, part(ways.get("f32", ways["own"])))
+            module, own, NativeRowsModule(module, part(ways.get("f32", ways["own"])))
         )
     if isinstance(module, RMSNorm | LayerNorm):
         residual = ways["residual"].residual
         assert residual is not None
         alone = {name: part(way, 1) for name, way in ways.items() if name != "residual"}
         return NativeLayerNorm(module, alone, part(ways["residual"], 1), residual)
-    return NativeRows(module, part(ways[""]))
+    return NativeRowsModule(module, part(ways[""]))

@@ -1,10 +1,9 @@
-"""Native matrix products inside a model that computes everything else through PyTorch.
+"""Native matrix products inside a model that PyTorch runs otherwise.
 
-A model of transformers cannot be traced: its forward is anybody's Python. But most of its time
-goes into `nn.Linear`, and each of these is a program of one op. So is a norm; a gated product of
-three matrices is one of three ops, and experts of which each row visits some are one of six, where
-trying them shows that they are just that. An embedding that shares the weight of a matrix reads the
-packed one.
+A transformers model cannot be traced, because its forward is arbitrary Python. But most of its time
+goes into `nn.Linear`, and each becomes a program of one op; so does a norm. A gated MLP becomes
+three ops and routed experts six, where a numeric check confirms what the module computes. An
+embedding that shares the weight of a matrix reads the packed one.
 """
 
 from __future__ import annotations
@@ -25,28 +24,28 @@ from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import NativeTracer
-from sylvan.runtime.executor.graphs.natives import Native as InUse
-from sylvan.runtime.executor.graphs.origins import Origins
-from sylvan.runtime.executor.graphs.recognise import (
-    Experts,
+from sylvan.runtime.executor.graphs.module_patterns import (
+    ExpertsPattern,
     Gated,
     Norm,
     experts_of,
     gated_of,
     norm_of,
 )
-from sylvan.runtime.executor.graphs.routers import use_native_routers
-from sylvan.runtime.executor.graphs.standins import (
+from sylvan.runtime.executor.graphs.native_modules import (
     MOST_ROWS,
-    Native,
     NativeEmbedding,
     NativeExperts,
     NativeLinear,
     NativeNorm,
-    NativeRows,
+    NativeRowsModule,
+    RowProgram,
     only_looks_up,
     tile_rows,
 )
+from sylvan.runtime.executor.graphs.natives import NativeKernels as InUse
+from sylvan.runtime.executor.graphs.origins import Origins
+from sylvan.runtime.executor.graphs.routers import use_native_routers
 
 _NO_CHOICES: Mapping[str, int] = MappingProxyType({})
 
@@ -60,19 +59,19 @@ def use_native_linears(
 ) -> InUse | None:
     """Replace each `nn.Linear` whose weight is of `dtype`, if there are kernels for it here.
 
-    With them go norms, gated products and experts, and embeddings that share a weight. The weights
-    are packed one at a time, and PyTorch's copy is let go. An embedding that goes by more than rows
-    keeps its weight, and PyTorch its head.
+    Also replaces norms, gated MLPs, experts, and embeddings with a tied weight. Weights are packed
+    one at a time, and PyTorch's copy is freed. A tied embedding that is more than a row lookup
+    keeps its weight, and its head stays with PyTorch.
 
     Args:
         model: Has its weights.
         dtype: Of its rows.
         threads: Of the kernels.
-        chosen: Modules, by name, that are told which experts each row visits, and how many.
-        origins: Is told which parameters are packed, and how.
+        chosen: Names of modules that get the expert ids of each row, and the number of ids.
+        origins: Records which parameters are packed, and how.
 
     Returns:
-        The library in use and what it keeps of weights; None: nothing has been replaced.
+        The library and its weight copies; None: nothing was replaced.
     """
     try:
         library = load_library()
@@ -97,7 +96,7 @@ def use_native_linears(
         program = Program(library, layout, one.segment, one.segment + 1)
         single = len(program.ops) == 1
         rows = 1 if isinstance(one.what, Norm | _Choice) else tile
-        made = _made(one, Native(program, one.x, one.out, dtype, rows, single=single))
+        made = _made(one, RowProgram(program, one.x, one.out, dtype, rows, single=single))
         for name in names[one.module]:
             model.set_submodule(name, made)
     for router in use_native_routers(model, library, dtype, chosen):
@@ -118,7 +117,7 @@ _What = nn.Linear | nn.Embedding | Gated | Norm | _Choice
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A module to be replaced, what it is, and the segment of its ops."""
+    """A module to replace, its kind, and the segment of its ops."""
 
     module: nn.Module
     what: _What
@@ -127,7 +126,7 @@ class _Found:
     segment: int
 
 
-def _made(one: _Found, native: Native) -> nn.Module:
+def _made(one: _Found, native: RowProgram) -> nn.Module:
     if isinstance(one.what, nn.Linear):
         return NativeLinear(one.what, native)
     if isinstance(one.what, nn.Embedding):
@@ -136,7 +135,7 @@ def _made(one: _Found, native: Native) -> nn.Module:
         return NativeNorm(one.module, native)
     if isinstance(one.what, _Choice):
         return NativeExperts(one.module, native, one.what.both, one.what.num_experts)
-    return NativeRows(one.module, native)
+    return NativeRowsModule(one.module, native)
 
 
 @dataclass(slots=True)
@@ -149,7 +148,7 @@ class _Tracing:
     origins: Origins
     found: list[_Found] = field(default_factory=list["_Found"])
     _inputs: dict[int, TracedTensor] = field(default_factory=dict[int, TracedTensor])
-    # By the identity of a weight: embeddings that have it, and what is to be packed.
+    # By identity of a weight: the embeddings tied to it, and what to pack.
     _tables: dict[int, list[nn.Embedding]] = field(default_factory=dict[int, list[nn.Embedding]])
     _packed: dict[int, DeferredWeight] = field(default_factory=dict[int, DeferredWeight])
 
@@ -160,7 +159,7 @@ class _Tracing:
                 self._tables.setdefault(id(module.weight), []).append(module)
 
     def take(self, module: nn.Module) -> None:
-        """Trace what a module computes, if that is known here."""
+        """Trace a module, if its kind is known here."""
         if type(module) is nn.Linear:
             if module.weight.dtype == self.dtype and not module.weight.is_meta:
                 self._linear(module)
@@ -233,7 +232,7 @@ class _Tracing:
         x = self._input(weights.gate_up.shape[2])
         try:
             ids, shares, out = self.tracer.chosen_experts(x, top_k, weights)
-        except Unsupported:  # so many of them; nothing has been traced
+        except Unsupported:  # unsupported: nothing has been traced
             return
         self.tracer.external(ids)
         self.tracer.external(shares)
@@ -263,14 +262,14 @@ class _Tracing:
         return self._inputs[cols]
 
 
-def _stack(stack: nn.Parameter, experts: Experts) -> DeferredWeight:
+def _stack(stack: nn.Parameter, experts: ExpertsPattern) -> DeferredWeight:
     """With outputs before inputs."""
     values = stack.detach()
     return _held(values.transpose(1, 2) if experts.turned else values)
 
 
 def _held(*parts: torch.Tensor) -> DeferredWeight:
-    """Matrices, one below the other, that are let go when they are packed."""
+    """Matrices, stacked by rows, that are freed once they are packed."""
     shape = torch.Size((sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
     held = list(parts)
 
@@ -283,6 +282,6 @@ def _held(*parts: torch.Tensor) -> DeferredWeight:
 
 
 def _let_go(linear: nn.Linear) -> None:
-    """Keep the shape and type of a weight only."""
+    """Keep only the shape and type of a weight."""
     nothing = torch.empty_like(linear.weight, device="meta")
     linear.weight = nn.Parameter(nothing, requires_grad=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sylvan.kernels.api import AttentionLayer
-from sylvan.kernels.native.attend import PagedAttention
+from sylvan.kernels.native.attend import NativePagedAttention
 from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.library import Library
 from sylvan.runtime.attention.native import NativeCalls
@@ -18,36 +18,36 @@ from sylvan.runtime.pool.mha import KVShape
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
-    """Kernels in use, and pages with the attention over them where that is native, too."""
+class NativeKernels:
+    """The kernels in use, and the pages with native attention if there is any."""
 
     library: Library
     pool: NativePool | None = None
     attention: NativeCalls | None = None
-    copies: Sequence[WeightCopy] = ()  # of the model's weights
+    copies: Sequence[WeightCopy] = ()  # copies of the model's weights
 
     def forget(self) -> None:
-        """What was made of weights is to be made anew."""
+        """Drop caches derived from the weights."""
         if self.attention:
             self.attention.forget()
 
     @property
     def name(self) -> str:
-        """Of the runner, for people."""
+        """Name of the runner, for logs."""
         what = "linears and attention" if self.attention else "linears"
         return f"eager (native {what}, {self.library.variant})"
 
 
 def with_attention(
     library: Library, dtype: torch.dtype, config: ModelConfig, shape: KVShape
-) -> Native:
+) -> NativeKernels:
     """Native attention over pages in kernel order.
 
     Raises:
         Unsupported: no kernel reads such pages or heads.
     """
     pool = NativePool(shape, dtype)
-    attention = PagedAttention(library, dtype, pool.layers)
+    attention = NativePagedAttention(library, dtype, pool.layers)
     attention.check(
         AttentionLayer(
             index=0,
@@ -57,4 +57,4 @@ def with_attention(
             scale=1.0,
         )
     )
-    return Native(library, pool, NativeCalls(attention))
+    return NativeKernels(library, pool, NativeCalls(attention))

@@ -13,20 +13,20 @@ from sylvan.runtime.models.holders import CopyHolder, Holder, RowsHolder
 
 
 class Origins:
-    """Made of a model before its weights are packed: from then on they are not known by identity.
+    """Records a model's parameters before packing, which destroys their identity.
 
     Attributes:
-        lost: Parameters that are packed in a form which takes no others.
+        lost: Parameters whose packed form cannot be updated.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(value): name for name, value in model.named_parameters()}
-        # By key: what was packed, and the parameters that are below each other in it.
+        # By key: the packed weight, and the parameters stacked in it.
         self._parts: dict[object, tuple[object, list[tuple[str, int]]]] = {}
         self.lost: set[str] = set()
 
     def note(self, packed: DeferredWeight | torch.Tensor, *parameters: torch.Tensor) -> None:
-        """`packed` is to be packed, and has these parameters below each other."""
+        """`packed` will be packed from these parameters, stacked by rows."""
         parts = [(self._names[id(value)], value.shape[0]) for value in parameters]
         self._parts[_key(packed)] = packed, parts
 
@@ -36,7 +36,7 @@ class Origins:
         self.lost |= {name for name in known if name is not None}
 
     def holders(self, copies: Sequence[WeightCopy]) -> Mapping[str, Sequence[Holder]]:
-        """What keeps contents of each parameter that was packed."""
+        """The packed copy that holds each packed parameter."""
         found: dict[str, list[Holder]] = {}
         for copy in copies:
             _, parts = self._parts.get(_key(copy.source), (None, []))

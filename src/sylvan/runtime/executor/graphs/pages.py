@@ -63,7 +63,7 @@ class NativePool:
             pages = allocate_pages(page, group.num_pages, len(group.layers), number)
             self._layers.update(zip(group.layers, pages.layers, strict=True))
             memory = torch.from_numpy(pages.memory)[None]
-            # tokens of a page are interleaved, so a copy takes all of it
+            # tokens of a page are interleaved, so a copy moves the whole page
             self.groups.append(
                 PagedBuffer(memory, shape.page_size, whole_pages=True, transfers=transfers)
             )

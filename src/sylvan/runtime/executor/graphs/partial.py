@@ -1,7 +1,7 @@
-"""Modules that cannot be traced run through PyTorch, between the native parts of a program.
+"""Untraceable modules run through PyTorch between the native parts of a program.
 
-One odd module costs that module, not the model: its block's norms, residuals and other modules, the
-embedding and the head stay in the program. What kernels know within it still runs on them.
+One such module does not cost the whole model: its block's norms, residuals and other modules, the
+embedding and the head stay in the program. Layers inside it that have kernels still use them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from sylvan.runtime.models.checkpoint import load_deferred
 
 
 class SymbolicBatch:
-    """What a model may read of its batch while it is traced.
+    """The batch as a model sees it while it is traced.
 
     Attributes:
-        edits: Segments that follow values which steps may edit, in order: layer, segment and value.
+        edits: Values that steps may edit, in order: layer, the segment after it, and the value.
     """
 
     def __init__(self, tracer: NativeTracer) -> None:
@@ -44,7 +44,7 @@ class SymbolicBatch:
         self.token_types_T = tracer.token_types
 
     def edited(self, layer: int, x: TracedTensor) -> TracedTensor:
-        """Keep a value, which steps may edit before the program goes on."""
+        """Mark a value that steps may edit before the program continues."""
         self._tracer.pin(x)
         self.edits.append((layer, self._tracer.next_segment(), x))
         return x
@@ -55,14 +55,14 @@ class SymbolicBatch:
 
 @contextlib.contextmanager
 def host_modules(model: object, trial: NativeTracer) -> Iterator[list[nn.Module]]:
-    """While it lasts, modules of blocks that cannot be traced emit calls of themselves.
+    """Context in which untraceable modules of blocks emit host calls.
 
     Args:
         model: Its `layers` have the blocks; modules within these take rows, and perhaps the batch,
             and make as many rows of the same columns. Norms do not.
-        trial: Modules are traced by it first; what it traces is never compiled.
+        trial: A tracer that tries each module first; its program is never compiled.
 
-    Yields: the modules that were called so, in their order.
+        Yields: the modules called this way, in order.
     """
     found: list[nn.Module] = []
     blocks: Any = getattr(model, "layers", ())
@@ -121,14 +121,14 @@ def _on_tensors(
 def finish_host_modules(
     modules: list[nn.Module], dtype: torch.dtype, threads: int
 ) -> list[WeightCopy]:
-    """Give modules that run through PyTorch their weights, and kernels for the layers within.
+    """Load the weights of PyTorch modules, and give their layers kernels.
 
-    Returns: what these keep of the weights.
+    Returns: their weight copies.
     """
     inner = nn.ModuleList(modules)
     for part in inner.modules():
         if isinstance(part, Linear) and part.lora is not None:
-            part.lora.packed = False  # as it was before the module was traced for a trial
+            part.lora.packed = False  # restore: tracing on trial set it
     native = use_native_layers(inner, dtype, threads)
     load_deferred(inner)
     return [] if native is None else list(native.copies)
@@ -148,7 +148,7 @@ def check_host_modules(modules: list[nn.Module]) -> None:
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Of its weights, those that are not read yet as if they were of the type of the others."""
+    """Bytes of its weights; unread ones count as the type of the others."""
     held = [value for part in module.modules() for value in vars(part).values()]
     deferred = [value for value in held if isinstance(value, DeferredWeight)]
     found = list(module.parameters())

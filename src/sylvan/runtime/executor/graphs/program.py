@@ -10,11 +10,12 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import TracedTensor, Unsupported
-from sylvan.kernels.native.binding import Run
+from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.copies import VectorCopy, WeightCopy
 from sylvan.kernels.native.cost import OpCost, program_costs, read_rate
 from sylvan.kernels.native.graph import ProgramLimits
+from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.schema import Op
@@ -83,10 +84,12 @@ class ProgramRunner:
         threads: int,
         hidden_layers: Sequence[int] = (),
         edits_inputs: bool = False,
+        kept: KeptWeights | None = None,
     ) -> None:
         """Trace and compile `model`, keeping the outputs of `hidden_layers`.
 
         With `edits_inputs` vectors may stand for token embeddings (`ForwardBatch.input_embeds`).
+        Weights that are in `kept` are not packed again; the others are put there.
 
         Raises:
             Unsupported: an op or shape has no kernel; the message names it.
@@ -98,7 +101,9 @@ class ProgramRunner:
         check_host_modules(called)
         sizes = [(type(module).__name__, weight_bytes(module)) for module in called]
         library.dll.sylvan_threads(threads)
-        layout = compile_graph(tracer.graph)
+        layout = compile_graph(tracer.graph, kept)
+        if kept is not None:
+            kept.write()
         self.weight_bytes = layout.weight_bytes
         self.buffer_bytes = sum(part.nbytes for part in layout.buffers)
         self.copies: Sequence[WeightCopy] = layout.copies
@@ -116,14 +121,13 @@ class ProgramRunner:
         self._head = Program(library, layout, traced.take + 1)
         self._traced = traced
         self._rows = np.zeros(limits.most_samples, np.int32)
-        self._run = Run()
+        self._run = StepRun()
         self._batch: ForwardBatch | None = None
 
     def bucket(self, tokens: int, requests: int) -> None:
-        """See `ModelRunner.bucket`; programs take steps of any size."""
+        """Programs accept steps of any size, so nothing is padded."""
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
-        """See `ModelRunner.run`."""
         if self._program.calls_host:
             batch.attention.plan(batch)
         if batch.input_embeds:
@@ -133,7 +137,7 @@ class ProgramRunner:
         return self._program.read(self._traced.logits, batch.num_samples)
 
     def _run_edited(self, batch: ForwardBatch) -> None:
-        """A step of which some rows are vectors, or have vectors added to them."""
+        """Run a step in which some rows are vectors, or have vectors added."""
         edits = self._traced.edits
         assert edits, "the program was not made for that"
         for program, (layer, _, value) in zip(self._parts, edits, strict=False):
@@ -153,7 +157,6 @@ class ProgramRunner:
         last_token: IntArray,
         params: SamplingSlots,
     ) -> NativeStep | None:
-        """See `ModelRunner.fuse`."""
         if not isinstance(sampler, NativeSampler) or self._program.calls_host:
             return None
         whole = self._program.read(self._traced.logits, batch.limits.most_samples)
@@ -162,37 +165,31 @@ class ProgramRunner:
         )
 
     def measure(self, *, on: bool) -> MeasuredSteps:
-        """See `MeasuredProgram.measure`."""
         found = self._program.measure(on=on)
         rate = None if on else read_rate(self._library)
         times = [ns for _, ns in found]
         return MeasuredSteps(self._program.num_measured, self.costs[: len(times)], times, rate)
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.logits`."""
         assert len(rows) <= len(self._rows)
         self._rows[: len(rows)] = np.asarray(rows)
-        step = Run(outputs=len(rows), out_rows=self._rows.ctypes.data)
+        step = StepRun(outputs=len(rows), out_rows=self._rows.ctypes.data)
         self._rows_and_head.run(step)
         return self._program.read(self._traced.logits, len(rows))
 
     def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.hidden`."""
         return self._take(self._traced.hidden, rows).to(torch.float32, copy=True)
 
     def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.layer_hidden`."""
         return self._take(self._traced.layers[layer], rows)
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.head`."""
         self._program.write(self._traced.taken, vectors_RD)
-        self._head.run(Run(outputs=len(vectors_RD)))
+        self._head.run(StepRun(outputs=len(vectors_RD)))
         found = self._program.read(self._traced.logits, len(vectors_RD))
         return found.to(torch.float32, copy=True)
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `ModelRunner.constant`."""
         found = (c for c in self.copies if isinstance(c, VectorCopy) and c.source is tensor)
         copy = next(found, None)
         return tensor if copy is None else copy.numbers().view(tensor.shape)
@@ -218,7 +215,7 @@ class ProgramRunner:
             return whole[first:]  # a view: rows of one request follow one another, mostly
         return whole[torch.as_tensor(rows).long()]
 
-    def _step(self, batch: ForwardBatch) -> Run:
+    def _step(self, batch: ForwardBatch) -> StepRun:
         if batch is not self._batch:
             self._batch, self._run = batch, run_arguments(batch.host)
         step = self._run
@@ -234,7 +231,7 @@ def host_calls(
     library: Library,
     dtype: torch.dtype,
 ) -> str:
-    """Names of the modules that a program would leave to PyTorch; nothing is changed.
+    """Names of the modules that a program would leave to PyTorch, without side effects.
 
     Raises:
         Unsupported: there can be no program.

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from sylvan.runtime.models.skeleton import NO_CACHE, UNTRACEABLE, Step, Turn, called
+from sylvan.runtime.models.skeleton import NO_CACHE, UNTRACEABLE, AttentionStep, RotaryCall, called
 
 _NAME = "apply_rotary_pos_emb"
 _TOKENS = 5
 _BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
-def turn_natively(model: Any, step: Step, dtype: torch.dtype) -> bool:
+def use_native_rotary(model: Any, step: AttentionStep, dtype: torch.dtype) -> bool:
     """Have attention turn queries and keys by itself; False: nothing has changed.
 
     Args:
@@ -67,7 +67,7 @@ def _written(module: nn.Module) -> Any:
     return inspect.unwrap(type(module).forward)
 
 
-def _copied(forward: FunctionType, step: Step) -> FunctionType:
+def _copied(forward: FunctionType, step: AttentionStep) -> FunctionType:
     """The same code, for which the function of that name is another one."""
     turn = forward.__globals__[_NAME]
 
@@ -78,7 +78,7 @@ def _copied(forward: FunctionType, step: Step) -> FunctionType:
         table_TR = None if plain else _table(step, q, cos, sin)
         if table_TR is None:
             return turn(q, k, cos, sin, *rest, **options)
-        step.turn = Turn(q, k, table_TR)
+        step.turn = RotaryCall(q, k, table_TR)
         return q, k
 
     known = {**forward.__globals__, _NAME: noted}
@@ -89,7 +89,7 @@ def _copied(forward: FunctionType, step: Step) -> FunctionType:
     return made
 
 
-def _table(step: Step, q: torch.Tensor, cos: Any, sin: Any) -> torch.Tensor | None:
+def _table(step: AttentionStep, q: torch.Tensor, cos: Any, sin: Any) -> torch.Tensor | None:
     """Cosines, then sines, of each row, if the halves of a head turn together."""
     kept = step.tables.get(id(cos))
     if kept is not None and kept[0] is cos and kept[1] is sin:
@@ -116,7 +116,6 @@ class _Seen:
     def run(
         self, spec: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Any
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
         self.given += [q.float(), k.float(), v.float()]
         return v.repeat_interleave(spec.num_heads // spec.num_kv_heads, 1)
 
@@ -129,7 +128,6 @@ class _Seen:
         batch: Any,
         table_TR: torch.Tensor,
     ) -> torch.Tensor:
-        """See `TurningAttention.run_turned`."""
         self.turned += 1
         return self.run(spec, turned(q, table_TR), turned(k, table_TR), v, batch)
 
@@ -150,7 +148,7 @@ class _Trial:
     positions_T: torch.Tensor
 
 
-def _tried(model: Any, step: Step) -> _Seen | None:
+def _tried(model: Any, step: AttentionStep) -> _Seen | None:
     """What attention is given when a model computes a few tokens, and what comes of it."""
     seen, positions = _Seen(), torch.arange(7, 7 + _TOKENS)
     batch: Any = _Trial(seen, positions)

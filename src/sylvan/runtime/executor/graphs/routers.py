@@ -25,8 +25,13 @@ from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import NativeTracer
-from sylvan.runtime.executor.graphs.recognise import takes
-from sylvan.runtime.executor.graphs.standins import MOST_ROWS, Native, NativeRows, tile_rows
+from sylvan.runtime.executor.graphs.module_patterns import takes
+from sylvan.runtime.executor.graphs.native_modules import (
+    MOST_ROWS,
+    NativeRowsModule,
+    RowProgram,
+    tile_rows,
+)
 from sylvan.runtime.models.skeleton import UNTRACEABLE
 
 _TRIED_ROWS = 19  # in two blocks
@@ -63,7 +68,9 @@ def use_native_routers(
         for one in tracing.found:
             program = Program(library, layout, one.segment, one.segment + 1)
             tile = tile_rows(library, tracing.dtype)
-            rows = NativeRows(one.router, Native(program, one.x, one.out, tracing.dtype, tile))
+            rows = NativeRowsModule(
+                one.router, RowProgram(program, one.x, one.out, tracing.dtype, tile)
+            )
             made = NativeRouter(one.router, rows, one.weight.shape)
             if _by_rows(made, _some_rows(one.weight, dtype)):
                 model.set_submodule(one.name, made)
@@ -74,7 +81,7 @@ def use_native_routers(
 class NativeRouter(nn.Module):
     """A router whose product with its weight is native. What else is asked of it, it answers."""
 
-    def __init__(self, router: nn.Module, rows: NativeRows, shape: torch.Size) -> None:
+    def __init__(self, router: nn.Module, rows: NativeRowsModule, shape: torch.Size) -> None:
         super().__init__()
         self.router = router
         self._cols = shape[1]
@@ -113,7 +120,6 @@ class _Product(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """See `TorchFunctionMode`."""
         if func is F.linear and len(args) == 2 and not kwargs and args[1].shape == self._shape:
             return self._rows(args[0])
         return func(*args, **(kwargs or {}))
@@ -129,7 +135,6 @@ class _Products(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """See `TorchFunctionMode`."""
         if func is F.linear:
             self.seen.append((*args, *(kwargs or {}).values()))
         return func(*args, **(kwargs or {}))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sylvan.kernels.memory import allocate
-from sylvan.kernels.native.layout import Layout
+from sylvan.kernels.native.layout import ProgramLayout
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.opset.attention import AttentionMerge
 from sylvan.kernels.native.program import Program
@@ -20,18 +20,23 @@ from sylvan.runtime.executor.graphs.arguments import run_arguments
 class SplitPrompt:
     """The layers of a model over rows of one prompt, a part at a time; nothing is sampled.
 
-    It has inputs and buffers of its own, and shares weights and pages with the steps between.
+    It has its own inputs and buffers, and shares weights and pages with the steps in between.
 
     Args:
         library: Of kernels.
         layout: Of the whole program.
         stop: The segment that follows the layers.
-        limits: Of a step: as many rows are computed at once at most.
+        limits: Of a step: the most rows computed at once.
         page_size: Tokens of a page.
     """
 
     def __init__(
-        self, library: Library, layout: Layout, stop: int, limits: BatchLimits, page_size: int
+        self,
+        library: Library,
+        layout: ProgramLayout,
+        stop: int,
+        limits: BatchLimits,
+        page_size: int,
     ) -> None:
         self._parts = [Program(library, layout, ops=part) for part in _cuts(layout, stop)]
         entries = sorted({entry for entry in layout.home if entry >= 0})
@@ -48,7 +53,7 @@ class SplitPrompt:
         self._run.seqs = 1
 
     def begin(self, ids: IntArray, start: int, pages: IntArray) -> None:
-        """Take in the tokens from position `start` on, and all pages of their request."""
+        """Set the tokens from position `start` on, and all pages of their request."""
         host, count = self._host, len(ids)
         host.input_ids[:count] = ids
         host.positions[:count] = np.arange(start, start + count, dtype=np.int32)
@@ -62,8 +67,8 @@ class SplitPrompt:
         self._parts[part].run(self._run)
 
 
-def _cuts(layout: Layout, stop: int) -> Sequence[Sequence[int]]:
-    """Ops that follow one another, one a part; what merges stays with what it merges."""
+def _cuts(layout: ProgramLayout, stop: int) -> Sequence[Sequence[int]]:
+    """Split consecutive ops into parts; a merge stays with its inputs."""
     chosen = [i for i, op in enumerate(layout.ops) if op.segment < stop]
     merges = [isinstance(layout.ops[i], AttentionMerge) for i in chosen]
     numbers = itertools.accumulate(0 if merge else 1 for merge in merges)

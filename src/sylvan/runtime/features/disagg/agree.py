@@ -53,7 +53,7 @@ class Agreement:
             RankLostError: another rank has ended, or is late.
         """
         found: list[Asked | Progress | Sent] = [
-            event for event in events or () if isinstance(event, Asked | Progress)
+            event for event in events or () if not isinstance(event, Ended | Sent)
         ]
         mine = tuple(event for event in events or () if isinstance(event, Ended | Sent))
         for rank, some in enumerate(self._exchange(mine)):

@@ -27,7 +27,7 @@ from sylvan.runtime.features.disagg.decode import DecodeRole, Wishes
 from sylvan.runtime.features.disagg.prefill import PrefillRole
 from sylvan.runtime.features.disagg.receiver import Receiver
 from sylvan.runtime.features.disagg.sender import Sender
-from sylvan.runtime.features.disagg.shape import KVShape
+from sylvan.runtime.features.disagg.shape import KVLayout
 from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.features.disagg.tcp import TcpNetwork
 from sylvan.runtime.features.disagg.ways import means
@@ -143,7 +143,7 @@ class DisaggParts:
             return ()
         assert self._memory is not None
         groups, _ = self._memory()
-        shape = KVShape(groups)
+        shape = KVLayout(groups)
         through = store if settings.transfer == "store" else None
         found: list[PrefillRole | DecodeRole] = []
         if "prefill" in self._roles:

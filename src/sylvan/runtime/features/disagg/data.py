@@ -72,7 +72,7 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
 PrefillEvents = tuple[Asked | Sent | Over, ...]
 
 
-class Join(msgspec.Struct, frozen=True, tag="join"):
+class JoinRoom(msgspec.Struct, frozen=True, tag="join"):
     """Meet the prefill server that listens there, in a room."""
 
     job: int
@@ -107,7 +107,7 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     job: int
 
 
-DecodeWork = tuple[Join | AskAgain | Receive | Leave, ...]
+DecodeWork = tuple[JoinRoom | AskAgain | Receive | Leave, ...]
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

@@ -18,7 +18,7 @@ from sylvan.runtime.features.disagg.data import (
     AskAgain,
     DecodeEvents,
     DecodeWork,
-    Join,
+    JoinRoom,
     Leave,
     Left,
     Lost,
@@ -28,7 +28,7 @@ from sylvan.runtime.features.disagg.data import (
     Refused,
 )
 from sylvan.runtime.features.disagg.messages import prompt_digest
-from sylvan.runtime.features.disagg.shape import KVShape
+from sylvan.runtime.features.disagg.shape import KVLayout
 from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from sylvan.utils.clock import Clock, monotonic
@@ -111,7 +111,7 @@ class DecodeRole(Capability):
 
     def __init__(
         self,
-        shape: KVShape,
+        shape: KVLayout,
         timeout_s: float,
         records: Records,
         wishes: Wishes,
@@ -127,7 +127,7 @@ class DecodeRole(Capability):
         self._numbers = itertools.count(1)
         self._by_rid: dict[str, _Incoming] = {}
         self._by_job: dict[int, _Incoming] = {}
-        self._outbox: list[Join | AskAgain | Receive | Leave] = []
+        self._outbox: list[JoinRoom | AskAgain | Receive | Leave] = []
         self._retracted: dict[str, int] = {}  # times that KV was asked for again, by rid
 
     # ---- steps
@@ -185,7 +185,7 @@ class DecodeRole(Capability):
         self._by_rid[req.rid] = self._by_job[found.job] = found
         request = req.request
         digest = prompt_digest(req.tokens.view(0, length), request.lora)
-        self._outbox.append(Join(found.job, meeting.host, meeting.port, room, digest))
+        self._outbox.append(JoinRoom(found.job, meeting.host, meeting.port, room, digest))
         return found
 
     def _ask_again(self, req: Req) -> None:

@@ -27,7 +27,7 @@ from sylvan.runtime.features.disagg.data import (
 )
 from sylvan.runtime.features.disagg.messages import prompt_digest
 from sylvan.runtime.features.disagg.sender import USED_ROOMS
-from sylvan.runtime.features.disagg.shape import KVShape
+from sylvan.runtime.features.disagg.shape import KVLayout
 from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from sylvan.utils.clock import Clock, monotonic
@@ -41,7 +41,7 @@ class _Outgoing:
 
     Attributes:
         job: Its number.
-        covered: Tokens whose KV is handed over; see `KVShape.covered`.
+        covered: Tokens whose KV is handed over; see `KVLayout.covered`.
         total: Pages that hold them.
         touched_s: When something last happened to it.
         ready: Tokens that the memory of the request holds, by the results of steps.
@@ -95,7 +95,7 @@ class PrefillRole(Capability):
 
     def __init__(
         self,
-        shape: KVShape,
+        shape: KVLayout,
         cache: KVCacheManager,
         timeout_s: float,
         records: Records,

@@ -23,7 +23,7 @@ from sylvan.runtime.features.disagg.data import (
     AskAgain,
     DecodeEvents,
     DecodeWork,
-    Join,
+    JoinRoom,
     Leave,
     Left,
     Lost,
@@ -64,7 +64,7 @@ from sylvan.runtime.features.disagg.reach import (
     read_where,
     where,
 )
-from sylvan.runtime.features.disagg.segment import Segment
+from sylvan.runtime.features.disagg.segment import SharedSegment
 from sylvan.runtime.features.disagg.ways import Means
 from sylvan.runtime.pool.transfers import ThreadedTransfer
 from sylvan.runtime.storage.manifest import Manifest
@@ -93,7 +93,7 @@ class _Job:
     asking: asyncio.Task[None] | None = None
     gave_up: str = ""
     transfers: list[Transfer] = field(default_factory=list[Transfer])
-    segments: list[Segment] = field(default_factory=list[Segment])
+    segments: list[SharedSegment] = field(default_factory=list[SharedSegment])
 
     def close(self) -> None:
         """Wait for transfers, which takes milliseconds: nothing writes pages any more."""
@@ -121,7 +121,7 @@ class _Filling:
     job: _Job
     work: Receive
     reached: _Reached | None
-    segment: Segment | None
+    segment: SharedSegment | None
     lots: dict[int, Lot] = field(init=False)
     done: int = 0
     checks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
@@ -167,7 +167,7 @@ class Receiver:
         """Begin all of it; returns at once."""
         for item in work:
             match item:
-                case Join():
+                case JoinRoom():
                     self._thread.call(self._join, item)
                 case AskAgain():
                     self._thread.call(self._ask_again, item)
@@ -191,7 +191,7 @@ class Receiver:
 
     # ---- in the loop
 
-    def _join(self, work: Join) -> None:
+    def _join(self, work: JoinRoom) -> None:
         job = _Job(asyncio.get_running_loop().create_future())
         self._jobs[work.job] = job
         job.task = asyncio.ensure_future(self._run(work, job))
@@ -226,7 +226,7 @@ class Receiver:
             del self._jobs[number]
             self._tell(Left(number))
 
-    async def _run(self, work: Join, job: _Job) -> None:
+    async def _run(self, work: JoinRoom, job: _Job) -> None:
         """One job, from the first word to the last."""
         job.begun = True
         ended: Event = Left(work.job)
@@ -262,7 +262,7 @@ class Receiver:
             del self._jobs[work.job]
             self._tell(ended)
 
-    async def _enter(self, work: Join) -> tuple[Channel, Accepted]:
+    async def _enter(self, work: JoinRoom) -> tuple[Channel, Accepted]:
         """Be let in by the rank of the prefill server that has this rank's part."""
         channel, answer = await self._meet(work, work.port)
         if isinstance(answer, Elsewhere):
@@ -273,7 +273,7 @@ class Receiver:
             raise ChannelError("no rank has the part of this one")
         return channel, answer
 
-    async def _meet(self, work: Join, port: int) -> tuple[Channel, Accepted | Elsewhere]:
+    async def _meet(self, work: JoinRoom, port: int) -> tuple[Channel, Accepted | Elsewhere]:
         """Say which part is wanted to whoever listens at a port."""
         channel = None
         try:
@@ -286,7 +286,7 @@ class Receiver:
                 channel.close()
             raise
 
-    async def _ask(self, channel: Channel, work: Join) -> tuple[Hello, Ask]:
+    async def _ask(self, channel: Channel, work: JoinRoom) -> tuple[Hello, Ask]:
         hello = await _next(channel, Hello)
         if hello.protocol != PROTOCOL:
             raise _RefusedError(
@@ -466,12 +466,12 @@ class Receiver:
         if transfer.error:
             raise ChannelError(f"pages could not be used: {transfer.error}")
 
-    def _segment(self, channel: Channel, job: _Job, num_bytes: int) -> Segment | None:
+    def _segment(self, channel: Channel, job: _Job, num_bytes: int) -> SharedSegment | None:
         wanted = channel.same_machine if self._means.shares is None else self._means.shares
         if not wanted or not num_bytes:
             return None
         try:
-            segment = Segment.create(num_bytes)
+            segment = SharedSegment.create(num_bytes)
         except OSError:
             if self._means.shares:
                 raise

@@ -15,7 +15,7 @@ _NAME = "sylvan-kv"
 _PATH = re.compile(r"/proc/\d+/fd/\d+")
 
 
-class Segment:
+class SharedSegment:
     """Bytes that both processes have mapped.
 
     Attributes:
@@ -29,7 +29,7 @@ class Segment:
         self.path = path
 
     @classmethod
-    def create(cls, num_bytes: int) -> Segment:
+    def create(cls, num_bytes: int) -> SharedSegment:
         """New memory.
 
         Raises:
@@ -44,7 +44,7 @@ class Segment:
             raise
 
     @classmethod
-    def open(cls, path: str, num_bytes: int) -> Segment:
+    def open(cls, path: str, num_bytes: int) -> SharedSegment:
         """Memory that another process has made.
 
         Raises:

@@ -49,7 +49,7 @@ from sylvan.runtime.features.disagg.messages import (
     proof,
 )
 from sylvan.runtime.features.disagg.reach import HTTP_PORT, WHERE, where
-from sylvan.runtime.features.disagg.segment import Segment
+from sylvan.runtime.features.disagg.segment import SharedSegment
 from sylvan.runtime.features.disagg.ways import Means
 from sylvan.runtime.storage.manifest import Manifest, decode_manifest
 from sylvan.utils.threads import call_in_thread
@@ -75,7 +75,7 @@ class _Part:
 class _Share:
     """Memory of a decode server, for pages from entry `first` on."""
 
-    segment: Segment
+    segment: SharedSegment
     first: int
     page_bytes: int
 
@@ -389,7 +389,7 @@ class Sender:
         """Send through the decode server's memory, if it can be opened here."""
         path, _, size = want.segment.partition(" ")
         try:
-            segment = Segment.open(path, int(size))
+            segment = SharedSegment.open(path, int(size))
         except (OSError, ValueError) as error:
             logger.info("shared memory of the decode server cannot be used: %s", error)
             return

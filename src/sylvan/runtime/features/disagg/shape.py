@@ -11,7 +11,7 @@ from sylvan.runtime.features.disagg.data import Lot
 
 
 @dataclass(frozen=True, slots=True)
-class KVShape:
+class KVLayout:
     """The KV groups of a model, in the order of page tables; states last.
 
     Pages of a first group that attends to everything are handed over chunk by chunk. Window pages

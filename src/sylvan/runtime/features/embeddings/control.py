@@ -34,7 +34,7 @@ class NoEmbeddings(Capability):
         return Verdict.READY
 
 
-class Embeddings(Capability):
+class EmbeddingCapability(Capability):
     """Serves `EmbedRequest`.
 
     Args:

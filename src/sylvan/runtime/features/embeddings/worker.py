@@ -9,14 +9,14 @@ import numpy as np
 
 from sylvan.protocol.arrays import FloatArray
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
-from sylvan.runtime.features.embeddings.control import Embeddings, PoolSlice
+from sylvan.runtime.features.embeddings.control import EmbeddingCapability, PoolSlice
 from sylvan.runtime.features.embeddings.pooling import Pooler
 
 
 class EmbeddingsWorker(CapabilityWorker):
     """Adds the rows of each slice to the vector of its request."""
 
-    name: ClassVar = Embeddings.name
+    name: ClassVar = EmbeddingCapability.name
     reads_rows: ClassVar = True
 
     def __init__(self, pooler: Pooler) -> None:

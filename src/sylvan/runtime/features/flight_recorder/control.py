@@ -9,12 +9,12 @@ from sylvan.runtime.core.held import Review
 from sylvan.runtime.core.req import Draft, Req
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.features.flight_recorder.recording import (
-    Added,
-    Answered,
     Called,
+    CapabilitiesAnswered,
     Ended,
     Now,
     Recorder,
+    RequestAdded,
     completed,
     planned,
 )
@@ -41,7 +41,7 @@ class FlightRecorder(Observer):
     def on_call(self, method: str, arguments: tuple[Any, ...]) -> None:
         """See `Observer.on_call`."""
         if method == "add":
-            self._recorder.write(Added(*arguments))
+            self._recorder.write(RequestAdded(*arguments))
         else:
             self._recorder.write(Called(method, arguments))  # pyright: ignore[reportArgumentType]
 
@@ -59,7 +59,7 @@ class FlightRecorder(Observer):
         elif question == "cut":
             answer = (answer,), ()
         rid = "" if req is None else req.rid
-        self._recorder.write(Answered(question, rid, answer, refusal))  # pyright: ignore[reportArgumentType]
+        self._recorder.write(CapabilitiesAnswered(question, rid, answer, refusal))  # pyright: ignore[reportArgumentType]
 
     def on_plan(self, plan: StepPlan) -> None:
         """See `Observer.on_plan`."""

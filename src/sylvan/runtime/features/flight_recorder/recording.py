@@ -30,7 +30,7 @@ LIFE = "life-"  # and its number
 MAX_EVENT_BYTES = 64 << 20
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
+class SchedulerSetup(msgspec.Struct, frozen=True, kw_only=True):
     """What is needed to make the same scheduler again. `limits` are the fields of `Limits`.
 
     `questions` are those that capabilities answered, "running gate" among them if they are asked
@@ -81,7 +81,7 @@ class Called(msgspec.Struct, frozen=True, tag="call"):
     arguments: tuple[Finish | str | int | None, ...] = ()
 
 
-class Added(msgspec.Struct, frozen=True, tag="add"):
+class RequestAdded(msgspec.Struct, frozen=True, tag="add"):
     """A request came in."""
 
     request: GenerateRequest | EmbedRequest
@@ -97,7 +97,7 @@ class Now(msgspec.Struct, frozen=True, tag="now"):
     seconds: float
 
 
-class Answered(msgspec.Struct, frozen=True, tag="answer"):
+class CapabilitiesAnswered(msgspec.Struct, frozen=True, tag="answer"):
     """What the capabilities together answered to a question about a request.
 
     `answer` is a truth value, the name of a verdict, guesses (tokens, parents), a review (kept,
@@ -147,7 +147,7 @@ class Completed(msgspec.Struct, frozen=True, tag="result"):
     short: bool = False
 
 
-Event = Called | Added | Ended | Now | Answered | Planned | Completed
+Event = Called | RequestAdded | Ended | Now | CapabilitiesAnswered | Planned | Completed
 
 
 class Recorder:
@@ -157,7 +157,7 @@ class Recorder:
         folder: Of this life.
     """
 
-    def __init__(self, folder: Path, setup: Setup) -> None:
+    def __init__(self, folder: Path, setup: SchedulerSetup) -> None:
         """Start the next life in `folder`, which is made if need be; earlier ones stay.
 
         Raises:
@@ -245,14 +245,14 @@ def _next_life(folder: Path) -> Path:
         return path
 
 
-def read(folder: Path) -> tuple[Setup, Iterator[Event]]:
+def read(folder: Path) -> tuple[SchedulerSetup, Iterator[Event]]:
     """Open the record of one life; its events are read as they are asked for.
 
     Raises:
         ConfigError: there is none, or it is of another format.
     """
     try:
-        setup = msgspec.json.decode((folder / SETUP).read_bytes(), type=Setup)
+        setup = msgspec.json.decode((folder / SETUP).read_bytes(), type=SchedulerSetup)
         file = (folder / EVENTS).open("rb")
     except OSError as error:
         raise ConfigError(f"{folder} holds no recording: {error.strerror}") from error

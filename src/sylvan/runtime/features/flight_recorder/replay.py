@@ -26,22 +26,22 @@ from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
 from sylvan.runtime.executor.api import Carried, ExecutorCaps
 from sylvan.runtime.features.embeddings.control import NoEmbeddings
 from sylvan.runtime.features.flight_recorder.recording import (
-    Added,
-    Answered,
     Called,
+    CapabilitiesAnswered,
     Completed,
     Ended,
     Event,
     Now,
     Planned,
-    Setup,
+    RequestAdded,
+    SchedulerSetup,
     lives,
     planned,
     read,
 )
 from sylvan.runtime.features.standard import standard_capabilities
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 
@@ -57,7 +57,7 @@ class ExhaustedError(DivergedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayResult:
     """How far a replay got. `difference` is empty if all decisions were the same.
 
     `started`: when the recorded scheduler did. `cut`: the record ends inside a step.
@@ -89,7 +89,7 @@ class _Moment:
     whole: bool
 
 
-def replay(folder: Path, until_step: int | None = None) -> Outcome:
+def replay(folder: Path, until_step: int | None = None) -> ReplayResult:
     """Run the recorded inputs of one life through a new scheduler, at most `until_step` steps.
 
     Args:
@@ -110,7 +110,7 @@ def replay(folder: Path, until_step: int | None = None) -> Outcome:
     difference, cut = "", False
     for moment in _moments(events):
         steps += _begins_step(moment.first)
-        requests += isinstance(moment.first, Added)
+        requests += isinstance(moment.first, RequestAdded)
         try:
             tape.load(moment.within)
             _apply(scheduler, moment.first)
@@ -121,7 +121,7 @@ def replay(folder: Path, until_step: int | None = None) -> Outcome:
             break
         if until_step is not None and steps >= until_step:
             break
-    return Outcome(steps, requests, tape.tokens, difference, setup.started, cut)
+    return ReplayResult(steps, requests, tape.tokens, difference, setup.started, cut)
 
 
 def _begins_step(event: Event) -> bool:
@@ -132,7 +132,7 @@ def _moments(events: Iterator[Event]) -> Iterator[_Moment]:
     moment: list[Event] = []
     ended = in_step = False
     for event in events:
-        if isinstance(event, Added | Called) and not in_step and moment:
+        if isinstance(event, RequestAdded | Called) and not in_step and moment:
             yield _Moment(moment[0], moment[1:], whole=True)
             moment = []
         in_step = (in_step or _begins_step(event)) and not isinstance(event, Ended)
@@ -145,7 +145,7 @@ def _moments(events: Iterator[Event]) -> Iterator[_Moment]:
 
 def _apply(scheduler: Scheduler, event: Event) -> None:
     match event:
-        case Added(request=request):
+        case RequestAdded(request=request):
             try:
                 scheduler.add(request)
             except (RequestError, CapacityError):
@@ -157,14 +157,14 @@ def _apply(scheduler: Scheduler, event: Event) -> None:
             raise DivergedError(f"the recording begins a moment with {type(event).__name__}")
 
 
-def _scheduler(setup: Setup, tape: _Tape) -> Scheduler:
+def _scheduler(setup: SchedulerSetup, tape: _Tape) -> Scheduler:
     cache = kv_cache(setup.kv_groups, setup.prefix, setup.eviction)
     standard = standard_capabilities(
         cache, makes_vectors=setup.makes_vectors, pools_all=setup.pools_all
     )
     # What gates answered is on the tape.
     silent = tuple(c for c in standard if not isinstance(c, NoEmbeddings))
-    parts = Parts(
+    parts = SchedulerDeps(
         cache=cache,
         executor=_TapeExecutor(tape, setup),
         policy=schedule_policy(setup.policy),
@@ -174,7 +174,7 @@ def _scheduler(setup: Setup, tape: _Tape) -> Scheduler:
         seed=setup.seed,
         tenant_weights=setup.tenant_weights,
     )
-    return Scheduler(parts, Limits(**setup.limits))
+    return Scheduler(parts, SchedulerLimits(**setup.limits))
 
 
 class _Tape:
@@ -184,7 +184,7 @@ class _Tape:
         self.tokens = 0
         self.port_calls: deque[Called] = deque()
         self._times: deque[float] = deque()
-        self._answers: deque[Answered] = deque()
+        self._answers: deque[CapabilitiesAnswered] = deque()
         self._plans: deque[Planned] = deque()
         self._results: deque[Completed] = deque()
 
@@ -193,7 +193,7 @@ class _Tape:
             match event:
                 case Now(seconds=seconds):
                     self._times.append(seconds)
-                case Answered():
+                case CapabilitiesAnswered():
                     self._answers.append(event)
                 case Planned():
                     self._plans.append(event)
@@ -306,7 +306,7 @@ def _tape_capability(tape: _Tape, questions: Sequence[str]) -> Capability:
 
 
 class _TapeExecutor:
-    def __init__(self, tape: _Tape, setup: Setup) -> None:
+    def __init__(self, tape: _Tape, setup: SchedulerSetup) -> None:
         self.caps = ExecutorCaps(
             max_batch_tokens=2**31,
             max_running_reqs=setup.num_slots or 2**16,

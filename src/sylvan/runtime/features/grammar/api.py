@@ -89,11 +89,9 @@ class GrammarLoader(Protocol):
 
     Attributes:
         isolated: Whether grammars live in processes of their own, so that whoever loads one waits.
-        loads_unlocked: Whether `load` lets go of the interpreter's lock while it works.
     """
 
     isolated: bool
-    loads_unlocked: bool
 
     def load(self, data: bytes) -> CompiledGrammar:
         """What `CompiledGrammar.dump` gave, by the same version of the library.

@@ -11,12 +11,12 @@ from sylvan.config.tree import GrammarConfig
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.features.grammar.api import CompiledGrammar
+from sylvan.runtime.features.grammar.cache import GrammarStore, store_folder
 from sylvan.runtime.features.grammar.compiler.client import (
     CompilerStats,
     GrammarCompiler,
     Setup,
 )
-from sylvan.runtime.features.grammar.compiler.store import GrammarStore, store_folder
 from sylvan.runtime.features.grammar.control import GrammarControl
 from sylvan.runtime.features.grammar.data import Matchers
 from sylvan.runtime.features.grammar.libraries import library_version

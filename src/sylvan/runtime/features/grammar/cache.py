@@ -1,14 +1,26 @@
-"""Compiled grammars by content, in memory."""
+"""Compiled grammars by content: in memory, and on disk for the next start."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
 import threading
 from collections import OrderedDict
+from pathlib import Path
 
-from sylvan.runtime.features.grammar.work import LoadedGrammar
+import msgspec
+
+from sylvan.protocol.malformed import MALFORMED
+from sylvan.runtime.features.grammar.vocabulary import Vocabulary
+from sylvan.runtime.features.grammar.work import CompileResult, LoadedGrammar
+
+logger = logging.getLogger(__name__)
 
 MAX_BYTES = 256 << 20
+MAX_DISK_BYTES = 1 << 30
 _OVERHEAD_BYTES = 4096  # of an entry, whatever it is
+_RULES = b"6"  # one more, when what is given to libraries changes
 
 Entry = LoadedGrammar | str
 """A grammar, or why there is none."""
@@ -51,3 +63,54 @@ class GrammarCache:
             while self.num_bytes > self._max_bytes and self._entries:
                 _, (_, freed) = self._entries.popitem(last=False)
                 self.num_bytes -= freed
+
+
+class GrammarStore:
+    """A folder of compiled grammars, of one library version and vocabulary.
+
+    Several processes may share it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, digest: str) -> CompileResult | None:
+        """A grammar from disk; None: there is none, or it cannot be read."""
+        path = self._folder / digest
+        try:
+            found = msgspec.msgpack.decode(path.read_bytes(), type=CompileResult)
+            os.utime(path)
+        except (OSError, *MALFORMED):
+            return None
+        return found
+
+    def write(self, digest: str, result: CompileResult) -> None:
+        """Keep a grammar on disk. Failing is no error: the grammar is compiled again."""
+        path = self._folder / f".{digest}.{os.getpid()}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.write_bytes(msgspec.msgpack.encode(result))
+            path.replace(self._folder / digest)
+            _prune(self._folder)
+        except OSError as error:
+            logger.warning("a compiled grammar cannot be kept in %s: %s", self._folder, error)
+
+
+def store_folder(root: Path, library: str, vocabulary: Vocabulary) -> Path:
+    """Where grammars of one library version and vocabulary lie below `root`."""
+    content = hashlib.sha256(_RULES + library.encode())
+    for token in vocabulary.tokens:
+        content.update(len(token).to_bytes(4, "little") + token)
+    content.update(repr((sorted(vocabulary.special.items()), vocabulary.eos_ids)).encode())
+    return root / f"{library}-{content.hexdigest()[:16]}"
+
+
+def _prune(folder: Path) -> None:
+    """Delete the files not used for longest, until the rest fits."""
+    files = [(f.stat().st_mtime, f.stat().st_size, f) for f in folder.iterdir()]
+    excess = sum(size for _, size, _ in files) - MAX_DISK_BYTES
+    for _, size, file in sorted(files):
+        if excess <= 0:
+            return
+        file.unlink(missing_ok=True)
+        excess -= size

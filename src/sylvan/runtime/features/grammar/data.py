@@ -19,10 +19,10 @@ from sylvan.runtime.features.grammar.overlap import Overlap
 from sylvan.runtime.features.grammar.spec import spec_of
 from sylvan.runtime.features.grammar.thinking import ThoughtTracker
 from sylvan.runtime.features.grammar.vocabulary import Encode, Vocabulary
-from sylvan.runtime.sampling.constraints import Masks, Outcome
+from sylvan.runtime.sampling.constraints import Masks, RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
-_VOID = Outcome()
+_VOID = RowOutcome()
 
 
 class Matchers:
@@ -165,10 +165,10 @@ class Matchers:
         own, sources = np.array(found, np.int32).T
         return Masks(own, bits[sources])
 
-    def advance(self, batch: SamplingBatch, token_ids: IntArray) -> dict[int, Outcome]:
+    def advance(self, batch: SamplingBatch, token_ids: IntArray) -> dict[int, RowOutcome]:
         """See `Constraints.advance`."""
         self._note_pass()
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, RowOutcome] = {}
         if not self._outputs:
             return outcomes
         decided = zip(
@@ -192,22 +192,22 @@ class Matchers:
 
     # ---- one output
 
-    def _decide(self, output: Output, token: int) -> Outcome | None:
+    def _decide(self, output: Output, token: int) -> RowOutcome | None:
         """What the row of `output` comes to; None: just `token`."""
         if output.error:
-            return Outcome(error=output.error)
+            return RowOutcome(error=output.error)
         if output.is_settled:  # known from the start
-            return Outcome(self._take_due(output), ended=output.over)
+            return RowOutcome(self._take_due(output), ended=output.over)
         if token in output.ends and output.may_end:
             output.position += 1
-            return Outcome((token,), ended=True)
+            return RowOutcome((token,), ended=True)
         if output.follow(token):
             self._look_ahead(output)
             if output.error:
-                return Outcome(error=output.error)
+                return RowOutcome(error=output.error)
         more = self._take_due(output) if output.due and output.is_settled else ()
         ended = output.over and not output.due
-        return Outcome((token, *more), ended=ended) if ended or more else None
+        return RowOutcome((token, *more), ended=ended) if ended or more else None
 
     def _take_due(self, output: Output) -> tuple[int, ...]:
         """What is certain, given out at once."""

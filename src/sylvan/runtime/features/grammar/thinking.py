@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sylvan.protocol.requests import Thinking
+from sylvan.protocol.requests import ThinkingOptions
 
 Marker = tuple[int, ...]
 
@@ -24,7 +24,7 @@ class ThoughtTracker:
             space in between.
     """
 
-    def __init__(self, thinking: Thinking, tokens: Sequence[bytes] = ()) -> None:
+    def __init__(self, thinking: ThinkingOptions, tokens: Sequence[bytes] = ()) -> None:
         """`tokens`: bytes by id. With them an end is found however it was split into tokens."""
         self._thinking = thinking
         self._tokens = tokens

@@ -21,6 +21,31 @@ class GrammarData(msgspec.Struct, frozen=True):
     data: bytes
 
 
+class CompileResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of compiling a grammar.
+
+    Attributes:
+        id: Of the order.
+        library: Whose loader takes `data`.
+        data: What `GrammarLoader.load` takes.
+        reason: Why it cannot be compiled; empty if it was.
+        memory_bytes: That compiling took.
+        seconds: That it took.
+        timed_out: The reason is that it took longer than it may.
+        lost: Keywords that the grammar does not hold everywhere, by the place of their schema
+            (`guard.relax.Lost`).
+    """
+
+    id: int
+    library: str = ""
+    data: bytes = b""
+    reason: str = ""
+    memory_bytes: int = 0
+    seconds: float = 0.0
+    timed_out: bool = False
+    lost: dict[str, tuple[str, ...]] = {}
+
+
 class Bars(msgspec.Struct, frozen=True):
     """Tokens that must not come at a position."""
 

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.core.req import Batch, Req, Slice
-from sylvan.runtime.features.lora.copies import Adapter, Copy, HostCopies
+from sylvan.runtime.features.lora.copies import AdapterEntry, Copy, HostCopies
 from sylvan.runtime.features.lora.slots import AdapterSlots, Eviction
 from sylvan.runtime.features.lora.turns import Turns
-from sylvan.runtime.features.lora.work import LoraReport, LoraWork, Rows
+from sylvan.runtime.features.lora.work import AdapterRows, LoraReport, LoraWork
 from sylvan.runtime.sched.capability import Capability, Verdict
 
 
@@ -69,7 +69,7 @@ class Lora(Capability):
 
     # ---- adapters come and go
 
-    def add(self, adapter: Adapter, *, resident: bool) -> None:
+    def add(self, adapter: AdapterEntry, *, resident: bool) -> None:
         """Serve an adapter from now on; `resident`: the worker half has its copy.
 
         Raises:
@@ -191,7 +191,7 @@ class Lora(Capability):
             drop=tuple(dropped),
             load=tuple(loads),
             slots=dict(changed),
-            rows=tuple(Rows(self._slots[name], start, stop) for name, start, stop in rows),
+            rows=tuple(AdapterRows(self._slots[name], start, stop) for name, start, stop in rows),
         )
 
     def wants_step(self) -> bool:

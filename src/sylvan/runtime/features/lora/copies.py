@@ -19,7 +19,7 @@ class Copy(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Adapter:
+class AdapterEntry:
     """An adapter as the scheduler sees it.
 
     Attributes:
@@ -57,16 +57,16 @@ class HostCopies:
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most, self._most_bytes = most, most_bytes
-        self._known: dict[str, Adapter] = {}  # those used longest ago first
-        self._wanted: dict[str, Adapter] = {}
-        self._leaving: dict[str, Adapter] = {}
+        self._known: dict[str, AdapterEntry] = {}  # those used longest ago first
+        self._wanted: dict[str, AdapterEntry] = {}
+        self._leaving: dict[str, AdapterEntry] = {}
         self._num_kept = self._kept_bytes = 0
         self._num_loading = 0
 
-    def __iter__(self) -> Iterator[Adapter]:
+    def __iter__(self) -> Iterator[AdapterEntry]:
         return iter(self._known.values())
 
-    def get(self, adapter: str) -> Adapter | None:
+    def get(self, adapter: str) -> AdapterEntry | None:
         """The adapter of an id."""
         return self._known.get(adapter)
 
@@ -80,7 +80,7 @@ class HostCopies:
         """Whether any copy is being read."""
         return self._num_loading > 0
 
-    def add(self, adapter: Adapter, *, resident: bool) -> None:
+    def add(self, adapter: AdapterEntry, *, resident: bool) -> None:
         """An adapter is known from now on; `resident`: its copy has been read already."""
         if (known := self._known.get(adapter.id)) is not None:
             known.leaving, known.pinned, known.path = False, adapter.pinned, adapter.path
@@ -95,12 +95,12 @@ class HostCopies:
             self._wanted.pop(adapter.id, None)
             adapter.copy = Copy.RESIDENT
 
-    def leave(self, adapter: Adapter) -> None:
+    def leave(self, adapter: AdapterEntry) -> None:
         """An adapter was unloaded: it goes once it has no requests."""
         adapter.leaving, adapter.pinned = True, False
         self._leaving[adapter.id] = adapter
 
-    def use(self, adapter: Adapter) -> bool:
+    def use(self, adapter: AdapterEntry) -> bool:
         """Somebody wants it now; returns whether its copy is there, and has it read if not."""
         self._known[adapter.id] = self._known.pop(adapter.id)
         if adapter.copy is Copy.ABSENT:
@@ -173,16 +173,16 @@ class HostCopies:
                 self._forget(adapter)
         return dropped
 
-    def _may_go(self, adapter: Adapter) -> bool:
+    def _may_go(self, adapter: AdapterEntry) -> bool:
         """Whether nobody needs a copy now."""
         needed = adapter.pinned or adapter.running or (adapter.fresh and adapter.requests)
         return adapter.copy is Copy.RESIDENT and not needed
 
-    def _forget(self, adapter: Adapter) -> None:
+    def _forget(self, adapter: AdapterEntry) -> None:
         for names in (self._known, self._wanted, self._leaving):
             names.pop(adapter.id, None)
 
-    def _never_fits(self, adapter: Adapter) -> str | None:
+    def _never_fits(self, adapter: AdapterEntry) -> str | None:
         """Why there is no room for a copy, even when all have gone that may go."""
         pinned = [a for a in self if a.pinned and a is not adapter]
         num_bytes = adapter.num_bytes + sum(a.num_bytes for a in pinned)
@@ -200,6 +200,6 @@ class HostCopies:
             and self._kept_bytes + more_bytes <= self._most_bytes
         )
 
-    def _count(self, adapter: Adapter, sign: int) -> None:
+    def _count(self, adapter: AdapterEntry, sign: int) -> None:
         self._num_kept += sign
         self._kept_bytes += sign * adapter.num_bytes

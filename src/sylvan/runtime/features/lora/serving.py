@@ -12,7 +12,7 @@ from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.protocol.messages import Finish, RegisterAdapter, UnloadAdapter
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.features.lora.control import Lora, LoraLimits
-from sylvan.runtime.features.lora.copies import Adapter
+from sylvan.runtime.features.lora.copies import AdapterEntry
 from sylvan.runtime.sched.scheduler import Scheduler
 
 _UNLOADED = Finish(type="abort", message="the adapter was unloaded", status=503)
@@ -72,7 +72,7 @@ class LoraServing:
     def loaded(self, command: LoadAdapter, result: CommandResult) -> CommandResult:
         """The executor has read an adapter: requests may ask for it. Returns the final result."""
         body = result.body
-        adapter = Adapter(body["id"], command.path, body["num_bytes"], pinned=command.pinned)
+        adapter = AdapterEntry(body["id"], command.path, body["num_bytes"], pinned=command.pinned)
         try:
             self.control.add(adapter, resident=command.keep)
         except RequestError as error:
@@ -81,7 +81,7 @@ class LoraServing:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How full slots and host memory are, as fields of `protocol.messages.Load`."""
+        """How full slots and host memory are, as fields of `protocol.messages.SchedulerLoad`."""
         load = self.control.load
         return {
             "lora_slots_used": load.slots_used,
@@ -99,7 +99,9 @@ class LoraServing:
             RequestError: as many adapters are pinned as can be.
         """
         if isinstance(command, RegisterAdapter):
-            adapter = Adapter(command.id, command.path, command.num_bytes, pinned=command.pinned)
+            adapter = AdapterEntry(
+                command.id, command.path, command.num_bytes, pinned=command.pinned
+            )
             self.control.add(adapter, resident=False)
             return {}
         live = [*scheduler.running, *scheduler.waiting]

@@ -12,7 +12,7 @@ class AdapterFiles(msgspec.Struct, frozen=True):
     path: str
 
 
-class Rows(msgspec.Struct, frozen=True, array_like=True):
+class AdapterRows(msgspec.Struct, frozen=True, array_like=True):
     """Rows [start, stop) of the step are computed with the adapter in a slot."""
 
     slot: int
@@ -33,7 +33,7 @@ class LoraWork(msgspec.Struct, frozen=True):
     drop: tuple[str, ...] = ()
     load: tuple[AdapterFiles, ...] = ()
     slots: dict[int, str] = {}
-    rows: tuple[Rows, ...] = ()
+    rows: tuple[AdapterRows, ...] = ()
 
 
 class LoraReport(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from sylvan.runtime.executor.capability import CapabilityWorker, Handler, Report
 from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.executor.trees import computed_ends
 from sylvan.runtime.features.lora.store import AdapterStore, HostCopy
-from sylvan.runtime.features.lora.work import LoraWork, Rows
+from sylvan.runtime.features.lora.work import AdapterRows, LoraWork
 from sylvan.runtime.models.adapters import AdapterTargets
 from sylvan.runtime.models.files import open_weights
 from sylvan.runtime.models.stored import WeightFiles
@@ -52,7 +52,7 @@ class LoraWorker(CapabilityWorker):
         self._made: AdapterStore | None = None
         self._layers: list[LoraLayer] = []
         self._head: LoraLayer | None = None
-        self._assigned: tuple[Rows, ...] | None = ()
+        self._assigned: tuple[AdapterRows, ...] | None = ()
 
     def adapt(self, model: nn.Module) -> None:
         """See `CapabilityWorker.adapt`.

@@ -11,7 +11,7 @@ import torch
 from sylvan.protocol.media import MediaKind
 
 
-class Encoder(Protocol):
+class MediaEncoder(Protocol):
     """Runs alone for each item, so that its vectors do not depend on what else is served."""
 
     def encode(self, kind: MediaKind, features: Mapping[str, np.ndarray]) -> Sequence[torch.Tensor]:

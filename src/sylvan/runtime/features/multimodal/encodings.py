@@ -12,7 +12,7 @@ from sylvan.protocol.media import MediaItem, MediaKind
 from sylvan.runtime.features.multimodal.work import EncodeJob
 
 
-class Progress(Enum):
+class EncodingProgress(Enum):
     """Of an item's encoding."""
 
     ABSENT = auto()
@@ -23,13 +23,13 @@ class Progress(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Encoding:
+class ItemEncoding:
     """An item: its inputs while requests with it live, and how far its vectors are."""
 
     kind: MediaKind
     count: int
     features: dict[str, np.ndarray]
-    progress: Progress = Progress.ABSENT
+    progress: EncodingProgress = EncodingProgress.ABSENT
     num_bytes: int = 0
     error: str = ""
     users: set[str] = field(default_factory=set[str])
@@ -52,7 +52,7 @@ class Encodings:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._items: dict[bytes, Encoding] = {}
+        self._items: dict[bytes, ItemEncoding] = {}
         self._idle: OrderedDict[bytes, None] = OrderedDict()  # ready, without users; oldest first
         self._num_bytes = 0
         self._wanted: list[bytes] = []
@@ -77,11 +77,11 @@ class Encodings:
         """A request with an item arrived."""
         known = self._items.get(key)
         if known is None:
-            known = self._items[key] = Encoding(item.kind, count, item.features)
+            known = self._items[key] = ItemEncoding(item.kind, count, item.features)
         elif not known.features:
             known.features = item.features
         self.asked[item.kind] += 1
-        if known.progress is Progress.READY:
+        if known.progress is EncodingProgress.READY:
             self.reused[item.kind] += 1
         known.users.add(rid)
         self._idle.pop(key, None)
@@ -95,10 +95,10 @@ class Encodings:
         if known.users:
             return
         known.features = {}
-        if known.progress is Progress.READY:
+        if known.progress is EncodingProgress.READY:
             self._idle[key] = None
             self._shrink()
-        elif known.progress is not Progress.RUNNING:
+        elif known.progress is not EncodingProgress.RUNNING:
             self._wanted = [wanted for wanted in self._wanted if wanted != key]
             del self._items[key]
 
@@ -109,10 +109,10 @@ class Encodings:
             KeyError: no request with the item lives.
         """
         known = self._items[key]
-        if known.progress is Progress.ABSENT:
-            known.progress = Progress.WANTED
+        if known.progress is EncodingProgress.ABSENT:
+            known.progress = EncodingProgress.WANTED
             self._wanted.append(key)
-        return known.progress is Progress.READY
+        return known.progress is EncodingProgress.READY
 
     def error(self, key: bytes) -> str:
         """Why an item cannot be encoded; empty: it can."""
@@ -124,7 +124,7 @@ class Encodings:
         jobs: list[EncodeJob] = []
         for key in self._wanted:
             known = self._items[key]
-            known.progress = Progress.RUNNING
+            known.progress = EncodingProgress.RUNNING
             self._running += 1
             jobs.append(
                 EncodeJob(key=key, kind=known.kind, count=known.count, features=known.features)
@@ -138,7 +138,7 @@ class Encodings:
         self._running -= 1
         self.encoded += 1
         self.num_ready += 1
-        known.progress, known.num_bytes = Progress.READY, num_bytes
+        known.progress, known.num_bytes = EncodingProgress.READY, num_bytes
         self._num_bytes += num_bytes
         if not known.users:
             self._idle[key] = None
@@ -148,7 +148,7 @@ class Encodings:
         """The encoder refused an item."""
         known = self._items[key]
         self._running -= 1
-        known.progress, known.error = Progress.FAILED, why
+        known.progress, known.error = EncodingProgress.FAILED, why
         if not known.users:
             del self._items[key]
 

@@ -21,7 +21,7 @@ from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepCon
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.multimodal.control import Multimodal
-from sylvan.runtime.features.multimodal.encoder import Encoder
+from sylvan.runtime.features.multimodal.encoder import MediaEncoder
 from sylvan.runtime.features.multimodal.positions import prompt_positions
 from sylvan.runtime.features.multimodal.work import (
     EncodeJob,
@@ -46,7 +46,7 @@ class MultimodalWorker(CapabilityWorker):
     name: ClassVar = Multimodal.name
     edits_inputs: ClassVar = True
 
-    def __init__(self, site: ModelSite, encoder: Encoder) -> None:
+    def __init__(self, site: ModelSite, encoder: MediaEncoder) -> None:
         self._site, self._encoder = site, encoder
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="encode", initializer=give_way)
         self._running: dict[Future[Sequence[np.ndarray]], EncodeJob] = {}

@@ -10,7 +10,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.pdmux.control import PrefillBetween
-from sylvan.runtime.features.pdmux.worker import PrefillWorker
+from sylvan.runtime.features.pdmux.worker import InterleavedPrefillWorker
 from sylvan.runtime.sched.capability import Capability
 
 
@@ -23,7 +23,7 @@ class PdMuxParts:
 
     def __init__(self, settings: PdMuxConfig | None) -> None:
         self._settings = settings
-        self._worker: PrefillWorker | None = None
+        self._worker: InterleavedPrefillWorker | None = None
         self._site: ModelSite | None = None
 
     @property
@@ -34,7 +34,7 @@ class PdMuxParts:
     def _make(self, site: ModelSite) -> CapabilityWorker:
         assert self._settings is not None
         self._site = site
-        self._worker = PrefillWorker(site.split, self._settings.wait_ms / 1000)
+        self._worker = InterleavedPrefillWorker(site.split, self._settings.wait_ms / 1000)
         return self._worker
 
     def controls(self, *, elsewhere: bool) -> tuple[Capability, ...]:

@@ -22,7 +22,7 @@ from sylvan.runtime.features.pdmux.data import (
 from sylvan.utils.clock import Clock, monotonic
 
 
-class PrefillWorker(CapabilityWorker):
+class InterleavedPrefillWorker(CapabilityWorker):
     """Runs parts of prompts while they fit into the time that a step may wait; one at least.
 
     How long a part takes is known from the last time it ran, by its number of rows.

@@ -22,7 +22,7 @@ class PromptRows(msgspec.Struct, frozen=True):
     token_ids: np.ndarray  # int32
 
 
-class PromptLogprobs(Capability):
+class PromptLogprobsCapability(Capability):
     """Serves `LogprobOptions.start`: once for each request, with its first output.
 
     A request that comes with outputs continues one that was given them, by this server or by

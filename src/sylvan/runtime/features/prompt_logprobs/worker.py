@@ -9,13 +9,13 @@ from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.runtime.core.step import Join
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
-from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobs, PromptRows
+from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapability, PromptRows
 
 
 class PromptLogprobsWorker(CapabilityWorker):
     """Keeps the options of each slot; computes when the plan asks for rows."""
 
-    name: ClassVar = PromptLogprobs.name
+    name: ClassVar = PromptLogprobsCapability.name
     reads_rows: ClassVar = True
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sylvan.runtime.core.req import Draft, Req
+from sylvan.runtime.core.step import chain
 
 GRADES = 24
 """Grades that a drafter can tell apart."""
@@ -46,7 +47,7 @@ class Proposal:
     def draft(self, most: int) -> Draft:
         """The first guesses, at most so many."""
         count = min(most, len(self.tokens))
-        parents = self.parents[:count] or tuple(range(-1, count - 1))
+        parents = self.parents[:count] or chain(count)
         return Draft(self.tokens[:count], parents)
 
 

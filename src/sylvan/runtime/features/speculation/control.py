@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -34,6 +35,9 @@ FIRST_LOOKS = 6
 mostly begins with the answer, and short answers would end before the next look."""
 
 
+TIMED, TIMED_EVERY = 4, 32
+"""Of steps without guesses so many are timed: those of a small model are so short that they feel
+it."""
 REACH = 6
 """So much further than was worth it the last time is guessed: guesses take time, too."""
 
@@ -98,6 +102,9 @@ class Speculation(Capability):
         self._wake = 0  # number of the step in which some request is to be looked at
         self._timer = StepTimer(self._costs, clock)
         self._looks = Looks(self._costs, self._timer)
+        self._planned_s = self._looking_s = 0.0  # when planning began, and looks since then
+        self._idle = 0  # steps since guesses were looked for
+        self._last: Sequence[Slice] = ()  # of the step before
         self._paying = 0  # requests whose last guesses were worth verifying
 
     @property
@@ -110,10 +117,17 @@ class Speculation(Capability):
     def may_draft(self) -> bool:
         """See `Capability.may_draft`."""
         self._step += 1
+        self._idle += 1
         if self._step < self._wake:
             return False
-        if self._adaptive and not self._paying and not self._looks.worth_it:
-            return False
+        if self._adaptive:
+            if not self._worth_planning:
+                return False
+            self._timer.looked = True
+            rows = {p.req.rid: 1 + (len(p.draft.tokens) if p.draft else 0) for p in self._last}
+            self._policy.launched(rows)
+            self._planned_s, self._looking_s = self._clock(), 0.0
+        self._idle = 0
         self._wake = self._step + LONGEST_PAUSE  # `draft` brings it forward
         return True
 
@@ -138,6 +152,16 @@ class Speculation(Capability):
         return followed.proposal.draft(count)
 
     @property
+    def _worth_planning(self) -> bool:
+        """Whether a step is to be planned with guesses, which takes longer."""
+        return self._timer.may_guess and (self._paying > 0 or self._looks.worth_it)
+
+    @property
+    def _passes_over(self) -> bool:
+        """Whether the step is one of those that are not timed: all are plain, and know nothing."""
+        return self._idle >= TIMED and self._idle % TIMED_EVERY >= TIMED
+
+    @property
     def _may_look(self) -> bool:
         """Whether a look may be in vain."""
         return not self._adaptive or self._looks.allowed
@@ -145,6 +169,7 @@ class Speculation(Capability):
     def _looked(self, followed: _Followed, seconds: float, *, pays: bool) -> None:
         """What a look took, and what came of it."""
         self._looks.looked(seconds, in_vain=not pays)
+        self._looking_s += seconds
         followed.pause = 1 if pays else self._pause(followed)
         self._paying += pays - followed.pays
         followed.pays = pays
@@ -213,17 +238,19 @@ class Speculation(Capability):
 
     def on_batch(self, batch: Batch) -> None:
         """See `Capability.on_batch`."""
-        if not self._adaptive or not self._timer.begin(batch):
-            return
-        if not batch.decodes or self._step + 1 >= self._wake:
-            self._policy.launched(
-                {p.req.rid: 1 + (len(p.draft.tokens) if p.draft else 0) for p in batch.slices}
-            )
+        self._last = batch.slices
+        if self._adaptive and not self._idle and not self._paying:
+            self._looks.planned(self._clock() - self._planned_s - self._looking_s)
+        if self._adaptive and not self._passes_over:
+            self._timer.begin(batch)
+        else:
+            self._timer.pass_over()
 
     def on_result(self, batch: Batch, report: Any) -> None:
         """See `Capability.on_result`."""
-        self._timer.end()
-        self._looks.step()
+        if not self._passes_over:
+            self._timer.end()
+            self._looks.step(1 if self._idle < TIMED else TIMED_EVERY // TIMED)
 
     def on_finish(self, req: Req) -> None:
         """See `Capability.on_finish`."""

@@ -78,7 +78,7 @@ class CommonDepth:
         """Guesses for each of these requests that give the most tokens a second."""
         if not self._adaptive:
             return self._most
-        if not self._costs.known or not self._guess_s:
+        if not (self._costs.known and self._guess_s and self.timer.may_guess):
             return 0
         # the first time a model reads a prompt, which is not what the next guess takes
         guess_s = sorted(self._guess_s)[(len(self._guess_s) - 1) // 2]

@@ -18,7 +18,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.memory import copy_tokens
 from sylvan.runtime.features.speculation.head_work import TreeShape
-from sylvan.runtime.features.speculation.trees import Node, likeliest, ranked
+from sylvan.runtime.features.speculation.trees import DraftNode, likeliest, ranked
 
 Pass = Callable[[torch.Tensor, IntArray, IntArray, IntArray], tuple[torch.Tensor, torch.Tensor]]
 """Goes on from vectors (F, D) with ids, rows of the page table and positions (F,): logits (F, W)
@@ -44,7 +44,7 @@ class _Growing:
     slot: int
     base: int
     depth: int
-    nodes: list[Node]
+    nodes: list[DraftNode]
     front: list[int]
     rows: dict[int, int]
     vectors: dict[int, int]
@@ -53,7 +53,7 @@ class _Growing:
         """Guesses that may follow `parent`."""
         score = self.nodes[parent].score if parent >= 0 else 0.0
         self.front += range(len(self.nodes), len(self.nodes) + len(choices))
-        self.nodes += [Node(token, parent, score + log) for token, log in choices]
+        self.nodes += [DraftNode(token, parent, score + log) for token, log in choices]
 
     def narrow(self, width: int) -> None:
         """Go on from the best ones only."""

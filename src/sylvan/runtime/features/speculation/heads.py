@@ -16,7 +16,7 @@ from sylvan.kernels.native.library import load as load_library
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.attention.native import NativeAttention
 from sylvan.runtime.core.forward import ForwardBatch
-from sylvan.runtime.executor.graphs.head_program import Head, HeadProgram
+from sylvan.runtime.executor.graphs.head_program import DraftHeadModule, HeadProgram
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.speculation.head_tree import TreeGuesser
@@ -35,7 +35,7 @@ from sylvan.runtime.pool.mha import KVShape
 class _Loaded:
     """A head with its weights; see `RunnableHead`."""
 
-    head: Head
+    head: DraftHeadModule
     layer: ModelConfig  # sizes of its attention
     columns: int
     index: int = 0  # of its attention layer

@@ -24,6 +24,7 @@ class Looks:
     def __init__(self, costs: StepCosts, timer: StepTimer) -> None:
         self._costs, self._timer = costs, timer
         self._look_s = 0.0  # what a look takes
+        self._planning_s = 0.0  # what planning a step with looks takes besides
         self._saved_s = 0.0
         self._spent = 0  # looks before anything is known of steps
 
@@ -41,12 +42,13 @@ class Looks:
     def worth_it(self) -> bool:
         """Whether enough looks may be in vain to plan a step for them."""
         few = min(FEW, self._timer.num_reqs)
-        return self._saved_s >= few * self._look_s or self._spent < MOST
+        needed = few * self._look_s + self._planning_s
+        return self._saved_s >= needed or self._spent < MOST
 
-    def step(self) -> None:
-        """A step is done."""
-        if self._costs.known and self._saved_s < MOST * self._look_s:
-            self._saved_s += STEPS_SHARE * self._costs.seconds(self._timer.num_reqs)
+    def step(self, count: int = 1) -> None:
+        """So many steps are done."""
+        if self._costs.known and self._saved_s < self._most_s:
+            self._saved_s += count * STEPS_SHARE * self._costs.seconds(self._timer.num_reqs)
 
     def looked(self, seconds: float, *, in_vain: bool) -> None:
         """A look took so long."""
@@ -55,8 +57,17 @@ class Looks:
             self._spent += 1
             self._saved_s -= seconds
 
+    def planned(self, seconds: float) -> None:
+        """Planning a step with looks, all in vain, took so long besides them."""
+        self._planning_s += (seconds - self._planning_s) / 8
+        self._saved_s -= seconds
+
+    @property
+    def _most_s(self) -> float:
+        return MOST * self._look_s + 2 * self._planning_s
+
     def won(self, tokens: int) -> None:
         """So many guesses were right."""
-        if self._costs.known and self._saved_s < MOST * self._look_s:
+        if self._costs.known and self._saved_s < self._most_s:
             reqs = self._timer.num_reqs
             self._saved_s += WON_SHARE * tokens * self._costs.seconds(reqs) / reqs

@@ -19,7 +19,7 @@ from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.executor.api import Executor
-from sylvan.runtime.sched.limits import Limits, Parts
+from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 
@@ -53,11 +53,11 @@ class DraftModel:
         self,
         executor: Executor,
         *,
-        limits: Limits,
+        limits: SchedulerLimits,
         context_len: int,
     ) -> None:
         self._executor, self._context_len = executor, context_len
-        parts = Parts(
+        parts = SchedulerDeps(
             cache=kv_cache(executor.caps.kv_groups, "radix", "lru"),
             executor=executor,
             policy=schedule_policy("fcfs"),

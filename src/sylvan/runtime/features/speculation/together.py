@@ -10,6 +10,7 @@ import logging
 from typing import Any, ClassVar
 
 from sylvan.runtime.core.req import Batch, Draft, Phase, Req, Slice
+from sylvan.runtime.core.step import chain
 from sylvan.runtime.features.speculation.api import (
     FAILURES,
     Proposal,
@@ -84,7 +85,7 @@ class ModelSpeculation(Capability):
             return None
         tokens = proposal.tokens[:most]
         self.counts.drafts += 1
-        return Draft(tokens, tuple(range(-1, len(tokens) - 1)))
+        return Draft(tokens, chain(len(tokens)))
 
     def _write(self, reqs: list[Req], depth: int) -> None:
         wishes = {req: min(depth, req.max_tokens - req.num_tokens - 1) for req in reqs}

@@ -17,7 +17,7 @@ Choice = tuple[int, float]
 """A token and the logarithm of its probability."""
 
 
-class Node(NamedTuple):
+class DraftNode(NamedTuple):
     """A guess.
 
     Attributes:
@@ -50,7 +50,7 @@ def likeliest(logits_FV: torch.Tensor, drawn: IntArray, count: int) -> list[list
     return rows
 
 
-def ranked(nodes: Sequence[Node], most: int) -> tuple[list[int], list[int]]:
+def ranked(nodes: Sequence[DraftNode], most: int) -> tuple[list[int], list[int]]:
     """Tokens and parents of the best guesses, each after the one that leads to it."""
     order = sorted(range(len(nodes)), key=lambda i: -nodes[i].score)[:most]
     place = {-1: -1} | {node: at for at, node in enumerate(order)}
@@ -59,12 +59,12 @@ def ranked(nodes: Sequence[Node], most: int) -> tuple[list[int], list[int]]:
 
 def combined(levels: Sequence[Sequence[Choice]], most: int) -> tuple[list[int], list[int]]:
     """The best paths through choices that do not depend on what is chosen before."""
-    nodes: list[Node] = []
+    nodes: list[DraftNode] = []
     ahead = [(-log, 0, -1, token) for token, log in (levels[0] if levels else ())]
     heapq.heapify(ahead)
     while ahead and len(nodes) < most:
         cost, depth, parent, token = heapq.heappop(ahead)
-        nodes.append(Node(token, parent, -cost))
+        nodes.append(DraftNode(token, parent, -cost))
         if depth + 1 < len(levels):
             for following, log in levels[depth + 1]:
                 heapq.heappush(ahead, (cost - log, depth + 1, len(nodes) - 1, following))

@@ -16,7 +16,7 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.residency import Tier, TierPolicy
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.executor.capability import CapabilityWorker
-from sylvan.runtime.executor.facts import ModelFacts
+from sylvan.runtime.executor.facts import LoadedModelInfo
 from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.tiers.codec import NumberType
 from sylvan.runtime.features.tiers.control import KVTiers
@@ -71,7 +71,7 @@ class TiersParts:
         self._worker = KVTiersWorker(site.memory)
         return self._worker
 
-    def open(self, config: Config, model: ModelFacts, model_dir: Path) -> None:
+    def open(self, config: Config, model: LoadedModelInfo, model_dir: Path) -> None:
         """Open the store, if there is one, for the model that was built.
 
         Raises:

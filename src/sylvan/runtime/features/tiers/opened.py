@@ -11,7 +11,7 @@ from sylvan.runtime.storage.api import PageStore
 from sylvan.runtime.storage.cipher import Cipher, read_key
 from sylvan.runtime.storage.find import open_store, shown
 from sylvan.runtime.storage.manifest import bind, decode_manifest
-from sylvan.runtime.storage.record import HEADER_BYTES, RecordError, Records
+from sylvan.runtime.storage.record import HEADER_BYTES, RecordCodec, RecordError
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class OpenedStore:
 
     spec: StoreSpec
     pages: PageStore
-    records: Records
+    records: RecordCodec
 
     def read(self, name: str, num_bytes: int) -> memoryview | None:
         """The bytes of a page; None if it is not there.
@@ -83,7 +83,7 @@ def open_spec(spec: StoreSpec) -> OpenedStore:
         StoreError: it cannot be reached.
     """
     cipher = Cipher(read_key(Path(spec.key_file))) if spec.key_file else None
-    records = Records(identity_of(spec), cipher)
+    records = RecordCodec(identity_of(spec), cipher)
     pages = open_store(spec.url, limits_of(spec))
     bind(pages, decode_manifest(spec.manifest), shown(spec.url))
     return OpenedStore(spec, pages, records)

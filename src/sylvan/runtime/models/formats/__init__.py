@@ -41,15 +41,15 @@ METHODS: Mapping[str, Callable[[Settings], StoredFormat]] = MappingProxyType(
         "modelopt_fp4": of_modelopt,
     }
 )
-"""What reads `quantization_config`, by its `quant_method`."""
+"""Readers of `quantization_config`, by `quant_method`."""
 
 UNSAID = CompressedTensors()
-"""Of files whose config.json says nothing: their tensors have names that tell."""
+"""Readers of files without a config: the tensor names identify the format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """How a model is in memory, and what is converted for that while it is read."""
+    """The in-memory form of a model, and the conversions while reading it."""
 
     loaded: Format | None = None
     converted: Format | None = None
@@ -89,7 +89,7 @@ def stored_format(raw: Settings) -> StoredFormat | None:
     if not isinstance(found, dict):
         raise ConfigError("config.json: quantization_config must be an object")
     method = str(found.get("quant_method"))
-    if method == "mxfp4":  # its tensors tell; on devices they are plain numbers
+    if method == "mxfp4":  # recognised by its tensors; devices dequantise it
         return None
     if method not in METHODS:
         raise ConfigError(
@@ -100,7 +100,7 @@ def stored_format(raw: Settings) -> StoredFormat | None:
 
 
 def kept_format(raw: Settings) -> Format | None:
-    """What a stored format is in memory.
+    """The in-memory form of a stored format.
 
     Raises:
         ConfigError: see `stored_format`.

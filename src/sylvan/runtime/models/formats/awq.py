@@ -38,28 +38,23 @@ class Awq:
 
     @property
     def name(self) -> str:
-        """See `StoredFormat.name`."""
         size = f"groups of {self.group}" if self.group > 0 else "a scale for each output"
         return f"{self.method}, 4 bits with zero points, {size}"
 
     @property
     def mixes(self) -> bool:
-        """See `StoredFormat.mixes`."""
         return False
 
     def parts_of(self, name: str, there: Collection[str]) -> tuple[str, ...]:
-        """See `StoredFormat.parts_of`."""
         stem = name.removesuffix(_WEIGHT)
         if not name.endswith(_WEIGHT) or stem + ".qweight" not in there:
             return (name,)
         return stem + ".qweight", stem + ".qzeros", stem + ".scales"
 
     def idle(self, name: str, tensor: Tensors) -> bool:
-        """See `StoredFormat.idle`."""
         return False
 
     def read(self, name: str, parts: Sequence[str], tensor: Tensors) -> CodedWeight:
-        """See `StoredFormat.read`."""
         words, packed = (check_words(part, tensor(part)) for part in parts[:2])
         scales = check_scales(parts[2], tensor(parts[2]))
         (inputs, blocks), groups = words.shape, len(packed)

@@ -81,27 +81,23 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors:
-    """All schemes of a checkpoint; without any, its tensors alone tell what they are."""
+    """All schemes of a checkpoint; without any, its tensors identify the scheme."""
 
     schemes: tuple[Scheme, ...] = ()
 
     @property
     def name(self) -> str:
-        """See `StoredFormat.name`."""
         return f"compressed-tensors, {' and '.join(scheme.name for scheme in self.schemes)}"
 
     @property
     def bits(self) -> int:
-        """See `StoredFormat.bits`."""
         return min((scheme.bits for scheme in self.schemes), default=8)
 
     @property
     def mixes(self) -> bool:
-        """See `StoredFormat.mixes`."""
         return False
 
     def parts_of(self, name: str, there: Collection[str]) -> tuple[str, ...]:
-        """See `StoredFormat.parts_of`."""
         more = [name + end for end in (_ZERO, _INDEX, _GLOBAL) if name + end in there]
         if not self._of(name).symmetric and name + _ZERO not in more and name + _SCALE in there:
             more.append(name + _ZERO)
@@ -115,11 +111,9 @@ class CompressedTensors:
         return (name,)
 
     def idle(self, name: str, tensor: Tensors) -> bool:
-        """See `StoredFormat.idle`."""
         return name.endswith(_IDLE)
 
     def read(self, name: str, parts: Sequence[str], tensor: Tensors) -> QuantisedWeight:
-        """See `StoredFormat.read`."""
         scheme, ends = self._of(name), {part.removeprefix(name): part for part in parts}
         raw = tensor(parts[0])
         if scheme.layout in _NUMBERS:
@@ -309,7 +303,7 @@ def _small_floats(
 
 
 def quantization_config(wanted: Format, group: int | None, ignore: Sequence[str]) -> dict[str, Any]:
-    """What config.json says of a checkpoint that the tensors of `stored_as` were written to."""
+    """The `quantization_config` for tensors written by `stored_as`."""
     kind = "float" if wanted.code == "fp8_e4m3" else "int"
     weights: dict[str, Any] = {"num_bits": wanted.bits, "type": kind, "symmetric": True}
     weights |= {"dynamic": False, "strategy": "channel" if wanted.bits == 8 else "group"}

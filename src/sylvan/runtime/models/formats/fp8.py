@@ -35,7 +35,6 @@ class Fp8:
 
     @property
     def name(self) -> str:
-        """See `StoredFormat.name`."""
         if self.bits == 4:
             return f"{self.method} NVFP4 (e2m1 in groups of 16)"
         blocks = f" in blocks of {self.block[0]} x {self.block[1]}" if self.block else ""
@@ -43,22 +42,18 @@ class Fp8:
 
     @property
     def mixes(self) -> bool:
-        """See `StoredFormat.mixes`."""
         return False
 
     def parts_of(self, name: str, there: Collection[str]) -> tuple[str, ...]:
-        """See `StoredFormat.parts_of`."""
         scale = next((name + end for end in _SCALES if name + end in there), None)
         if not name.endswith(_WEIGHT) or scale is None or name not in there:
             return (name,)
         return (name, scale, name + _SECOND) if name + _SECOND in there else (name, scale)
 
     def idle(self, name: str, tensor: Tensors) -> bool:
-        """See `StoredFormat.idle`."""
         return name.endswith(_IDLE)
 
     def read(self, name: str, parts: Sequence[str], tensor: Tensors) -> CodedWeight:
-        """See `StoredFormat.read`."""
         weight, scale = tensor(parts[0]), check_scales(parts[1], tensor(parts[1]))
         if len(parts) == 3:
             second = check_scales(parts[2], tensor(parts[2]))

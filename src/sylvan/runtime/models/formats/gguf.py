@@ -32,15 +32,12 @@ class GgufBlocks:
     mixes = True
 
     def parts_of(self, name: str, there: Collection[str]) -> tuple[str, ...]:
-        """See `StoredFormat.parts_of`."""
         return next(((f"{name}.{kind}",) for kind in KEPT if f"{name}.{kind}" in there), (name,))
 
     def idle(self, name: str, tensor: Tensors) -> bool:
-        """See `StoredFormat.idle`."""
         return False
 
     def read(self, name: str, parts: Sequence[str], tensor: Tensors) -> CodedWeight:
-        """See `StoredFormat.read`."""
         kind = parts[0].rpartition(".")[2]
         size, make = KEPT[kind]
         weight = make(tensor(parts[0]).unflatten(1, (-1, size)))

@@ -46,7 +46,6 @@ class Gptq:
 
     @property
     def name(self) -> str:
-        """See `StoredFormat.name`."""
         kind = "symmetric" if self.symmetric else "with zero points"
         order = ", inputs in order of their error" if self.ordered else ""
         size = f"groups of {self.group}" if self.group > 0 else "a scale for each output"
@@ -54,11 +53,9 @@ class Gptq:
 
     @property
     def mixes(self) -> bool:
-        """See `StoredFormat.mixes`."""
         return False
 
     def parts_of(self, name: str, there: Collection[str]) -> tuple[str, ...]:
-        """See `StoredFormat.parts_of`."""
         stem = name.removesuffix(_WEIGHT)
         if not name.endswith(_WEIGHT) or stem + ".qweight" not in there:
             return (name,)
@@ -66,11 +63,10 @@ class Gptq:
         return stem + ".qweight", *(stem + other for other in others)
 
     def idle(self, name: str, tensor: Tensors) -> bool:
-        """See `StoredFormat.idle`: AutoGPTQ writes biases of zeros where there are none."""
+        """AutoGPTQ writes biases of zeros where there are none."""
         return name.endswith(".bias") and not tensor(name).any()
 
     def read(self, name: str, parts: Sequence[str], tensor: Tensors) -> CodedWeight:
-        """See `StoredFormat.read`."""
         words, packed = (check_words(part, tensor(part)) for part in parts[:2])
         scales = check_scales(parts[2], tensor(parts[2]))
         outputs, groups = words.shape[1], len(packed)

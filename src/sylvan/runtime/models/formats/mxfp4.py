@@ -26,16 +26,14 @@ class Mxfp4:
     mixes = False
 
     def parts_of(self, name: str, there: Collection[str]) -> tuple[str, ...]:
-        """See `StoredFormat.parts_of`."""
         both = name + _BLOCKS, name + _SCALES
         return both if both[0] in there or both[1] in there else (name,)
 
     def idle(self, name: str, tensor: Tensors) -> bool:
-        """See `StoredFormat.idle`."""
         return False
 
     def read(self, name: str, parts: Sequence[str], tensor: Tensors) -> CodedWeight:
-        """See `StoredFormat.read`; a stack (E, N, K) of which outputs may lie in another order."""
+        """A stack (E, N, K), with outputs possibly in another order."""
         blocks, scales = (tensor(part) for part in parts)
         fits = blocks.dtype == scales.dtype == torch.uint8 and blocks.dim() == 4
         if not fits or blocks.shape != (*scales.shape, _BYTES):

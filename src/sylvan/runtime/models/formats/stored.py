@@ -1,7 +1,7 @@
-"""What a format of quantised checkpoints is, and what readers of several have in common.
+"""The interface of quantised checkpoint formats, and helpers that readers share.
 
 A format is one file here: which tensors hold a matrix, and how they become a `QuantisedWeight`.
-Ranks, joins, stacks, kernels and updates know only that.
+Ranks, joins, stacks, kernels and updates only see the latter.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def check_scales(name: str, scale: torch.Tensor) -> torch.Tensor:
 
 
 def check_words(name: str, words: torch.Tensor) -> torch.Tensor:
-    """Refuse what is no matrix of int32 words.
+    """Reject a tensor that is not a matrix of int32 words.
 
     Raises:
         ConfigError: names it.

@@ -22,11 +22,9 @@ class CpuKind:
     )
 
     def problem(self) -> str | None:
-        """See `Kind.problem`."""
         return None
 
     def memory(self) -> tuple[int, int] | None:
-        """See `Kind.memory`."""
         return None
 
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.runtime.platform.probe import (
-    Build,
     FindCapability,
+    TorchBuild,
     find_build,
     nvidia_capability,
     nvidia_memory,
@@ -38,18 +38,16 @@ class CudaKind:
     def __init__(
         self,
         root: Path = Path("/"),
-        build: Build | None = None,
+        build: TorchBuild | None = None,
         capability: FindCapability = nvidia_capability,
     ) -> None:
         """The arguments stand for this machine, the installed torch and the GPU, in tests."""
         self._root, self._build, self._capability = root, build, capability
 
     def problem(self) -> str | None:
-        """See `Kind.problem`."""
         return nvidia_problem(self._root, lambda: self._build or find_build(), self._capability)
 
     def memory(self) -> tuple[int, int] | None:
-        """See `Kind.memory`."""
         return nvidia_memory()
 
 

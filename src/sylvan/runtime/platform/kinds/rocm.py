@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from sylvan.runtime.platform.facts import PlatformFacts
-from sylvan.runtime.platform.probe import Build, amd_memory, amd_problem, find_build
+from sylvan.runtime.platform.probe import TorchBuild, amd_memory, amd_problem, find_build
 
 
 class RocmKind:
@@ -28,16 +28,14 @@ class RocmKind:
         opener="sylvan.runtime.platform.accelerator:open_accelerator",
     )
 
-    def __init__(self, root: Path = Path("/"), build: Build | None = None) -> None:
+    def __init__(self, root: Path = Path("/"), build: TorchBuild | None = None) -> None:
         """`root` and `build` stand for this machine and the installed torch, in tests."""
         self._root, self._build = root, build
 
     def problem(self) -> str | None:
-        """See `Kind.problem`."""
         return amd_problem(self._root, lambda: self._build or find_build())
 
     def memory(self) -> tuple[int, int] | None:
-        """See `Kind.memory`."""
         return amd_memory(self._root)
 
 

@@ -20,14 +20,12 @@ class TpuKind:
     )
 
     def problem(self) -> str | None:
-        """See `Kind.problem`."""
         return (
             "Sylvan has no kernels for TPUs; install a package that offers a platform of its own "
             "(entry point group sylvan.platforms), or choose device=cpu or auto"
         )
 
     def memory(self) -> tuple[int, int] | None:
-        """See `Kind.memory`."""
         return None
 
 

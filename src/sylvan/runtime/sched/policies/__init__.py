@@ -10,9 +10,9 @@ from sylvan.utils import plugins
 
 
 def schedule_policy(name: str) -> Callable[[PolicyContext], SchedulePolicy]:
-    """What makes the policy of that name (dashes and underscores are the same).
+    """Return the factory of the policy `name` (dashes equal underscores).
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no such policy.
     """
     return plugins.load(sys.modules[__name__], name.replace("-", "_")).build

@@ -1,4 +1,4 @@
-"""What a policy is and what it may look at."""
+"""The interface of scheduling policies, and the state they may read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sylvan.runtime.core.req import Req
 from sylvan.utils.clock import Clock, monotonic
 
 WINDOW = 128
-"""Requests whose cached prefix is looked up in a step; later arrivals follow in order."""
+"""Most requests per step whose cached prefix is looked up; later arrivals follow in order."""
 
 SCAN = 1024
 """Requests that are tested for being worth a look-up in a step."""
@@ -18,12 +18,12 @@ SCAN = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyContext:
-    """What policies may look at.
+    """State that policies may read.
 
-    `cached_tokens(req)` is how many tokens of a waiting request the prefix cache holds now.
-    `likely_hits(reqs)` are those of them worth asking about, found by a cheap test.
-    `tenant_weights` are shares for fair policies; 1 where not given. `inflight` steps are launched
-    before the first of them is waited for.
+    `cached_tokens(req)` counts the tokens of a waiting request that the prefix cache holds now.
+    `likely_hits(reqs)` filters requests by a cheap test before that lookup. `tenant_weights` are
+    shares for fair policies; 1 where not given. `inflight` is the most steps launched without a
+    result.
     """
 
     cached_tokens: Callable[[Req], int]
@@ -40,20 +40,21 @@ class SchedulePolicy(Protocol):
     def order(self, waiting: Sequence[Req]) -> Iterable[Req]:
         """Return the same requests, most urgent first; `waiting` is in arrival order.
 
-        Mostly a few are read, so what comes later need not be worked out before.
+        The scheduler usually reads only the first few, so order lazily.
         """
         ...
 
 
 @runtime_checkable
 class PacingPolicy(SchedulePolicy, Protocol):
-    """One that also says how much of prompts a step computes beside requests that decode."""
+    """A policy that also limits the prompt tokens of steps in which requests decode."""
 
     def prompt_tokens(self, running: Sequence[Req], priority: int) -> int:
-        """Most prompt tokens that the next step may compute.
+        """Return the most prompt tokens that the next step may compute.
 
         Args:
             running: Requests that have memory.
-            priority: The highest of those whose prompts lack; less urgent ones do not hold it up.
+            priority: The highest priority with a pending prompt; requests of lower priority do not
+                limit it.
         """
         ...

@@ -11,18 +11,17 @@ BRANCH_TOKENS = 16  # requests that share fewer tokens than this are not of one 
 
 
 class DepthFirstWeight:
-    """Requests of one branch run together: branches that are cached first, then the heaviest.
+    """Runs requests of one branch together: cached branches first, then the heaviest.
 
-    The tree is that of the waiting prompts themselves: sorting them by token ids lists it in depth
-    first order, whatever the cache holds now; for offline batches this order has the best hit rate
-    there is (RadixAttention, theorem 3.1).
+    The tree is built from the waiting prompts: sorting them by token ids yields depth-first order,
+    whatever the cache holds. For offline batches this order has the optimal hit rate
+    (RadixAttention, theorem 3.1).
     """
 
     def __init__(self, context: PolicyContext) -> None:
         self._likely_hits = context.likely_hits
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
-        """See `SchedulePolicy.order`."""
         weights: dict[bytes, int] = {}
         keys = {r.order: _bytes(r) for r in waiting}
         branches = {order: key[: 4 * BRANCH_TOKENS] for order, key in keys.items()}
@@ -33,7 +32,7 @@ class DepthFirstWeight:
 
         def rank(req: Req) -> tuple[bool, int, bytes, bytes]:
             branch = branches[req.order]
-            # a branch once begun is finished: it grows lighter than the others as it is served
+            # finish a branch once begun, although serving it makes it lighter than others
             return req.order not in cached, -weights[branch], branch, keys[req.order]
 
         return sorted(waiting, key=rank)
@@ -44,5 +43,4 @@ def _bytes(req: Req) -> bytes:
 
 
 def build(context: PolicyContext) -> SchedulePolicy:
-    """See `schedule_policy`."""
     return DepthFirstWeight(context)

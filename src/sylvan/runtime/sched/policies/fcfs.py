@@ -12,10 +12,8 @@ class Fcfs:
     """Arrival order."""
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
-        """See `SchedulePolicy.order`."""
         return waiting
 
 
 def build(context: PolicyContext) -> SchedulePolicy:
-    """See `schedule_policy`."""
     return Fcfs()

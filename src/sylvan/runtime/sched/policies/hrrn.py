@@ -18,7 +18,6 @@ class HighestResponseRatioNext:
         self._clock = context.clock
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
-        """See `SchedulePolicy.order`."""
         now = self._clock()
 
         def ratio(req: Req) -> float:
@@ -29,5 +28,4 @@ class HighestResponseRatioNext:
 
 
 def build(context: PolicyContext) -> SchedulePolicy:
-    """See `schedule_policy`."""
     return HighestResponseRatioNext(context)

@@ -18,10 +18,8 @@ class LongestOutputFirst:
     """Requests that may generate most go first, so that none of them is left alone at the end."""
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
-        """See `SchedulePolicy.order`."""
         return sorted(waiting, key=_output_len, reverse=True)
 
 
 def build(context: PolicyContext) -> SchedulePolicy:
-    """See `schedule_policy`."""
     return LongestOutputFirst()

@@ -12,7 +12,8 @@ from sylvan.runtime.sched.policies.api import SCAN, WINDOW, PolicyContext, Sched
 class LongestPrefixMatch:
     """Requests that reuse most of the cache go first; arrival order among equals.
 
-    Looked up are the oldest `WINDOW` of those, among the oldest `SCAN`, whose first page is cached.
+    To bound the cost, only the oldest `WINDOW` requests with a cached first page, among the oldest
+    `SCAN`, are looked up.
     """
 
     def __init__(self, context: PolicyContext) -> None:
@@ -20,7 +21,6 @@ class LongestPrefixMatch:
         self._likely_hits = context.likely_hits
 
     def order(self, waiting: Sequence[Req]) -> Iterable[Req]:
-        """See `SchedulePolicy.order`."""
         hits = [*islice(self._likely_hits(islice(waiting, SCAN)), WINDOW)]
         if not hits:
             return waiting
@@ -29,5 +29,4 @@ class LongestPrefixMatch:
 
 
 def build(context: PolicyContext) -> SchedulePolicy:
-    """See `schedule_policy`."""
     return LongestPrefixMatch(context)

@@ -16,10 +16,8 @@ class Shuffled:
         self._random = Random(context.seed)
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
-        """See `SchedulePolicy.order`."""
         return self._random.sample(waiting, len(waiting))
 
 
 def build(context: PolicyContext) -> SchedulePolicy:
-    """See `schedule_policy`."""
     return Shuffled(context)

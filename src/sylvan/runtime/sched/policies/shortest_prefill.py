@@ -15,8 +15,6 @@ class ShortestPrefill:
         self._cached_tokens = context.cached_tokens
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
-        """See `SchedulePolicy.order`."""
-
         def uncached(req: Req) -> int:
             return req.num_tokens - self._cached_tokens(req)
 
@@ -24,5 +22,4 @@ class ShortestPrefill:
 
 
 def build(context: PolicyContext) -> SchedulePolicy:
-    """See `schedule_policy`."""
     return ShortestPrefill(context)

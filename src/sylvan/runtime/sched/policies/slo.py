@@ -21,43 +21,41 @@ HOPE = 0.5  # steps may become so much shorter, as other requests end
 class LeastSlack(Capability):
     """Maximises goodput: requests that meet their `ttft_ms` and `tpot_ms`.
 
-    Waiting requests: slack is the time left to a request's target for the first token less the
-    time its uncached prompt takes. The least goes first; those that cannot meet the target any
-    more go after those that can.
+    Waiting requests: slack is the time left until the first-token target minus the time to compute
+    the uncached prompt. The least slack goes first; requests that can no longer meet the target
+    come last.
 
     Running requests: each token has a deadline, `tpot_ms` after the one before, counted from the
-    first, so that tokens which came early may be waited for later. A step computes only so much of
-    prompts that nobody's next token is late, and starts none while all the time is needed. Those
-    that would miss their target even if steps were `HOPE` times as long hold nobody up.
+    first, so early tokens earn slack for later ones. A step computes only as many prompt tokens as
+    no deadline forbids. Requests that would miss their target even if steps were `HOPE` times as
+    long do not limit prefill.
 
-    Both guards are those of Scorpio (arXiv:2505.23022: least deadline first for first tokens,
-    credits for later ones); that prompts are cut to the time between tokens is from Sarathi-Serve
-    (arXiv:2403.02310 s4), here with what steps took lately in place of a profile.
+    Both guards come from Scorpio (arXiv:2505.23022: least deadline first for first tokens, credits
+    for later ones). Sizing prompt chunks by the time between tokens comes from Sarathi-Serve
+    (arXiv:2403.02310 s4), with recent step times in place of a profile.
     """
 
     def __init__(self, context: PolicyContext) -> None:
         self._cached_tokens = context.cached_tokens
         self._clock = context.clock
-        self._decode_s = 0.0  # of a step without prompts
+        self._decode_s = 0.0  # seconds of a step without prompts
         self._prompts = 1.0, FIRST_RATE  # seconds beyond that, and for how many tokens
         self._began_s: float | None = None  # when the newest step was launched
         self._under_way: deque[int] = deque(maxlen=context.inflight)  # their prompt tokens
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
-        """See `SchedulePolicy.order`."""
         now = self._clock()
         slack = {r.order: self._slack(r, now) for r in waiting[:WINDOW]}
         ranked = sorted(waiting[:WINDOW], key=lambda r: (slack[r.order] < 0, slack[r.order]))
         return [*ranked, *waiting[WINDOW:]]
 
     def prompt_tokens(self, running: Sequence[Req], priority: int) -> int:
-        """See `PacingPolicy.prompt_tokens`."""
         now = self._clock()
         spare = min((self._spare(r, now) for r in running if r.priority >= priority), default=inf)
         return sys.maxsize if spare == inf else max(0, int(spare / self._token_s))
 
     def on_batch(self, batch: Batch) -> None:
-        """Measure how long steps take, with and without prompts, while there is work."""
+        """Update the estimates of step time, with and without prompts."""
         now = self._clock()
         if not batch.slices:
             self._under_way.clear()
@@ -93,13 +91,14 @@ class LeastSlack(Capability):
         return due - now - (req.num_tokens - self._cached_tokens(req)) * self._token_s
 
     def _spare(self, req: Req, now: float) -> float:
-        """Seconds that the next step may take beyond a decode for `req` to keep its target."""
+        """Seconds the next step may take beyond a decode with `req` still on target."""
         request, left = req.request, req.max_tokens - req.num_tokens
         if not isinstance(request, GenerateRequest) or request.tpot_ms is None:
             return inf
         if not req.first_token_s or left <= 0:
             return inf
-        # ---- tokens of this life: [0, done) known or in flight | [done, done + left) to come
+        # ---- tokens since the last start: [0, done) known or in flight | [done, done + left) to
+        # come
         done = req.num_tokens - req.prompt_len - len(request.output_ids)
         next_due = req.first_token_s + done * request.tpot_ms / 1e3
         last_due = next_due + (left - 1) * request.tpot_ms / 1e3
@@ -110,5 +109,4 @@ class LeastSlack(Capability):
 
 
 def build(context: PolicyContext) -> SchedulePolicy:
-    """See `schedule_policy`."""
     return LeastSlack(context)

@@ -12,13 +12,13 @@ OUTPUT_WEIGHT = 2.0  # an output token costs as much as two prompt tokens (the p
 
 
 class VirtualTokenCounter(Capability):
-    """The tenant that was served least, for its weight, goes first.
+    """The tenant with the least weighted service goes first.
 
-    Charged are tokens that were computed: what came from the prefix cache is free, and what waits
-    is expected to be. A tenant that was idle starts level with the least served of those that were
-    not, so idling earns no credit. While two tenants both have requests waiting, what they were
-    charged (for their weights) stays within twice the cost of the largest request, or, where many
-    run at once, of the tokens that these hold: the paper's 2 max(w_p L_input, w_q M).
+    A tenant pays for computed tokens; tokens from the prefix cache are free. A tenant that was idle
+    starts level with the least served active one, so idling earns no credit. While two tenants both
+    have requests waiting, their weighted charges differ by at most twice the cost of the largest
+    request or, where many run at once, of the tokens these hold: the paper's 2 max(w_p L_input, w_q
+    M).
     """
 
     def __init__(self, context: PolicyContext) -> None:
@@ -28,7 +28,6 @@ class VirtualTokenCounter(Capability):
         self._waiting: set[str] = set()  # tenants that had requests waiting when last asked
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
-        """See `SchedulePolicy.order`."""
         queues: dict[str, list[Req]] = {}
         for req in reversed(waiting):
             queues.setdefault(req.request.tenant, []).append(req)
@@ -46,7 +45,7 @@ class VirtualTokenCounter(Capability):
         return ordered
 
     def on_batch(self, batch: Batch) -> None:
-        """Charge what this step computes."""
+        """Charge the tenants for the tokens of this step."""
         for piece in batch.slices:
             tenant = piece.req.request.tenant
             prompt = max(0, min(piece.stop, piece.req.prompt_len) - piece.start)
@@ -54,7 +53,7 @@ class VirtualTokenCounter(Capability):
             self._served[tenant] = self._served.get(tenant, 0.0) + self._price(tenant, cost)
 
     def served(self, tenant: str) -> float:
-        """What the tenant was charged so far, for its weight."""
+        """Return the weighted service of a tenant so far."""
         return self._served.get(tenant, 0.0)
 
     def _level(self, queues: Mapping[str, Sequence[Req]]) -> None:
@@ -69,5 +68,4 @@ class VirtualTokenCounter(Capability):
 
 
 def build(context: PolicyContext) -> SchedulePolicy:
-    """See `schedule_policy`."""
     return VirtualTokenCounter(context)

@@ -8,10 +8,10 @@ from typing import Any
 
 from starlette.responses import Response
 
+from sylvan.api.multipart import parse_form
 from sylvan.api.openai.batches import ENDPOINTS, BatchBody, ListQuery
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.batches.lines import read_lines
-from sylvan.runtime.server.batches.multipart import parse_form
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
 from sylvan.runtime.server.stores.batches import UNFINISHED, BatchStore, StoredFile
 from sylvan.runtime.server.stores.worker import request_counts

@@ -16,7 +16,7 @@ from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.observe.origin import Arrival, origin_of
-from sylvan.runtime.server.security import Gate, Level, Refusal
+from sylvan.runtime.server.security import CallRefusal, Gate, Level
 from sylvan.runtime.server.tickets import trusts_gateway
 
 TENANT_KEY = "x-sylvan-tenant"
@@ -70,7 +70,7 @@ class Method:
     budgeted: bool = False
 
 
-class Caller:
+class GrpcDispatcher:
     """Runs methods for clients.
 
     Messages are parsed here rather than by the library, which calls a malformed one an internal
@@ -128,7 +128,7 @@ class Caller:
         raw = [(k.encode(), v.encode("latin-1", "replace")) for k, v in pairs if isinstance(v, str)]
         headers = Headers(raw=raw)
         tenant = self._gate.check(method.level, headers)
-        if isinstance(tenant, Refusal):
+        if isinstance(tenant, CallRefusal):
             raise RequestError(tenant.message, status=tenant.status)
         named = headers.get(TENANT_KEY)
         from_gateway = trusts_gateway(self._context.settings, self._gate, headers)

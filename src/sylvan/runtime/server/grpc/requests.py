@@ -11,7 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from sylvan.api.answering import Bound, thinking_of
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish, Usage
-from sylvan.protocol.requests import LogprobOptions, RequestOptions, Thinking
+from sylvan.protocol.requests import LogprobOptions, RequestOptions, ThinkingOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.runtime.tokenizer.types import EmbedInput, GenerateInput, SampleDelta
@@ -64,14 +64,16 @@ def generate_input(
     )
 
 
-def _thinking(message: pb.GenerateRequest, parsers: Parsers, *, bound: bool) -> Thinking | None:
+def _thinking(
+    message: pb.GenerateRequest, parsers: Parsers, *, bound: bool
+) -> ThinkingOptions | None:
     """Where the output thinks, as the caller says or as the model's format has it."""
     if message.HasField("thinking"):
         given = message.thinking
         ends = _rows(given.ends, "ends")
         if not ends:
             raise RequestError("thinking.ends: expected a marker", param="thinking.ends")
-        return Thinking(
+        return ThinkingOptions(
             ends=ends,
             starts=_rows(given.starts, "starts"),
             headers=_rows(given.headers, "headers"),

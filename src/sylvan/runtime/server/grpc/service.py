@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import NoReturn
 
+import msgspec
 from google.protobuf.message import Message
 
 from sylvan.protocol.errors import RequestError
@@ -34,7 +34,7 @@ async def generate(call: RpcCall) -> AsyncGenerator[Message, None]:
         text = "emitted is for gateways, and this server does not know you as one."
         raise RequestError(text, param="emitted", status=403)
     inp = generate_input(message, call.tenant.name, call.deadline_s, call.context.parsers)
-    inp = replace(inp, origin=call.context.service.origin)
+    inp = msgspec.structs.replace(inp, origin=call.context.service.origin)
     samples = [
         SampleReplies(message.request_id, inp.logprobs, message.stream)
         for _ in range(inp.sampling.n)
@@ -53,7 +53,7 @@ async def generate(call: RpcCall) -> AsyncGenerator[Message, None]:
 async def embed(call: RpcCall) -> Message:
     """Turn a text into a vector."""
     inp = embed_input(call.message, call.tenant.name, call.deadline_s)
-    inp = replace(inp, origin=call.context.service.origin)
+    inp = msgspec.structs.replace(inp, origin=call.context.service.origin)
     return vector_reply(await call.context.engine.embed(inp))
 
 

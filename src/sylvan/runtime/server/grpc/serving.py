@@ -13,7 +13,7 @@ from sylvan.config.tree import ServerConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.grpc.calls import Caller
+from sylvan.runtime.server.grpc.calls import GrpcDispatcher
 from sylvan.runtime.server.grpc.health import NAME as HEALTH
 from sylvan.runtime.server.grpc.health import health_methods
 from sylvan.runtime.server.grpc.service import METHODS
@@ -54,7 +54,7 @@ class GrpcServer:
         gate = Gate(context.current, context.keyring)
         services = {SERVICE: METHODS, HEALTH: health_methods([SERVICE])}
         for name, methods in services.items():
-            caller = Caller(context, gate, f"/{name}")
+            caller = GrpcDispatcher(context, gate, f"/{name}")
             handlers = {method.name: caller.handler(method) for method in methods}
             generic = grpc.method_handlers_generic_handler(name, handlers)
             self._server.add_generic_rpc_handlers((generic,))

@@ -16,7 +16,7 @@ from sylvan.protocol.messages import GetState
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.tokenizer.scheduler_client import SchedulerClient
-from sylvan.runtime.tokenizer.types import ModelFacts
+from sylvan.runtime.tokenizer.types import ServedModelInfo
 
 _HIDDEN = "key", "password", "secret", "token_file"
 
@@ -103,13 +103,13 @@ def _port(call: Call[None]) -> int:
     return port if isinstance(port, int) else call.context.settings.server.port
 
 
-def _in_force(facts: ModelFacts) -> dict[str, Any]:
+def _in_force(facts: ServedModelInfo) -> dict[str, Any]:
     """What was known only once the model was loaded."""
     names = {"deterministic": "deterministic", "runner": "effective_runner"}
     return {names[name]: value for name, value in facts.extra.items() if name in names}
 
 
-def _memory(facts: ModelFacts) -> dict[str, float]:
+def _memory(facts: ServedModelInfo) -> dict[str, float]:
     """GB of weights and of KV memory, and the tokens that this holds."""
     gb = {name: float(facts.extra.get(f"{name}_bytes") or 0) / 1e9 for name in ("weight", "kv")}
     return {

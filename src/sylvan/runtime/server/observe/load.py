@@ -11,12 +11,12 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from sylvan.protocol.messages import Load
+from sylvan.protocol.messages import SchedulerLoad
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.scheduler_client import SchedulerClient
-from sylvan.runtime.tokenizer.types import ModelFacts
+from sylvan.runtime.tokenizer.types import ServedModelInfo
 
-Value = Callable[[Load, ModelFacts], float]
+Value = Callable[[SchedulerLoad, ServedModelInfo], float]
 
 RANK_LABELS = {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
 """Schedulers are told by their first rank."""
@@ -26,15 +26,15 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _capacity(load: Load, facts: ModelFacts) -> int:
+def _capacity(load: SchedulerLoad, facts: ServedModelInfo) -> int:
     return load.max_total_num_tokens or facts.max_total_tokens
 
 
-def _usage(load: Load, facts: ModelFacts) -> float:
+def _usage(load: SchedulerLoad, facts: ServedModelInfo) -> float:
     return _share(load.num_used_tokens, _capacity(load, facts))
 
 
-def _occupied(load: Load) -> int:
+def _occupied(load: SchedulerLoad) -> int:
     """Tokens of memory that requests or the prefix cache have."""
     return load.num_used_tokens + load.num_cached_tokens
 
@@ -197,7 +197,7 @@ _LABELLED: Mapping[str, tuple[str, str, Mapping[str, Value]]] = {
 }
 
 
-def _gb(facts: ModelFacts, name: str) -> float:
+def _gb(facts: ServedModelInfo, name: str) -> float:
     return float(facts.extra.get(name) or 0) / 1e9
 
 
@@ -241,7 +241,7 @@ class LoadMetrics(Collector):
     def _values(self, client: SchedulerClient, many: tuple[str, ...]) -> list[str]:
         return [*self._labels.values(), *(str(client.replica) for _ in many)]
 
-    def _facts(self, client: SchedulerClient) -> tuple[Load, ModelFacts]:
+    def _facts(self, client: SchedulerClient) -> tuple[SchedulerLoad, ServedModelInfo]:
         return client.load, client.facts or self._engine.facts
 
 

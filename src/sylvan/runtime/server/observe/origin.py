@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from sylvan.config.tree import ObserveConfig
 from sylvan.runtime.server.observe.labels import allowed_labels, read_labels
@@ -16,8 +17,7 @@ LABELS_HEADER = "x-custom-labels"
 _MAX_CHARS = 512  # of a header, as the standard demands of `tracestate`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """A call that came.
 
     Attributes:
@@ -33,7 +33,7 @@ class Arrival:
     received_s: float
     headers: Mapping[str, str]
     peer: str
-    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    extra: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
 def origin_of(settings: ObserveConfig, arrival: Arrival) -> Origin:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -43,6 +43,7 @@ class _Series:
     verified: Counter
     values: tuple[str, ...]
     streaming: str
+    finished: dict[str, Counter] = field(default_factory=dict[str, Counter])
 
 
 class RequestMetrics:
@@ -126,8 +127,9 @@ class RequestMetrics:
         series.prompt.inc(shared.prompt_tokens)
         series.output.inc(output)
         tiers = _tiers(shared)
-        for counter, tokens in zip(series.cached, tiers[1:], strict=True):
-            counter.inc(tokens)
+        if shared.cached_tokens:
+            for counter, tokens in zip(series.cached, tiers[1:], strict=True):
+                counter.inc(tokens)
         self._count_tenant(live.tenant, series, (*tiers, output))
         if shared.prompt_tokens:
             series.prompt_length.observe(shared.prompt_tokens)
@@ -135,13 +137,18 @@ class RequestMetrics:
         request = live.request
         if isinstance(request, GenerateRequest):
             given = request.sampling
-            series.structured.inc(any(getattr(given, name, None) is not None for name in _GRAMMARS))
+            if any(getattr(given, name, None) is not None for name in _GRAMMARS):
+                series.structured.inc()
         for sample in live.samples:
             self._add_sample(series, live, sample)
 
     def _add_sample(self, series: _Series, live: LiveRequest, sample: SampleState) -> None:
         kind = _kind(sample.finish or _LEFT)
-        self._finished.labels(*series.values, series.streaming, kind).inc()
+        finished = series.finished.get(kind)
+        if finished is None:
+            finished = self._finished.labels(*series.values, series.streaming, kind)
+            series.finished[kind] = finished
+        finished.inc()
         if kind.startswith("abort"):
             series.aborted.inc()
         tokens, timing = sample.usage.completion_tokens, sample.timing

@@ -8,25 +8,27 @@ while tokens are made.
 from __future__ import annotations
 
 import re
-import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
-from sylvan.runtime.tokenizer.timeline import Process, Stage, began_s, stages
+from sylvan.runtime.tokenizer.timeline import Process, RequestStage, began_s, stages
 from sylvan.utils.clock import Clock
+from sylvan.utils.names import random_hex
 
 KEPT = 1024
 """Requests that are over and whose spans are still told."""
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
+_MOST_ID = (1 << 64) - 1
+_SPREAD = 0x9E3779B97F4A7C15  # odd: multiples of it below 2^64 differ
 
 
-@dataclass(frozen=True, slots=True)
-class TraceContext:
+class TraceContext(msgspec.Struct, frozen=True):
     """Where the span of a request belongs.
 
     Attributes:
@@ -51,11 +53,10 @@ def read_context(headers: Mapping[str, str]) -> TraceContext:
         if known and int(trace_id, 16) and int(parent_id, 16):
             sampled = bool(int(flags, 16) & _SAMPLED)
             return TraceContext(trace_id, parent_id, sampled, headers.get("tracestate", ""))
-    return TraceContext(secrets.token_hex(16))
+    return TraceContext(random_hex(16))
 
 
-@dataclass(frozen=True, slots=True)
-class SpanEvent:
+class SpanEvent(msgspec.Struct, frozen=True):
     """Something that happened."""
 
     name: str
@@ -63,8 +64,7 @@ class SpanEvent:
     facts: Mapping[str, str | int | float]
 
 
-@dataclass(frozen=True, slots=True)
-class SpanRecord:
+class SpanRecord(msgspec.Struct, frozen=True):
     """A span that has ended. Times: seconds of the monotonic clock.
 
     Attributes:
@@ -78,13 +78,12 @@ class SpanRecord:
     parent_id: str
     start_s: float
     end_s: float
-    facts: Mapping[str, str | int | float | bool] = field(default_factory=dict[str, Any])
+    facts: Mapping[str, str | int | float | bool] = msgspec.field(default_factory=dict[str, Any])
     events: tuple[SpanEvent, ...] = ()
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTrace:
+class RequestTrace(msgspec.Struct, frozen=True):
     """The spans of a request, its own first."""
 
     rid: str
@@ -123,7 +122,7 @@ class Traces:
     def admitted(self, live: LiveRequest) -> None:
         """A request is about to be served."""
         if not live.internal:
-            self._contexts[live] = read_context(live.origin.trace), secrets.token_hex(8)
+            self._contexts[live] = read_context(live.origin.trace), random_hex(8)
 
     def context(self, live: LiveRequest) -> TraceContext | None:
         """The trace of a request under way, or that was closed just now."""
@@ -226,12 +225,18 @@ def _spans(
     found = [_own_span(live, context, span_id, model)]
     for sample in live.samples:
         facts: dict[str, str | int | float | bool] = {"sample": sample.index} if several else {}
-        found += [_stage_span(each, span_id, facts, sample) for each in stages(live, sample)]
+        for each in stages(live, sample):
+            found.append(_stage_span(each, _span_id(span_id, len(found)), span_id, facts, sample))
     return tuple(found)
 
 
+def _span_id(parent_id: str, number: int) -> str:
+    """The id of a part of a span: as unlikely to be another's as that of the span."""
+    return f"{int(parent_id, 16) ^ number * _SPREAD & _MOST_ID:016x}"
+
+
 def _stage_span(
-    stage: Stage, parent_id: str, facts: Mapping[str, Any], sample: SampleState
+    stage: RequestStage, span_id: str, parent_id: str, facts: Mapping[str, Any], sample: SampleState
 ) -> SpanRecord:
     usage = sample.usage
     if stage.name == "prefill_forward":
@@ -245,7 +250,7 @@ def _stage_span(
     return SpanRecord(
         stage.name,
         stage.process,
-        secrets.token_hex(8),
+        span_id,
         parent_id,
         stage.start_s,
         stage.end_s,

@@ -37,8 +37,8 @@ from sylvan.runtime.serving.conversation import (
     Conversation,
     RequestFacts,
 )
-from sylvan.text.infill import NOT_MADE, Infill
-from sylvan.text.output import Answer, ReasoningDelta, TextDelta
+from sylvan.text.fim import FIM_UNSUPPORTED, Infill
+from sylvan.text.output import ParsedOutput, ReasoningDelta, TextDelta
 from sylvan.utils.threads import call_in_thread
 
 
@@ -61,7 +61,7 @@ async def generate(call: Call[OllamaGenerateBody]) -> Response:
     if body.suffix:
         infill = Infill(call.context.engine.tokenizer)
         if not infill:
-            raise RequestError(NOT_MADE, param="suffix")
+            raise RequestError(FIM_UNSUPPORTED, param="suffix")
         ids = await call_in_thread(infill.encode, body.prompt, body.suffix)
         conversation = _conversation(call, [], ToolUse(), ids)
     elif body.raw:
@@ -171,7 +171,7 @@ async def _answer(call: Call[Any], form: _Form, conversation: Conversation) -> R
 
 
 async def _lines(form: _Form, turn: AnswerRun) -> AsyncGenerator[bytes, None]:
-    calls = Answer()
+    calls = ParsedOutput()
     fresh: list[dict[str, Any]] = []
     log = TextLog(turn.log(await turn.prepared()))
     async with aclosing(turn.updates()) as steps:
@@ -179,7 +179,7 @@ async def _lines(form: _Form, turn: AnswerRun) -> AsyncGenerator[bytes, None]:
             chunk = b""
             fresh += log.add(step)  # some are told later, with the text that is held back
             for piece in step.pieces:
-                new = Answer()
+                new = ParsedOutput()
                 if isinstance(piece, TextDelta | ReasoningDelta):
                     new.add([piece])
                     told, fresh = (fresh, []) if isinstance(piece, TextDelta) else ([], fresh)
@@ -190,7 +190,7 @@ async def _lines(form: _Form, turn: AnswerRun) -> AsyncGenerator[bytes, None]:
                 if calls.calls:
                     chunk += line({**form.head(), **form.content(calls), "done": False})
                 end = form.end(step.usage, step.finish)
-                chunk += line({**form.content(Answer(), fresh), **end})
+                chunk += line({**form.content(ParsedOutput(), fresh), **end})
             if chunk:
                 yield chunk
 
@@ -208,7 +208,9 @@ class _Form:
         """What every line begins with."""
         return {"model": self._model, "created_at": timestamp(self._context.wall())}
 
-    def content(self, answer: Answer, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    def content(
+        self, answer: ParsedOutput, logprobs: Sequence[dict[str, Any]] = ()
+    ) -> dict[str, Any]:
         """Text, thinking and calls, and log probabilities of the text."""
         told = {"logprobs": list(logprobs)} if logprobs else {}
         if not self._chat:

@@ -10,11 +10,11 @@ import numpy as np
 from starlette.responses import Response
 
 from sylvan.api.media import SOURCE
+from sylvan.api.multipart import parse_form
 from sylvan.api.openai.audio import AudioForm, Segment, audio_form, audio_reply, whole_text
 from sylvan.media.source import MediaSource
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.server.batches.multipart import parse_form
 from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.openai.completions import openai_error_event

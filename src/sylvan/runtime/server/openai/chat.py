@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 
 from sylvan.api.answering import thinking_variables
-from sylvan.api.openai.chat import ChatBody, template_messages
+from sylvan.api.openai.chat import ChatBody, goes_on, template_messages
 from sylvan.api.openai.chat_logprobs import ChatLogprobs
 from sylvan.api.openai.chat_tools import tool_use
 from sylvan.api.openai.common import (
@@ -72,7 +72,7 @@ def conversation_of(call: Call[ChatBody]) -> Conversation:
         call.names["input_ids"] = "input_ids"
     if body.max_completion_tokens is not None:
         call.names["max_new_tokens"] = "max_completion_tokens"
-    going_on = bool(body.continue_final_message)
+    going_on = goes_on(body)
     start = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
     switch = body.enable_thinking
     if body.thinking is not None and body.thinking.type != "adaptive":
@@ -249,7 +249,7 @@ class _Job:
         if not self._body.return_meta_info:
             return {}
         sample = Sample()
-        sample.add(replace(last, logprobs=None))
+        sample.add(msgspec.structs.replace(last, logprobs=None))
         began_s, thought = self._began_s, reasoning_tokens
         found = meta_info(self._context, sample, None, reasoning_tokens=thought, began_s=began_s)
         return {"meta_info": found}
@@ -272,15 +272,21 @@ class _Writer:
         self._job = job
         self._index = index
         self._log = job.log(prepared)
-        self._plain = prepared.rules.plain and self._log is None
-        self._frame = Framed(job.chunk(index, _text_delta(HOLE), usage=False))
+        self._answer = Framed(job.chunk(index, _text_delta(HOLE), usage=False))
+        self._thinking = Framed(job.chunk(index, _thinking_delta(HOLE), usage=False))
         self._begun = False
 
     def write(self, update: Update, usage: bool) -> bytes:
         """The chunks for an update; nothing, if it brings nothing."""
-        delta = update.delta
-        if self._plain and self._begun and delta.finish is None and not usage:
-            return self._frame.fill(delta.text) if delta.text else b""
+        pieces = update.pieces
+        if self._begun and self._log is None and update.delta.finish is None and not usage:
+            if not pieces:
+                return b""
+            [piece, *others] = pieces
+            if not others and isinstance(piece, TextDelta):
+                return self._answer.fill(piece.text)
+            if not others and isinstance(piece, ReasoningDelta):
+                return self._thinking.fill(piece.text)
         return b"".join(event(chunk) for chunk in self._chunks(update, usage))
 
     def _chunks(self, update: Update, usage: bool) -> Iterator[dict[str, Any]]:
@@ -313,7 +319,7 @@ class _Writer:
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
         if isinstance(piece, ReasoningDelta):
-            return {"content": None, "reasoning_content": piece.text}
+            return _thinking_delta(piece.text)
         if isinstance(piece, TextDelta):
             return _text_delta(piece.text)
         starts = isinstance(piece, CallStart)
@@ -331,3 +337,7 @@ class _Writer:
 
 def _text_delta(text: str) -> dict[str, Any]:
     return {"content": text, "reasoning_content": None}
+
+
+def _thinking_delta(text: str) -> dict[str, Any]:
+    return {"content": None, "reasoning_content": text}

@@ -6,7 +6,7 @@ from typing import Any
 
 from sylvan.protocol.messages import Finish
 from sylvan.runtime.server.context import Context
-from sylvan.text.output import Answer
+from sylvan.text.output import ParsedOutput
 
 
 def finish_name(finish: Finish | None, *, calls: bool, is_legacy: bool = False) -> str | None:
@@ -25,7 +25,7 @@ def call_id(context: Context, name: str, index: int) -> str:
     return f"call_{context.ids(12)}"
 
 
-def tool_calls(context: Context, answer: Answer) -> list[dict[str, Any]]:
+def tool_calls(context: Context, answer: ParsedOutput) -> list[dict[str, Any]]:
     """`tool_calls` of a message."""
     return [
         {

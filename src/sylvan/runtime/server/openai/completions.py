@@ -32,7 +32,7 @@ from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.serving.samples import Sample, collect, stream
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
-from sylvan.text.infill import NOT_MADE, Infill
+from sylvan.text.fim import FIM_UNSUPPORTED, Infill
 from sylvan.text.visible_tokens import VisibleTokens
 from sylvan.utils.threads import call_in_thread
 
@@ -84,7 +84,7 @@ class _Job:
         if body.logprobs is not None and body.logprobs > limit:
             raise RequestError(f"logprobs: expected at most {limit}.", param="logprobs")
         if body.suffix and not Infill(self._context.engine.tokenizer):
-            raise RequestError(NOT_MADE, param="suffix")
+            raise RequestError(FIM_UNSUPPORTED, param="suffix")
         if body.suffix and body.echo:
             raise RequestError("echo and suffix exclude each other.", param="echo")
         n = 1 if body.n is None else body.n

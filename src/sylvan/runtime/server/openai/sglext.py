@@ -41,9 +41,10 @@ class Extras:
 
     def see(self, index: int, ids: Sequence[int], usage: Usage) -> None:
         """Take in what came of one choice."""
-        self._cached_tokens = max(self._cached_tokens, usage.cached_tokens)
-        self._loaded_tokens = max(self._loaded_tokens, usage.loaded_tokens)
-        self._host_tokens = max(self._host_tokens, usage.host_tokens)
+        if self._cached:
+            self._cached_tokens = max(self._cached_tokens, usage.cached_tokens)
+            self._loaded_tokens = max(self._loaded_tokens, usage.loaded_tokens)
+            self._host_tokens = max(self._host_tokens, usage.host_tokens)
         if self._output:
             self._output_ids.setdefault(index, []).extend(ids)
 

@@ -17,7 +17,7 @@ from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.streaming import unless_gone
 from sylvan.runtime.serving import embeddings as serving
 from sylvan.runtime.serving import ranking
-from sylvan.runtime.serving.embeddings import Caller
+from sylvan.runtime.serving.embeddings import EmbeddingCaller
 from sylvan.runtime.serving.labels import read_labels
 
 
@@ -63,10 +63,10 @@ async def classify_natively(call: Call[EncodeBody]) -> Response:
     return json_response(await unless_gone(call.request, serving.encode(caller, call.body)))
 
 
-def caller_of(call: Call[Any]) -> Caller:
+def caller_of(call: Call[Any]) -> EmbeddingCaller:
     """Whom vectors are made for."""
     context = call.context
-    return Caller(
+    return EmbeddingCaller(
         manager=context.engine,
         tenant=call.tenant.name,
         clock=context.clock,

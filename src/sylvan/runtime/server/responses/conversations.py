@@ -12,7 +12,7 @@ from sylvan.api.openai.items import conversation_item, page
 from sylvan.api.openai.responses import chat_messages
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
-from sylvan.runtime.server.stores.responses import Stored
+from sylvan.runtime.server.stores.responses import StoredResponse
 
 Item = dict[str, Any]
 
@@ -88,7 +88,7 @@ async def delete_item(call: Call[None]) -> Response:
     return json_response(found.reply)
 
 
-def find(call: Call[Any], name: str, param: str) -> Stored:
+def find(call: Call[Any], name: str, param: str) -> StoredResponse:
     """The conversation of that name.
 
     Raises:
@@ -112,11 +112,11 @@ def extend(call: Call[Any], name: str, items: Iterable[Item]) -> None:
         call.context.conversations.change_items(found, [*found.items, *added])
 
 
-def _found(call: Call[Any]) -> Stored:
+def _found(call: Call[Any]) -> StoredResponse:
     return find(call, call.request.path_params["conversation_id"], "conversation_id")
 
 
-def _item(call: Call[Any], found: Stored) -> Item:
+def _item(call: Call[Any], found: StoredResponse) -> Item:
     name = call.request.path_params["item_id"]
     for item in found.items:
         if item["id"] == name:

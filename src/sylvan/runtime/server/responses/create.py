@@ -42,7 +42,7 @@ from sylvan.runtime.server.endpoint import (
 from sylvan.runtime.server.responses import conversations
 from sylvan.runtime.server.responses.items import ItemEvents, ItemStyle, Numbered, output_items
 from sylvan.runtime.server.responses.truncation import fitted
-from sylvan.runtime.server.stores.responses import Stored
+from sylvan.runtime.server.stores.responses import StoredResponse
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.serving.answers import AnswerRun, TextLog
 from sylvan.runtime.serving.conversation import (
@@ -90,12 +90,12 @@ async def delete(call: Call[None]) -> Response:
     return json_response({"id": stored.name, "object": "response", "deleted": True})
 
 
-def _stored(call: Call[None]) -> Stored:
+def _stored(call: Call[None]) -> StoredResponse:
     name = call.request.path_params["response_id"]
     return find_stored(call, name, None)
 
 
-def find_stored(call: Call[Any], name: str, param: str | None) -> Stored:
+def find_stored(call: Call[Any], name: str, param: str | None) -> StoredResponse:
     """The stored response of that name.
 
     Raises:
@@ -161,7 +161,7 @@ class Job:
         stored.task = asyncio.create_task(self._in_background(stored))
         return reply
 
-    async def _in_background(self, stored: Stored) -> None:
+    async def _in_background(self, stored: StoredResponse) -> None:
         store = self._context.responses
         store.change(stored, {"status": "in_progress"})
         outcome = await settled(self.run())

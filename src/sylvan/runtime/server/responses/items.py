@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sylvan.api.openai.response_state import pack
-from sylvan.api.openai.response_tools import INPUT, Origin
+from sylvan.api.openai.response_tools import INPUT, ToolOrigin
 from sylvan.runtime.server.sse import named_event
-from sylvan.text.output import Answer, CallStart, Piece, ReasoningDelta, TextDelta
+from sylvan.text.output import CallStart, ParsedOutput, Piece, ReasoningDelta, TextDelta
 
 Item = dict[str, Any]
 
@@ -39,7 +39,7 @@ class ItemStyle:
         keeps_thinking: Items of thinking hold what the client needs to give it back.
     """
 
-    origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
+    origins: Mapping[str, ToolOrigin] = field(default_factory=dict[str, ToolOrigin])
     keeps_thinking: bool = False
 
 
@@ -75,7 +75,7 @@ def message_item(
 
 
 def call_item(
-    origin: Origin, arguments: str, status: str, names: tuple[str, str] | None = None
+    origin: ToolOrigin, arguments: str, status: str, names: tuple[str, str] | None = None
 ) -> Item:
     """A call; `names` are the ids of the item and of the call."""
     prefix = "ctc" if origin.custom else "fc"
@@ -105,7 +105,7 @@ def custom_input(arguments: str) -> str:
 
 
 def output_items(
-    answer: Answer, status: str, style: ItemStyle, logprobs: Sequence[Item] = ()
+    answer: ParsedOutput, status: str, style: ItemStyle, logprobs: Sequence[Item] = ()
 ) -> list[Item]:
     """The items of a whole answer; `status` is that of the last, as in a stream."""
     items: list[Item] = []
@@ -119,7 +119,7 @@ def output_items(
             items.append(message_item(part.text, state, logprobs=rest[:count]))
             del rest[:count]
         else:
-            origin = style.origins.get(part.name, Origin(part.name))
+            origin = style.origins.get(part.name, ToolOrigin(part.name))
             items.append(call_item(origin, part.arguments or "{}", state))
     return items
 
@@ -147,7 +147,7 @@ class ItemEvents:
         self._event = numbered.event
         self._style = style
         self._logprobs: list[Item] = []
-        self._origin = Origin("")
+        self._origin = ToolOrigin("")
         self._open: Item | None = None
         self._kind = ""
         self._text = ""
@@ -165,7 +165,7 @@ class ItemEvents:
             self._text += piece.text
             yield self._delta("response.reasoning_text.delta", piece.text)
         elif isinstance(piece, CallStart):
-            origin = self._style.origins.get(piece.name, Origin(piece.name))
+            origin = self._style.origins.get(piece.name, ToolOrigin(piece.name))
             start = functools.partial(self._call, origin)
             yield from self._switch(f"call {piece.index}", start)
             self._origin = origin
@@ -193,7 +193,7 @@ class ItemEvents:
     def _reasoning(self) -> Item:
         return reasoning_item("", "in_progress", f"rs_{self._ids(16)}")
 
-    def _call(self, origin: Origin) -> Item:
+    def _call(self, origin: ToolOrigin) -> Item:
         prefix = "ctc" if origin.custom else "fc"
         names = f"{prefix}_{self._ids(16)}", f"call_{self._ids(12)}"
         return call_item(origin, "", "in_progress", names)

@@ -61,7 +61,7 @@ class ItemAnswer:
     response: str
 
 
-class FileStore:
+class FileBatchStore:
     """Files; see `BatchStore`.
 
     Args:
@@ -124,7 +124,7 @@ class BatchStore:
 
     def __init__(self, folder: str | None, faults: DiskFaults | None = None) -> None:
         self._database = Database(folder, "batches.sqlite", _SCHEMA, faults)
-        self.files = FileStore(self._database)
+        self.files = FileBatchStore(self._database)
 
     def close(self) -> None:
         """Close the database."""

@@ -15,7 +15,7 @@ from sylvan.utils.clock import Clock, monotonic
 
 
 @dataclass(slots=True, eq=False)
-class Stored:
+class StoredResponse:
     """One response, and the conversation that led to it, as JSON.
 
     Attributes:
@@ -83,7 +83,7 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._retention_s = retention_s
         self._clock = clock
-        self._tenants: dict[str, OrderedDict[str, Stored]] = {}
+        self._tenants: dict[str, OrderedDict[str, StoredResponse]] = {}
 
     @property
     def enabled(self) -> bool:
@@ -97,11 +97,11 @@ class ResponseStore:
 
     def put(
         self, tenant: str, reply: Mapping[str, Any], items: Sequence[Mapping[str, Any]]
-    ) -> Stored:
+    ) -> StoredResponse:
         """Keep a response; it replaces an earlier one of the same tenant and id."""
         name = reply["id"]
         until = self._clock() + self._retention_s
-        stored = Stored(name, tenant, orjson.dumps(reply), orjson.dumps(items), until)
+        stored = StoredResponse(name, tenant, orjson.dumps(reply), orjson.dumps(items), until)
         if self.enabled:
             kept = self._tenants.setdefault(tenant, OrderedDict())
             kept.pop(name, None)
@@ -109,22 +109,22 @@ class ResponseStore:
             self._shrink()
         return stored
 
-    def change(self, stored: Stored, changes: Mapping[str, Any]) -> None:
+    def change(self, stored: StoredResponse, changes: Mapping[str, Any]) -> None:
         """Replace fields of a reply."""
         stored.change(changes)
         self._shrink()
 
-    def change_items(self, stored: Stored, items: Sequence[Mapping[str, Any]]) -> None:
+    def change_items(self, stored: StoredResponse, items: Sequence[Mapping[str, Any]]) -> None:
         """Replace the input of a response, or the items of a conversation."""
         stored.change_items(items)
         self._shrink()
 
-    def get(self, name: str, tenant: str) -> Stored | None:
+    def get(self, name: str, tenant: str) -> StoredResponse | None:
         """A response of the tenant."""
         self._forget_old()
         return self._tenants.get(tenant, {}).get(name)
 
-    def drop(self, stored: Stored) -> None:
+    def drop(self, stored: StoredResponse) -> None:
         """Forget a response."""
         kept = self._tenants.get(stored.tenant, OrderedDict())
         if kept.get(stored.name) is stored:

@@ -53,7 +53,6 @@ class PlainFiles:
     """Implements `PageFiles` by calls of the system, without a copy between."""
 
     def read_into(self, path: Path, parts: Sequence[Buffer]) -> int:
-        """See `PageFiles.read_into`."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             size, room = os.fstat(descriptor).st_size, sum(map(len, parts))
@@ -63,7 +62,6 @@ class PlainFiles:
             os.close(descriptor)
 
     def write(self, path: Path, record: bytes) -> None:
-        """See `PageFiles.write`."""
         path.write_bytes(record)
 
 
@@ -91,7 +89,6 @@ class FileStore:
             self._index = PageIndex(root / INDEX)
 
     def read_manifest(self) -> bytes | None:
-        """See `PageStore.read_manifest`."""
         try:
             with _named(self._root, passing=FileNotFoundError):
                 return (self._root / MANIFEST).read_bytes()
@@ -99,7 +96,6 @@ class FileStore:
             return None
 
     def write_manifest(self, manifest: bytes) -> bytes:
-        """See `PageStore.write_manifest`."""
         with _named(self._root), locked(self._root / ".lock"):
             found = self.read_manifest()
             if found is not None:
@@ -110,13 +106,11 @@ class FileStore:
             return manifest
 
     def contains(self, names: Sequence[str]) -> Sequence[bool]:
-        """See `PageStore.contains`."""
         with _named(self._root):
             found = self._index.use(names, self._clock(), self._limits.ttl_s)
         return [name in found for name in names]
 
     def read(self, name: str) -> bytes | None:
-        """See `PageStore.read`."""
         try:
             with _named(self._root, passing=FileNotFoundError):
                 return self._path(name).read_bytes()
@@ -126,7 +120,6 @@ class FileStore:
             return None
 
     def read_into(self, name: str, parts: Sequence[Buffer]) -> int | None:
-        """See `PageStore.read_into`."""
         try:
             with _named(self._root, passing=FileNotFoundError):
                 return self._files.read_into(self._path(name), parts)
@@ -136,7 +129,6 @@ class FileStore:
             return None
 
     def write(self, name: str, record: bytes) -> None:
-        """See `PageStore.write`."""
         limits, incoming = self._limits, self._incoming()
         self._make_room(len(record), limits.max_bytes, None)
         self._make_room(len(record), limits.space_bytes, space_of(name))
@@ -151,26 +143,22 @@ class FileStore:
             raise
 
     def remove(self, names: Sequence[str]) -> None:
-        """See `PageStore.remove`."""
         with _named(self._root):
             self._index.remove(names)
             for name in names:
                 self._path(name).unlink(missing_ok=True)
 
     def pages(self) -> Iterator[StoredPage]:
-        """See `PageStore.pages`."""
         with _named(self._root):
             yield from self._index.pages()
 
     def sweep(self) -> int:
-        """See `PageStore.sweep`."""
         ttl, now = self._limits.ttl_s, self._clock()
         late = [] if ttl is None else self._index.expired(now - ttl)
         self.remove(late)
         return len(late) + self._remove_left_over() + self._remove_unknown()
 
     def clear(self) -> None:
-        """See `PageStore.clear`."""
         with _named(self._root), locked(self._root / ".lock"):
             (self._root / MANIFEST).unlink(missing_ok=True)
             self._index.remove([page.name for page in self._index.pages()])
@@ -178,7 +166,6 @@ class FileStore:
             (self._root / PAGES).mkdir()
 
     def close(self) -> None:
-        """See `PageStore.close`."""
         self._index.close()
 
     def _path(self, name: str) -> Path:

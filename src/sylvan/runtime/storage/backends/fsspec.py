@@ -38,7 +38,6 @@ class ObjectStore:
         self._binding = threading.Lock()
 
     def read_manifest(self) -> bytes | None:
-        """See `PageStore.read_manifest`."""
         return self._read("manifest.json")
 
     def write_manifest(self, manifest: bytes) -> bytes:
@@ -55,7 +54,7 @@ class ObjectStore:
             return found or manifest
 
     def contains(self, names: Sequence[str]) -> Sequence[bool]:
-        """See `PageStore.contains`; what is used is not noted."""
+        """What is used is not noted."""
 
         def there(name: str) -> bool:
             with _named():
@@ -64,19 +63,15 @@ class ObjectStore:
         return [*self._threads.map(there, names)]
 
     def read(self, name: str) -> bytes | None:
-        """See `PageStore.read`."""
         return self._read(name)
 
     def read_into(self, name: str, parts: Sequence[Buffer]) -> int | None:
-        """See `PageStore.read_into`."""
         return spread(self.read(name), parts)
 
     def write(self, name: str, record: bytes) -> None:
-        """See `PageStore.write`."""
         self._write(name, record)
 
     def remove(self, names: Sequence[str]) -> None:
-        """See `PageStore.remove`."""
         for name in names:
             try:
                 with _named(passing=FileNotFoundError):
@@ -85,7 +80,6 @@ class ObjectStore:
                 continue
 
     def pages(self) -> Iterator[StoredPage]:
-        """See `PageStore.pages`."""
         with _named():
             self._system.invalidate_cache()
             found: dict[str, dict[str, Any]] = self._system.find(self._root, detail=True)
@@ -95,15 +89,13 @@ class ObjectStore:
                 yield StoredPage(name, int(info.get("size") or 0), _time_of(info))
 
     def sweep(self) -> int:
-        """See `PageStore.sweep`; rules of the bucket do it."""
+        """Rules of the bucket do it."""
         return 0
 
     def clear(self) -> None:
-        """See `PageStore.clear`."""
         self.remove([*(page.name for page in self.pages()), "manifest.json"])
 
     def close(self) -> None:
-        """See `PageStore.close`."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, name: str) -> bytes | None:

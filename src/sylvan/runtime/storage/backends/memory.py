@@ -44,36 +44,30 @@ class MemoryStore:
         self._lock = threading.RLock()
 
     def read_manifest(self) -> bytes | None:
-        """See `PageStore.read_manifest`."""
         self.fault("read_manifest", "")
         return self._manifest
 
     def write_manifest(self, manifest: bytes) -> bytes:
-        """See `PageStore.write_manifest`."""
         self.fault("write_manifest", "")
         with self._lock:
             self._manifest = self._manifest or manifest
             return self._manifest
 
     def contains(self, names: Sequence[str]) -> Sequence[bool]:
-        """See `PageStore.contains`."""
         self.fault("contains", "")
         with self._lock:
             return [self._use(name) is not None for name in names]
 
     def read(self, name: str) -> bytes | None:
-        """See `PageStore.read`."""
         self.fault("read", name)
         with self._lock:
             record = self._use(name)
         return None if record is None else self.spoil(name, record)
 
     def read_into(self, name: str, parts: Sequence[Buffer]) -> int | None:
-        """See `PageStore.read_into`."""
         return spread(self.read(name), parts)
 
     def write(self, name: str, record: bytes) -> None:
-        """See `PageStore.write`."""
         self.fault("write", name)
         with self._lock:
             self._records.pop(name, None)
@@ -82,34 +76,30 @@ class MemoryStore:
             self._records[name] = record, self._clock()
 
     def remove(self, names: Sequence[str]) -> None:
-        """See `PageStore.remove`."""
         self.fault("remove", "")
         with self._lock:
             for name in names:
                 self._records.pop(name, None)
 
     def pages(self) -> Iterator[StoredPage]:
-        """See `PageStore.pages`."""
         with self._lock:
             records = list(self._records.items())
         return (StoredPage(name, len(record), used) for name, (record, used) in records)
 
     def sweep(self) -> int:
-        """See `PageStore.sweep`."""
         with self._lock:
             gone = [name for name, (_, used) in self._records.items() if self._is_late(used)]
             self.remove(gone)
         return len(gone)
 
     def clear(self) -> None:
-        """See `PageStore.clear`."""
         self.fault("clear", "")
         with self._lock:
             self._records.clear()
             self._manifest = None
 
     def close(self) -> None:
-        """See `PageStore.close`; it stays for those who open it again."""
+        """It stays for those who open it again."""
 
     def _use(self, name: str) -> bytes | None:
         record, used = self._records.get(name, (None, 0.0))

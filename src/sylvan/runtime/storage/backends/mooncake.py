@@ -94,16 +94,14 @@ class MooncakeStore:
         self._manifest = f"{self._prefix}manifest"
 
     def read_manifest(self) -> bytes | None:
-        """See `PageStore.read_manifest`."""
         return self._get(self._manifest)
 
     def write_manifest(self, manifest: bytes) -> bytes:
-        """See `PageStore.write_manifest`; the store keeps what was put first."""
+        """The store keeps what was put first."""
         self._check("write", self._client.put(self._manifest, manifest))
         return self.read_manifest() or manifest
 
     def contains(self, names: Sequence[str]) -> Sequence[bool]:
-        """See `PageStore.contains`."""
         if not names:
             return []
         found = self._client.batch_is_exist([self._prefix + name for name in names])
@@ -112,24 +110,20 @@ class MooncakeStore:
         return [each == 1 for each in found]
 
     def read(self, name: str) -> bytes | None:
-        """See `PageStore.read`."""
         return self._get(self._prefix + name)
 
     def read_into(self, name: str, parts: Sequence[Buffer]) -> int | None:
-        """See `PageStore.read_into`."""
         return spread(self.read(name), parts)
 
     def write(self, name: str, record: bytes) -> None:
-        """See `PageStore.write`."""
         self._check("write", self._client.upsert(self._prefix + name, record))
 
     def remove(self, names: Sequence[str]) -> None:
-        """See `PageStore.remove`."""
         for name in names:
             self._remove(self._prefix + name)
 
     def pages(self) -> Iterator[StoredPage]:
-        """See `PageStore.pages`; the master's HTTP server lists them."""
+        """The master's HTTP server lists them."""
         for key in self._keys():
             name = key.removeprefix(self._prefix)
             if name != key and is_name(name):
@@ -138,11 +132,10 @@ class MooncakeStore:
                     yield StoredPage(name, size)
 
     def sweep(self) -> int:
-        """See `PageStore.sweep`; the master does it."""
+        """The master does it."""
         return 0
 
     def clear(self) -> None:
-        """See `PageStore.clear`."""
         self._check("clear", self._client.remove_by_regex(f"^{re.escape(self._prefix)}", True))
 
     def close(self) -> None:

@@ -45,7 +45,6 @@ class NixlFiles:
         self._numbers = itertools.count()
 
     def read_into(self, path: Path, parts: Sequence[Buffer]) -> int:
-        """See `PageFiles.read_into`."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             size = os.fstat(descriptor).st_size
@@ -58,7 +57,6 @@ class NixlFiles:
         return size
 
     def write(self, path: Path, record: bytes) -> None:
-        """See `PageFiles.write`."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
             if record:

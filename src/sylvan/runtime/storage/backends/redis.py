@@ -34,18 +34,15 @@ class RedisStore:
         self._ttl_ms = None if limits.ttl_s is None else max(1, round(limits.ttl_s * 1000))
 
     def read_manifest(self) -> bytes | None:
-        """See `PageStore.read_manifest`."""
         with _named():
             return self._client.get(self._prefix + "manifest")
 
     def write_manifest(self, manifest: bytes) -> bytes:
-        """See `PageStore.write_manifest`."""
         with _named():
             self._client.set(self._prefix + "manifest", manifest, nx=True)
             return self._client.get(self._prefix + "manifest") or manifest
 
     def contains(self, names: Sequence[str]) -> Sequence[bool]:
-        """See `PageStore.contains`."""
         with _named(), self._client.pipeline(transaction=False) as pipe:
             for name in names:
                 if self._ttl_ms is None:
@@ -55,27 +52,22 @@ class RedisStore:
             return [bool(found) for found in pipe.execute()]
 
     def read(self, name: str) -> bytes | None:
-        """See `PageStore.read`."""
         with _named():
             return self._client.get(self._prefix + name)
 
     def read_into(self, name: str, parts: Sequence[Buffer]) -> int | None:
-        """See `PageStore.read_into`."""
         return spread(self.read(name), parts)
 
     def write(self, name: str, record: bytes) -> None:
-        """See `PageStore.write`."""
         with _named():
             self._client.set(self._prefix + name, record, px=self._ttl_ms)
 
     def remove(self, names: Sequence[str]) -> None:
-        """See `PageStore.remove`."""
         if names:
             with _named():
                 self._client.unlink(*(self._prefix + name for name in names))
 
     def pages(self) -> Iterator[StoredPage]:
-        """See `PageStore.pages`."""
         with _named():
             for key in self._client.scan_iter(match=self._prefix + "*/*", count=_SCAN):
                 name = key.decode()[len(self._prefix) :]
@@ -83,11 +75,10 @@ class RedisStore:
                     yield StoredPage(name, int(self._client.strlen(key)))
 
     def sweep(self) -> int:
-        """See `PageStore.sweep`; the server does it."""
+        """The server does it."""
         return 0
 
     def clear(self) -> None:
-        """See `PageStore.clear`."""
         with _named():
             self._client.delete(self._prefix + "manifest")
         names = [page.name for page in self.pages()]
@@ -95,7 +86,6 @@ class RedisStore:
             self.remove(names[start : start + _SCAN])
 
     def close(self) -> None:
-        """See `PageStore.close`."""
         self._client.close()
 
 

@@ -5,11 +5,11 @@ import torch
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.build import build_executor
-from sylvan.runtime.executor.device.memory import GRAPH_BYTES, Measured, plan_pages
+from sylvan.runtime.executor.device.memory import GRAPH_BYTES, DeviceUsage, plan_pages
 from sylvan.runtime.executor.graphs.buckets import BucketRunner
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.runner import EagerRunner
-from sylvan.runtime.executor.sizes import Bucket, decode_buckets, mixed_buckets
+from sylvan.runtime.executor.sizes import GraphBucket, decode_buckets, mixed_buckets
 from tests.support.delayed import DelayedPlatform
 from tests.support.random_model import VOCAB, write_random_model
 
@@ -17,9 +17,9 @@ MIB = 1 << 20
 PAGE_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # of the random model: sides, layers, tokens, heads, columns
 
 
-def measured(**changes) -> Measured:
+def measured(**changes) -> DeviceUsage:
     parts = {"total": 1000, "free": 1000, "weights": 300, "activations": 100, "graphs": 50}
-    return Measured(**parts | changes)
+    return DeviceUsage(**parts | changes)
 
 
 def test_auto_takes_what_is_left_of_the_budget():
@@ -57,31 +57,37 @@ def test_buckets_grow_to_the_largest_batch():
 
 def test_buckets_of_prompts_have_more_rows_than_requests():
     assert mixed_buckets(16, 8) == ()
-    assert mixed_buckets(64, 2) == (Bucket(32, 2), Bucket(64, 2))
+    assert mixed_buckets(64, 2) == (GraphBucket(32, 2), GraphBucket(64, 2))
     assert mixed_buckets(100, 64)[:4] == (
-        Bucket(32, 8),
-        Bucket(64, 8),
-        Bucket(96, 8),
-        Bucket(96, 64),
+        GraphBucket(32, 8),
+        GraphBucket(64, 8),
+        GraphBucket(96, 8),
+        GraphBucket(96, 64),
     )
-    assert max(mixed_buckets(8192, 256)) == Bucket(2048, 256)
+    assert max(mixed_buckets(8192, 256)) == GraphBucket(2048, 256)
     assert not [bucket for bucket in mixed_buckets(8192, 256) if bucket.decodes]
 
 
 @pytest.mark.parametrize(
     ("tokens", "requests", "bucket"),
     [
-        (3, 3, Bucket(4, 4)),
+        (3, 3, GraphBucket(4, 4)),
         (9, 9, None),
-        (5, 3, Bucket(32, 8)),
-        (33, 8, Bucket(64, 8)),
-        (33, 9, Bucket(128, 64)),
+        (5, 3, GraphBucket(32, 8)),
+        (33, 8, GraphBucket(64, 8)),
+        (33, 9, GraphBucket(128, 64)),
         (129, 1, None),
     ],
 )
 def test_a_step_gets_the_least_graph_that_holds_it(tokens, requests, bucket):
-    buckets = [Bucket(1, 1), Bucket(4, 4), Bucket(8, 8), Bucket(32, 8), Bucket(64, 8)]
-    runner = BucketRunner(EagerRunner(None, None), [*buckets, Bucket(128, 64)])
+    buckets = [
+        GraphBucket(1, 1),
+        GraphBucket(4, 4),
+        GraphBucket(8, 8),
+        GraphBucket(32, 8),
+        GraphBucket(64, 8),
+    ]
+    runner = BucketRunner(EagerRunner(None, None), [*buckets, GraphBucket(128, 64)])
 
     assert runner.bucket(tokens, requests) == bucket
 

@@ -9,13 +9,13 @@ from torch import nn
 from sylvan.kernels.api import AttentionLayer, LatentShape, Routing
 from sylvan.kernels.matmul.weights import DeferredWeight, quantise_int4, quantise_int8
 from sylvan.kernels.native.library import LibraryMissing, load
-from sylvan.runtime.executor.graphs.layer_standins import (
+from sylvan.runtime.executor.graphs.layers import use_native_layers
+from sylvan.runtime.executor.graphs.native_layers import (
     NativeLayerLinear,
     NativeLayerNorm,
     NativeTable,
 )
-from sylvan.runtime.executor.graphs.layers import use_native_layers
-from sylvan.runtime.executor.graphs.standins import MOST_ROWS, NativeRows
+from sylvan.runtime.executor.graphs.native_modules import MOST_ROWS, NativeRowsModule
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.latent import LatentAttention
@@ -94,7 +94,7 @@ def test_blocks_are_one_call_and_rows_do_not_see_each_other(dtype, kind, block):
 
     assert use_native_layers(model, dtype, 2) is not None
 
-    assert type(model["one"]) is NativeRows
+    assert type(model["one"]) is NativeRowsModule
     whole = model["one"](x)
     # A level of a quantised row may round the other way.
     near(whole[:20], expected, dtype if kind == "plain" else torch.bfloat16)

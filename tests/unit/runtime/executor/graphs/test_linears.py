@@ -11,12 +11,12 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from sylvan.kernels.native.library import LibraryMissing, load
 from sylvan.runtime.executor.graphs.linears import use_native_linears
-from sylvan.runtime.executor.graphs.standins import (
+from sylvan.runtime.executor.graphs.native_modules import (
     MOST_ROWS,
     NativeEmbedding,
     NativeExperts,
     NativeLinear,
-    NativeRows,
+    NativeRowsModule,
 )
 
 try:
@@ -184,7 +184,7 @@ def test_norms_and_gated_products_are_replaced_as_a_whole(
         assert use_native_linears(model, dtype, threads=2) is not None
         found = model(x)
         alone = torch.cat([model(x[:1, i : i + 1]) for i in range(20)], 1)
-    assert type(model.mlp) is NativeRows
+    assert type(model.mlp) is NativeRowsModule
     assert not list(model.mlp.children())
     assert (found - expected).float().norm() <= bound * expected.float().norm()
     assert torch.equal(found[:1, :20], alone)

@@ -11,8 +11,8 @@ import transformers
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
-from sylvan.runtime.executor.graphs.rotary import turn_natively
-from sylvan.runtime.models.skeleton import NAME, Turn, attach, paged_attention, skeleton
+from sylvan.runtime.executor.graphs.rotary import use_native_rotary
+from sylvan.runtime.models.skeleton import NAME, RotaryCall, attach, paged_attention, skeleton
 from tests.parity.checkpoints import SHAPE
 from tests.parity.families import DENSE, EXPERT, FALLBACK
 
@@ -38,7 +38,7 @@ def test_models_that_attend_right_after_turning_leave_it_to_attention(config, dt
     before = modeling_llama.apply_rotary_pos_emb
     model, step = made(config(), dtype)
 
-    assert turn_natively(model, step, dtype)
+    assert use_native_rotary(model, step, dtype)
 
     assert [module for module in model.modules() if "forward" in vars(module)]
     assert modeling_llama.apply_rotary_pos_emb is before
@@ -70,7 +70,7 @@ def test_what_looks_at_turned_heads_is_left_alone(scales):
         layer.self_attn.__class__ = Scaling
         layer.self_attn.scales = scales
 
-    assert not turn_natively(model, step, torch.float32)
+    assert not use_native_rotary(model, step, torch.float32)
 
     assert not [layer for layer in model.model.layers if "forward" in vars(layer.self_attn)]
 
@@ -78,7 +78,7 @@ def test_what_looks_at_turned_heads_is_left_alone(scales):
 @pytest.mark.parametrize("config", [FALLBACK["cohere-qk-norm"], EXPERT["deepseek-v3"]])
 def test_other_ways_of_turning_are_left_alone(config):
     model, step = made(config())
-    turn_natively(model, step, torch.float32)
+    use_native_rotary(model, step, torch.float32)
     forwards = [name for name, part in model.named_modules() if "forward" in vars(part)]
     assert not [name for name in forwards if "attn" in name]
 
@@ -87,7 +87,7 @@ def test_heads_that_are_not_those_to_be_turned_are_refused():
     _, step = made(llama())
     step.batch = SimpleNamespace(attention=None)
     heads = [torch.zeros(1, 4, 2, 16), torch.zeros(1, 2, 2, 16), torch.zeros(1, 2, 2, 16)]
-    step.turn = Turn(heads[0], heads[1], torch.zeros(2, 16))
+    step.turn = RotaryCall(heads[0], heads[1], torch.zeros(2, 16))
     module = SimpleNamespace(sylvan_attention=SimpleNamespace(step=step, name="x"), is_causal=True)
     with pytest.raises(RuntimeError, match="have changed"):
         paged_attention(module, copy.copy(heads[0]) + 1, heads[1], heads[2], None)

@@ -19,7 +19,7 @@ from sylvan.runtime.features.disagg.attach import Attach
 from sylvan.runtime.features.disagg.data import (
     Asked,
     Expose,
-    Join,
+    JoinRoom,
     Leave,
     Left,
     Lost,
@@ -81,7 +81,7 @@ class Ends:
         return found
 
     def join(self, room: int = 7, digest: bytes = DIGEST) -> None:
-        self.receiver.begin((Join(1, HOST, self.port, room, digest),))
+        self.receiver.begin((JoinRoom(1, HOST, self.port, room, digest),))
 
 
 def ends(
@@ -201,7 +201,7 @@ def test_a_request_that_leaves_at_once_has_left(opened):
     jobs = range(200)
 
     for job in jobs:
-        join = Join(job, HOST, pair.port, job, DIGEST)
+        join = JoinRoom(job, HOST, pair.port, job, DIGEST)
         pair.receiver.begin((join, Leave(job)))
 
     left = sorted(pair.wait(Left).job for _ in jobs)
@@ -252,13 +252,13 @@ def test_a_room_and_a_prompt_are_given_once(opened):
     pair.sender.begin((Expose(1, 7, DIGEST),))
     pair.join(digest=b"other")
     assert "prompt or adapter" in pair.wait(Refused).reason
-    pair.receiver.begin((Join(1, HOST, pair.port, 7, DIGEST),))
+    pair.receiver.begin((JoinRoom(1, HOST, pair.port, 7, DIGEST),))
     pair.receiver.begin((Receive(1, 0, (1,)),))
     pair.wait(Asked)
     pair.sender.begin((SendPages(1, 0, (1,), last=True),))
     pair.wait(Received)
 
-    pair.receiver.begin((Join(1, HOST, pair.port, 7, DIGEST),))
+    pair.receiver.begin((JoinRoom(1, HOST, pair.port, 7, DIGEST),))
 
     assert "was used before" in pair.wait(Refused).reason
 
@@ -272,7 +272,7 @@ def test_faults_of_the_network_never_change_a_byte(opened, kind):
     ended = 0
     for room in range(40):
         pair.sender.begin((Expose(room, room, DIGEST),))
-        pair.receiver.begin((Join(room, HOST, pair.port, room, DIGEST),))
+        pair.receiver.begin((JoinRoom(room, HOST, pair.port, room, DIGEST),))
         pair.receiver.begin((Receive(room, 0, (1, 2), (Lot(2, (1,)),)),))
     for _ in range(1000 if kind in ("lost", "swapped") else 60_000):
         for event in pair.sender.events() or ():
@@ -347,7 +347,7 @@ def said_by_server(port: int, data: bytes) -> bytes:
 def hand_over(pair: Ends, room: int) -> None:
     """A request that goes well."""
     pair.sender.begin((Expose(room, room, DIGEST), SendPages(room, 0, (3, 1), last=True)))
-    pair.receiver.begin((Join(room, HOST, pair.port, room, DIGEST), Receive(room, 0, (2, 4))))
+    pair.receiver.begin((JoinRoom(room, HOST, pair.port, room, DIGEST), Receive(room, 0, (2, 4))))
     assert pair.wait(Received).job == room
     assert content(pair.target[0], (2, 4)) == content(pair.source[0], (3, 1))
 
@@ -409,7 +409,7 @@ def test_a_replayed_meeting_is_refused(opened):
 
     pair.port = direct
     pair.sender.begin((SendPages(8, 0, (3, 1), last=True),))
-    pair.receiver.begin((Join(8, HOST, direct, 8, DIGEST), Receive(8, 0, (2, 4))))
+    pair.receiver.begin((JoinRoom(8, HOST, direct, 8, DIGEST), Receive(8, 0, (2, 4))))
     assert pair.wait(Received).job == 8
 
 
@@ -422,6 +422,6 @@ def test_ranks_are_sent_on_to_their_counterparts(opened):
     opened += [first, second]
     first.sender.rank_ports = second.sender.rank_ports = (first.port, second.port)
     second.sender.begin((Expose(7, 7, DIGEST), SendPages(7, 0, (3, 1), last=True)))
-    first.receiver.begin((Join(1, HOST, first.port, 7, DIGEST), Receive(1, 0, (2, 4))))
+    first.receiver.begin((JoinRoom(1, HOST, first.port, 7, DIGEST), Receive(1, 0, (2, 4))))
     assert first.wait(Received).job == 1
     assert content(first.target[0], (2, 4)) == content(second.source[0], (3, 1))

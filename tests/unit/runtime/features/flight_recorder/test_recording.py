@@ -15,14 +15,14 @@ from sylvan.runtime.features.flight_recorder.control import FlightRecorder
 from sylvan.runtime.features.flight_recorder.recording import (
     Completed,
     Recorder,
-    Setup,
+    SchedulerSetup,
     lives,
     read,
 )
 from sylvan.runtime.features.flight_recorder.replay import replay
 from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.runtime.sched.capability import Capability, Hooks, Verdict
-from sylvan.runtime.sched.limits import Limits
+from sylvan.runtime.sched.limits import SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy
 from sylvan.runtime.sched.scheduler import Scheduler
 from tests.support.drafters import ScriptedDrafter
@@ -40,12 +40,12 @@ class Moody(Capability):
 
 
 def record(folder, *, policy="lpm", pages=16, capabilities=(), inflight=2, weights=None) -> World:
-    limits = Limits(
+    limits = SchedulerLimits(
         max_batch_tokens=16, chunk_tokens=8, max_running_reqs=4, inflight=inflight, age_limit_s=0.3
     )
     world = World(pages=pages, page_size=4, capabilities=capabilities)
     parts = world.scheduler._parts
-    setup = Setup(
+    setup = SchedulerSetup(
         kv_groups=world.executor.caps.kv_groups,
         prefix="radix",
         eviction="lru",
@@ -100,7 +100,7 @@ def record(folder, *, policy="lpm", pages=16, capabilities=(), inflight=2, weigh
     return world
 
 
-def replace_limits(setup: Setup, **changed) -> Setup:
+def replace_limits(setup: SchedulerSetup, **changed) -> SchedulerSetup:
     return msgspec.structs.replace(setup, limits=setup.limits | changed)
 
 
@@ -160,7 +160,9 @@ def test_replay_repeats_guesses(tmp_path, adaptive):
 
 def test_replay_shows_the_first_difference(tmp_path):
     record(tmp_path)
-    setup = msgspec.json.decode((tmp_path / "life-1" / "setup.json").read_bytes(), type=Setup)
+    setup = msgspec.json.decode(
+        (tmp_path / "life-1" / "setup.json").read_bytes(), type=SchedulerSetup
+    )
     other = replace_limits(setup, chunk_tokens=3)
     (tmp_path / "life-1" / "setup.json").write_bytes(msgspec.json.encode(other))
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from sylvan.runtime.features.grammar.cache import GrammarCache
-from sylvan.runtime.features.grammar.compiler.messages import Proof
-from sylvan.runtime.features.grammar.compiler.store import GrammarStore, store_folder
+from sylvan.runtime.features.grammar.cache import GrammarCache, GrammarStore, store_folder
+from sylvan.runtime.features.grammar.work import CompileResult
 from tests.support.grammar import vocabulary
 
 
@@ -37,16 +36,16 @@ def test_what_is_larger_than_the_cache_is_not_kept() -> None:
 
 def test_a_store_gives_back_what_was_written(tmp_path) -> None:
     store = GrammarStore(tmp_path / "deep" / "folder")
-    proof = Proof(id=3, data=b"abc", memory_bytes=7, seconds=0.5)
+    result = CompileResult(id=3, data=b"abc", memory_bytes=7, seconds=0.5)
 
     assert store.read("x") is None
-    store.write("x", proof)
-    assert store.read("x") == proof
+    store.write("x", result)
+    assert store.read("x") == result
 
 
 def test_a_store_that_cannot_be_written_is_only_a_warning(tmp_path, caplog) -> None:
     (tmp_path / "file").write_text("in the way")
-    GrammarStore(tmp_path / "file").write("x", Proof(id=1))
+    GrammarStore(tmp_path / "file").write("x", CompileResult(id=1))
 
     assert "cannot be kept" in caplog.text
 

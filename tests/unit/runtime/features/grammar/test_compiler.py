@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from sylvan.runtime.features.grammar.compiler import provers
+from sylvan.runtime.features.grammar.cache import GrammarStore
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup, Ticket
-from sylvan.runtime.features.grammar.compiler.messages import pack
-from sylvan.runtime.features.grammar.compiler.store import GrammarStore
+from sylvan.runtime.features.grammar.compiler.pool import NICENESS, PROGRAM, CompileOrder, pack
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import MAX_DEPTH, MAX_TEXT_BYTES, GrammarSpec
@@ -93,11 +92,6 @@ BAD = [
     ("json_schema", '{"enum": ["' + "x" * (5 << 20) + '"]}', f"at most {MAX_TEXT_BYTES}"),
     ("regex", "(" * 500 + ")" * 500, f"at most {MAX_DEPTH}"),
     ("regex", "(((((((a{30}){30}){30}){30}){30}){30}){30}){30}", "too many"),
-    (
-        "json_schema",
-        '{"type":"string","pattern":"^(((((((a{30}){30}){30}){30}){30}){30}){30}){30}$"}',
-        "too many",
-    ),
     ("ebnf", "root ::= root", "no text"),
     ("ebnf", "root ::= \0", "NUL"),
     ("structural_tag", "[]", "must be an object"),
@@ -143,8 +137,7 @@ def test_a_refusal_is_remembered(compiler) -> None:
     assert str(again.error) == str(first.error)
 
 
-def test_many_bad_grammars_leave_nothing_behind(compiler, monkeypatch) -> None:
-    monkeypatch.setattr(provers, "SILENCE_S", PATIENCE_S)  # a busy machine starts no second process
+def test_many_bad_grammars_leave_nothing_behind(compiler) -> None:
     first = [
         compiler.request(GrammarSpec(BAD[i % 5][0], f"{BAD[i % 5][1]}-{i}")) for i in range(10)
     ]
@@ -162,20 +155,20 @@ def test_many_bad_grammars_leave_nothing_behind(compiler, monkeypatch) -> None:
     assert threading.active_count() <= threads
     assert len(os.listdir("/proc/self/fd")) <= files
     assert not compiler._underway
-    assert not compiler._owed
-    for pid in compiler._provers.pids:
-        assert Path(f"/proc/{pid}/task/{pid}/children").read_text().split() == []
+    assert not compiler._pool._futures
+    pid = compiler._pool.pid
+    assert Path(f"/proc/{pid}/task/{pid}/children").read_text().split() == []
 
 
 SLEEPY = '''
 """Stands in for a library: texts say what compiling them does."""
-import os, sys, time
+import os, time
 from sylvan.runtime.features.grammar.backends import llguidance
 
 
 class BACKEND(llguidance.LLGuidance):
     def compile(self, spec):
-        while spec.text == "hang" or (spec.text == "low only" and sys.argv[1] == "idle"):
+        while spec.text == "hang":
             time.sleep(60)
         if spec.text == "spin":
             while True:
@@ -198,8 +191,7 @@ def make_sleepy(monkeypatch, tmp_path) -> Iterator[Callable[..., GrammarCompiler
         "import sylvan.runtime.features.grammar.backends as backends\n"
         f"backends.__path__.append({str(folder)!r})\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(provers, "SILENCE_S", PATIENCE_S)  # a busy machine is no silent one
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     words, made = vocabulary(), []
 
     def make_one(timeout_s: float, quick_s: float = 0.2) -> GrammarCompiler:
@@ -246,59 +238,20 @@ def test_compiling_makes_way_for_everything_else(make_sleepy) -> None:
     sleepy = make_sleepy(PATIENCE_S, quick_s=PATIENCE_S)
     wait(sleepy.request(GrammarSpec("regex", "warm")))
     hang = sleepy.request(GrammarSpec("regex", "hang"))
-    (pid,) = sleepy._provers.pids
+    pid = sleepy._pool.pid
     children = Path(f"/proc/{pid}/task/{pid}/children")
-    policies: list[int] = []
-    while not policies:
+    found: list[int] = []
+    while not found:
         with contextlib.suppress(ProcessLookupError):
-            policies = [os.sched_getscheduler(int(p)) for p in children.read_text().split()]
+            numbers = map(int, children.read_text().split())
+            found = [os.getpriority(os.PRIO_PROCESS, child) for child in numbers]
         assert not hang.done
 
-    assert policies == [os.SCHED_IDLE]
-    assert os.sched_getscheduler(pid) == os.SCHED_IDLE
-    assert os.getpriority(os.PRIO_PROCESS, sleepy._thread.native_id) >= 10
+    assert found == [os.getpriority(os.PRIO_PROCESS, pid)]
+    assert found[0] >= NICENESS
+    (thread,) = sleepy._thread._threads
+    assert os.getpriority(os.PRIO_PROCESS, thread.native_id) >= NICENESS
     sleepy.forget(hang)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the idle lane is Linux's")
-def test_where_no_core_is_ever_idle_a_second_process_compiles(make_sleepy, monkeypatch) -> None:
-    monkeypatch.setattr(provers, "SILENCE_S", PATIENCE_S)
-    sleepy = make_sleepy(PATIENCE_S, quick_s=PATIENCE_S)  # a busy machine moves nothing
-    wait(sleepy.request(GrammarSpec("regex", "warm")))
-    (idle,) = sleepy._provers.pids
-    monkeypatch.setattr(provers, "SILENCE_S", 0.1)
-    os.kill(idle, signal.SIGSTOP)  # as if it never got a core
-    late = [sleepy.request(GrammarSpec("regex", f"late{i}")) for i in range(3)]
-    wait(*late)
-    first, low = sleepy._provers.pids
-    wait(sleepy.request(GrammarSpec("regex", "nobody waits for the idle one again")))
-
-    assert [t.error for t in late] == [None] * 3
-    assert first == idle
-    assert os.sched_getscheduler(low) == os.sched_getscheduler(0)
-    assert os.getpriority(os.PRIO_PROCESS, low) >= 10
-    assert 1 <= sleepy.stats.starved <= 3  # the others were not even tried
-
-    monkeypatch.setattr(provers, "SILENCE_S", PATIENCE_S)
-    monkeypatch.setattr(provers, "_SPARE_S", 0.0)
-    os.kill(idle, signal.SIGCONT)
-    number, starved = 0, sleepy.stats.starved
-    while len(sleepy._provers.pids) > 1:  # it says that it lives; the second one is not needed
-        number += 1
-        wait(sleepy.request(GrammarSpec("regex", f"after{number}")))
-    assert sleepy._provers.pids == [idle]
-    assert sleepy.stats.starved == starved
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the idle lane is Linux's")
-def test_what_gets_too_little_of_idle_cores_is_compiled_by_the_second_process(make_sleepy) -> None:
-    sleepy = make_sleepy(2.0)
-    ticket = sleepy.request(GrammarSpec("regex", "low only"))  # sleeps for ever on idle cores
-    wait(ticket)
-
-    assert ticket.error is None
-    assert sleepy.stats.starved == 1
-    assert sleepy.stats.compiled == 1
 
 
 def test_easy_grammars_do_not_wait_for_hard_ones(sleepy) -> None:
@@ -311,16 +264,16 @@ def test_easy_grammars_do_not_wait_for_hard_ones(sleepy) -> None:
     assert not hard[0].done
     sleepy.forget(hard[0])  # nobody waits for it: it is stopped
     wait(sleepy.request(GrammarSpec("regex", "another")))
-    assert not sleepy._owed
+    assert not sleepy._pool._futures
 
 
 def test_a_lost_process_fails_those_who_wait_and_is_started_again(make_sleepy) -> None:
     sleepy = make_sleepy(PATIENCE_S, quick_s=PATIENCE_S)
     wait(sleepy.request(GrammarSpec("regex", "warm")))
     hang = sleepy.request(GrammarSpec("regex", "hang"))
-    while not sleepy._owed:
+    while not sleepy._pool._futures:
         os.sched_yield()
-    os.kill(sleepy._provers.pids[0], signal.SIGKILL)
+    os.kill(sleepy._pool.pid, signal.SIGKILL)
     wait(hang)
 
     assert hang.error.status == 503
@@ -328,18 +281,18 @@ def test_a_lost_process_fails_those_who_wait_and_is_started_again(make_sleepy) -
     assert sleepy.stats.restarts == 2
 
 
-def test_proofs_outlive_the_process_on_disk(tmp_path) -> None:
-    first = make(store=tmp_path / "proofs")
+def test_compiled_grammars_outlive_the_process_on_disk(tmp_path) -> None:
+    first = make(store=tmp_path / "kept")
     compile_one(first, "regex", "a+b")
     first.close()
-    second = make(store=tmp_path / "proofs")
+    second = make(store=tmp_path / "kept")
 
     ticket = compile_one(second, "regex", "a+b")
     second.close()
 
     assert accept(ticket.grammar.grammar.matcher(), b"ab")
     assert (second.stats.disk_hits, second.stats.restarts) == (1, 0)
-    assert len(list((tmp_path / "proofs").iterdir())) == 1
+    assert len(list((tmp_path / "kept").iterdir())) == 1
 
 
 def test_a_broken_file_on_disk_is_compiled_again(tmp_path) -> None:
@@ -356,7 +309,7 @@ def test_a_broken_file_on_disk_is_compiled_again(tmp_path) -> None:
 
 FORKLESS = """
 import os, sys
-if "sylvan.runtime.features.grammar.compiler" in sys.orig_argv:
+if "sylvan.runtime.features.grammar.compiler.process" in sys.orig_argv:
     fork, refused = os.fork, [BlockingIOError(11, "Resource temporarily unavailable")] * 3
     os.fork = lambda: fork() if not refused else (_ for _ in ()).throw(refused.pop())
 """
@@ -364,8 +317,7 @@ if "sylvan.runtime.features.grammar.compiler" in sys.orig_argv:
 
 def test_a_system_without_a_process_to_spare_is_asked_again(monkeypatch, tmp_path) -> None:
     (tmp_path / "sitecustomize.py").write_text(FORKLESS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(provers, "SILENCE_S", PATIENCE_S)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     compiler = make()
     tickets = [compiler.request(GrammarSpec("regex", f"a{i}")) for i in range(6)]
     wait(*tickets)
@@ -375,20 +327,22 @@ def test_a_system_without_a_process_to_spare_is_asked_again(monkeypatch, tmp_pat
     assert compiler.stats.restarts == 1
 
 
-@pytest.mark.parametrize("lane", ["idle", "low"])
-def test_a_process_whose_answers_nobody_reads_ends_without_a_word(lane: str) -> None:
+def test_a_process_whose_answers_nobody_reads_ends_without_a_word() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "sylvan.runtime.features.grammar.compiler", lane]
     prepare = pack(preparation("llguidance", vocabulary(), Limits()))
+    order = pack(CompileOrder(id=1, kind="regex", text="a"))
     with os.fdopen(writer, "wb") as out:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.PIPE
+            [sys.executable, "-m", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.PIPE,
         )
     assert process.stdin is not None
     assert process.stderr is not None
     with contextlib.suppress(BrokenPipeError):  # it ends while its orders stay open
-        process.stdin.write(prepare)
+        process.stdin.write(prepare + order)
         process.stdin.flush()
     said = process.stderr.read()
     process.stderr.close()
@@ -397,3 +351,31 @@ def test_a_process_whose_answers_nobody_reads_ends_without_a_word(lane: str) -> 
         process.stdin.close()
 
     assert said == b""
+
+
+def test_closing_does_not_wait_for_what_hangs(make_sleepy) -> None:
+    """Neither for a grammar, nor for a process that does not listen."""
+    sleepy = make_sleepy(PATIENCE_S, quick_s=PATIENCE_S)
+    wait(sleepy.request(GrammarSpec("regex", "warm")))
+    os.kill(sleepy._pool.pid, signal.SIGSTOP)
+    late = [sleepy.request(GrammarSpec("regex", "x" * 100_000 + str(i))) for i in range(3)]
+    begun = time.monotonic()
+    sleepy.close()
+
+    assert time.monotonic() - begun < PATIENCE_S / 2
+    assert not any(t.done and t.error is None for t in late)
+    assert sleepy._pool.pid is None
+
+
+def test_an_error_of_ours_ends_its_grammar_only(compiler, monkeypatch, caplog) -> None:
+    """Nobody waits for ever, and the log says why."""
+    wait(compiler.request(GrammarSpec("regex", "warm")))
+    guard = compiler._guard
+    monkeypatch.setattr(compiler, "_guard", lambda *_: 1 // 0)
+    ticket = compiler.request(GrammarSpec("regex", "a+"))
+    wait(ticket)
+    monkeypatch.setattr(compiler, "_guard", guard)
+
+    assert ticket.error.status == 500
+    assert "ZeroDivisionError" in caplog.text
+    assert compile_one(compiler, "regex", "fine").error is None

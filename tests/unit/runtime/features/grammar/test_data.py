@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sylvan.protocol.requests import GenerateRequest, LogprobOptions, Thinking
+from sylvan.protocol.requests import GenerateRequest, LogprobOptions, ThinkingOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.features.grammar.backends import llguidance
 from sylvan.runtime.features.grammar.data import Matchers
 from sylvan.runtime.features.grammar.forced import Jumper
 from sylvan.runtime.features.grammar.overlap import Overlap
 from sylvan.runtime.features.grammar.spec import GrammarSpec
-from sylvan.runtime.sampling.constraints import Outcome
+from sylvan.runtime.sampling.constraints import RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 from tests.support.grammar import END, TOKENS, make_backend, vocabulary
 
@@ -53,7 +53,7 @@ class Bench:
         bits = np.unpackbits(found.bits.view(np.uint8), bitorder="little")
         return set(np.flatnonzero(bits).tolist())
 
-    def step(self, token: int, position: int | None = None) -> Outcome | None:
+    def step(self, token: int, position: int | None = None) -> RowOutcome | None:
         position = self.position if position is None else position
         self.mask(position)
         found = self.matchers.advance(self.batch(position), np.array([token], np.int32))
@@ -94,7 +94,7 @@ def test_the_end_comes_where_the_grammar_accepts() -> None:
     assert bench.mask() == {ord("a")}
     bench.write(b"a")
     assert bench.mask() == {ord("b"), END}
-    assert bench.step(END) == Outcome((END,), ended=True)
+    assert bench.step(END) == RowOutcome((END,), ended=True)
 
 
 def test_stop_tokens_may_end_it_too_and_none_may_with_ignore_eos() -> None:
@@ -109,14 +109,14 @@ def test_an_output_that_cannot_go_on_ends_at_once() -> None:
     bench = Bench(sampling={"regex": "ab"})
     bench.write(b"a")
 
-    assert bench.step(ord("b")) == Outcome((ord("b"),), ended=True)
+    assert bench.step(ord("b")) == RowOutcome((ord("b"),), ended=True)
 
 
 def test_a_grammar_of_the_empty_text_leaves_but_the_end() -> None:
     bench = Bench(sampling={"regex": "()"})
 
     assert bench.mask() == {END}
-    assert bench.step(END) == Outcome((END,), ended=True)
+    assert bench.step(END) == RowOutcome((END,), ended=True)
 
 
 def test_a_token_that_is_not_allowed_fails_the_request() -> None:
@@ -143,7 +143,7 @@ def test_outputs_of_before_are_taken_in() -> None:
 
 
 def test_thinking_is_free_and_the_grammar_starts_after_it() -> None:
-    bench = Bench(sampling={"regex": "yes|no"}, thinking=Thinking(ends=((60, 61),)))
+    bench = Bench(sampling={"regex": "yes|no"}, thinking=ThinkingOptions(ends=((60, 61),)))
 
     for token in (1, 60, 60, 1, 60):
         assert bench.mask() == ALL_BUT_THE_END
@@ -156,7 +156,7 @@ def test_thinking_is_found_in_outputs_of_before() -> None:
     bench = Bench(
         sampling={"regex": "ab"},
         outputs=bytes([1, 60, 61, 97]),
-        thinking=Thinking(ends=((60, 61),)),
+        thinking=ThinkingOptions(ends=((60, 61),)),
     )
 
     assert bench.mask() == {ord("b")}
@@ -165,11 +165,11 @@ def test_thinking_is_found_in_outputs_of_before() -> None:
 def test_what_is_certain_comes_with_the_token_before_it() -> None:
     bench = Bench(sampling={"regex": "(k|l)it=[0-9]!"}, jumps=True)
 
-    assert bench.step(ord("k")) == Outcome(tuple(b"kit="))
+    assert bench.step(ord("k")) == RowOutcome(tuple(b"kit="))
     assert bench.mask(PROMPT + 1) is None  # launched before that was known
-    assert bench.step(ord("z"), PROMPT + 1) == Outcome()
+    assert bench.step(ord("z"), PROMPT + 1) == RowOutcome()
     assert bench.mask() == {ord(d) for d in "0123456789"}
-    assert bench.step(ord("7")) == Outcome(tuple(b"7!"), ended=True)
+    assert bench.step(ord("7")) == RowOutcome(tuple(b"7!"), ended=True)
     assert bench.matchers.certain_tokens == 4
 
 
@@ -177,7 +177,7 @@ def test_what_is_certain_at_the_start_replaces_the_first_token() -> None:
     bench = Bench(sampling={"regex": "kit(a|b)"}, jumps=True)
 
     assert bench.mask() is None
-    assert bench.step(ord("z")) == Outcome(tuple(b"kit"))
+    assert bench.step(ord("z")) == RowOutcome(tuple(b"kit"))
     assert bench.mask() == {ord("a"), ord("b")}
 
 
@@ -186,7 +186,7 @@ def test_log_probabilities_are_those_of_a_pass_each() -> None:
 
     assert bench.step(ord("k")) is None
     assert bench.step(ord("e")) is None
-    assert bench.step(ord("y")) == Outcome((ord("y"),), ended=True)
+    assert bench.step(ord("y")) == RowOutcome((ord("y"),), ended=True)
 
 
 def test_a_request_whose_grammar_is_gone_fails() -> None:
@@ -206,7 +206,7 @@ def test_a_slot_is_forgotten_when_its_request_leaves() -> None:
 
 
 def test_a_spent_budget_forces_the_end_of_thinking() -> None:
-    bench = Bench(sampling={}, thinking=Thinking(ends=((60, 61),), budget=3))
+    bench = Bench(sampling={}, thinking=ThinkingOptions(ends=((60, 61),), budget=3))
 
     for token in (1, 60, 2):
         assert bench.mask() is None
@@ -219,7 +219,7 @@ def test_a_spent_budget_forces_the_end_of_thinking() -> None:
 
 
 def test_thinking_that_ends_within_its_budget_is_left_alone() -> None:
-    bench = Bench(sampling={}, thinking=Thinking(ends=((60, 61), (70,)), budget=3))
+    bench = Bench(sampling={}, thinking=ThinkingOptions(ends=((60, 61), (70,)), budget=3))
 
     for token in (1, 70, 2, 3, 4, 5):
         assert bench.mask() is None
@@ -227,7 +227,7 @@ def test_thinking_that_ends_within_its_budget_is_left_alone() -> None:
 
 
 def test_budget_counts_from_the_marker_that_begins_thinking() -> None:
-    thinking = Thinking(ends=((61,),), starts=((50, 51),), inside=False, budget=1)
+    thinking = ThinkingOptions(ends=((61,),), starts=((50, 51),), inside=False, budget=1)
     bench = Bench(sampling={}, thinking=thinking)
 
     for token in (50, 51, 7):
@@ -237,7 +237,7 @@ def test_budget_counts_from_the_marker_that_begins_thinking() -> None:
 
 
 def test_output_that_does_not_begin_with_thinking_has_no_budget() -> None:
-    thinking = Thinking(ends=((61,),), starts=((50, 51),), inside=False, budget=0)
+    thinking = ThinkingOptions(ends=((61,),), starts=((50, 51),), inside=False, budget=0)
     bench = Bench(sampling={}, thinking=thinking)
 
     for token in (50, 52, 50, 51, 3):
@@ -246,7 +246,7 @@ def test_output_that_does_not_begin_with_thinking_has_no_budget() -> None:
 
 
 def test_budget_of_nothing_ends_thinking_at_once() -> None:
-    bench = Bench(sampling={"regex": "ab"}, thinking=Thinking(ends=((60, 61),), budget=0))
+    bench = Bench(sampling={"regex": "ab"}, thinking=ThinkingOptions(ends=((60, 61),), budget=0))
 
     assert bench.mask() == {60}
     assert bench.step(60) is None
@@ -256,7 +256,7 @@ def test_budget_of_nothing_ends_thinking_at_once() -> None:
 
 
 def test_budget_goes_on_from_outputs_of_before() -> None:
-    thinking = Thinking(ends=((60, 61),), budget=2)
+    thinking = ThinkingOptions(ends=((60, 61),), budget=2)
     bench = Bench(sampling={}, outputs=bytes([1, 2, 60]), thinking=thinking)
 
     assert bench.mask() == {61}
@@ -380,7 +380,7 @@ def test_masks_are_the_same_on_few_and_on_many_cores(monkeypatch, cores) -> None
     assert found == [b"bc", b"de", b"fg", b"de", b"fg"]
 
 
-OPENS = Thinking(ends=((61,),), starts=((50, 51),), inside=False)
+OPENS = ThinkingOptions(ends=((61,),), starts=((50, 51),), inside=False)
 """The model may write the marker "23" before its answer; "=" ends the thinking."""
 
 
@@ -425,11 +425,11 @@ def test_what_is_certain_waits_until_it_is_certain_that_nothing_is_thought() -> 
 
     answer, thought = begun(), begun()
     assert answer.mask() == {ord("k"), 50}
-    assert answer.step(ord("k")) == Outcome(tuple(b"kit"))
+    assert answer.step(ord("k")) == RowOutcome(tuple(b"kit"))
     assert answer.mask() == {ord("a"), ord("b")}
 
     thought.write(b"23x")
-    assert thought.step(ord("=")) == Outcome(tuple(b"=kit"))
+    assert thought.step(ord("=")) == RowOutcome(tuple(b"=kit"))
     assert thought.mask() == {ord("a"), ord("b")}
 
 
@@ -438,15 +438,15 @@ def test_an_answer_that_is_certain_to_its_end_may_come_after_thinking_too() -> N
         sampling = {"regex": "kit"}
         return Bench(sampling=sampling, thinking=OPENS, jumps=True, outputs=outputs)
 
-    assert begun().step(ord("k")) == Outcome(tuple(b"kit"), ended=True)
-    assert begun(b"23x=").step(0) == Outcome(tuple(b"kit"), ended=True)
+    assert begun().step(ord("k")) == RowOutcome(tuple(b"kit"), ended=True)
+    assert begun(b"23x=").step(0) == RowOutcome(tuple(b"kit"), ended=True)
 
 
 def test_the_end_may_come_at_once_where_the_answer_may_be_empty() -> None:
     bench = Bench(sampling={"regex": "[ab]*"}, thinking=OPENS)
 
     assert bench.mask() == {ord("a"), ord("b"), 50, END}
-    assert bench.step(END) == Outcome((END,), ended=True)
+    assert bench.step(END) == RowOutcome((END,), ended=True)
     half = Bench(sampling={"regex": "[ab]*"}, thinking=OPENS, outputs=bytes([50]))
     assert half.mask() == {51}
 
@@ -462,7 +462,7 @@ def test_thinking_that_was_opened_is_found_in_outputs_of_before(count) -> None:
 
 
 def test_a_budget_bounds_thinking_that_the_output_opened() -> None:
-    thinking = Thinking(ends=((60, 61),), starts=((50, 51),), inside=False, budget=1)
+    thinking = ThinkingOptions(ends=((60, 61),), starts=((50, 51),), inside=False, budget=1)
     bench = Bench(sampling={"regex": "[ab]"}, thinking=thinking)
 
     bench.write(b"23x")
@@ -474,7 +474,7 @@ def test_a_budget_bounds_thinking_that_the_output_opened() -> None:
 
 
 def test_one_of_several_markers_may_be_longer_than_another() -> None:
-    thinking = Thinking(ends=((61,),), starts=((50,), (10, 50)), inside=False)
+    thinking = ThinkingOptions(ends=((61,),), starts=((50,), (10, 50)), inside=False)
     bench = Bench(sampling={"regex": "[ab]"}, thinking=thinking)
 
     assert bench.mask() == {ord("a"), ord("b"), 10, 50}
@@ -485,7 +485,7 @@ def test_one_of_several_markers_may_be_longer_than_another() -> None:
 
 
 def test_a_header_may_stand_before_the_answer() -> None:
-    thinking = Thinking(
+    thinking = ThinkingOptions(
         ends=((61,),), starts=((50, 51),), headers=((50, 52), (33, 50, 52), (33,)), inside=False
     )
 
@@ -507,7 +507,7 @@ def test_a_header_may_stand_before_the_answer() -> None:
 
 def test_the_end_of_thinking_is_found_inside_other_tokens() -> None:
     name = TOKENS.index(b'"name"')
-    quoted = Thinking(ends=(tuple(b'e"'),), inside=True)
+    quoted = ThinkingOptions(ends=(tuple(b'e"'),), inside=True)
     bench = Bench(sampling={"regex": "[ab]"}, thinking=quoted)
     assert bench.step(name) is None
     assert bench.mask() == {ord("a"), ord("b")}
@@ -516,7 +516,7 @@ def test_the_end_of_thinking_is_found_inside_other_tokens() -> None:
 @pytest.mark.parametrize(("regex", "wanted"), [('e"[ab]', {97, 98}), ("[ab]", None)])
 def test_an_answer_may_begin_in_the_token_that_ends_thinking(regex, wanted) -> None:
     name = TOKENS.index(b'"name"')
-    bench = Bench(sampling={"regex": regex}, thinking=Thinking(ends=(tuple(b"nam"),)))
+    bench = Bench(sampling={"regex": regex}, thinking=ThinkingOptions(ends=(tuple(b"nam"),)))
     outcome = bench.step(name)
 
     if wanted is None:
@@ -543,8 +543,8 @@ def test_masks_of_outputs_that_may_think_stand_beside_others() -> None:
 
 
 def test_thinking_may_end_the_output_only_where_no_answer_is_due() -> None:
-    free = Bench(sampling={}, thinking=Thinking(ends=((61,),), budget=9))
-    endless = Bench(sampling={"regex": "a"}, thinking=Thinking(ends=((61,),)), eos_ids=())
+    free = Bench(sampling={}, thinking=ThinkingOptions(ends=((61,),), budget=9))
+    endless = Bench(sampling={"regex": "a"}, thinking=ThinkingOptions(ends=((61,),)), eos_ids=())
 
     assert free.mask() is None
     assert endless.mask() is None

@@ -12,7 +12,7 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.features.lora.control import Lora, LoraLimits
-from sylvan.runtime.features.lora.copies import Adapter
+from sylvan.runtime.features.lora.copies import AdapterEntry
 from sylvan.runtime.features.lora.work import LoraReport
 from sylvan.runtime.sched.capability import Verdict
 
@@ -80,7 +80,7 @@ class Loop:
 def loop(slots: int, copies: int, names: str, reading: int = 0, most: int = 8) -> Loop:
     lora = Lora(LoraLimits(slots=slots, copies=copies, copy_bytes=99, max_overtakes=most))
     for number, name in enumerate(names):
-        lora.add(Adapter(name, name, 1), resident=number < copies)
+        lora.add(AdapterEntry(name, name, 1), resident=number < copies)
     return Loop(lora, reading)
 
 

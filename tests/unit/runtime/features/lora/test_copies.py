@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sylvan.runtime.features.lora.copies import Adapter, Copy, HostCopies
+from sylvan.runtime.features.lora.copies import AdapterEntry, Copy, HostCopies
 from sylvan.runtime.features.lora.work import AdapterFiles
 
 
-def adapter(name: str, num_bytes: int = 1, **fields: object) -> Adapter:
-    return Adapter(name, f"/{name}", num_bytes, **fields)
+def adapter(name: str, num_bytes: int = 1, **fields: object) -> AdapterEntry:
+    return AdapterEntry(name, f"/{name}", num_bytes, **fields)
 
 
 def wanted(copies: HostCopies, name: str) -> bool:

@@ -18,30 +18,10 @@ from sylvan.runtime.features.speculation.corpus import (
     GivenCorpora,
     TenantCorpora,
 )
-from sylvan.runtime.features.speculation.ngram import NgramDrafter, match_in
+from sylvan.runtime.features.speculation.ngram import NgramDrafter
 from tests.support.kv import VOCAB, World, alone, request
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
-
-
-def slow_match(corpus, ids, longest):
-    best = (0, -1)
-    for place in range(len(corpus)):
-        count = 0
-        while (
-            count < min(longest, len(ids), place + 1)
-            and corpus[place - count] == ids[len(ids) - 1 - count]
-        ):
-            count += 1
-        if count:
-            best = max(best, (count, place))
-    return best[1], best[0]
-
-
-@given(texts, texts, st.integers(1, 12))
-def test_the_longest_match_is_found_and_of_equals_the_newest(corpus, ids, longest):
-    found = match_in(np.array(corpus, np.int32), np.array(ids, np.int32), longest)
-    assert found == slow_match(corpus, ids, longest)
 
 
 @given(st.lists(texts, max_size=30), st.integers(4, 60))

@@ -6,6 +6,7 @@ import pytest
 
 from sylvan.protocol.messages import DraftCounts
 from sylvan.runtime.core.req import Batch, Draft, Req, Slice
+from sylvan.runtime.features.speculation.balance import PROBE, REST, WINDOW
 from sylvan.runtime.features.speculation.cost import StepCosts
 from sylvan.runtime.features.speculation.timing import StepTimer
 from sylvan.utils.clock import VirtualClock
@@ -63,3 +64,29 @@ def test_time_without_requests_does_not_count():
         steps.step(second, planning=0.25)
         steps.step(first, planning=100.0)
     assert steps.costs.seconds(1) == pytest.approx(1.25)
+
+
+def test_guessing_that_loses_time_all_in_all_ends_for_a_while():
+    steps, req = Steps(), Req(request("a", [1, 2]))
+    for _ in range(1 + PROBE):
+        steps.step(req)
+    taken = []
+    for _ in range(WINDOW + REST + 1):
+        taken.append(steps.timer.may_guess)
+        steps.timer.looked = steps.timer.may_guess
+        steps.step(req, planning=0.1 if steps.timer.looked else 0.0)
+
+    assert taken == [True] * WINDOW + [False] * REST + [True]
+
+
+def test_steps_that_are_passed_over_say_nothing():
+    steps, req = Steps(), Req(request("a", [1, 2]))
+    for _ in range(9):
+        steps.step(req)
+    steps.timer.pass_over()
+    steps.clock.advance(50.0)
+    steps.timer.end()
+    steps.step(req, planning=50.0)
+    steps.step(req)
+
+    assert steps.costs.seconds(1) == pytest.approx(1.0)

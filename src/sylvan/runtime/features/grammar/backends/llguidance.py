@@ -88,7 +88,6 @@ class LLGuidance:
     """See `GrammarLibrary`."""
 
     isolated = False
-    loads_unlocked = True
     grows_later = True
 
     def __init__(self, vocabulary: Vocabulary, max_states: int = MAX_STATES) -> None:

@@ -70,7 +70,6 @@ class OutlinesCore:
     """See `GrammarLibrary`."""
 
     isolated = False
-    loads_unlocked = False
     grows_later = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:

@@ -127,7 +127,6 @@ class XGrammar:
     """See `GrammarLibrary`."""
 
     isolated = False
-    loads_unlocked = False
     grows_later = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:

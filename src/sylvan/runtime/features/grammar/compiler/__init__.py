@@ -1,1 +1,1 @@
-"""Proves, in processes that can be killed, that grammars compile within limits."""
+"""Compiles grammars in processes that can be killed, under limits on time and memory."""

@@ -1,23 +1,27 @@
-"""The scheduler's side: asks for proofs, loads what was proved, keeps it."""
+"""The scheduler's side: has grammars compiled, loads what was compiled, keeps it."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
+import logging
+import os
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.features.grammar.api import CompiledGrammar
-from sylvan.runtime.features.grammar.cache import GrammarCache
-from sylvan.runtime.features.grammar.compiler.apart import ApartLoader, Loaded
-from sylvan.runtime.features.grammar.compiler.cores import CoreWatch
-from sylvan.runtime.features.grammar.compiler.loader import IdleLoader
-from sylvan.runtime.features.grammar.compiler.messages import Proof, Prove
-from sylvan.runtime.features.grammar.compiler.priority import thread_steps_back
-from sylvan.runtime.features.grammar.compiler.provers import Answers, Provers
-from sylvan.runtime.features.grammar.compiler.store import GrammarStore
+from sylvan.runtime.features.grammar.cache import GrammarCache, GrammarStore
+from sylvan.runtime.features.grammar.compiler.pool import (
+    NICENESS,
+    CompileOrder,
+    CompilePool,
+    PoolLostError,
+)
 from sylvan.runtime.features.grammar.guard.guard import GuardedGrammar
 from sylvan.runtime.features.grammar.guard.tokens import TokenKinds
 from sylvan.runtime.features.grammar.guard.watcher import watcher
@@ -25,14 +29,16 @@ from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_size
 from sylvan.runtime.features.grammar.wire import Prepare, preparation
-from sylvan.runtime.features.grammar.work import GrammarData, LoadedGrammar
+from sylvan.runtime.features.grammar.work import CompileResult, GrammarData, LoadedGrammar
 
-_END_S = 5.0
+logger = logging.getLogger(__name__)
+
+_ISOLATED_LOADS = 2  # at once; their threads only wait
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A grammar on its way. Written by the compiler's threads; `done` is set last."""
+    """A grammar on its way. Written by the compiler's thread; `done` is set last."""
 
     spec: GrammarSpec
     digest: str
@@ -51,7 +57,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What loads grammars that were proved; `store` keeps the proofs on disk, if wished."""
+    """What loads compiled grammars; `store` keeps them on disk, if wished."""
 
     loaders: Loaders
     store: GrammarStore | None = None
@@ -59,11 +65,7 @@ class Setup:
 
 @dataclass(slots=True)
 class CompilerStats:
-    """Counts since the start.
-
-    `restarts` are starts of the compiling process. `idle_loads`: of `compiled`, those that took no
-    busy core; `starved`: grammars for which idle cores were too few, so that others had to wait.
-    """
+    """Counts since the start. `restarts` are starts of the compiling process."""
 
     compiled: int = 0
     refused: int = 0
@@ -71,8 +73,6 @@ class CompilerStats:
     cache_hits: int = 0
     disk_hits: int = 0
     restarts: int = 0
-    idle_loads: int = 0
-    starved: int = 0
     compile_s: float = 0.0
     slowest_s: float = 0.0
 
@@ -96,20 +96,15 @@ class GrammarCompiler:
         self._cache = GrammarCache()
         self._ids = itertools.count(1)
         self._underway: dict[str, Ticket] = {}  # by digest; of the asking thread
-        self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._owed: dict[int, Ticket] = {}  # by whoever proves
-        answers = Answers(self._finish, self._lose)
-        self._provers = Provers(self._preparation, self._orders.put, answers)
-        watch = CoreWatch(helpers=lambda: self._provers.pids)
-        self._idle = IdleLoader(self._orders.put, watch)
-        self._apart = ApartLoader(self._orders.put)
+        self._thread = ThreadPoolExecutor(1, "sylvan-grammar", initializer=_step_back)
+        self._waiting = ThreadPoolExecutor(_ISOLATED_LOADS, "sylvan-grammar-load")
+        self._pool = CompilePool(self._preparation)
         self._stats = CompilerStats()
 
     @property
     def stats(self) -> CompilerStats:
         """Counts since the start."""
-        self._stats.restarts, self._stats.starved = self._provers.starts, self._provers.moved
+        self._stats.restarts = self._pool.starts
         return self._stats
 
     def request(self, spec: GrammarSpec) -> Ticket:
@@ -123,10 +118,7 @@ class GrammarCompiler:
         if self._from_cache(ticket):
             return ticket
         self._underway[digest] = ticket
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="sylvan-grammar", daemon=True)
-            self._thread.start()
-        self._orders.put(lambda: self._begin(ticket))
+        self._post(self._begin, ticket)
         return ticket
 
     def forget(self, ticket: Ticket) -> None:
@@ -138,14 +130,15 @@ class GrammarCompiler:
             del self._underway[ticket.digest]
         if not ticket.done:
             ticket.cancelled = True
-            self._orders.put(lambda: self._cancel(ticket))
+            self._post(self._cancel, ticket)
 
     def close(self) -> None:
         """End the processes and the threads."""
-        if self._thread is not None:
-            self._orders.put(None)
-            self._thread.join(_END_S)
-            self._thread = None
+        self._pool.close()  # who waits for it, waits no longer
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._setup is not None:
+            self._setup.loaders.close()
+        self._waiting.shutdown(wait=True, cancel_futures=True)
 
     def _from_cache(self, ticket: Ticket) -> bool:
         found = self._cache.get(ticket.digest)
@@ -158,145 +151,109 @@ class GrammarCompiler:
             ticket.grammar, ticket.done = found, True
         return True
 
+    def _post(self, step: Callable[..., None], ticket: Ticket, *found: object) -> None:
+        """Have the next step with a grammar done in the compiler's thread."""
+        with contextlib.suppress(RuntimeError):  # it is closed: nobody waits
+            future = self._thread.submit(self._do, step, ticket, *found)
+            future.add_done_callback(lambda future: _report(ticket, future))
+
     # ---- in the compiler's thread
 
-    def _work(self) -> None:
-        thread_steps_back()
-        while True:
-            try:
-                order = self._orders.get(timeout=self._patience_s())
-            except Empty:
-                self._look_after()
-                continue
-            if order is None:
-                break
-            order()
-            self._look_after()
-        self._idle.close()
-        self._provers.close()
-        if self._setup is not None:
-            self._setup.loaders.close()
-        self._apart.close()
-
-    def _patience_s(self) -> float | None:
-        due_s = [s for s in (self._idle.patience_s, self._provers.patience_s) if s is not None]
-        return min(due_s, default=None)
-
-    def _look_after(self) -> None:
-        """See to what takes too long."""
-        for keep in self._idle.overdue():
-            keep(None)
-        self._provers.tend()
+    def _do(self, step: Callable[..., None], ticket: Ticket, *found: object) -> None:
+        """Do a step; whatever stands in its way is its own grammar's error."""
+        try:
+            step(ticket, *found)
+        except RequestError as error:
+            if error.status == 400:
+                self._refuse(ticket, str(error))
+            else:
+                ticket.fail(error)
+        except ConfigError as error:
+            ticket.fail(RequestError(str(error), param=ticket.spec.kind, status=500))
 
     def _begin(self, ticket: Ticket) -> None:
         if ticket.cancelled:
             return
-        try:
-            check_size(ticket.spec)
-            setup = self._ready()
-        except RequestError as error:
-            self._refuse(ticket, str(error))
-            return
-        except ConfigError as error:
-            ticket.fail(RequestError(str(error), param=ticket.spec.kind, status=500))
-            return
-        stored = setup.store.read(ticket.digest) if setup.store is not None else None
+        check_size(ticket.spec)
+        store = self._ready().store
+        stored = store.read(ticket.digest) if store is not None else None
         if stored is None:
-            self._prove(ticket)
+            self._compile(ticket)
         else:
-            self._load_stored(ticket, stored)
+            self._load(ticket, stored, self._loaded_stored)
 
-    def _prove(self, ticket: Ticket) -> None:
-        self._owed[ticket.id] = ticket
-        self._provers.prove(_order(ticket))
-
-    def _ready(self) -> Setup:
-        if self._setup is None:
-            self._setup = self._make_setup()
-        return self._setup
-
-    def _load_stored(self, ticket: Ticket, stored: Proof) -> None:
-        def loaded(found: CompiledGrammar | RequestError) -> None:
-            if isinstance(found, RequestError):
-                self._prove(ticket)
-                return
-            self._stats.disk_hits += 1
-            self._keep(ticket, stored, found)
-
-        self._load(stored, loaded)
-
-    def _load(self, proof: Proof, loaded: Loaded) -> None:
-        """Load here, or have a process do it."""
-        loader = self._ready().loaders.of(proof.library)
-        if loader.isolated:
-            self._apart.load(loader, proof.data, loaded)
-            return
-        try:
-            found = loader.load(proof.data)
-        except RequestError as error:
-            loaded(error)
-        else:
-            loaded(found)
+    def _compile(self, ticket: Ticket) -> None:
+        spec = ticket.spec
+        order = CompileOrder(id=ticket.id, kind=spec.kind, text=spec.text, exact=spec.exact)
+        future = self._pool.submit(order)
+        future.add_done_callback(lambda future: self._post(self._finish, ticket, future))
 
     def _cancel(self, ticket: Ticket) -> None:
-        if self._owed.pop(ticket.id, None):
-            self._provers.cancel(ticket.id)
+        self._pool.cancel(ticket.id)
 
     def _preparation(self) -> Prepare:
         return preparation(self._name, self._ready().loaders.vocabulary, self._limits)
 
-    def _finish(self, proof: Proof) -> None:
-        ticket = self._owed.pop(proof.id)
-        stats = self._stats
-        stats.compile_s += proof.seconds
-        stats.slowest_s = max(stats.slowest_s, proof.seconds)
-        if proof.reason:
-            stats.timeouts += proof.timed_out
-            self._refuse(ticket, proof.reason)
-            return
-        setup = self._ready()
-        if setup.store is not None:
-            setup.store.write(ticket.digest, proof)
-
-        def loaded(found: CompiledGrammar | RequestError) -> None:
-            if not isinstance(found, RequestError):
-                self._keep(ticket, proof, found)
-            elif found.status == 400:
-                self._refuse(ticket, str(found))
-            else:
-                ticket.fail(found)
-
-        def keep(grammar: CompiledGrammar | None) -> None:
-            if grammar is None:
-                self._load(proof, loaded)
-            else:
-                self._stats.idle_loads += 1
-                self._keep(ticket, proof, grammar)
-
-        loader = setup.loaders.of(proof.library)
-        if loader.isolated or not self._idle.lend(loader, proof, keep):
-            keep(None)
-
-    def _keep(self, ticket: Ticket, proof: Proof, grammar: CompiledGrammar) -> None:
-        """Hand out a grammar."""
-        data = GrammarData(ticket.digest, proof.library, proof.data)
+    def _finish(self, ticket: Ticket, future: Future[CompileResult]) -> None:
+        """What came of compiling: an error of the grammar's, or something to load."""
         try:
-            guard = self._guard(ticket.spec, proof, grammar)
-        except RequestError as error:
-            self._refuse(ticket, str(error))
+            result = future.result()
+        except PoolLostError:
+            message = "the compiler of grammars ended; try again"
+            raise RequestError(message, param=ticket.spec.kind, status=503) from None
+        stats = self._stats
+        stats.compile_s += result.seconds
+        stats.slowest_s = max(stats.slowest_s, result.seconds)
+        if result.reason:
+            stats.timeouts += result.timed_out
+            raise RequestError(result.reason, param=ticket.spec.kind)
+        store = self._ready().store
+        if store is not None:
+            store.write(ticket.digest, result)
+        self._load(ticket, result, self._loaded)
+
+    def _load(self, ticket: Ticket, result: CompileResult, then: Callable[..., None]) -> None:
+        """Load here, or wait elsewhere for a process that does."""
+        loader = self._ready().loaders.of(result.library)
+        load = functools.partial(loader.load, result.data)
+        if loader.isolated:
+            future = self._waiting.submit(load)
+            future.add_done_callback(lambda future: self._post(then, ticket, result, future))
             return
-        found = LoadedGrammar(grammar, data, guard)
-        self._cache.put(ticket.digest, found, proof.memory_bytes + len(proof.data))
+        future = Future[CompiledGrammar]()
+        try:
+            future.set_result(load())
+        except RequestError as error:
+            future.set_exception(error)
+        then(ticket, result, future)
+
+    def _loaded_stored(
+        self, ticket: Ticket, result: CompileResult, future: Future[CompiledGrammar]
+    ) -> None:
+        if future.exception() is not None:  # it was kept by another version
+            self._compile(ticket)
+            return
+        self._stats.disk_hits += 1
+        self._loaded(ticket, result, future)
+
+    def _loaded(
+        self, ticket: Ticket, result: CompileResult, future: Future[CompiledGrammar]
+    ) -> None:
+        """Hand out a grammar."""
+        grammar = future.result()
+        data = GrammarData(ticket.digest, result.library, result.data)
+        found = LoadedGrammar(grammar, data, self._guard(ticket.spec, result, grammar))
+        self._cache.put(ticket.digest, found, result.memory_bytes + len(result.data))
         self._stats.compiled += 1
         ticket.grammar, ticket.done = found, True
 
     def _guard(
-        self, spec: GrammarSpec, proof: Proof, grammar: CompiledGrammar
+        self, spec: GrammarSpec, result: CompileResult, grammar: CompiledGrammar
     ) -> GuardedGrammar | None:
         """What holds the rest of a schema; None: the grammar holds all of it."""
-        if not proof.lost:
+        if not result.lost:
             return None
-        watch = watcher(spec, proof.lost)
+        watch = watcher(spec, result.lost)
         if self._kinds is None:
             self._kinds = TokenKinds(self._ready().loaders.vocabulary)
         return GuardedGrammar(grammar, watch, self._kinds)
@@ -306,12 +263,24 @@ class GrammarCompiler:
         self._cache.put(ticket.digest, reason, len(reason))
         ticket.fail(RequestError(reason, param=ticket.spec.kind))
 
-    def _lose(self, lost: set[int]) -> None:
-        for ticket in [self._owed.pop(i) for i in sorted(lost)]:
-            message = "the compiler of grammars ended; try again"
-            ticket.fail(RequestError(message, param=ticket.spec.kind, status=503))
+    def _ready(self) -> Setup:
+        if self._setup is None:
+            self._setup = self._make_setup()
+        return self._setup
 
 
-def _order(ticket: Ticket) -> Prove:
-    spec = ticket.spec
-    return Prove(id=ticket.id, kind=spec.kind, text=spec.text, exact=spec.exact)
+def _report(ticket: Ticket, future: Future[None]) -> None:
+    """See that no grammar is waited for which an error of ours has ended."""
+    error = None if future.cancelled() else future.exception()
+    if error is not None:
+        logger.error("a grammar cannot be compiled", exc_info=error)
+        message = f"{type(error).__name__} in the compiler of grammars"
+        ticket.fail(RequestError(message, param=ticket.spec.kind, status=500))
+
+
+def _step_back() -> None:
+    """Loading makes way for decoding, too, where threads have priorities of their own."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        before = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, max(before, NICENESS))

@@ -61,7 +61,7 @@ def _validator(schema: Any, registry: jsonschema_rs.Registry | None = None) -> A
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SchemaPlace:
     """Schemas that values in some places of an output have to satisfy, whatever else holds.
 
     Attributes:
@@ -93,8 +93,8 @@ class Conditions:
             self._root = {"allOf": []}
             self._lost = frozenset({EVERYTHING})
         self._registry = jsonschema_rs.Registry([(_ADDRESS, dict(self._root))])
-        self._places: dict[tuple[str, ...], Place] = {}
-        self._named: dict[tuple[str, ...], Place] = {}  # by what was asked for
+        self._places: dict[tuple[str, ...], SchemaPlace] = {}
+        self._named: dict[tuple[str, ...], SchemaPlace] = {}  # by what was asked for
         self._validators: dict[str, Any] = {}
         self._early: dict[tuple[str, ...], Any] = {}
         self._breakable = functools.cache(self._find_breakable)
@@ -103,11 +103,11 @@ class Conditions:
 
     # ---- where
 
-    def member(self, place: Place, name: str) -> Place:
+    def member(self, place: SchemaPlace, name: str) -> SchemaPlace:
         """Of the property `name` of an object there."""
         return self._place([p for at in place.pointers for p in self._of_member(at, name)])
 
-    def item(self, place: Place, index: int) -> Place:
+    def item(self, place: SchemaPlace, index: int) -> SchemaPlace:
         """Of an item of an array there."""
         found: list[str] = []
         for at in place.pointers:
@@ -131,20 +131,20 @@ class Conditions:
         if not known and "additionalProperties" in node:
             yield _below(at, "additionalProperties")
 
-    def _place(self, pointers: list[str]) -> Place:
+    def _place(self, pointers: list[str]) -> SchemaPlace:
         asked = tuple(pointers)
         found = self._named.get(asked)
         if found is None:
             found = self._named[asked] = self._joined(pointers)
         return found
 
-    def _joined(self, pointers: list[str]) -> Place:
+    def _joined(self, pointers: list[str]) -> SchemaPlace:
         key = tuple(sorted(self._closure(pointers)))
         found = self._places.get(key)
         if found is None:
             everywhere = EVERYTHING in self._lost
             guarded = everywhere or any(self._breakable(at) for at in key)
-            found = self._places[key] = Place(key, guarded)
+            found = self._places[key] = SchemaPlace(key, guarded)
         return found
 
     def _closure(self, pointers: list[str]) -> set[str]:
@@ -200,7 +200,7 @@ class Conditions:
 
     # ---- verdicts
 
-    def check(self, place: Place, value: Any) -> str:
+    def check(self, place: SchemaPlace, value: Any) -> str:
         """Why a value that has closed there is not valid; empty if it is."""
         if not place.guarded:
             return ""
@@ -214,7 +214,7 @@ class Conditions:
         """Why a whole output is not valid, by the schema as the client wrote it."""
         return _reason(self._whole, value)
 
-    def check_begun(self, place: Place, value: Any) -> str:
+    def check_begun(self, place: SchemaPlace, value: Any) -> str:
         """Why nothing that a container there can still become is valid; empty if that is open."""
         if not place.guarded:
             return ""

@@ -22,7 +22,7 @@ _IN_WORDS = frozenset(b"+-.0123456789eEtrufalsn")
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class JsonRegion:
     """JSON of one schema in an output.
 
     Attributes:
@@ -36,7 +36,7 @@ class Region:
     schema: Any
 
 
-def regions(spec: GrammarSpec) -> list[Region]:
+def regions(spec: GrammarSpec) -> list[JsonRegion]:
     """The schemas of structural tags of which the output tells where their JSON begins.
 
     Left out is what follows free or optional text, and what begins like something else; none are
@@ -51,7 +51,7 @@ def regions(spec: GrammarSpec) -> list[Region]:
     if len(found) > MAX_REGIONS or max(map(len, texts), default=0) > MAX_BEGIN_BYTES:
         return []
 
-    def is_alone(region: Region) -> bool:
+    def is_alone(region: JsonRegion) -> bool:
         if not region.begin:
             return texts.count(b"") == 1 and not _like_json(tree)
         others = [text for text in texts if text]
@@ -62,7 +62,7 @@ def regions(spec: GrammarSpec) -> list[Region]:
     return [region for region in found if is_alone(region)]
 
 
-def _found(node: Any, at: str, begin: str | None) -> Iterator[Region]:
+def _found(node: Any, at: str, begin: str | None) -> Iterator[JsonRegion]:
     """Regions in a node; `begin`: the text before it, None if that may be any."""
     if not isinstance(node, Mapping):
         return
@@ -70,7 +70,7 @@ def _found(node: Any, at: str, begin: str | None) -> Iterator[Region]:
     if kind == "json_schema":
         if begin is not None:
             place = pointer(at, "json_schema")
-            yield Region(begin.encode(), place, node.get("json_schema"))
+            yield JsonRegion(begin.encode(), place, node.get("json_schema"))
     elif kind == "tag":
         own = node.get("begin")
         yield from _found(node.get("content"), pointer(at, "content"), _text(own))
@@ -100,14 +100,14 @@ def _like_json(node: Any) -> bool:
     return kind != "json_schema"
 
 
-def _in_sequence(node: Mapping[str, Any], at: str, begin: str | None) -> Iterator[Region]:
+def _in_sequence(node: Mapping[str, Any], at: str, begin: str | None) -> Iterator[JsonRegion]:
     for number, part in enumerate(_listed(node, "elements")):
         yield from _found(part, pointer(at, "elements", number), begin)
         is_text = isinstance(part, Mapping) and part.get("type") == "const_string"
         begin = _text(part.get("value")) if is_text else None
 
 
-def _each(node: Mapping[str, Any], key: str, at: str, begin: str | None) -> Iterator[Region]:
+def _each(node: Mapping[str, Any], key: str, at: str, begin: str | None) -> Iterator[JsonRegion]:
     for number, part in enumerate(_listed(node, key)):
         yield from _found(part, pointer(at, key, number), begin)
 
@@ -126,7 +126,7 @@ class Guarded:
     """What the JSON behind a text has to satisfy.
 
     Attributes:
-        begin: See `Region.begin`.
+        begin: See `JsonRegion.begin`.
         conditions: None: the grammar holds its schema.
         name: Of the schema, for messages.
     """

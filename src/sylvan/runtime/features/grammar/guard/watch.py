@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from sylvan.runtime.features.grammar.guard.conditions import Conditions, Place
+from sylvan.runtime.features.grammar.guard.conditions import Conditions, SchemaPlace
 
 _SPACE = b" \t\r\n"
 _QUOTE, _ESCAPE, _COMMA, _COLON = b'"\\,:'
@@ -43,7 +43,7 @@ class _Container:
     """
 
     value: list[Any] | dict[str, Any]
-    place: Place
+    place: SchemaPlace
     start: int
     parts: list[int] = field(default_factory=list[int])
     key: str | None = None
@@ -152,7 +152,7 @@ class Watch:
         within = self._open[-1] if self._open else None
         return within is not None and isinstance(within.value, dict) and within.key is None
 
-    def _place(self) -> Place:
+    def _place(self) -> SchemaPlace:
         """Of the value that begins now, or has begun."""
         if not self._open:
             return self._conditions.root
@@ -179,7 +179,7 @@ class Watch:
         inside = [start + 1, start + 1 + len(text) // 2] if isinstance(value, str) else []
         return self._close(value, place, start, inside)
 
-    def _close(self, value: Any, place: Place, start: int, parts: list[int]) -> Breach | None:
+    def _close(self, value: Any, place: SchemaPlace, start: int, parts: list[int]) -> Breach | None:
         conditions = self._conditions
         reason = conditions.check(place, value) if self._judges else ""
         if not self._open:

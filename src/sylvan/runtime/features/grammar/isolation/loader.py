@@ -17,7 +17,12 @@ from sylvan.config.env import without_settings
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.isolation.grammar import IsolatedGrammar
-from sylvan.runtime.features.grammar.isolation.messages import Loaded, receive, send, send_socket
+from sylvan.runtime.features.grammar.isolation.messages import (
+    GrammarLoaded,
+    receive,
+    send,
+    send_socket,
+)
 from sylvan.runtime.features.grammar.wire import Prepare
 
 MAX_GRAMMARS = 256
@@ -34,7 +39,6 @@ class IsolatedLoader:
     """
 
     isolated = True
-    loads_unlocked = True
 
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
@@ -85,7 +89,7 @@ class IsolatedLoader:
         ours.settimeout(_WALL * self._prepare.limits.timeout_s)
         try:
             with ours.makefile("rb", buffering=0) as stream:
-                found = receive(stream, msgspec.msgpack.Decoder(Loaded))
+                found = receive(stream, msgspec.msgpack.Decoder(GrammarLoaded))
         except OSError:
             found = None
         ours.settimeout(None)

@@ -14,7 +14,7 @@ Message = TypeVar("Message", bound=msgspec.Struct)
 _MARK = b"\0"  # travels with a socket
 
 
-class Loaded(msgspec.Struct, frozen=True, array_like=True):
+class GrammarLoaded(msgspec.Struct, frozen=True, array_like=True):
     """The first message of a grammar's process; with a `reason` there is no grammar."""
 
     reason: str = ""

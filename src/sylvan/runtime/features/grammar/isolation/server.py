@@ -18,7 +18,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarLoader, GrammarMatcher
 from sylvan.runtime.features.grammar.isolation.messages import (
-    Loaded,
+    GrammarLoaded,
     State,
     Step,
     receive,
@@ -91,10 +91,10 @@ def _load(
     try:
         compiled = library.load(data)
     except RequestError as error:
-        send(connection, Loaded(reason=str(error)))
+        send(connection, GrammarLoaded(reason=str(error)))
         return None
     signal.setitimer(signal.ITIMER_PROF, 0)
-    send(connection, Loaded())
+    send(connection, GrammarLoaded())
     return compiled
 
 

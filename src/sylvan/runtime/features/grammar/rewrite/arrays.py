@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
-from sylvan.runtime.features.grammar.rewrite.context import Context, UndecidedError, any_of
+from sylvan.runtime.features.grammar.rewrite.context import RewriteContext, UndecidedError, any_of
 from sylvan.runtime.features.grammar.rewrite.kinds import (
     ALL,
     Kinds,
@@ -39,7 +39,7 @@ _SAYING = frozenset(
 )
 
 
-def without_unique_items(node: Schema, within: Kinds, context: Context) -> Any:
+def without_unique_items(node: Schema, within: Kinds, context: RewriteContext) -> Any:
     """`uniqueItems`: all arrays of different values, where items have few."""
     if node["uniqueItems"] is not True:
         return True
@@ -75,7 +75,7 @@ def _different(
                 stack.append(([*array, value], used | {key}))
 
 
-def _values(schema: Any, context: Context) -> Sequence[Any]:
+def _values(schema: Any, context: RewriteContext) -> Sequence[Any]:
     """All values that are valid by a schema."""
     if schema is False:
         return []
@@ -100,7 +100,7 @@ def _limits(schema: Schema, kinds: set[str]) -> bool:
     return bool(schema.keys() - _VALUES - annotations) and not kinds <= {"null", "boolean"}
 
 
-def without_contains(node: Schema, within: Kinds, context: Context) -> Any:
+def without_contains(node: Schema, within: Kinds, context: RewriteContext) -> Any:
     """`contains`: which of the first items it is; all of an array where there are few."""
     schema, low = node["contains"], _count(node, "minContains", 1)
     high = _count(node, "maxContains", 0) if "maxContains" in node else None

@@ -42,7 +42,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class RewriteContext:
     """What a rule may ask.
 
     Attributes:

@@ -15,7 +15,7 @@ from typing import Any
 from sylvan.runtime.features.grammar.rewrite.complement import not_beginning_with, other_than
 from sylvan.runtime.features.grammar.rewrite.context import (
     Budget,
-    Context,
+    RewriteContext,
     UndecidedError,
     all_of,
     any_of,
@@ -47,7 +47,7 @@ class Negation:
     """
 
     def __init__(self, root: Schema, budget: Budget) -> None:
-        self._context = Context(root, budget, self.deny)
+        self._context = RewriteContext(root, budget, self.deny)
         self._depth = 0
 
     def deny(self, schema: Any, within: Kinds = ALL) -> Any:
@@ -83,10 +83,10 @@ class Negation:
         return found
 
 
-_Rule = Callable[[Schema, Kinds, Context], list[Any]]
+_Rule = Callable[[Schema, Kinds, RewriteContext], list[Any]]
 
 
-def _not_type(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_type(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     rest = within - kinds_of_types(schema["type"])
     return _of_kinds(rest) if rest else []
 
@@ -98,18 +98,18 @@ def _of_kinds(kinds: Kinds) -> list[Any]:
     return [{"type": types}]
 
 
-def _not_const(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_const(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     return _other_values([schema["const"]], within, context)
 
 
-def _not_enum(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_enum(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     values = schema["enum"]
     if not isinstance(values, list):
         raise UndecidedError("enum that is no list")
     return _other_values(values, within, context)
 
 
-def _other_values(values: list[Any], within: Kinds, context: Context) -> list[Any]:
+def _other_values(values: list[Any], within: Kinds, context: RewriteContext) -> list[Any]:
     by_kind: dict[str, list[Any]] = {}
     for value in values:
         kind = kind_of(value)
@@ -144,7 +144,7 @@ def _between(numbers: list[Any], name: str) -> list[Any]:
     return [*found, {"type": name, "exclusiveMinimum": numbers[-1]}]
 
 
-def _other_arrays(value: list[Any], context: Context) -> list[Any]:
+def _other_arrays(value: list[Any], context: RewriteContext) -> list[Any]:
     found: list[Any] = [{"type": "array", "minItems": len(value) + 1}]
     if value:
         found.append({"type": "array", "maxItems": len(value) - 1})
@@ -159,7 +159,7 @@ def _item(index: int, schema: Any) -> Any:
 def _bound(keyword: str, opposite: str, step: int, kind: str) -> _Rule:
     """Of a count: at least n is denied by at most n - 1, and so on."""
 
-    def rule(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+    def rule(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
         value = schema[keyword]
         if kind not in within:
             return []
@@ -174,7 +174,7 @@ def _bound(keyword: str, opposite: str, step: int, kind: str) -> _Rule:
 def _limit(keyword: str, opposite: str) -> _Rule:
     """Of a number."""
 
-    def rule(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+    def rule(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
         if not within & NUMBERS:
             return []
         value = schema[keyword]
@@ -185,7 +185,7 @@ def _limit(keyword: str, opposite: str) -> _Rule:
     return rule
 
 
-def _not_pattern(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_pattern(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     if "string" not in within:
         return []
     found = _LITERAL.fullmatch(str(schema["pattern"]))
@@ -196,7 +196,7 @@ def _not_pattern(schema: Schema, within: Kinds, context: Context) -> list[Any]:
     return [{"type": "string", "pattern": regex}]
 
 
-def _not_required(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_required(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     if "object" not in within:
         return []
     return [_without(name) for name in _names(schema["required"])]
@@ -211,14 +211,14 @@ def _with(name: str, schema: Any = True) -> Any:
     return found if schema is not False else False
 
 
-def _not_properties(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_properties(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     if "object" not in within:
         return []
     parts = _map(schema["properties"]).items()
     return [_with(name, context.deny(part)) for name, part in parts]
 
 
-def _not_additional(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_additional(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     rest = schema["additionalProperties"]
     if "object" not in within or rest is True or rest == {}:
         return []
@@ -227,14 +227,14 @@ def _not_additional(schema: Schema, within: Kinds, context: Context) -> list[Any
     raise UndecidedError("not additionalProperties")
 
 
-def _not_patterns(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_patterns(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     parts = _map(schema["patternProperties"]).values()
     if "object" not in within or all(part is True or part == {} for part in parts):
         return []
     raise UndecidedError("not patternProperties")
 
 
-def _not_dependent_required(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_dependent_required(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     if "object" not in within:
         return []
     return [
@@ -244,21 +244,21 @@ def _not_dependent_required(schema: Schema, within: Kinds, context: Context) -> 
     ]
 
 
-def _not_dependent_schemas(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_dependent_schemas(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     if "object" not in within:
         return []
     parts = _map(schema["dependentSchemas"]).items()
     return [all_of([_with(name), context.deny(part, _OBJECT)]) for name, part in parts]
 
 
-def _not_prefix(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_prefix(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     if "array" not in within:
         return []
     denied = [context.deny(part) for part in _list(schema["prefixItems"])]
     return [_item(i, part) for i, part in enumerate(denied) if part is not False]
 
 
-def _not_items(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_items(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     rest, prefix = schema["items"], _list(schema.get("prefixItems", []))
     if "array" not in within or rest is True or rest == {}:
         return []
@@ -267,7 +267,7 @@ def _not_items(schema: Schema, within: Kinds, context: Context) -> list[Any]:
     raise UndecidedError("not items")
 
 
-def _not_contains(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_contains(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     if "array" not in within or schema.get("minContains") == 0 == len(_most(schema)):
         return []
     if schema.get("minContains", 1) != 1 or _most(schema):
@@ -279,15 +279,15 @@ def _most(schema: Schema) -> list[Any]:
     return [schema["maxContains"]] if "maxContains" in schema else []
 
 
-def _not_all(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_all(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     return [context.deny(part, within) for part in _list(schema["allOf"])]
 
 
-def _not_any(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_any(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     return [all_of([context.deny(part, within) for part in _list(schema["anyOf"])])]
 
 
-def _not_one(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_one(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     parts = _list(schema["oneOf"])
     context.budget.spend(len(parts) ** 2)
     pairs = itertools.combinations(parts, 2)
@@ -295,7 +295,7 @@ def _not_one(schema: Schema, within: Kinds, context: Context) -> list[Any]:
     return [all_of([context.deny(part, within) for part in parts]), *both]
 
 
-def _not_if(schema: Schema, within: Kinds, context: Context) -> list[Any]:
+def _not_if(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     test, found = schema["if"], []
     if "then" in schema:
         found.append(all_of([test, context.deny(schema["then"], within)]))

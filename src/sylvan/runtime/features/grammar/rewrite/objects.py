@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from sylvan.runtime.features.grammar.rewrite.context import Context, UndecidedError, any_of
+from sylvan.runtime.features.grammar.rewrite.context import RewriteContext, UndecidedError, any_of
 from sylvan.runtime.features.grammar.rewrite.formats import PATTERNS
 from sylvan.runtime.features.grammar.rewrite.kinds import ALL, Kinds, types_of_kinds
 from sylvan.runtime.features.grammar.schema import Schema
@@ -31,7 +31,7 @@ class _Names:
     patterns: tuple[str, ...] = ()
 
 
-def without_property_names(node: Schema, within: Kinds, context: Context) -> Any:
+def without_property_names(node: Schema, within: Kinds, context: RewriteContext) -> Any:
     """`propertyNames`: properties of these names or patterns, and no others."""
     schema = node["propertyNames"]
     for _ in range(_MAX_REFS):
@@ -55,7 +55,7 @@ def _said(schema: Mapping[str, Any]) -> frozenset[str]:
     return said if named == "string" or "string" in named else said | {"type"}
 
 
-def _names(schema: Any, context: Context) -> _Names:
+def _names(schema: Any, context: RewriteContext) -> _Names:
     said = _said(schema) if isinstance(schema, dict) else frozenset({"schema"})
     if "type" in said:
         return _Names()
@@ -84,7 +84,7 @@ def _pattern(schema: Any, said: frozenset[str]) -> str:
     raise UndecidedError("propertyNames of this form")
 
 
-def without_min_properties(node: Schema, within: Kinds, context: Context) -> Any:
+def without_min_properties(node: Schema, within: Kinds, context: RewriteContext) -> Any:
     """`minProperties: 1` beside given names: one of these, or none of them and another one."""
     optional = _optional(node)
     if not optional or node["minProperties"] != 1:
@@ -95,7 +95,7 @@ def without_min_properties(node: Schema, within: Kinds, context: Context) -> Any
     return _objects(within, any_of([*found, other]))
 
 
-def without_max_properties(node: Schema, within: Kinds, context: Context) -> Any:
+def without_max_properties(node: Schema, within: Kinds, context: RewriteContext) -> Any:
     """`maxProperties` beside given names: one alternative for each choice of those."""
     optional, most = _optional(node), node["maxProperties"]
     if not optional or not isinstance(most, int | float):

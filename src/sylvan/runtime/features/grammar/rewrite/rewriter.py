@@ -11,7 +11,7 @@ from typing import Any
 
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.rewrite import arrays, formats, objects, rules, unevaluated
-from sylvan.runtime.features.grammar.rewrite.context import Budget, Context, UndecidedError
+from sylvan.runtime.features.grammar.rewrite.context import Budget, RewriteContext, UndecidedError
 from sylvan.runtime.features.grammar.rewrite.kinds import ALL, kinds_of
 from sylvan.runtime.features.grammar.rewrite.negation import Negation
 from sylvan.runtime.features.grammar.rewrite.normal import normalised
@@ -137,7 +137,7 @@ class _Rewriter:
         self._lost, self._derived = lost, 0
         self._original, self._holds, budget = root, holds, Budget()
         self._root = normalised(root, budget)
-        self._context = Context(self._root, budget, Negation(self._root, budget).deny)
+        self._context = RewriteContext(self._root, budget, Negation(self._root, budget).deny)
         self._annotations: set[str] = set()
         self._written: dict[int, tuple[Any, Any]] = {}  # by id; with the schema, that it stays
         self._joined: dict[str, str] = {}  # references with something beside them

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sylvan.runtime.features.grammar.rewrite.context import Context, UndecidedError, all_of, any_of
+from sylvan.runtime.features.grammar.rewrite.context import (
+    RewriteContext,
+    UndecidedError,
+    all_of,
+    any_of,
+)
 from sylvan.runtime.features.grammar.rewrite.kinds import ALL, Kinds, kinds_of, types_of_kinds
 from sylvan.runtime.features.grammar.schema import Schema, are_disjoint
 
-Rule = Callable[[Schema, Kinds, Context], Any]
+Rule = Callable[[Schema, Kinds, RewriteContext], Any]
 """A schema that holds what some keywords of a schema say, of values of some kinds.
 
 None: the library holds them. Raises UndecidedError where there is no such schema, RequestError
@@ -17,12 +22,12 @@ where it would be too large.
 """
 
 
-def without_not(node: Schema, within: Kinds, context: Context) -> Any:
+def without_not(node: Schema, within: Kinds, context: RewriteContext) -> Any:
     """`not`: the alternatives that deny its schema."""
     return context.deny(node["not"], within)
 
 
-def without_if(node: Schema, within: Kinds, context: Context) -> Any:
+def without_if(node: Schema, within: Kinds, context: RewriteContext) -> Any:
     """`if`, `then`, `else`: one of two alternatives."""
     test, then, otherwise = node["if"], node.get("then", True), node.get("else", True)
     if then is True and otherwise is True:
@@ -32,7 +37,7 @@ def without_if(node: Schema, within: Kinds, context: Context) -> Any:
     return any_of([yes, all_of([denied, otherwise])])
 
 
-def without_one_of(node: Schema, within: Kinds, context: Context) -> Any:
+def without_one_of(node: Schema, within: Kinds, context: RewriteContext) -> Any:
     """`oneOf`: an `anyOf` of its schemas, each without those that it may share values with."""
     parts = node["oneOf"]
     if not isinstance(parts, list):
@@ -56,7 +61,7 @@ def _both(part: Any, beside: Schema) -> Any:
     return {"allOf": [part, beside]} if beside else part
 
 
-def _unless_disjoint(schema: Any, part: Any, context: Context) -> Any:
+def _unless_disjoint(schema: Any, part: Any, context: RewriteContext) -> Any:
     """Alternatives without those that exclude `part` anyway."""
     if not isinstance(schema, dict) or schema.keys() != {"anyOf"}:
         return schema
@@ -64,7 +69,7 @@ def _unless_disjoint(schema: Any, part: Any, context: Context) -> Any:
     return any_of(kept)
 
 
-def without_dependent_required(node: Schema, within: Kinds, context: Context) -> Any:
+def without_dependent_required(node: Schema, within: Kinds, context: RewriteContext) -> Any:
     """`dependentRequired`: for each name, it is not there, or the others are as well."""
     found = node["dependentRequired"]
     if not isinstance(found, dict):
@@ -72,7 +77,7 @@ def without_dependent_required(node: Schema, within: Kinds, context: Context) ->
     return all_of([_depending(n, {"required": names}) for n, names in found.items() if names])
 
 
-def without_dependent_schemas(node: Schema, within: Kinds, context: Context) -> Any:
+def without_dependent_schemas(node: Schema, within: Kinds, context: RewriteContext) -> Any:
     """`dependentSchemas`: for each name, it is not there, or the schema holds."""
     found = node["dependentSchemas"]
     if not isinstance(found, dict):

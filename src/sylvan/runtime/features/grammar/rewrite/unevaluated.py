@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from sylvan.runtime.features.grammar.rewrite.context import (
-    Context,
+    RewriteContext,
     UndecidedError,
     all_of,
     any_of,
@@ -62,7 +62,7 @@ class _Seen:
 _Own = Callable[[Schema], _Seen]
 
 
-def without_unevaluated_properties(node: Schema, within: Kinds, context: Context) -> Any:
+def without_unevaluated_properties(node: Schema, within: Kinds, context: RewriteContext) -> Any:
     """`unevaluatedProperties` becomes `additionalProperties` beside all names seen."""
     rest = node["unevaluatedProperties"]
     beside = {k: v for k, v in node.items() if k != "unevaluatedProperties"}
@@ -78,7 +78,7 @@ def without_unevaluated_properties(node: Schema, within: Kinds, context: Context
     return any_of(found)
 
 
-def without_unevaluated_items(node: Schema, within: Kinds, context: Context) -> Any:
+def without_unevaluated_items(node: Schema, within: Kinds, context: RewriteContext) -> Any:
     """`unevaluatedItems` becomes `items` after as many as were seen."""
     rest = node["unevaluatedItems"]
     beside = {k: v for k, v in node.items() if k != "unevaluatedItems"}
@@ -103,7 +103,7 @@ def _own_items(node: Schema) -> _Seen:
     return _Seen(count=len(node.get("prefixItems", [])), everything=everything)
 
 
-def _choices(node: Any, own: _Own, context: Context, refs: int) -> list[_Seen]:
+def _choices(node: Any, own: _Own, context: RewriteContext, refs: int) -> list[_Seen]:
     """What a schema that holds may have seen, by which of its parts hold."""
     if not isinstance(node, dict):
         return [_Seen()]
@@ -126,7 +126,7 @@ def _choices(node: Any, own: _Own, context: Context, refs: int) -> list[_Seen]:
     return _products(factors, context)
 
 
-def _holding(part: Any, own: _Own, context: Context, refs: int) -> list[_Seen]:
+def _holding(part: Any, own: _Own, context: RewriteContext, refs: int) -> list[_Seen]:
     """The choices of a part that need not hold; none, if it sees nothing."""
     found = _choices(part, own, context, refs)
     nothing = _Seen()
@@ -137,7 +137,7 @@ def _sight(seen: _Seen) -> tuple[tuple[str, ...], tuple[str, ...], int, bool]:
     return seen.names, seen.patterns, seen.count, seen.everything
 
 
-def _branches(node: Schema, own: _Own, context: Context, refs: int) -> list[_Seen]:
+def _branches(node: Schema, own: _Own, context: RewriteContext, refs: int) -> list[_Seen]:
     """`then` holds where `if` does, `else` where it does not."""
     test = node["if"]
     yes = _products(
@@ -155,7 +155,7 @@ def _branches(node: Schema, own: _Own, context: Context, refs: int) -> list[_See
     return found
 
 
-def _products(factors: list[list[_Seen]], context: Context) -> list[_Seen]:
+def _products(factors: list[list[_Seen]], context: RewriteContext) -> list[_Seen]:
     found = [_Seen()]
     for factor in factors:
         if len(found) * len(factor) > MAX_CHOICES:

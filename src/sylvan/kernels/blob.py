@@ -1,0 +1,170 @@
+"""Byte arrays in one file, read by several threads into one piece of memory. Loads no torch.
+
+The file: magic, the length of the header (8 bytes each), the header as JSON, and from the next
+multiple of 4096 the body, in which each array begins at a multiple of 4096 (small ones of 64).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from sylvan.kernels.memory import Bytes, allocate
+
+MAGIC = b"SYLPACK1"
+_PAGE, _LINE = 4096, 64
+_CHUNK = 32 << 20
+_THREADS = 4
+_MOST_HEADER = 64 << 20
+
+
+class BlobError(Exception):
+    """A file is not what it should be; the message says why."""
+
+
+class _Header(msgspec.Struct, frozen=True):
+    """What is in front of the body: array i is at `places[i]`: offset and size, in bytes."""
+
+    about: Any
+    places: list[tuple[int, int]]
+    size: int
+    sums: list[int]  # of chunks of the body
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A file that was read: what it is about, and its arrays, which may be written to."""
+
+    about: Any
+    arrays: Sequence[Bytes]
+
+
+def write_blob(path: Path, about: Mapping[str, Any], arrays: Sequence[Bytes]) -> int:
+    """Write a file whole or not at all; returns its bytes.
+
+    Args:
+        path: Where; what is there is replaced, also while others read it.
+        about: JSON values.
+        arrays: Contiguous.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    places, size = _places(arrays)
+    sums = _sums(arrays, places, size)
+    header = _Header(dict(about), places, size, sums)
+    first = msgspec.json.encode(header)
+    start = _start(len(first))
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("xb") as file:
+            file.write(MAGIC + len(first).to_bytes(8, "little") + first)
+            for (offset, _), array in zip(places, arrays, strict=True):
+                file.seek(start + offset)
+                file.write(array.data)
+            file.truncate(start + size)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return start + size
+
+
+def read_blob(path: Path) -> Blob:
+    """Read a file into memory of its own.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it cannot be read.
+        BlobError: it is damaged, or of another format.
+        MemoryError: there is too little memory.
+    """
+    with path.open("rb", buffering=0) as file:
+        header, start = _header(file.fileno(), path)
+        body = allocate(header.size)
+        chunks = range(0, header.size, _CHUNK)
+        if len(chunks) != len(header.sums):
+            raise BlobError(f"{path.name} is damaged: {len(header.sums)} checksums")
+
+        def fill(number: int) -> bool:
+            part = body.data[chunks[number] : chunks[number] + _CHUNK]
+            done = 0
+            while done < len(part):
+                got = os.preadv(file.fileno(), [part[done:]], start + chunks[number] + done)
+                if not got:
+                    return False
+                done += got
+            return xxhash.xxh3_64_intdigest(part) == header.sums[number]
+
+        if len(chunks) <= 1:
+            right = all(map(fill, range(len(chunks))))
+        else:
+            with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
+                right = all(threads.map(fill, range(len(chunks))))
+        if not right:
+            raise BlobError(f"{path.name} is damaged: a checksum is wrong")
+    return Blob(header.about, [body[at : at + size] for at, size in header.places])
+
+
+def _header(descriptor: int, path: Path) -> tuple[_Header, int]:
+    first = os.pread(descriptor, 16, 0)
+    length = int.from_bytes(first[8:], "little")
+    if first[:8] != MAGIC or length > _MOST_HEADER:
+        raise BlobError(f"{path.name} is no file of this format")
+    try:
+        header = msgspec.json.decode(os.pread(descriptor, length, 16), type=_Header)
+    except (msgspec.DecodeError, msgspec.ValidationError, json.JSONDecodeError) as error:
+        raise BlobError(f"{path.name} is damaged: {error}") from None
+    start = _start(length)
+    if os.fstat(descriptor).st_size != start + header.size:
+        raise BlobError(f"{path.name} is cut off")
+    if any(at < 0 or size < 0 or at + size > header.size for at, size in header.places):
+        raise BlobError(f"{path.name} is damaged: an array outside of it")
+    return header, start
+
+
+def _start(header_bytes: int) -> int:
+    return -(-(16 + header_bytes) // _PAGE) * _PAGE
+
+
+def _places(arrays: Sequence[Bytes]) -> tuple[list[tuple[int, int]], int]:
+    places: list[tuple[int, int]] = []
+    end = 0
+    for array in arrays:
+        step = _PAGE if array.nbytes >= _PAGE else _LINE
+        start = -(-end // step) * step
+        places.append((start, array.nbytes))
+        end = start + array.nbytes
+    return places, end
+
+
+def _sums(arrays: Sequence[Bytes], places: Sequence[tuple[int, int]], size: int) -> list[int]:
+    """Of the body in chunks, in which gaps between arrays are zeros."""
+    found: list[int] = []
+    state, at = xxhash.xxh3_64(), 0
+
+    def take(part: memoryview | bytes) -> None:
+        nonlocal state, at
+        while len(part):
+            room = _CHUNK - at % _CHUNK
+            state.update(part[:room])
+            at += len(part[:room])
+            part = part[room:]
+            if at % _CHUNK == 0:
+                found.append(state.intdigest())
+                state = xxhash.xxh3_64()
+
+    for (offset, _), array in zip(places, arrays, strict=True):
+        take(bytes(offset - at))
+        take(array.data)
+    if at % _CHUNK:
+        found.append(state.intdigest())
+    assert at == size
+    return found

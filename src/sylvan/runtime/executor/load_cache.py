@@ -1,0 +1,47 @@
+"""Which packed weights in `load_cache` are those of a model, served in this way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import torch
+import xxhash
+
+from sylvan import __version__
+from sylvan.kernels.native.kept import SUFFIX, KeptWeights
+from sylvan.kernels.native.library import ops_digest
+from sylvan.runtime.executor.parts import ModelPlan
+
+_LAYOUT = 1
+"""To be counted up when weights are packed in another order, or other numbers are packed."""
+
+
+def kept_weights(plan: ModelPlan) -> KeptWeights | None:
+    """The file of this model's packed weights, whether or not it is there yet.
+
+    None without `load_cache`, and for weights that are made up.
+    """
+    folder, options = plan.options.load_cache, plan.options
+    if folder is None or options.load_format == "dummy":
+        return None
+    mesh = plan.build.mesh.tp
+    said = {
+        "layout": (_LAYOUT, __version__, str(torch.__version__)),  # whose rounding is kept
+        "ops": ops_digest(),
+        "files": _identity(plan.model_dir),
+        "dtype": str(plan.build.dtype),
+        "quantization": options.quantization,
+        "load_format": options.load_format,
+        "headless": options.headless,
+        "rank": (mesh.rank, mesh.size),
+    }
+    name = xxhash.xxh3_128_hexdigest(msgspec.json.encode(said))
+    return KeptWeights.open(folder / f"{plan.model_dir.name[:40]}-{name}{SUFFIX}")
+
+
+def _identity(model_dir: Path) -> list[tuple[str, int, int, int]]:
+    """All files of a checkpoint, with what changes when one of them does."""
+    paths = [model_dir] if model_dir.is_file() else sorted(model_dir.iterdir())
+    found = [(path.name, path.stat()) for path in paths if path.is_file()]
+    return [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found]

@@ -1,0 +1,184 @@
+"""The pool of compiling processes, as the scheduler's process sees it: orders in, futures out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import msgspec
+
+from sylvan.config.env import without_settings
+from sylvan.runtime.features.grammar.wire import Prepare, frame, read_frame
+from sylvan.runtime.features.grammar.work import CompileResult
+
+logger = logging.getLogger(__name__)
+
+PROGRAM = "sylvan.runtime.features.grammar.compiler.process"
+NICENESS = 10
+"""Of the processes: compiling makes way for decoding."""
+
+
+class CompileOrder(msgspec.Struct, frozen=True, kw_only=True, tag="compile"):
+    """Compile this grammar."""
+
+    id: int
+    kind: str
+    text: str
+    exact: bool = False
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
+    """Nobody waits for it any more."""
+
+    id: int
+
+
+Order = Prepare | CompileOrder | Cancel
+
+
+class PoolLostError(Exception):
+    """The processes ended before the grammar was compiled."""
+
+
+def pack(message: Order | CompileResult) -> bytes:
+    """A message with its length in front."""
+    return frame(msgspec.msgpack.encode(message))
+
+
+class CompilePool:
+    """Starts the compiling process with the first order, and again when it was lost.
+
+    The process forks a child for each grammar (`process`), so many at a time as the limits say.
+    Orders are given by one thread, which may have to wait until the process listens; futures are
+    done in another.
+
+    Args:
+        prepare: What the process is told first; called when one is started.
+    """
+
+    def __init__(self, prepare: Callable[[], Prepare]) -> None:
+        self._prepare = prepare
+        self._lock = threading.Lock()
+        self._pipe = threading.Lock()  # held by who writes to the process or closes what it reads
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self._futures: dict[int, Future[CompileResult]] = {}
+        self.starts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None: none runs."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def submit(self, order: CompileOrder) -> Future[CompileResult]:
+        """Have a grammar compiled; the future fails with `PoolLostError` if the process ends."""
+        future: Future[CompileResult] = Future()
+        with self._lock:
+            self._futures[order.id] = future
+        process = self._process or self._start()
+        if process is not None:
+            self._write(process, order)
+        if process is None or self._process is not process:  # its reader may have missed the order
+            self._lose([order.id])
+        return future
+
+    def cancel(self, order_id: int) -> None:
+        """Stop what nobody waits for any more."""
+        with self._lock:
+            known = self._futures.pop(order_id, None)
+        process = self._process
+        if known is not None and process is not None:
+            self._write(process, Cancel(id=order_id))
+
+    def close(self) -> None:
+        """End the process and what it has started; what is asked for from now on is lost."""
+        with self._lock:
+            self._closed = True
+            process, self._process = self._process, None
+        if process is not None:
+            _kill(process)
+            process.wait()
+        self._lose(list(self._futures))
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        prepare = self._prepare()
+        with self._lock:
+            if self._closed:
+                return None
+            try:
+                process = self._process = subprocess.Popen(
+                    [sys.executable, "-m", PROGRAM],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    bufsize=0,
+                    env=without_settings(),
+                    process_group=0,
+                )
+            except OSError as error:
+                logger.warning("the compiler of grammars cannot be started: %s", error)
+                return None
+        self.starts += 1
+        reader = threading.Thread(
+            target=self._read, args=(process,), name="sylvan-grammar-results", daemon=True
+        )
+        reader.start()  # as low as the thread that starts it
+        self._write(process, prepare)
+        return process
+
+    def _write(self, process: subprocess.Popen[bytes], order: Order) -> None:
+        """Give the process an order; if it has ended, the reader says so."""
+        assert process.stdin is not None
+        with self._pipe, contextlib.suppress(OSError, ValueError):
+            view = memoryview(pack(order))
+            while view:
+                view = view[process.stdin.write(view) :]
+
+    # ---- in a thread for each process
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            while (body := read_frame(process.stdout)) is not None:
+                result = msgspec.msgpack.decode(body, type=CompileResult)
+                with self._lock:
+                    future = self._futures.pop(result.id, None)
+                if future is not None:  # else it was cancelled
+                    future.set_result(result)
+        with self._lock:
+            was_ours = self._process is process
+            if was_ours:
+                self._process = None
+            lost = list(self._futures) if was_ours else []
+        _kill(process)  # children that it left
+        code = process.wait()
+        assert process.stdin is not None
+        with self._pipe:
+            process.stdin.close()
+        if was_ours:
+            logger.error("the compiler of grammars ended with code %s", code)
+        self._lose(lost)
+
+    def _lose(self, order_ids: list[int]) -> None:
+        with self._lock:
+            found = [self._futures.pop(order_id, None) for order_id in order_ids]
+        for future in found:
+            if future is not None:
+                future.set_exception(PoolLostError())
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process and what it has started, unless its number may be another one's by now."""
+    if process.returncode is not None:
+        return
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        logger.debug("the compiler of grammars had ended")

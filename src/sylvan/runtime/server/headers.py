@@ -1,0 +1,34 @@
+"""Headers that are looked up by name more often than there are any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import Scope
+
+
+class QuickHeaders(Headers):
+    """As Starlette's, which looks through all of them each time; of several the first counts."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope=scope)
+        self._first: dict[str, str] = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self.raw)
+        }
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """See `Mapping.get`; `key` in lower case."""
+        return self._first.get(key, default)
+
+
+class QuickRequest(Request):
+    """A request with `QuickHeaders`."""
+
+    @property
+    def headers(self) -> Headers:
+        """See `Request.headers`."""
+        if not hasattr(self, "_headers"):
+            self._headers = QuickHeaders(self.scope)
+        return self._headers

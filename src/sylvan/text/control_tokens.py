@@ -1,0 +1,152 @@
+"""Keeps control tokens that users spell in their messages from becoming control tokens.
+
+Before rendering, each forged control token is replaced by one private-use character; a template can
+trim, split and search the rest of the content as usual. After rendering, the literal text is put
+back in its place. Partial control tokens at the ends of a string are replaced too, because a
+template may join two strings.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sylvan.protocol.errors import RequestError
+
+_PRIVATE_USE = range(0xF0000, 0xFFFFE)
+_MARKS = re.compile(f"[{chr(_PRIVATE_USE[0])}-{chr(_PRIVATE_USE[-1])}]")
+
+
+class ControlTokenEscaper:
+    """Replaces the forged control tokens of one request, and restores them in the rendered text.
+
+    Args:
+        pattern: Finds whole control tokens.
+        tokens: The control tokens.
+        assistant_tokens: Those that assistant messages may spell, since models write them.
+    """
+
+    def __init__(
+        self,
+        pattern: re.Pattern[str],
+        tokens: Sequence[str],
+        assistant_tokens: frozenset[str] = frozenset(),
+    ) -> None:
+        self._pattern = pattern
+        self._assistant_tokens = assistant_tokens
+        self._longest = max(map(len, tokens), default=0)
+        self._heads = _fragments(tokens, tails=True)
+        self._tails = _fragments(tokens, tails=False)
+
+    def begin(self, value: Any) -> Marks:
+        """Start with one request; `value` holds all of its strings."""
+        used = {char for text in strings_in(value) for char in _MARKS.findall(text)}
+        return Marks(used)
+
+    def message(self, message: Mapping[str, Any], marks: Marks) -> dict[str, Any]:
+        """A copy of a chat message without forgeries."""
+        allowed = self._assistant_tokens if message.get("role") == "assistant" else frozenset()
+        return {
+            key: self.value(
+                value, marks, allowed if key in ("content", "reasoning_content") else frozenset()
+            )
+            for key, value in message.items()
+        }
+
+    def value(self, value: Any, marks: Marks, allowed: frozenset[str] = frozenset()) -> Any:
+        """A copy of any JSON value without forgeries, keys included."""
+        if isinstance(value, str):
+            return self.text(value, marks, allowed)
+        if isinstance(value, Mapping):
+            return {
+                self.text(str(key), marks): self.value(item, marks, allowed)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.value(item, marks, allowed) for item in value]
+        return value
+
+    def text(self, text: str, marks: Marks, allowed: frozenset[str] = frozenset()) -> str:
+        """The text with a mark in place of each forged control token."""
+        text = self._pattern.sub(
+            lambda match: match[0] if match[0] in allowed else marks.of(match[0]), text
+        )
+        end = len(text.rstrip())
+        while found := self._tails.search(text, max(end - self._longest, 0), end):
+            place = found.start(1)
+            text = text[:place] + marks.of(text[place]) + text[place + 1 :]
+        start = len(text) - len(text.lstrip())
+        if self._heads.match(text, start):
+            text = text[:start] + marks.of(text[start]) + text[start + 1 :]
+        return text
+
+
+class Marks:
+    """The marks of one request: one private-use character for each replaced text."""
+
+    def __init__(self, used: set[str]) -> None:
+        self._free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+        self._marks: dict[str, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._marks)
+
+    def of(self, text: str) -> str:
+        """The mark that replaces `text`.
+
+        Raises:
+            RequestError: The request itself uses every character that could be a mark.
+        """
+        if text not in self._marks:
+            mark = next(self._free, None)
+            if mark is None:
+                raise RequestError(
+                    "messages use every character from U+F0000 to U+FFFFD; beside text that spells "
+                    "a control token, at least one of these must be unused.",
+                    param="messages",
+                )
+            self._marks[text] = mark
+        return self._marks[text]
+
+    def split(self, rendered: str) -> list[tuple[str, bool]]:
+        """Cut rendered text into `(text, trusted)` segments, the literal texts put back."""
+        if not self._marks:
+            return [(rendered, True)] if rendered else []
+        literal = {mark: text for text, mark in self._marks.items()}
+        # templates may print JSON in ASCII, where a mark becomes an escape
+        literal |= {json.dumps(mark)[1:-1]: text for mark, text in literal.items()}
+        pattern = re.compile("|".join(map(re.escape, literal)))
+        segments: list[tuple[str, bool]] = []
+        place = 0
+        for match in pattern.finditer(rendered):
+            segments.append((rendered[place : match.start()], True))
+            segments.append((literal[match[0]], False))
+            place = match.end()
+        segments.append((rendered[place:], True))
+        return [segment for segment in segments if segment[0]]
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """Every string of a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from strings_in(item)
+    elif isinstance(value, dict | Mapping):  # a dict is seen at once, another mapping is not
+        for key, item in value.items():
+            yield str(key)
+            yield from strings_in(item)
+
+
+def _fragments(tokens: Sequence[str], *, tails: bool) -> re.Pattern[str]:
+    """Pattern of proper beginnings of tokens at the end of a text, or of endings at its start."""
+    cuts = ((token, cut) for token in tokens for cut in range(1, len(token)))
+    found = {token[cut:] if tails else token[:cut] for token, cut in cuts}
+    # a control token that looks like a word would make every text suspect
+    found = {text for text in found if not text.isalnum()}
+    longest_first = sorted(found, key=len, reverse=True)
+    choice = "|".join(map(re.escape, longest_first)) or r"(?!)"
+    return re.compile(choice if tails else rf"({choice})\Z")

@@ -1,0 +1,103 @@
+"""Tokenizers that come without tokenizer.json: SentencePiece, tiktoken and tekken files.
+
+They are rewritten as tokenizer.json when loaded, so that all tokenizers are one kind from there on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sylvan.checkpoints.gguf.tokenizer import PROBLEM
+from sylvan.checkpoints.vocab.build import AddedToken, Json
+from sylvan.checkpoints.vocab.sentencepiece import read_sentencepiece
+from sylvan.checkpoints.vocab.tiktoken import (
+    RULES,
+    is_tiktoken,
+    read_ranks,
+    tekken_json,
+    tiktoken_json,
+)
+from sylvan.protocol.errors import ConfigError
+
+_RENUMBERED = (
+    *("XLMRoberta", "Camembert", "Barthez", "T5", "MT5", "Albert", "XLNet", "MBart", "NLLB", "M2M"),
+    *(
+        "Nllb",
+        "DebertaV2",
+        "BigBird",
+        "Pegasus",
+        "Reformer",
+        "Rembert",
+        "RemBert",
+        "FNet",
+        "Marian",
+    ),
+    *("Plbart", "PLBart", "Speech2Text", "SeamlessM4T", "CPM", "Ernie"),
+)
+"""Starts of tokenizer classes whose ids are not those of their SentencePiece model."""
+_WITHOUT_START = ("Baichuan", "T5", "Qwen", "ChatGLM")
+
+
+def foreign_tokenizer(
+    folder: Path, config: Mapping[str, Any], model: Mapping[str, Any]
+) -> str | None:
+    """Text of a tokenizer.json made of the other files of `folder`; None: none is known.
+
+    Args:
+        folder: The checkpoint.
+        config: Its tokenizer_config.json.
+        model: Its config.json.
+
+    Raises:
+        ConfigError: a file is there and cannot be used; names it.
+    """
+    if PROBLEM in config:
+        raise ConfigError(str(config[PROBLEM]))
+    for path in (folder / "tekken.json", *_rank_files(folder), folder / "tokenizer.model"):
+        if path.is_file():
+            try:
+                made = _rewritten(path, config, model)
+            except ConfigError as error:
+                raise ConfigError(f"{path} cannot be used: {error}") from None
+            return None if made is None else json.dumps(made)
+    return None
+
+
+def _rewritten(path: Path, config: Mapping[str, Any], model: Mapping[str, Any]) -> Json | None:
+    try:
+        data = path.read_bytes()
+        if path.name == "tekken.json":
+            return tekken_json(json.loads(data))
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(error)) from None
+    if path.suffix == ".tiktoken" or is_tiktoken(data):
+        return _by_rank(path, data, config, model)
+    kind = str(config.get("tokenizer_class") or "")
+    if kind.startswith(_RENUMBERED):
+        return None
+    start = config.get("add_bos_token", not kind.startswith(_WITHOUT_START))
+    found = read_sentencepiece(data)
+    return found.build(bos=bool(start), eos=bool(config.get("add_eos_token", False)))
+
+
+def _by_rank(path: Path, data: bytes, config: Mapping[str, Any], model: Mapping[str, Any]) -> Json:
+    name = "kimi" if path.name == "tiktoken.model" else str(model.get("model_type"))
+    name = "qwen" if path.name == "qwen.tiktoken" else name
+    if name not in RULES:
+        raise ConfigError(
+            f"how it splits words is not known for model_type {name!r} ({', '.join(RULES)} are); "
+            "put the model's tokenizer.json beside it, or choose another with --tokenizer DIR"
+        )
+    listed: Mapping[str, Any] = config.get("added_tokens_decoder") or {}
+    own = [
+        AddedToken(int(token), str(entry["content"]), bool(entry.get("special", True)))
+        for token, entry in listed.items()
+    ]
+    return tiktoken_json(read_ranks(data), RULES[name], own)
+
+
+def _rank_files(folder: Path) -> list[Path]:
+    return [*sorted(folder.glob("*.tiktoken")), folder / "tiktoken.model"]

@@ -1,0 +1,98 @@
+"""One word per concept: names, docstrings and comments use the field's terms."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src"
+SOURCES = sorted(p for p in SRC.rglob("*.py") if not p.name.endswith("_pb2.py"))
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+NATIVE = sorted(p for p in (SRC / "sylvan/kernels").rglob("*") if p.suffix in {".h", ".cpp"})
+# Names that stood where the field has a term. Word -> the term.
+BANNED = {
+    "Neutraliser": "ControlTokenEscaper",
+    "Zygote": "a compile process",
+    "Provers": "a compile pool",
+    "Desk": "SamplerScratch",
+    "Survey": "BlockStats",
+    "SurveyRoom": "BlockStatsScratch",
+    "Wish": "RowNeeds",
+    "HOPELESS": "NO_VALID_TOKEN",
+    "NOT_MADE": "FIM_UNSUPPORTED",
+    "turn_natively": "use_native_rotary",
+    "ModelFacts": "CheckpointInfo, LoadedModelInfo or ServedModelInfo",
+    "Obstacle": "DeterminismBlocker",
+    "tell_at": "emit_at",
+    "tell_every": "emit_interval",
+    "kept_back": "held back for review",
+    "_make_way": "_preempt_for_urgent",
+    "standins": "native_modules",
+    "forgery": "control_tokens",
+    "unforgeable": "safe_encoding",
+    "rehearsal": "dry run",
+    "whose were not fails alone": "clamp, so only that request fails",
+}
+# Public classes that share a name on purpose. Name -> why.
+SHARED_NAMES = {
+    "AllBlocksCleared": "a message on the wire: what the runtime publishes, the gateway reads",
+    "BlockRemoved": "as AllBlocksCleared",
+    "BlockStored": "as AllBlocksCleared",
+    "AllowedTools": "schemas of two public APIs, named by each",
+    "Attention": "an op, whose name is that of its C++ struct, and the module",
+    "LayerNorm": "an op and the module",
+    "Linear": "an op and the module",
+    "ShortConv": "an op and the module",
+    "StateSlots": "operands of ops, and who owns the slots",
+    "Xielu": "an op and the module",
+}
+CALLED_BY_LIBRARIES = {"forward", "format"}  # of `torch.nn.Module` and `logging.Formatter`
+
+
+def test_public_functions_have_a_docstring_where_they_are_declared():
+    """An implementation needs none: that of its interface holds."""
+    documented = set(CALLED_BY_LIBRARIES)
+    silent: dict[str, list[str]] = defaultdict(list)
+    for path in SOURCES:
+        for function in _public_functions(ast.parse(path.read_text())):
+            if ast.get_docstring(function):
+                documented.add(function.name)
+            else:
+                silent[function.name].append(f"{path.relative_to(SRC)}:{function.lineno}")
+    missing = {name: places for name, places in silent.items() if name not in documented}
+    assert missing == {}
+
+
+def test_public_classes_have_a_name_of_their_own():
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in SOURCES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and _public(node):
+                places[node.name].append(str(path.relative_to(SRC)))
+    twice = {name: files for name, files in places.items() if len(files) > 1}
+    assert {name: files for name, files in twice.items() if name not in SHARED_NAMES} == {}
+    assert set(SHARED_NAMES) - set(twice) == set(), "exceptions that nothing needs"
+
+
+def test_words_that_were_removed_stay_away():
+    pattern = re.compile(rf"\b({'|'.join(map(re.escape, BANNED))})\b")
+    found = [
+        f"{path.relative_to(SRC)}:{number}: {match.group()}: say {BANNED[match.group()]}"
+        for path in [*SOURCES, *NATIVE]
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for match in pattern.finditer(line)
+    ]
+    assert found == []
+
+
+def _public_functions(tree: ast.Module) -> Iterator[Function]:
+    bodies = [tree.body, *(n.body for n in tree.body if isinstance(n, ast.ClassDef) and _public(n))]
+    return (n for body in bodies for n in body if isinstance(n, Function) and _public(n))
+
+
+def _public(node: ast.ClassDef | Function) -> bool:
+    return not node.name.startswith("_")
