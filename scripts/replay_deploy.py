@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -152,7 +151,7 @@ class Replay:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5):
                     print(f"  (ready after {time.monotonic() - begun:.1f} s)", flush=True)
                     return True
-            except (urllib.error.URLError, ConnectionError):
+            except OSError:
                 time.sleep(0.1)
         print("  (it did not get ready)")
         return False
@@ -192,8 +191,11 @@ def main() -> int:
         wheel = args.wheel.resolve() if args.wheel else build(folder)
         replay = Replay(folder, port, wheel)
         order = ("packages", "services", "proxies", "images", "kubernetes")
-        for page in args.pages or order:
-            replay.page(PAGES / f"{page}.md")
+        try:
+            for page in args.pages or order:
+                replay.page(PAGES / f"{page}.md")
+        finally:
+            replay.stop()
     print(f"\n{replay.counts}")
     return 1 if replay.counts["failed"] else 0
 
