@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve test test-slow gpu-test fuzz parity sdk sdk-all stores check aot bench docs replay ui release lock audit clean
+.PHONY: help serve test test-slow gpu-test fuzz parity sdk sdk-all stores check aot bench docs site replay ui release lock audit clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -33,7 +33,7 @@ serve: $(VENV)/.runtime  ## install and serve the built-in model; ARGS="--port 3
 test: $(VENV)/.dev  ## install and run the tests; ARGS="tests/unit -k radix" chooses
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
-test-slow: $(VENV)/.dev  ## run what `make test` leaves out: benchmarks, training, compilers for other chips
+test-slow: $(VENV)/.dev  ## run what `make test` leaves out: benchmarks, training, compilers for other chips, long runs
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
 
 gpu-test: $(VENV)/.dev  ## run kernels, the executor and a server on this machine's NVIDIA GPU
@@ -72,6 +72,9 @@ bench: $(VENV)/.dev  ## run the benchmarks on a quiet machine; results go to ben
 
 docs: $(VENV)/.dev  ## regenerate the generated parts of docs/
 	$(BIN)/python scripts/generate_docs.py
+
+site: $(VENV)/.dev  ## build the documentation as a site, into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 replay: $(VENV)/.runtime  ## run the commands of docs/deploy that can run here, and show what they say
 	$(BIN)/python scripts/replay_deploy.py $(ARGS)

@@ -6,6 +6,9 @@ import ast
 import sys
 from pathlib import Path
 
+import diagrams
+import reference_pages
+
 from sylvan.cli import sglang_page
 from sylvan.cli.help import bench_markdown, markdown, route_markdown, simulate_markdown
 from sylvan.runtime.server import reference
@@ -44,12 +47,21 @@ def main() -> int:
     pages[ROUTE_SETTINGS] = route_markdown()
     pages[BENCH_SETTINGS] = bench_markdown()
     pages[SIMULATE_SETTINGS] = simulate_markdown()
+    folder = ROOT / "docs" / "reference"
+    pages[folder / "engine.md"] = reference_pages.engine()
+    pages[folder / "cli.md"] = reference_pages.commands()
+    pages[folder / "metrics.md"] = reference_pages.metrics()
+    pages[folder / "kernels.md"] = reference_pages.kernels()
+    pages[ROOT / "docs" / "not-here.md"] = reference_pages.absent()
+    for name, drawing in diagrams.DIAGRAMS.items():
+        pages[ROOT / "docs" / "concepts" / f"{name}.svg"] = drawing()
     stale = [p for p, wanted in pages.items() if not p.exists() or p.read_text() != wanted]
     if "--check" in sys.argv:
         for page in stale:
             sys.stderr.write(f"{page.name} is out of date: run `make docs`\n")
         return int(bool(stale))
     for page in stale:
+        page.parent.mkdir(exist_ok=True)
         page.write_text(pages[page])
     return 0
 

@@ -6,7 +6,8 @@ Four comparisons, each with the store off and on in turn, in this process:
   time (`--clients`): time to the first token, requests a second, share of prompt tokens found,
   bytes written for each token; and the share that a device with room for everything finds;
 * a server that starts on a store that an earlier one left, against one that has served the prompt:
-  a system prompt with another question behind it each time, and the very same prompt again;
+  a system prompt with another question behind it each time, and the very same prompt again; each
+  server rests for `--rest` seconds before its first request;
 * prompts that nobody asked before, which the store can only make slower;
 * prompts that the store has, but it is gone, or takes half a minute for each answer.
 
@@ -164,6 +165,8 @@ def compare_chats(args: argparse.Namespace) -> dict[str, Any]:
     longest = args.history + (args.turns + 2) * (TURN + args.new) + 128
     size = max(args.history * args.chats // args.times, longest)
     runs: dict[str, list[dict[str, float]]] = {"off": [], "on": [], "unbounded": []}
+    counts: dict[str, int] = {}
+    token_bytes = 1.0
     with tempfile.TemporaryDirectory() as folder:
         for pair in range(args.pairs):
             for kind, own in runs.items():
@@ -225,16 +228,19 @@ def compare_restart(args: argparse.Namespace) -> dict[str, Any]:
         other = prompt_of(rng, QUESTION + 1)  # something else, as after any start
         with tempfile.TemporaryDirectory() as folder:
             server = Server(args, size, Path(folder))
+            time.sleep(args.rest)
             server.ask(other)
             ask(server, "cold", first)
             ask(server, "warm", others[0])
             ask(server, "warm_again", others[0])
             server.close()
             server = Server(args, size, Path(folder))
+            time.sleep(args.rest)
             server.ask(other)
             ask(server, "restarted", others[1])
             server.close()
             server = Server(args, size, Path(folder))
+            time.sleep(args.rest)
             server.ask(other)
             ask(server, "restarted_again", first)
             server.close()
@@ -343,6 +349,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=5, help="histories over the device's memory")
     parser.add_argument("--page-size", type=int, default=0, help="default: as the engine chooses")
     parser.add_argument("--system", type=int, default=2048, help="tokens of the system prompt")
+    parser.add_argument("--rest", type=float, default=1.0, help="seconds after a start")
     parser.add_argument("--pairs", type=int, default=3)
     args = parser.parse_args()
     with contextlib.ExitStack() as stack:

@@ -28,11 +28,11 @@ def resident(memory: torch.Tensor) -> int:
     """Bytes, by mincore(2)."""
     start = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     count = (memory.data_ptr() + memory.numel() - start) // mmap.PAGESIZE
-    flags = (ctypes.c_ubyte * count)()
+    flags = np.zeros(count, np.uint8)
     call = ctypes.CDLL(None, use_errno=True).mincore
     call.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
-    assert call(start, count * mmap.PAGESIZE, flags) == 0
-    return int((np.frombuffer(flags, np.uint8) & 1).sum()) * mmap.PAGESIZE
+    assert call(start, count * mmap.PAGESIZE, flags.ctypes.data) == 0
+    return int((flags & 1).sum()) * mmap.PAGESIZE
 
 
 def until_resident(memory: torch.Tensor, num_bytes: int) -> None:
@@ -111,7 +111,12 @@ def test_a_pool_may_be_used_up_while_its_pages_become_resident(buffer):
 
 def test_a_system_that_cannot_is_asked_once(buffer):
     calls: list[int] = []
-    ahead = PagesAhead([buffer], AHEAD, rest_s=0.0, populate=lambda _, size: calls.append(size))
+
+    def refuse(address: int, num_bytes: int) -> bool:
+        calls.append(num_bytes)
+        return False
+
+    ahead = PagesAhead([buffer], AHEAD, rest_s=0.0, populate=refuse)
     ahead.start()
     deadline = time.monotonic() + 60
     while not calls and time.monotonic() < deadline:

@@ -10,11 +10,13 @@ import torch
 
 from sylvan.kernels.api import Communicator
 from sylvan.runtime.features.disagg.data import (
+    Asked,
     DecodeEvents,
     Left,
     Lost,
     Over,
     PrefillEvents,
+    Progress,
     Received,
     Refused,
     Sent,
@@ -50,7 +52,9 @@ class Agreement:
         Raises:
             RankLostError: another rank has ended, or is late.
         """
-        found = [event for event in events or () if not isinstance(event, Ended | Sent)]
+        found: list[Asked | Progress | Sent] = [
+            event for event in events or () if not isinstance(event, Ended | Sent)
+        ]
         mine = tuple(event for event in events or () if isinstance(event, Ended | Sent))
         for rank, some in enumerate(self._exchange(mine)):
             for event in some:

@@ -12,7 +12,9 @@ from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.features.disagg.channel import Buffer
 
 CHUNK_BYTES = 4 << 20
-"""So much is checked and sent at once: the next piece is checked while this one is sent."""
+"""So much is checked and copied at once: the next piece is checked while this one is on its way."""
+SENT_BYTES = 32 << 20
+"""So much is sent at once where a socket reads it: each message takes half a millisecond."""
 
 
 class PageViews:
@@ -26,7 +28,11 @@ class PageViews:
         regions = memory.regions(0)
         self.direct = len(regions) == 1
         self._first, self._size = regions[0], memory.page_bytes
-        self.chunk_pages = max(1, CHUNK_BYTES // self._size)
+
+    def chunk_pages(self, *, copied: bool) -> int:
+        """Pages of one message; `copied`: they go through other memory on their way."""
+        most = CHUNK_BYTES if copied or not self.direct else SENT_BYTES
+        return max(1, most // self._size)
 
     def views(self, pages: Sequence[int]) -> list[Buffer]:
         """The memory of pages, in their order; neighbours are one buffer. Only if `direct`."""

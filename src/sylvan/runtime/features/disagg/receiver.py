@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -68,6 +68,7 @@ from sylvan.runtime.features.disagg.segment import SharedSegment
 from sylvan.runtime.features.disagg.ways import Means
 from sylvan.runtime.pool.transfers import ThreadedTransfer
 from sylvan.runtime.storage.manifest import Manifest
+from sylvan.utils.tasks import settled
 from sylvan.utils.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
@@ -431,15 +432,19 @@ class Receiver:
         if not mine:
             return
         step = -(-len(mine) // PULLERS)
-        reading: list[Transfer] = []
+        reading: list[tuple[Transfer, Future[Checksums | None]]] = []
         for at in range(0, len(mine), step):
             some, theirs = mine[at : at + step], pages.pages[at : at + step]
             found = pieces(self._where, some, reached.where, theirs)
             future = self._copier.submit(_read, reached.peer, found)
-            reading.append(ThreadedTransfer(self._lot_bytes(Lot(0, some)), future))
-        job.transfers += reading
-        for transfer in reading:
-            await self._until(job, transfer)
+            transfer = ThreadedTransfer(self._lot_bytes(Lot(0, some)), future)
+            reading.append((transfer, future))
+            job.transfers.append(transfer)  # waited for however the job ends
+        for transfer, future in reading:
+            outcome = await settled(asyncio.shield(asyncio.wrap_future(future)))
+            job.transfers.remove(transfer)
+            if isinstance(outcome, BaseException):
+                raise ChannelError(f"pages could not be used: {outcome}")
 
     async def _import(self, job: _Job, lot: Lot, pages: Pages, payload: Sequence[Buffer]) -> None:
         """Write pages from a buffer."""

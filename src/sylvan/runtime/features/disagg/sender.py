@@ -362,8 +362,9 @@ class Sender:
             await channel.send(encode(message))
             self._tell(Sent(room.job, count * self._memory[0].page_bytes))
             return
-        starts = range(0, count, self._views.chunk_pages)
-        chunks = [work.pages[i : i + self._views.chunk_pages] for i in starts]
+        each = self._views.chunk_pages(copied=room.share is not None)
+        starts = range(0, count, each)
+        chunks = [work.pages[i : i + each] for i in starts]
         ready = asyncio.ensure_future(call_in_thread(self._views.read, chunks[0]))
         try:
             for number, chunk in enumerate(chunks):

@@ -1,0 +1,154 @@
+"""Pages of docs/ against the code they speak of."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from functools import cache
+from pathlib import Path
+
+from sylvan.cli.help import shown_sections
+from sylvan.config.schema import BENCH, ROUTE, SERVE, SIMULATE
+from tests.repo.test_house import SOURCES
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+ELLIPSIS = "…"
+
+
+@cache
+def sources():
+    """Every text in the sources, with `…` for what is put into it; and the names of classes."""
+    texts, classes = [], set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [
+                    part.value if isinstance(part, ast.Constant) else ELLIPSIS
+                    for part in node.values
+                ]
+                texts.append("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+            elif isinstance(node, ast.ClassDef):
+                classes.add(node.name)
+    return "\0".join([*texts, ""]), classes
+
+
+def quoted():
+    page = (DOCS / "troubleshooting.md").read_text()
+    for row in re.findall(r"^\| (.*) \|$", page, re.MULTILINE):
+        cells = [cell.strip() for cell in row.split(" | ")]
+        column = 1 if cells[0].isdigit() else 0
+        if found := re.fullmatch(r"`(.*[ …].*)`|`(Unauthorized|Forbidden)`", cells[column]):
+            yield found[1] or found[2]
+
+
+def is_said(message):
+    """Whether one text of the sources has all parts of a message, in order."""
+    parts = [part for part in message.split(ELLIPSIS) if part.strip()]
+    longest, texts, at = max(parts, key=len), sources()[0], -1
+    while (at := texts.find(longest, at + 1)) >= 0:
+        text = texts[texts.rfind("\0", 0, at) + 1 : texts.find("\0", at)]
+        if re.search(".*?".join(map(re.escape, parts)), text, re.DOTALL):
+            return True
+    return False
+
+
+def test_messages_of_troubleshooting_are_in_the_sources():
+    said = list(quoted())
+
+    assert [message for message in said if not is_said(message)] == []
+    assert len(said) > 100
+    assert not is_said("the architecture … is not forbidden")
+
+
+def test_diagrams_are_pictures_with_a_text_for_those_who_cannot_see_them():
+    pictures = sorted((DOCS / "concepts").glob("*.svg"))
+
+    assert len(pictures) == 5
+    assert all(ET.parse(picture).getroot().get("aria-label") for picture in pictures)
+
+
+def settings():
+    known = set()
+    for schema in (SERVE, ROUTE, BENCH, SIMULATE):
+        known |= set(schema.fields) | {info.path for info in shown_sections(schema)}
+    return known
+
+
+def test_settings_named_on_pages_exist():
+    known = settings()
+    sections = {path.partition(".")[0] for path in known if "." in path}
+    pages = ["troubleshooting", "sizing", "glossary", "getting-started", "not-here"]
+    pages += [f"concepts/{name}" for name in ("index", "request", "radix-cache", "step", "memory")]
+    wrong = []
+    for page in pages:
+        for name in re.findall(r"`(?:--)?([a-z_]+\.[a-z_-]+)`", (DOCS / f"{page}.md").read_text()):
+            path = name.replace("-", "_")
+            if path.partition(".")[0] in sections and path not in known:
+                wrong.append(f"{page}: {name}")
+    assert wrong == []
+
+
+def test_names_of_the_glossary_exist():
+    rows = re.findall(r"^\| .* \| (`.*`) \|$", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`([\w.]+)`", row)]
+    known = sources()[1] | settings() | {"models.registry"}
+
+    assert [name for name in named if name not in known] == []
+    assert len(rows) >= 60
+
+
+def test_the_site_builds_without_warnings(tmp_path):
+    """Every page is in the navigation, and every link and anchor leads somewhere."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "<svg" in (tmp_path / "index.html").read_text()
+    assert (tmp_path / "changelog.html").exists()
+
+
+def test_links_that_leave_docs_become_code_or_pages():
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "scripts" / "mkdocs_hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+
+    def fixed(text):
+        return hooks.stay_inside(text, DOCS / "howto")
+
+    assert (
+        fixed("[here](gateway.md#a) and [x](../index.md)")
+        == "[here](gateway.md#a) and [x](../index.md)"
+    )
+    assert fixed("[its file](../../src/sylvan/rpc/scheduler.proto)") == (
+        "its file (`src/sylvan/rpc/scheduler.proto`)"
+    )
+    assert fixed("[`Makefile`](../../Makefile)") == "`Makefile`"
+    assert fixed("[log](../../CHANGELOG.md)") == "[log](../changelog.md)"
+    assert hooks.from_root("[how](docs/howto/ui.md#a)") == "[how](howto/ui.md#a)"
+    assert hooks.from_root("[log](CHANGELOG.md), [make](Makefile)") == (
+        "[log](changelog.md), make (`Makefile`)"
+    )
+
+
+def test_files_named_on_the_map_of_the_code_exist():
+    page = (DOCS / "concepts" / "find-your-way.md").read_text()
+    named = set(re.findall(r"`([\w/]+(?:\.py|/))`", page)) - {"src/sylvan/"}
+
+    assert [name for name in named if not (ROOT / "src" / "sylvan" / name).exists()] == []
+    assert len(named) > 40
