@@ -178,3 +178,7 @@ def flags(model_path: str | None, options: dict[str, Any]) -> list[str]:
         elif value is not None and value is not False:
             arguments += [flag, str(value)]
     return arguments
+
+
+Runtime = LocalServer
+"""As programs written for SGLang call it."""
