@@ -104,7 +104,7 @@ async def measure(
         config: Checked.
         headers: Of every request, with the key.
         progress: Told how far a run is.
-        report: Told of each run.
+        report: Called with each run.
 
     Raises:
         TargetError: The server cannot be used, or answers no request.
@@ -132,7 +132,7 @@ async def run_all(
         config: Checked.
         schema: Of `config`.
         progress: Told how far a run is.
-        report: Told of each run.
+        report: Called with each run.
 
     Raises:
         TargetError: The target answers no request.

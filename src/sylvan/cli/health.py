@@ -1,4 +1,4 @@
-"""`sylvan health`: ask a server how it is, for whoever starts and stops it."""
+"""`sylvan health`: check a server's health, for supervisors and probes."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ class LimitsConfig(Section, frozen=True):
 
     connections: Count = 4096
     """Most open connections; never more than file descriptors allow. Idle ones are closed to make
-    room.
-    """
+    room."""
     connections_per_address: Count = 3072
     """Most of these from one address; clients behind a proxy share one."""
     head_bytes: Bytes = 64 << 10
@@ -38,8 +37,7 @@ class LimitsConfig(Section, frozen=True):
     """Most names in one object of a body."""
     calls_per_tenant: Count = 2048
     """Most concurrent calls of one tenant, streams until they end; the next one is refused with
-    status 429.
-    """
+    status 429."""
 
     text_chars: Count = 1 << 20
     """Most characters of one call of `/tokenize`, `/parse_function_call` or `/separate_reasoning`.
@@ -51,21 +49,17 @@ class LimitsConfig(Section, frozen=True):
     """
     logprobs: Count = 32 << 20
     """Most log probabilities for one prompt: alternatives of all positions of all samples, up to
-    the allowed number of tokens.
-    """
+    the allowed number of tokens."""
     sessions: Count = 1024
     """Most sessions of one tenant; beyond it the longest idle one is closed."""
     session_tokens: Count = 1 << 24
     """Most tokens in all sessions of one tenant; likewise."""
     response_bytes: Bytes = 256 << 20
     """Total size of stored `/v1/responses` answers and their inputs; beyond it the oldest entries
-    of the tenant with the most are deleted.
-    """
+    of the tenant with the most are deleted."""
     stored_bytes: Bytes = 1 << 30
     """Total size of files and batches of one tenant; more are refused with status 413. In memory
-    without `server.data_dir`.
-    """
+    without `server.data_dir`."""
     retention_s: Annotated[float, msgspec.Meta(ge=60)] = 30 * 86_400.0
     """Seconds after which files, ended batches and stored responses are deleted, and idle sessions
-    closed.
-    """
+    closed."""

@@ -30,8 +30,7 @@ class FrontConfig(Section, frozen=True):
     """Web origins that may call the gateway from a browser; `*` for all."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of trusted proxies, whose `X-Forwarded-For` and `X-Forwarded-Proto` are
-    believed; default: none.
-    """
+    believed; default: none."""
     max_body_bytes: Bytes = 512 << 20
     """Largest request body; larger ones are refused with status 413."""
     drain_s: Seconds = 180.0
@@ -96,8 +95,7 @@ class RoutingConfig(Section, frozen=True):
     """Policy for decode workers; default: `routing.policy`."""
     cache_threshold: Share | None = None
     """`cache_aware` with thresholds: smallest share of a prompt that a worker must hold to attract
-    it. Setting any of the three thresholds replaces the cost by SGLang's rule.
-    """
+    it. Setting any of the three thresholds replaces the cost by SGLang's rule."""
     balance_abs_threshold: Natural | None = None
     """`cache_aware` with thresholds: load difference above which the least loaded wins."""
     balance_rel_threshold: Annotated[float, msgspec.Meta(ge=1)] | None = None
@@ -112,8 +110,7 @@ class RoutingConfig(Section, frozen=True):
     """`prefix_hash`: skip a worker with more than this many times the mean load."""
     assignment: Literal["random", "min_load", "min_group"] = "random"
     """`manual`: assignment of a new routing key; `min_group` selects the worker with the fewest
-    keys.
-    """
+    keys."""
     max_idle_s: Positive = 4 * 3600.0
     """`manual`: routing keys unused for this long are forgotten."""
     bucket_adjust_s: Positive = 5.0
@@ -125,8 +122,7 @@ class RouteLimitsConfig(Section, frozen=True):
 
     connections: Count = 16384
     """Most open client connections; never more than file descriptors allow. Idle ones are closed to
-    make room.
-    """
+    make room."""
     connections_per_address: Count = 16384
     """Most of these from one address; clients behind a proxy share one."""
     head_bytes: Bytes = 64 << 10
@@ -168,8 +164,7 @@ class RetryConfig(Section, frozen=True):
     """Random variation of a pause, as a share of it."""
     budget: Annotated[float, msgspec.Meta(ge=0)] = 0.2
     """Retry budget: retries earned per request; failures multiply the load by at most one plus
-    this.
-    """
+    this."""
 
 
 class BreakerConfig(Section, frozen=True):
@@ -213,8 +208,7 @@ class FailoverConfig(Section, frozen=True):
     """A worker silent on a stream for this long counts as lost."""
     max_moves: Natural = 3
     """Workers that one request may lose in a row without progress; the request may be what kills
-    them.
-    """
+    them."""
     journal_bytes: Bytes = 16 << 20
     """Most bytes kept of one stream to continue it."""
     resume_s: Seconds = 30.0
@@ -275,8 +269,7 @@ class ProvidersConfig(Section, frozen=True):
     """Addresses of upstreams; their models are queried."""
     history: Literal["memory", "none", "sqlite"] = "none"
     """Where the gateway stores responses and conversations so that any upstream can continue them;
-    `none`: each upstream stores its own.
-    """
+    `none`: each upstream stores its own."""
     history_file: str | None = None
     """File of the `sqlite` history."""
     history_entries: Count = 10_000

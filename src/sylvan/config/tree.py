@@ -44,18 +44,15 @@ class CacheConfig(Section, frozen=True):
     """Tokens per page of the KV cache; prefixes are shared in whole pages."""
     memory: Bytes | Fraction | Auto = "auto"
     """Size of the KV cache (`2GiB`), or the share of device memory for weights and KV cache
-    together (`0.85`).
-    """
+    together (`0.85`)."""
     max_tokens: Tokens | Auto = "auto"
     """Size of the KV cache in tokens; replaces `cache.memory`."""
     max_states: Count | Auto = "auto"
     """Slots of recurrent state, for models with recurrent layers: one empty slot, one per running
-    request, the rest for cached prefixes.
-    """
+    request, the rest for cached prefixes."""
     dtype: Literal["model", "fp8_e4m3", "int8"] = "model"
     """Data type of keys and values: the model's, or an 8-bit type, which halves the memory and
-    costs accuracy: floats (`fp8_e4m3`), or on the CPU `int8` with a scale per token and head.
-    """
+    costs accuracy: floats (`fp8_e4m3`), or on the CPU `int8` with a scale per token and head."""
     prefix: Literal["radix", "none"] = "radix"
     """Reuse the KV of shared prefixes with a radix tree, or not at all."""
     eviction: str = "lru"
@@ -72,8 +69,7 @@ class SchedulerConfig(Section, frozen=True):
     """Tokens computed in one step, over all requests."""
     chunk_tokens: AnyTokens | Auto = "auto"
     """Most prompt tokens computed in one step, so that prefill does not delay generation; 0 never
-    splits a prompt.
-    """
+    splits a prompt."""
     max_running_reqs: Count | Auto = "auto"
     """Most requests in one step."""
     max_waiting_reqs: Count = 4096
@@ -82,18 +78,15 @@ class SchedulerConfig(Section, frozen=True):
     """Longest waiting time; after it a request is refused with status 503."""
     hang_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 300.0
     """A scheduler process without a heartbeat for this long is killed, with its stacks printed, and
-    replaced; must exceed the longest step.
-    """
+    replaced; must exceed the longest step."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Plan the next step while the device computes the current one."""
     conservativeness: Annotated[float, msgspec.Meta(ge=0, le=10)] = 1.0
     """Share of `max_new_tokens` that a request is expected to generate, relative to the built-in
-    estimate; larger values admit fewer requests and preempt less.
-    """
+    estimate; larger values admit fewer requests and preempt less."""
     preempt_threshold: Natural | None = 10
     """Priority difference at which a waiting request preempts a running one; `none` disables
-    preemption by priority.
-    """
+    preemption by priority."""
 
     tenant_weights: dict[str, Annotated[float, msgspec.Meta(gt=0, le=1e6)]] = {}
     """Weights of tenants under policy `vtc`: `name=2,other=1`; the default weight is 1."""
@@ -110,16 +103,14 @@ class ParallelConfig(Section, frozen=True):
 
     tp: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """Tensor-parallel ranks: each process holds a share of every layer and its KV, and uses its own
-    `threads`.
-    """
+    `threads`."""
     backend: Literal["auto", "shared", "gloo"] = "auto"
     """Communication between ranks: shared memory, which needs the compiled kernels, or gloo."""
     join_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
     """Seconds within which all ranks must connect at start."""
     rank_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 2.0
     """A rank without a heartbeat for this long is killed; all ranks then restart, and requests
-    continue.
-    """
+    continue."""
 
 
 class ServerConfig(Section, frozen=True):
@@ -142,12 +133,10 @@ class ServerConfig(Section, frozen=True):
     """Key for the administrative routes."""
     gateway_key: Secret | None = None
     """Key that identifies gateways, whose streams other servers can continue; without it, clients
-    with access to administrative routes count as gateways.
-    """
+    with access to administrative routes count as gateways."""
     replicas: Count = 1
     """Number of servers of the model, each with its own cache, behind a gateway that this command
-    starts. They share the CPU's cores and memory; GPUs are not shared.
-    """
+    starts. They share the CPU's cores and memory; GPUs are not shared."""
     register: tuple[str, ...] = ()
     """Gateways (`http://HOST:PORT`) at which this server registers, and deregisters when it stops.
     """
@@ -159,14 +148,12 @@ class ServerConfig(Section, frozen=True):
     """Path prefix under which a proxy exposes this server."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of trusted proxies, whose `X-Forwarded-For` and `X-Forwarded-Proto` are
-    believed; default: none.
-    """
+    believed; default: none."""
     cors_origins: tuple[str, ...] = ()
     """Web origins that may call this server from a browser; `*` for all."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names by which clients may address this server, in addition to `localhost` and loopback
-    addresses; `*` for all. If empty, only servers on loopback without a key check the name.
-    """
+    addresses; `*` for all. If empty, only servers on loopback without a key check the name."""
     max_body_bytes: Bytes = 32 << 20
     """Largest request body; larger ones are refused with status 413."""
     data_dir: str | None = None
@@ -194,16 +181,13 @@ class TextConfig(Section, frozen=True):
     """File with a Jinja chat template; instead of the model's own."""
     tool_parser: str | None = "auto"
     """Format of the model's tool calls; `auto` detects it from the template, `none` leaves them in
-    the text.
-    """
+    the text."""
     reasoning_parser: str | None = "auto"
     """Format of the model's reasoning; `auto` detects it from the template, `none` leaves it in the
-    text.
-    """
+    text."""
     sampling_defaults: Literal["model", "openai"] = "model"
     """Default sampling parameters of requests: the model's `generation_config.json`, or OpenAI's
-    defaults.
-    """
+    defaults."""
     incremental_stream: bool = False
     """`/generate` streams only the new text in each event, not the whole text so far."""
     stream_interval: Count = 1
@@ -218,12 +202,10 @@ class TextConfig(Section, frozen=True):
     """Default chat-template variables of requests: `enable_thinking=false`, or JSON."""
     shared_system_prompts: tuple[str, ...] = ()
     """Files with system prompts shared by all tenants: their part of the prefix cache is common,
-    although each tenant has its own cache.
-    """
+    although each tenant has its own cache."""
     allow_control_text: bool = False
     """Allow control tokens such as `<|im_end|>` in user text. Unsafe: users can then forge messages
-    of others.
-    """
+    of others."""
 
 
 class EmbeddingConfig(Section, frozen=True):
@@ -264,16 +246,14 @@ class LoraConfig(Section, frozen=True):
     """Largest rank of an adapter."""
     max_loaded: Count | None = None
     """Most adapters in host memory; default: as many as fit into `lora.memory`. Others are read
-    again when requested.
-    """
+    again when requested."""
     memory: Bytes | Auto = "auto"
     """Host memory for adapters."""
     eviction: Literal["lru", "fifo"] = "lru"
     """Which adapter is evicted from the device first: least recently used, or first in."""
     max_overtakes: Count = 32
     """Most requests with other adapters that may start before a request whose adapter waits for a
-    slot; then a slot is freed for it.
-    """
+    slot; then a slot is freed for it."""
     allowed_dirs: tuple[str, ...] = ()
     """Directories from which adapters may be loaded at run time; default: any."""
 
@@ -287,8 +267,7 @@ class MediaConfig(Section, frozen=True):
     """Encoder outputs kept after their requests, for later requests with the same item."""
     fetch: bool = False
     """Fetch items from `http://` and `https://` addresses. Addresses of this machine and of private
-    networks are refused unless `media.allowed_hosts` names them.
-    """
+    networks are refused unless `media.allowed_hosts` names them."""
     allowed_hosts: tuple[str, ...] = ()
     """Hosts from which items may be fetched; default: any public one."""
     allowed_dirs: tuple[str, ...] = ()
@@ -317,8 +296,7 @@ class SpeculativeConfig(Section, frozen=True):
     or in the output, plus what the model often says if `draft_model` or the model includes
     n-grams; `standalone` drafts with a smaller model; `eagle` and `eagle3` have a head that was
     trained for the model guess from its hidden vectors, and so do the heads of `medusa`, each
-    one token further; `nextn` does it with the layer for it that the model's checkpoint brings.
-    """
+    one token further; `nextn` does it with the layer for it that the model's checkpoint brings."""
     draft_model: str | None = None
     """Directory of the smaller model of `standalone`, which has the tokenizer of the model served,
     or of the head of `eagle` or `eagle3`, or the heads of `medusa`; or of what the model mostly
@@ -329,24 +307,20 @@ class SpeculativeConfig(Section, frozen=True):
     """Guesses per position: above 1, heads draft trees of the most likely continuations."""
     num_draft_tokens: Count | Auto = "auto"
     """Tokens of one request that a step verifies: the newest one plus its guesses. One more than
-    `num_steps`, unless guesses are trees.
-    """
+    `num_steps`, unless guesses are trees."""
     adaptive: bool = True
     """Verify as many guesses as speed up the batch, judged by acceptance rates and step times;
-    otherwise always all. Output tokens are the same either way.
-    """
+    otherwise always all. Output tokens are the same either way."""
     min_match: Count = 2
     """Shortest match for which `ngram` drafts, in tokens."""
     max_match: Count = 16
     """Longest match that `ngram` compares, in tokens."""
     shared_tokens: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 0
     """Newest tokens of a tenant's finished requests that `ngram` searches as well; 0: only the text
-    of the request itself.
-    """
+    of the request itself."""
     corpus: str | None = None
     """Texts that `ngram` searches for all requests: a JSONL file of strings, or of objects with
-    `text` or `documents`, or a text file with one text per line.
-    """
+    `text` or `documents`, or a text file with one text per line."""
     corpus_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 131_072
     """Most tokens of `corpus`; search time grows with them."""
 
@@ -375,8 +349,7 @@ class DisaggConfig(Section, frozen=True):
     """Role of this server; `--pd` sets it for each server."""
     transfer: Literal["auto", "tcp", "shm", "nixl", "mooncake", "store"] = "auto"
     """Transfer of KV: reading the other server's memory on the same machine, TCP, a library that
-    both servers need, or the store of `tiers` that both use.
-    """
+    both servers need, or the store of `tiers` that both use."""
     bootstrap_port: Port = 8998
     """Port on which a prefill server accepts decode servers; 0: any."""
     secret_file: str | None = None
@@ -387,8 +360,7 @@ class DisaggConfig(Section, frozen=True):
     """If KV does not arrive, a decode server computes the prompt itself, or fails the request."""
     retraction: Literal["local", "prefill"] = "local"
     """Where a decode server recomputes the KV of a retracted request: locally, or on the prefill
-    server.
-    """
+    server."""
     switchable: bool = False
     """Whether operators may switch the role while the server runs (`/pd_role_switch`)."""
 
@@ -425,8 +397,7 @@ class TiersConfig(Section, frozen=True):
     storage: str | None = None
     """Store, as a directory or URL: `/var/cache/kv`, `redis://HOST/0`, `s3://BUCKET/PREFIX`,
     `mooncake://MASTER:PORT`, `nixl:///DIR`, or one of another package; `file` means
-    `tiers.directory`. Default: none, until one is attached at run time.
-    """
+    `tiers.directory`. Default: none, until one is attached at run time."""
     directory: str | None = None
     """Directory of `tiers.storage=file`; default: a folder in the user's cache."""
     host_ratio: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -435,19 +406,16 @@ class TiersConfig(Section, frozen=True):
     """Size of the host tier in bytes (`32GiB`); replaces `tiers.host_ratio`."""
     host_dtype: Literal["same", "int8"] = "same"
     """Format of keys and values in the host tier: exact, or rounded to 8 bits, which takes at most
-    half the memory and changes answers slightly.
-    """
+    half the memory and changes answers slightly."""
     write_policy: Literal["write_through", "write_through_selective", "write_back"] = (
         "write_through"
     )
     """What is written to lower tiers: all KV that no request uses any more, KV used a second time,
-    or KV next to be evicted.
-    """
+    or KV next to be evicted."""
     prefetch: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
     """How long a request waits for the part of its prompt that the store has: not at all, until all
     of it is loaded, or up to a timeout. With `best_effort`, a server also starts if the store
-    cannot be reached.
-    """
+    cannot be reached."""
     prefetch_min_tokens: Count = 256
     """Shortest prefix worth fetching; fewer tokens are computed."""
     prefetch_timeout_s: Seconds = 1.0
@@ -462,8 +430,7 @@ class TiersConfig(Section, frozen=True):
     """Pages unused for this long are deleted. For directories and Redis."""
     key_file: str | None = None
     """File with the operator's key, at least 32 bytes: pages are encrypted (AES-256-GCM), and
-    tenants find their KV again after a restart, which needs a key.
-    """
+    tenants find their KV again after a restart, which needs a key."""
 
 
 class ObserveConfig(Section, frozen=True):
@@ -477,8 +444,7 @@ class ObserveConfig(Section, frozen=True):
     """Log each request when it arrives and when it ends."""
     log_requests_level: Annotated[int, msgspec.Meta(ge=0, le=3)] = 2
     """Detail of that log: 0 names, counts and times; 1 adds sampling parameters; 2 adds the first
-    2048 characters of prompt and output; 3 logs both in full.
-    """
+    2048 characters of prompt and output; 3 logs both in full."""
     log_requests_format: Literal["text", "json"] = "text"
     """Format of these lines."""
     log_requests_target: tuple[str, ...] = ()
@@ -487,8 +453,7 @@ class ObserveConfig(Section, frozen=True):
     """Path prefixes that `server.access_log` omits: `/metrics,/health`."""
     record: str | None = None
     """Directory for flight recordings of the scheduler, one per start; `sylvan replay DIR` plays
-    them back.
-    """
+    them back."""
     metrics_prefix: Annotated[str, msgspec.Meta(pattern="^([a-zA-Z_:][a-zA-Z0-9_:]*)?$")] = (
         "sglang:"
     )
@@ -497,8 +462,7 @@ class ObserveConfig(Section, frozen=True):
     """Labels of all metrics: `region=eu,rack=7`."""
     custom_labels: tuple[str, ...] = ()
     """Label names that clients may set in the header `x-custom-labels`, a JSON object; at most 100
-    values per label are distinguished.
-    """
+    values per label are distinguished."""
     ttft_buckets: tuple[float, ...] = ()
     """Histogram buckets of the time to first token, upper bounds in seconds; default: SGLang's."""
     token_buckets: tuple[float, ...] = ()
@@ -507,22 +471,19 @@ class ObserveConfig(Section, frozen=True):
     """Histogram buckets of the time of whole requests."""
     prompt_token_buckets: tuple[str, ...] = ()
     """Histogram buckets of prompt lengths: `default`, `tse MIDDLE BASE COUNT` (bounds on both sides
-    of MIDDLE, at distances that grow by BASE), or `custom` and numbers.
-    """
+    of MIDDLE, at distances that grow by BASE), or `custom` and numbers."""
     output_token_buckets: tuple[str, ...] = ()
     """Histogram buckets of output lengths."""
     trace: bool = False
     """Send OpenTelemetry traces of requests; needs the extra `trace`."""
     trace_endpoint: str = "http://localhost:4317"
     """Trace collector: `http://HOST:4317` speaks OTLP over gRPC; with a path, such as
-    `http://HOST:4318/v1/traces`, over HTTP.
-    """
+    `http://HOST:4318/v1/traces`, over HTTP."""
     trace_service: str = "sylvan"
     """Name of the service in traces."""
     loop_hold_s: Annotated[float, msgspec.Meta(ge=0.01)] = 0.25
     """Functions that block the event loop of the API process, and so all other requests, for longer
-    are reported in the log and in the metric `sylvan:event_loop_holds`.
-    """
+    are reported in the log and in the metric `sylvan:event_loop_holds`."""
     report_dir: str | None = None
     """Directory for profiles and hang reports; default: a directory among temporary files."""
 
@@ -541,28 +502,22 @@ class Config(Section, frozen=True):
     """Directory or URL of the tokenizer, or a GGUF file; default: the model's own."""
     task: Literal["auto", "generate", "embed", "classify", "both", "vectors"] = "auto"
     """Task of the model: generate text, embed, or classify. `auto` depends on its architecture,
-    `both` generates and embeds, `vectors` is whatever it can do besides generating.
-    """
+    `both` generates and embeds, `vectors` is whatever it can do besides generating."""
     load_format: Literal["auto", "safetensors", "gguf", "pt", "dummy"] = "auto"
     """Format of the weights; `auto` takes safetensors or GGUF, whichever exists; `pt` reads
-    PyTorch's .bin files (tensors only, no code); `dummy` uses random weights (for benchmarks).
-    """
+    PyTorch's .bin files (tensors only, no code); `dummy` uses random weights (for benchmarks)."""
     load_cache: str | None = None
     """Directory that caches packed weights, so that later starts on a CPU read them instead of
-    packing the checkpoint again; needs about as much disk as the weights take memory.
-    """
+    packing the checkpoint again; needs about as much disk as the weights take memory."""
     trust_remote_code: bool = False
     """Run Python files of the checkpoint (`auto_map`) if nothing else can serve it. They can do
-    anything you can: only use directories from people you trust.
-    """
+    anything you can: only use directories from people you trust."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; `auto` uses the checkpoint's if the device supports it at
-    full speed.
-    """
+    full speed."""
     quantization: Literal["w8a8", "w4a8", "int8", "int4", "w4a16", "fp8"] | None = None
     """Quantise the weights of linear layers to 8 or 4 bits at load time, and their inputs to 8;
-    `int8` is `w8a8`, `int4` is `w4a8`. `w4a16` and `fp8` keep the inputs.
-    """
+    `int8` is `w8a8`, `int4` is `w4a8`. `w4a16` and `fp8` keep the inputs."""
     context_len: Tokens | Auto = "auto"
     """Longest prompt plus output; `auto` is the model's limit."""
     device: str = "auto"
@@ -573,26 +528,21 @@ class Config(Section, frozen=True):
     """Attention backend."""
     runner: Literal["auto", "program", "graph", "eager"] = "auto"
     """How steps run: recorded once and replayed natively (on a CPU), as graphs captured for batch
-    sizes (on a GPU), or operation by operation.
-    """
+    sizes (on a GPU), or operation by operation."""
     runner_fallback: bool | Auto = "auto"
     """Whether to run a model that cannot be recorded operation by operation instead of refusing it;
-    `auto` does so unless runner or attention was set, or deterministic requested.
-    """
+    `auto` does so unless runner or attention was set, or deterministic requested."""
     deterministic: bool | Auto = "auto"
     """Answers never depend on what else is batched, cached or chunked, bit for bit; `true` refuses
-    configurations that cannot guarantee it, `auto` guarantees it where native steps run.
-    """
+    configurations that cannot guarantee it, `auto` guarantees it where native steps run."""
     seed: int | None = None
     """Seed of the generator that gives requests without a seed theirs, so restarts repeat them;
-    default: random.
-    """
+    default: random."""
     processes: Literal["one", "many"] = "many"
     """Run API, scheduler and detokenizer in separate processes, or all in this one."""
     chaos: dict[str, str] = {}
     """Faults that the server injects into itself for testing: `kill-scheduler=0.01,ipc-delay=50ms`.
-    Only for servers reachable from this machine alone.
-    """
+    Only for servers reachable from this machine alone."""
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()

@@ -68,7 +68,7 @@ def no_network(texts: Iterable[str]) -> str | None:
 
 
 def not_an_address(proxies: Iterable[str]) -> str:
-    """What to tell whoever gave such `server.trusted_proxies`."""
+    """The warning for such `server.trusted_proxies`."""
     return (
         f"server.trusted_proxies: {no_network(proxies)!r} is no IP address and no network "
         "(such as 10.0.0.0/8, without bits of a host)"

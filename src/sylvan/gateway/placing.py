@@ -50,7 +50,7 @@ class PlacedRequest:
 
 
 PlaceListener = Callable[[str, Placement, RoutingRequest], None]
-"""Told of the model whose policy has placed a request, and how."""
+"""Called with the model whose policy has placed a request, and how."""
 
 
 class Placing:
@@ -60,7 +60,7 @@ class Placing:
         ConfigError: A policy that is configured does not exist.
 
     Attributes:
-        on_place: Told of each choice of a policy.
+        on_place: Called with each choice of a policy.
     """
 
     def __init__(self, registry: Registry, parts: PolicyParts, families: Families) -> None:

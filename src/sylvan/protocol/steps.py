@@ -83,7 +83,7 @@ class StepLog:
         fresh = path.with_name(f"{path.name}.new")
         fresh.write_bytes(bytes(self._buffer))
         self._buffer = map_steps(fresh, write=True)
-        fresh.replace(path)  # whoever has mapped the file of an earlier scheduler keeps that
+        fresh.replace(path)  # readers that mapped the file of an earlier scheduler keep it
 
     def launched(
         self, planned_s: float, launched_s: float, counts: tuple[int, ...], first_rid: bytes

@@ -39,7 +39,7 @@ class TimedExecutor:
         rows: Tokens computed so far.
         most_rows: Of one step.
         busy_s: Time that steps took.
-        on_plan: Told of each plan.
+        on_plan: Called with each plan.
         answers: What each step brings, as when a recording is followed; None: `TOKEN` for each
             request.
     """

@@ -113,7 +113,7 @@ def answer(
         prompts: Token ids.
         layers: Read by the head; empty: vectors after the final norm; None: no vectors are kept.
         most_tokens: Of an answer.
-        keep: Told of each part: how many prompts there were before, and the texts.
+        keep: Called with each part: how many prompts there were before, and the texts.
 
     Raises:
         ConfigError: the model cannot be served.

@@ -72,7 +72,7 @@ def train_draft(
         data: File of prompts, see `read_prompts`.
         out: Directory of the head, made if need be.
         wish: How.
-        tell: Told of progress.
+        tell: Called with progress.
 
     Raises:
         ConfigError: the model, the file or the directory cannot be used for that.

@@ -29,7 +29,7 @@ class WorkerRoutes:
     Attributes:
         registry: All workers.
         jobs: Does what takes time.
-        changed: Told of the address of each worker that an operator changes, and of what it is now;
+        changed: Called with the address of each worker that an operator changes, and its new state;
             None: it is removed.
     """
 

@@ -13,7 +13,7 @@ from sylvan.utils.clock import Clock
 
 
 class Permit:
-    """One request that was let in. Whoever holds it closes it when its last byte is out."""
+    """One admitted request. Its holder closes it after the last byte was sent."""
 
     __slots__ = ("_admission", "_open")
 
@@ -112,7 +112,7 @@ class GatewayAdmission:
         return waiter
 
     def _make_room(self, tenant: str) -> None:
-        """Turn away the latest of whoever has most requests waiting.
+        """Reject the latest request of the client with the most waiting requests.
 
         Raises:
             QueueFullError: That is the newcomer.

@@ -25,7 +25,7 @@ _END = b"\n\n"
 
 
 class NumberedStream:
-    """One stream: its events so far, and whoever reads it.
+    """One stream: its events so far, and its reader.
 
     Attributes:
         name: First part of the ids.

@@ -37,7 +37,7 @@ class Search:
         self._known: OrderedDict[str, str] = OrderedDict()
 
     async def serve(self, caller: Caller, route: Passed, raw: bytes) -> None:
-        """Pass a request on to whoever keeps what it is about.
+        """Forward a request to the worker that stores its object.
 
         Raises:
             NoWorkerError: There is nobody to ask.

@@ -1,4 +1,4 @@
-"""What is told of a request while it is served, for whoever traces it."""
+"""The interface between a request being served and its trace."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class _Follower:
             socket.close(linger=0)
 
     async def _watch(self, connected: zmq.asyncio.Socket) -> None:
-        """Begin anew with each connection: whoever publishes now may be another process."""
+        """Restart with each connection: the publisher may be another process now."""
         while True:
             await connected.recv_multipart()
             async with self._lock:

@@ -17,7 +17,7 @@ class Clients:
 
     Attributes:
         open: There are no keys: everyone is a client.
-        on_spend: Told of the tenant, and of requests and tokens that it takes from its budget.
+        on_spend: Called with the tenant, and of requests and tokens that it takes from its budget.
     """
 
     def __init__(self, key: Secret | None, entries: list[KeyEntry], clock: Clock) -> None:

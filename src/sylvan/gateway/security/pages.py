@@ -28,7 +28,7 @@ class TrustedPages:
 
     Attributes:
         origins: Those that the operator named.
-        open: There are no keys: whoever reaches the gateway is a client.
+        open: There are no keys: anyone who reaches the gateway is a client.
     """
 
     origins: Collection[str]

@@ -25,7 +25,7 @@ class CircuitBreaker:
     Attributes:
         failures: Failures in a row.
         successes: Successes in a row.
-        on_change: Told of each change of state, with the old and the new one.
+        on_change: Called with each change of state, with the old and the new one.
     """
 
     def __init__(self, config: BreakerConfig, clock: Clock) -> None:

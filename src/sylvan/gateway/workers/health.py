@@ -27,8 +27,8 @@ class HealthChecks:
         registry: Whom to check.
         config: How often.
         probe: How.
-        count: Told of each outcome.
-        on_lost: Told of each worker that became unhealthy.
+        count: Called with each outcome.
+        on_lost: Called with each worker that became unhealthy.
     """
 
     def __init__(

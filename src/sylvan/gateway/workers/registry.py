@@ -46,13 +46,13 @@ def _best(workers: Sequence[Worker]) -> Sequence[Worker]:
 
 
 class Registry:
-    """Workers come by `add` and go by `remove`; whoever keeps something of theirs is told.
+    """`add` and `remove` workers; subscribers that keep state per worker are notified.
 
     Attributes:
         ring: All workers by id.
-        on_add: Told of each worker that was added.
-        on_remove: Told of each worker that was removed.
-        on_load: Told of each worker whose load has changed.
+        on_add: Called with each worker that was added.
+        on_remove: Called with each worker that was removed.
+        on_load: Called with each worker whose load has changed.
     """
 
     def __init__(self) -> None:

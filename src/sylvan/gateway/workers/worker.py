@@ -200,7 +200,7 @@ class Worker:
         self.changed()
 
     def changed(self) -> None:
-        """Tell whoever wants to know that its availability may have changed."""
+        """Notify subscribers that its availability may have changed."""
         for listener in self.on_change:
             listener(self)
 
@@ -217,7 +217,7 @@ class Worker:
 
 
 class Dispatch:
-    """One request that a worker is busy with. Whoever holds it closes it, in a `finally`."""
+    """One running request of a worker. Its holder closes it in a `finally`."""
 
     __slots__ = ("_open", "_tokens", "_verdict", "worker")
 
@@ -264,7 +264,7 @@ class Dispatch:
 
 
 def _loaded(worker: Worker) -> None:
-    """Tell whoever wants to know that the load that this gateway makes has changed."""
+    """Notify subscribers that the load from this gateway has changed."""
     for listener in worker.on_load:
         listener(worker)
     _counted(worker)

@@ -51,7 +51,7 @@ class Graph:
     Attributes:
         dtype: Of the model's rows.
         ops: Their buffers are virtual (>= 0) or constants (~index).
-        sizes: Bytes of each virtual buffer; 0: whoever runs the program binds it.
+        sizes: Bytes of each virtual buffer; 0: the caller binds it.
         inputs: Virtual buffers that the caller fills before a run.
         pinned: Virtual buffers that are kept to the end.
         constants: Memory that is the same in every step; None: of a weight that is not packed yet.

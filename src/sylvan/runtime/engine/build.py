@@ -112,7 +112,7 @@ def build_scheduler(
     Args:
         config: May still hold `auto`.
         emit: Takes the outputs of each step.
-        progress: Told of the bytes that are loaded; None: lines of the log tell of them.
+        progress: Called with the bytes that are loaded; None: lines of the log tell of them.
         also: What is added to that.
         ranks: Those that hold the model with this process; None: there are no others.
 

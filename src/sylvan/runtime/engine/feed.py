@@ -1,4 +1,4 @@
-"""From an async generator on the engine's loop to whoever reads it, in another thread or loop."""
+"""Bridges an async generator on the engine's loop to a reader in another thread or loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of a process that hung: which steps were decided last, for whoever looks later."""
+"""Report about a process that hung: the last steps that it decided."""
 
 from __future__ import annotations
 

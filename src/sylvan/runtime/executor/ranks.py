@@ -102,7 +102,7 @@ class RankedExecutor:
         return _ToldRanks(self._executor.control(own), told, self._codec)
 
     def close(self) -> None:
-        """The other ranks end. Whoever made the channels closes them."""
+        """End the other ranks. The creator of the channels closes them."""
         self._send(Close())
         self._executor.close()
 

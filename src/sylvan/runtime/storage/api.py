@@ -22,7 +22,7 @@ Buffer = bytearray | memoryview
 
 
 class StoreError(SylvanError):
-    """A store cannot be reached, refuses, or has no room. Whoever asked computes instead."""
+    """A store is unreachable, refuses, or is full. The caller computes instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

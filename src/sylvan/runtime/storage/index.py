@@ -54,7 +54,7 @@ class PageIndex:
         _use_wal(self._db)
         self._db.execute("PRAGMA synchronous = OFF")  # files say what they are: it can be remade
         self._db.executescript(_SCHEMA)
-        # whoever only looks does not wait for a thread that waits for another process
+        # readers must not wait for a thread that waits for another process
         self._reader, self._reading = _connect(path), threading.Lock()
 
     def close(self) -> None:

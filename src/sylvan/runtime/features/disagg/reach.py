@@ -1,4 +1,4 @@
-"""Reading pages out of another process's memory: one copy, made by whoever receives."""
+"""Reads pages from another process's memory: a single copy, made by the receiver."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ class Receiver:
         return channel, answer
 
     async def _meet(self, work: JoinRoom, port: int) -> tuple[Channel, Accepted | Elsewhere]:
-        """Say which part is wanted to whoever listens at a port."""
+        """Request a part from the server that listens at a port."""
         channel = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):

@@ -113,7 +113,7 @@ class HostCopies:
         dropped = self._shrink(0, 0)
         loads: list[AdapterFiles] = []
         for adapter in tuple(self._wanted.values()):
-            if not adapter.requests and not adapter.pinned:  # whoever wanted it has left
+            if not adapter.requests and not adapter.pinned:  # all its requests have ended
                 del self._wanted[adapter.id]
                 adapter.copy = Copy.ABSENT
                 continue

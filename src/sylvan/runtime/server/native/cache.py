@@ -100,7 +100,7 @@ async def _ask(
 
 
 def _owner(call: Call[None]) -> str | None:
-    """None for the operator, who sees everything; so does whoever holds the server's own key."""
+    """None for operators, and for holders of the server's own key, who see everything."""
     name = call.tenant.name
     return None if call.tenant.admin or not name else call.context.engine.isolation.owner(name)
 

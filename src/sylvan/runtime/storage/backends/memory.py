@@ -129,7 +129,7 @@ class MemoryStore:
 
 
 def open_memory(url: str, limits: StoreLimits) -> MemoryStore:
-    """The store of that name in this process; the limits are those of whoever opened it first."""
+    """The store of that name in this process; the first opener sets the limits."""
     with _OPENING:
         if url not in _OPEN:
             _OPEN[url] = MemoryStore(limits)
