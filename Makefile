@@ -33,7 +33,7 @@ serve: $(VENV)/.runtime  ## install and serve the built-in model; ARGS="--port 3
 test: $(VENV)/.dev  ## install and run the tests; ARGS="tests/unit -k radix" chooses
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
-test-slow: $(VENV)/.dev  ## run what `make test` leaves out: benchmarks, training, compilers for other chips
+test-slow: $(VENV)/.dev  ## run what `make test` leaves out: benchmarks, training, compilers for other chips, long runs
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
 
 gpu-test: $(VENV)/.dev  ## run kernels, the executor and a server on this machine's NVIDIA GPU

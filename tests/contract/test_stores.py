@@ -375,9 +375,10 @@ from pathlib import Path
 from sylvan.runtime.storage.api import StoreLimits
 from sylvan.runtime.storage.backends import mooncake as mooncake_backend
 from sylvan.runtime.storage.backends.file import FileStore
-from sylvan.runtime.storage.record import Records
+from sylvan.runtime.storage.record import RecordCodec
 from tests.support.stores import name_of
-store, records = FileStore(Path(sys.argv[1]), StoreLimits(max_bytes=2_000_000)), Records(b"i" * 32)
+records = RecordCodec(b"i" * 32)
+store = FileStore(Path(sys.argv[1]), StoreLimits(max_bytes=2_000_000))
 for number in itertools.count(int(sys.argv[2])):
     store.write(name_of(number), records.encode(name_of(number), bytes([number % 251]) * 50_000))
     if number == int(sys.argv[2]) + 5: print("going", flush=True)

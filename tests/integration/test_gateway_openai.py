@@ -202,3 +202,19 @@ def test_addresses_alone_will_do():
     first, second = read_upstreams(config).upstreams
     assert (first.url, second.url) == ("http://a:1/v1", "http://b:2/openai/v1")
     assert first.api_key == second.api_key == "k"
+
+
+async def test_forms_are_passed_on(checkpoint, tmp_path):
+    async with scripted(checkpoint, served_model_name="small") as worker:
+        content = {"upstreams": [{"url": f"{worker.url}/v1", "models": {"fast": "small"}}]}
+        async with passing(tmp_path, content) as front:
+            files = {"file": ("a.wav", b"RIFF", "audio/wav")}
+            for name, status, says in (("fast", 400, "hears nothing"), ("other", 404, "other")):
+                found = await front.http.post(
+                    "/v1/audio/transcriptions", data={"model": name}, files=files
+                )
+                assert found.status_code == status, found.text
+                assert says in found.text
+            lacking = await front.http.post("/v1/audio/transcriptions", files=files)
+            assert lacking.status_code == 400
+            assert "model" in lacking.text

@@ -50,7 +50,13 @@ SHARED_NAMES = {
     "StateSlots": "operands of ops, and who owns the slots",
     "Xielu": "an op and the module",
 }
-CALLED_BY_LIBRARIES = {"forward", "format"}  # of `torch.nn.Module` and `logging.Formatter`
+# Methods that a library declares: PyTorch, logging, asyncio.Protocol, httptools.
+CALLED_BY_LIBRARIES = {
+    *("forward", "format"),
+    *("connection_made", "connection_lost", "data_received", "pause_writing", "resume_writing"),
+    *("on_message_begin", "on_url", "on_header", "on_headers_complete", "on_body"),
+    "on_message_complete",
+}
 
 
 def test_public_functions_have_a_docstring_where_they_are_declared():

@@ -117,7 +117,8 @@ def errors():
 def timeouts():
     hasty = ollama.Client(host=URL, headers={"authorization": f"Bearer {KEY}"}, timeout=0.001)
     with raises(Exception) as caught:
-        hasty.chat(MODEL, HELLO, options={"num_predict": 400})
+        long = {"type": "string", "minLength": 800}  # however slow the client is
+        hasty.chat(MODEL, HELLO, format=long, options={"num_predict": 1000})
     assert "timeout" in type(caught.error).__name__.lower()
 
 

@@ -53,7 +53,7 @@ def bench_serving_counts_as_we_do():
             command = [sys.executable, "-c", BENCH, "--backend", backend, "--base-url", URL]
             command += ["--model", MODEL, "--tokenizer", str(tokenizer), "--num-prompts", "8"]
             command += ["--dataset-name", "random-ids", *sizes, "--output-file", str(report)]
-            keyed = {**os.environ, "OPENAI_API_KEY": KEY, "API_KEY": KEY}
+            keyed = {**os.environ, "OPENAI_API_KEY": KEY, "API_KEY": KEY, "HF_HUB_OFFLINE": "1"}
             done = subprocess.run(
                 command, env=keyed, capture_output=True, text=True, timeout=300, check=False
             )

@@ -52,7 +52,6 @@ class Block(WireModel):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         return _BLOCK_FIELDS - _READ.get(self.type, frozenset())
 
 
@@ -74,7 +73,7 @@ class Tool(WireModel):
 
     @property
     def passes_on(self) -> bool:
-        """See `WireModel.passes_on`: tools that Anthropic runs are listed as a whole."""
+        """Tools that Anthropic runs are listed as a whole."""
         return self.type not in (None, "custom") and is_built_in(self.type)
 
 
@@ -95,7 +94,6 @@ class ThinkingConfig(WireModel):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         return ("display",)
 
 
@@ -115,7 +113,6 @@ class OutputConfig(WireModel):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         return ("task_budget",)
 
 
@@ -146,7 +143,6 @@ class MessagesBody(CountBody, OptionFields):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         return ("betas",)
 
 

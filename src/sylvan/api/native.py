@@ -75,7 +75,7 @@ class SessionParams(ClosedModel):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`: without an earlier request there is no history."""
+        """Without an earlier request there is no history."""
         return ("offset", "drop_previous_output") if self.rid is None else ()
 
 
@@ -143,7 +143,6 @@ class GenerateBody(OptionFields):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         return ("session_id",) if self.text is None else ("session_id", "input_ids")
 
 
@@ -369,7 +368,6 @@ class RoleBody(WireModel):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         return ("decode_cuda_graph_bs", "decode_cuda_graph_memory_gb")
 
 
@@ -381,7 +379,6 @@ class ContinueBody(WireModel):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         return ("torch_empty_cache",)
 
 

@@ -104,7 +104,6 @@ class OllamaShowBody(WireModel):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         return ("verbose",)
 
 
@@ -119,7 +118,6 @@ class OllamaPullBody(WireModel):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         return ("insecure",)
 
 

@@ -35,7 +35,6 @@ class TokenizeBody(WireModel):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         if self.messages is not None:
             return ("model", "add_special_tokens", *(() if self.tools else ("tool_choice",)))
         of_chats = ("tools", "tool_choice", "reasoning_effort", "chat_template_kwargs")
@@ -60,7 +59,6 @@ class DetokenizeBody(WireModel):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         return ("model",)
 
 

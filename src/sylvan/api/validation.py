@@ -54,7 +54,6 @@ class OpenModel(WireModel):
 
     @property
     def passes_on(self) -> bool:
-        """See `WireModel.passes_on`."""
         return True
 
 

@@ -47,7 +47,6 @@ class GenerateApi:
         self._config = config
 
     def body(self, turn: BenchTurn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
-        """See `Api.body`."""
         config = self._config
         exact = turn.token_ids and not said
         body: dict[str, Any] = {
@@ -65,7 +64,6 @@ class GenerateApi:
         return body if adapter is None else {**body, "lora_path": adapter}
 
     def read(self, event: Mapping[str, Any], reception: Reception, now_s: float) -> None:
-        """See `Api.read`."""
         meta, outcome = event["meta_info"], reception.outcome
         total = int(meta["completion_tokens"])  # not all tokens have text
         reception.tokens(total - outcome.output_tokens, now_s)
@@ -86,7 +84,6 @@ class Completions:
         self._config = config
 
     def body(self, turn: BenchTurn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
-        """See `Api.body`."""
         exact = turn.token_ids and not said
         body = {
             "prompt": list(turn.token_ids) if exact else _whole(turn, said),
@@ -98,7 +95,6 @@ class Completions:
         return body
 
     def read(self, event: Mapping[str, Any], reception: Reception, now_s: float) -> None:
-        """See `Api.read`."""
         for choice in event.get("choices", ()):
             _piece(reception, choice.get("text"), now_s)
         _usage(event, reception.outcome)
@@ -114,7 +110,6 @@ class Chat:
         self._config = config
 
     def body(self, turn: BenchTurn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
-        """See `Api.body`."""
         earlier: list[Mapping[str, object]] = []
         for question, answer in said:
             earlier.append({"role": "user", "content": question})
@@ -130,7 +125,6 @@ class Chat:
         return body
 
     def read(self, event: Mapping[str, Any], reception: Reception, now_s: float) -> None:
-        """See `Api.read`."""
         for choice in event.get("choices", ()):
             said = choice.get("delta") or choice.get("message") or {}
             for name in ("reasoning_content", "content"):
@@ -148,12 +142,10 @@ class EmbeddingsApi:
         del config  # nothing is generated
 
     def body(self, turn: BenchTurn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
-        """See `Api.body`."""
         del said
         return {"input": list(turn.token_ids) or turn.text, "model": adapter or model}
 
     def read(self, event: Mapping[str, Any], reception: Reception, now_s: float) -> None:
-        """See `Api.read`."""
         del now_s
         if not event["data"]:
             raise LookupError("the answer holds no embedding")

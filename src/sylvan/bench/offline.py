@@ -29,13 +29,11 @@ class InProcess:
         self._extra = extra_fields(answer.extra_body)
 
     def clock(self) -> float:
-        """See `Target.clock`."""
         return time.perf_counter()
 
     async def ask(
         self, turn: BenchTurn, said: Sequence[tuple[str, str]], adapter: str | None
     ) -> RequestRecord:
-        """See `Target.ask`."""
         body = self._api.body(turn, said, "", adapter)
         body |= {**self._extra, **(turn.extra or {})}
         outcome = RequestRecord(turn.prompt_tokens)
@@ -48,7 +46,6 @@ class InProcess:
         return outcome
 
     async def flush_cache(self) -> None:
-        """See `Target.flush_cache`."""
         if not self._engine.flush_cache():
             raise TargetError("the cache cannot be emptied while requests are served")
 

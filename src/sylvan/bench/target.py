@@ -57,17 +57,14 @@ class ServerTarget:
     extra: Mapping[str, Any]
 
     def clock(self) -> float:
-        """See `BenchTarget.clock`."""
         return self.client.clock()
 
     async def ask(
         self, turn: BenchTurn, said: Sequence[tuple[str, str]], adapter: str | None
     ) -> RequestRecord:
-        """See `BenchTarget.ask`."""
         return await self.client.ask(
             self.api, turn, said, model=self.model, adapter=adapter, extra=self.extra
         )
 
     async def flush_cache(self) -> None:
-        """See `BenchTarget.flush_cache`."""
         await self.client.post("/flush_cache")

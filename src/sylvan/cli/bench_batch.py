@@ -34,7 +34,6 @@ _COLUMNS = (
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     from sylvan.bench.batch import BatchBench, BatchShape, figures
     from sylvan.runtime.engine.build import build_scheduler, resolved  # help needs no torch
 

@@ -24,7 +24,6 @@ SPEC = Spec(
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     match args.positions:
         case [first, second]:
             a = read_all(first, args.options.get("tag_a"))

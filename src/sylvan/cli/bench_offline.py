@@ -27,7 +27,6 @@ SPEC = Spec(
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     from sylvan.bench import datasets
     from sylvan.bench.offline import InProcess
     from sylvan.runtime.engine.arguments import ServerArgs

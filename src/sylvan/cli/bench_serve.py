@@ -28,7 +28,6 @@ SPEC = Spec(
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     if args.has("markdown"):
         print(bench_markdown(), end="")
         return DONE

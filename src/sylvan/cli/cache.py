@@ -37,7 +37,6 @@ SPEC = Spec(
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     words = args.positions
     wanted = {**dict.fromkeys(_COMMANDS, 2), "export": 3, "import": 3}
     if not words or len(words) != wanted.get(words[0]):

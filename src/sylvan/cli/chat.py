@@ -18,7 +18,6 @@ SPEC = Spec(
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     from rich.console import Console  # help needs neither rich nor httpx
 
     from sylvan.cli.conversation import ChatHistory, read_line

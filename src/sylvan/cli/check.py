@@ -36,7 +36,6 @@ _MIN_BYTES = 1 << 30
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     return report(list(_findings(args)), as_json=args.has("json"))
 
 

@@ -39,7 +39,6 @@ class Row:
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     if args.has("markdown"):
         print(markdown(), end="")
         return DONE

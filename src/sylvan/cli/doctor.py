@@ -35,7 +35,6 @@ Limits = Callable[[int], tuple[int, int]]
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     server = load_settings(args, position=None).config.server
     found = [
         *check_machine(inspect_machine(), server),

@@ -34,7 +34,6 @@ SPEC = Spec(
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     if len(args.positions) != 1 or "file" not in args.options:
         raise ConfigError(f"usage: sylvan {SPEC.usage}")
     window = _number(args, "window", _WINDOW, _LEAST, _MOST)

@@ -25,7 +25,6 @@ SPEC = Spec(
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     from sylvan.cli.local import connect  # help does not need httpx
 
     if not args.positions:

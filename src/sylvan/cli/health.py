@@ -27,7 +27,6 @@ _URL, _PATH, _TIMEOUT_S = "http://127.0.0.1:30000", "/ready", 5.0
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     url = args.positions[0] if args.positions else _URL
     path = args.options.get("path") or _PATH
     if not path.startswith("/"):

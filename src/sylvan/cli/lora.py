@@ -22,7 +22,6 @@ _WORDS = {"check": 3, "merge": 4}
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     words = args.positions
     if not words or len(words) != _WORDS.get(words[0]):
         raise ConfigError(f"usage: sylvan {SPEC.usage}")

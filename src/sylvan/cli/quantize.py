@@ -41,7 +41,6 @@ def _load_format(args: Parsed) -> Literal["auto", "safetensors", "gguf", "pt"]:
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     if len(args.positions) != SPEC.max_positions:
         raise ConfigError(f"MODEL and OUT are needed; usage: sylvan {SPEC.usage}")
     source, target = model_dir(args.positions[0]), Path(args.positions[1]).expanduser()

@@ -22,7 +22,6 @@ SPEC = Spec(
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     from sylvan.runtime.features.flight_recorder.recording import (
         LIFE,
         lives,

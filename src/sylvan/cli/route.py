@@ -59,7 +59,6 @@ logger = logging.getLogger(__name__)
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     if args.has("markdown"):
         print(route_markdown(), end="")
         return DONE

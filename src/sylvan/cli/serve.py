@@ -60,7 +60,6 @@ _APP_MODULE = "sylvan.runtime.server.app"
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     started_s = monotonic()
     with closing(PrewarmedScheduler()) as prewarmed, ExitStack() as start:
         start.enter_context(garbage.postponed())

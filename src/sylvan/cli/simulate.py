@@ -45,7 +45,6 @@ SPEC = Spec(
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     if args.has("markdown"):
         print(simulate_markdown(), end="")
         return DONE

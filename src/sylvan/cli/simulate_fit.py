@@ -21,7 +21,6 @@ SPEC = Spec(
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     from sylvan.sim import measured, profile, table  # help does not need numpy
     from sylvan.sim.fit import fit
     from sylvan.sim.observed import observe

@@ -50,7 +50,6 @@ _LIMITS = {
 
 
 def run(args: Parsed) -> int:
-    """See `SPEC`."""
     if len(args.positions) != SPEC.max_positions:
         raise ConfigError(f"MODEL and DATA are needed; usage: sylvan {SPEC.usage}")
     model, data = args.positions[0], Path(args.positions[1]).expanduser()

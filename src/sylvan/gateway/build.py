@@ -453,9 +453,7 @@ class GrpcSide(Protocol):
         """A worker is gone."""
         ...
 
-    async def tokenizer(self, worker: Worker) -> tuple[bytes, str]:
-        """See `Fetch`."""
-        ...
+    async def tokenizer(self, worker: Worker) -> tuple[bytes, str]: ...
 
     def router(self, exchange: ExchangeParts, library: TextLibrary) -> GrpcServing:
         """Serves requests."""

@@ -44,7 +44,6 @@ class GatewayCallerSettings:
     level: LogLevel
 
     def __call__(self, config: RouteConfig) -> Callable[[], None]:
-        """See `sylvan.config.live.Part`."""
         path = config.server.api_key_file
         entries = read_key_file(path) if path else []
         keys = operator_keys(config.control.api_keys)

@@ -24,7 +24,7 @@ _TILE_BYTES = 1024  # a matrix tile may read so far behind the last block
 BLOCK_ROWS = 16
 """Rows of one adapter that a program on a device computes together."""
 ENTRY = np.dtype([("down", "u8"), ("up", "u8"), ("rank", "i4"), ("scale", "f4")])
-"""Of a part of a layer in a slot, as kernels read it; rank 0 where it is unchanged."""
+"""Factors of one part of a layer in a slot, as kernels read them; rank 0: unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ Prepared = Factors | PackedFactors
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """Rows of a step as kernels of a device read them.
+    """Rows of a step in the form that device kernels read.
 
     Attributes:
         listed: Rows by slot. Shape: int32 (R,).
-        blocks: Of each block of at most `BLOCK_ROWS` of these: its slot, the first and how many.
-            Shape: int32 (B, 3).
+        blocks: For each block of at most `BLOCK_ROWS` of these: slot, first and count. Shape: int32
+            (B, 3).
     """
 
     listed: torch.Tensor
@@ -106,7 +106,7 @@ def side_by_side(layers: Sequence[Sequence[Prepared | None]]) -> list[tuple[Prep
 
 
 class LoraRows:
-    """Which rows of the present step are computed with the adapter in which slot.
+    """The adapter slot of each row of the current step.
 
     Args:
         num_slots: Adapters that a step may have.
@@ -115,8 +115,8 @@ class LoraRows:
 
     Attributes:
         table: As kernels read it: how many groups; of each the slot, where its rows begin in the
-            list of rows, and how many they are; from entry 1 + 3 S on, the list of rows, and
-            behind it of each row its slot (-1: none).
+            list of rows, and how many they are; from entry 1 + 3 S on, the list of rows, and behind
+            it of each row its slot (-1: none).
         groups: The same for PyTorch: slots, and int64 rows.
         taken: Of the rows that the head takes: slots, and which of them.
     """
@@ -165,7 +165,7 @@ class LoraRows:
         return self._on_device
 
     def take(self, rows: IntArray | torch.Tensor | None) -> None:
-        """The head takes these rows of the step next; None: rows of no step."""
+        """The head runs on these rows of the step next; None: rows outside a step."""
         self.taken = ()
         if rows is None or not self.groups:
             return
@@ -205,7 +205,7 @@ class LoraShape:
 
 
 class LoraLayer:
-    """What adapters in slots change of one linear layer.
+    """The adapters in all slots for one linear layer.
 
     Args:
         rows: Of the step; shared by all layers.
@@ -216,8 +216,8 @@ class LoraLayer:
     Attributes:
         dtype: See above.
         of_outputs: Whether its rows are a step's outputs.
-        packed: Whether kernels read the matrices, which are then in their order; set by the
-            tracer of a step program.
+        packed: Whether kernels read the matrices, which are then in their order; set by the tracer
+            of a step program.
         memory: The table that kernels read. Shape: (E, S, P).
     """
 
@@ -238,7 +238,7 @@ class LoraLayer:
         self._device_tiles: torch.Tensor | None = None
 
     def prepare(self, factors: Factors) -> Prepared:
-        """Matrices of one part as they are to be kept beside the model."""
+        """Convert matrices of one part to the form kept beside the model."""
         if not self.packed:
             down, up = (
                 m.to(self.dtype, copy=True).contiguous() for m in (factors.down, factors.up)
@@ -275,7 +275,7 @@ class LoraLayer:
         return Factors(down, up, part.scale)
 
     def device_table(self, device: torch.device) -> torch.Tensor:
-        """What is in the slots, for kernels of a device, which holds the matrices.
+        """The slot contents for device kernels; the matrices are on the device.
 
         Shape: int64 (S P, 3): addresses of both matrices; the rank, and above it the scale's bits.
         """
@@ -305,7 +305,7 @@ class LoraLayer:
         self.load(slot, (None,) * self.shape.num_parts)
 
     def factors(self, slot: int, expert: int = 0) -> Sequence[Factors | None]:
-        """What is in a slot, by part; for PyTorch."""
+        """The contents of a slot, by part; for PyTorch."""
         found: list[Factors | None] = []
         first = expert * len(self.outputs)
         for part in self._slots[slot][first : first + len(self.outputs)]:

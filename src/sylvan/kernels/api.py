@@ -1,4 +1,4 @@
-"""What ops, layers and tracers agree on: traced tensors and the description of attention.
+"""The interface between ops, layers and tracers: traced tensors, attention, routing and weights.
 
 A model's forward is plain Python over the functions of `sylvan.kernels.ops`. Called with torch
 tensors they compute; called with a `TracedTensor` they ask its tracer to emit the op, and nothing
@@ -38,7 +38,7 @@ class Communicator(Protocol):
         ...
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """Part r goes to rank r; part r of the result came from there. Shape: (size, ...)."""
+        """Send part r to rank r; part r of the result comes from rank r. Shape: (size, ...)."""
         ...
 
     def all_sum(self, x: torch.Tensor) -> torch.Tensor:
@@ -56,9 +56,9 @@ class Communicator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RowParts:
-    """Rows of which each rank of a group holds a part, all of them equally long.
+    """Rows divided among the ranks of a group in parts of equal length.
 
-    Parts may repeat: heads of keys that several ranks hold count as often on every rank.
+    Parts may repeat: key heads that several ranks hold count equally often on every rank.
     """
 
     ranks: Communicator
@@ -104,9 +104,9 @@ class AttentionLayer:
 class Rope:
     """Rotary positions as a table, so that every scaling rule is the same op.
 
-    `cos_sin`: float32 (positions, rotary_dim), row p is cos of rotary_dim/2 angles, then sin.
-    The first `rotary_dim` columns of each head turn, the others pass. Column i is paired with
-    i + rotary_dim/2, or with its neighbour where `interleaved`.
+    `cos_sin`: float32 (positions, rotary_dim), row p is cos of rotary_dim/2 angles, then sin. The
+    first `rotary_dim` columns of each head are rotated, the rest pass through. Column i is paired
+    with i + rotary_dim/2, or with its neighbour where `interleaved`.
     """
 
     cos_sin: torch.Tensor
@@ -115,9 +115,9 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionVariant:
-    """What the attention of few families does besides.
+    """Attention features of few families.
 
-    `chunk`: tokens see those of their own chunk of so many. `query_scales`: float32 (positions,),
+    `chunk`: tokens attend within chunks of this many tokens. `query_scales`: float32 (positions,),
     by which queries are multiplied at last. `norm_last`: norms of heads follow positions. `slopes`:
     float32 (N,), by which scores of a head fall with each token of distance (ALiBi).
     """
@@ -130,7 +130,7 @@ class AttentionVariant:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """RMSNorm of each query or key head before it turns: `weight` (head_dim,) plus `offset`.
+    """RMSNorm of each query or key head before rotation: `weight` (head_dim,) plus `offset`.
 
     A longer weight is for all heads at once; then `over` says which ranks hold the others.
     """
@@ -143,7 +143,7 @@ class HeadNorm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
-    """How experts are chosen.
+    """Routing: how experts are selected.
 
     `scores`: softmax over all experts, softmax over the chosen ones, sigmoid of each, or
     SparseMixer. `groups` of experts are ranked first (by the best expert, or the sum of the two
@@ -159,7 +159,7 @@ class Routing:
     kept_groups: int = 1
     group_rank: Literal["best", "best_two"] = "best"
     bias: torch.Tensor | None = None
-    jitter: float = 0.01  # of SparseMixer: how far below the best still counts
+    jitter: float = 0.01  # of SparseMixer: relative distance to the best score that still counts
     scale_inputs: bool = False
 
 
@@ -198,12 +198,12 @@ class LatentParts:
 
     shape: LatentShape
     up: LinearWeight
-    norm: HeadNorm  # of the latent columns
-    rope: Rope  # of the turning columns
+    norm: HeadNorm  # of the latent columns (kv_lora_rank)
+    rope: Rope  # of the rotated columns (qk_rope_head_dim)
 
 
 HostFunction = Callable[[torch.Tensor, Any], torch.Tensor]
-"""What a program calls back: its rows (T, D), and what the program was run with, to rows (T, D)."""
+"""A host call: from its rows (T, D) and the run's context to rows (T, D)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,7 +226,7 @@ class TracedTensor:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(-1, cols): how many rows there are is known only when the program runs."""
+        """(-1, cols): the number of rows is known only when the program runs."""
         return (-1, self.cols)
 
     def __getattr__(self, name: str) -> Any:
@@ -238,7 +238,7 @@ class TracedTensor:
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Refuses what is no op of `sylvan.kernels.ops`."""
+        """Reject functions that are not ops of `sylvan.kernels.ops`."""
         raise Unsupported(f"torch.{getattr(func, '__name__', func)} of a traced tensor")
 
     def _refuse(self, *args: object) -> Any:
@@ -318,7 +318,7 @@ class Tracer(Protocol):
     ) -> TracedTensor: ...
 
     def all_gather(self, x: TracedTensor, ranks: Communicator, cols: int) -> TracedTensor:
-        """See `ops.all_gather`; of float32 rows."""
+        """As `ops.all_gather`, for float32 rows."""
         ...
 
     def xielu(self, x: TracedTensor, numbers: Sequence[torch.Tensor]) -> TracedTensor:

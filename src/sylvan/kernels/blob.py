@@ -27,7 +27,7 @@ _MOST_HEADER = 64 << 20
 
 
 class BlobError(Exception):
-    """A file is not what it should be; the message says why."""
+    """A file is malformed; the message says why."""
 
 
 class _Header(msgspec.Struct, frozen=True):

@@ -41,11 +41,11 @@ def allocate(num_bytes: int) -> Bytes:
 
 
 def give_back(memory: Bytes) -> int:
-    """Return the whole pages of `memory` to the system; they are zero from then on.
+    """Return the whole pages of `memory` to the system; they read as zeros afterwards.
 
-    The addresses stay valid: what is written there becomes resident again.
+    The addresses stay valid: writing makes them resident again.
 
-    Returns: the bytes of these pages, whether or not they were resident.
+        Returns: the bytes of these pages, whether or not they were resident.
 
     Raises:
         OSError: the system cannot do that.

@@ -276,7 +276,7 @@ def flush_cache(backend: Any = None) -> Any:
 
 
 def get_server_info(backend: Any = None) -> Any:
-    """What the backend's server says about itself; None without a backend."""
+    """The server info of the backend; None without a backend."""
     if backend is None and global_config.default_backend is None:
         return None
     return resolve_backend(backend).get_server_info()

@@ -22,16 +22,16 @@ class ChatTemplateStyle(Enum):
     """Whether a role's prefix depends on what came before."""
 
     PLAIN = auto()
-    LLAMA2 = auto()  # the system message lies inside the first user message
+    LLAMA2 = auto()  # the system message is inside the first user message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFormat:
-    """How the messages of a chat are spelt.
+    """How chat messages are written as text.
 
     `role_prefix_and_suffix` maps a role to what precedes and follows its text; `stop_str` end a
-    `gen` besides its own stops; `image_token` stands for a picture in the text,
-    `video_token` for a video.
+    `gen` besides its own stops; `image_token` stands for a picture in the text, `video_token` for a
+    video.
     """
 
     name: str
@@ -44,7 +44,7 @@ class MessageFormat:
     style: ChatTemplateStyle = ChatTemplateStyle.PLAIN
 
     def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Message]) -> tuple[str, str]:
-        """What precedes and follows a message of `role` after `hist_messages`."""
+        """Text before and after a message of `role` that follows `hist_messages`."""
         prefix, suffix = self._of(role)
         if self.style is ChatTemplateStyle.LLAMA2:
             if role == "system" and not hist_messages:

@@ -1,4 +1,4 @@
-"""What a program state has come to: the text, messages and variables that backends read."""
+"""The contents of a program state: text, messages and variables, which backends read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StateContext:
     scopes: dict[str, int] = field(default_factory=dict)  # begin of variable scopes in `text_`
 
     def forked(self) -> StateContext:
-        """A copy that goes on by itself; nothing mutable is shared."""
+        """An independent copy; nothing mutable is shared."""
         return StateContext(
             chat_template=self.chat_template,
             arguments=self.arguments,

@@ -32,7 +32,7 @@ class Where:
 
 
 class ProgramError(SylvanError, RuntimeError):
-    """A node of a program failed; `__cause__` is what the backend or the node raised.
+    """A node of a program failed; `__cause__` is the exception of the backend or node.
 
     Args:
         message: What failed.
@@ -53,10 +53,10 @@ class ProgramTimeoutError(ProgramError, TimeoutError):
 
 
 class BackendError(SylvanError, RuntimeError):
-    """A model service refused a call, or broke it off.
+    """A model service refused or interrupted a call.
 
     Args:
-        message: What the service said.
+        message: The service's message.
         status: HTTP status, if there was an answer.
     """
 

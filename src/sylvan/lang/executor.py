@@ -32,14 +32,14 @@ _EFFECTS = (ir.Gen, ir.Select, ir.CommitLazy, ir.Variable, ir.ConcatenateAndAppe
 class StreamExecutor:
     """A queue of nodes and at most one thread that executes them: the actor of a state.
 
-    Nodes with effects are given to the shared pool at once, so a program runs ahead of the
-    model. A thread that waits for this state executes its nodes itself if no worker has begun:
-    so nobody waits for a thread of a full pool, and a program that reads each result at once
-    pays no thread switch. Invariants:
+    Nodes with effects are given to the shared pool at once, so a program runs ahead of the model. A
+    thread that waits for this state executes its nodes itself if no worker has started: so a full
+    pool blocks no reader, and a program that reads each result at once pays no thread switch.
+    Invariants:
 
     * `_draining` is True while one thread, the only one, changes `context`;
     * `_pending[name]` counts the appended nodes that have yet to set variable `name`;
-    * after an error no node is executed, and whoever waits gets the error.
+    * after an error no node is executed, and all waiters get the error.
 
     Args:
         context: The state; owned by this executor.
@@ -115,7 +115,7 @@ class StreamExecutor:
         """A worker's task."""
         with self.signal.lock:
             self._scheduled = False
-        with suppress(BaseException):  # kept as the state's error; the worker goes on
+        with suppress(BaseException):  # kept as the state's error; the worker continues
             self._help(lambda: False)
 
     def _help(self, enough: Ready) -> None:
@@ -172,7 +172,7 @@ class StreamExecutor:
         self.fail(failed)
 
     def fail(self, error: BaseException) -> None:
-        """End the state: no further node is executed; whoever waits gets `error`."""
+        """End the state: no further node is executed; all waiters get `error`."""
         with self.signal.lock:
             if self.failure is None:
                 self.failure = error
@@ -180,7 +180,7 @@ class StreamExecutor:
             self.signal.notify()
 
     def end(self) -> None:
-        """No more nodes will be appended by the program."""
+        """The program will append no more nodes."""
         with self.signal.lock:
             if self.ended:
                 return
@@ -243,7 +243,7 @@ class StreamExecutor:
         return self.failure is not None or ready()
 
     def _ask_worker(self) -> bool:
-        """Whether the pool is to be asked, even for text. Called with the lock held."""
+        """Whether to submit to the pool, even for text. Call with the lock held."""
         if self._draining or self._scheduled:
             return False
         self._scheduled = True
@@ -293,7 +293,7 @@ class StreamExecutor:
         return self.context.variables[name]
 
     def fork(self, size: int) -> list[StreamExecutor]:
-        """Copies of the state that go on by themselves.
+        """Fork the state into independent copies.
 
         With more than one, the backend first caches the text, so that the copies share it.
 

@@ -1,4 +1,4 @@
-"""What each node does to a state: one method per node type."""
+"""Executes nodes on a state: one method per node type."""
 
 from __future__ import annotations
 

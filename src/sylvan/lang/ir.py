@@ -16,7 +16,7 @@ REGEX_INT = r"[-+]?[0-9]+[ \n]*"
 REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
 REGEX_BOOL = r"(True|False)"
 REGEX_STR = r"\"[\w\d\s]*\""
-"""What `dtype` of a gen stands for."""
+"""Regular expressions for the `dtype` of a gen."""
 
 
 @dataclass(frozen=True, slots=True)

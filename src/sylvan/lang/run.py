@@ -60,11 +60,11 @@ class ProgramRun:
 
 
 def run_program(job: ProgramRun, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProgramState:
-    """Run a program; with `job.stream` it goes on in a thread of its own.
+    """Run a program; with `job.stream`, in a thread of its own.
 
     Raises:
         ProgramError: the program read a result that failed.
-        Exception: what the program itself raises.
+        Exception: exceptions of the program itself.
     """
     kwargs = {**kwargs, **job.bound}
     state = job.start(kwargs)
@@ -74,7 +74,7 @@ def run_program(job: ProgramRun, args: Sequence[Any], kwargs: Mapping[str, Any])
 
     def follow() -> None:
         outcome = outcome_of(lambda: _call(job, state, args, kwargs))
-        if isinstance(outcome, Exception):  # reaches whoever reads the stream
+        if isinstance(outcome, Exception):  # raised when the stream is read
             state.stream_executor.fail(outcome)
 
     run = contextvars.copy_context().run
@@ -142,11 +142,11 @@ def run_batch(
 ) -> Iterator[ProgramState]:
     """Run the program with each of the arguments; states in the order of `batch`.
 
-    A program whose backend failed does not end the others: its state has the error, and raises it
-    when it is read. At most `window` programs are under way beyond the last state taken.
+    A backend failure does not end the other programs: the state keeps the error and raises it when
+    read. At most `window` programs run ahead of the last state taken.
 
     Raises:
-        Exception: what a program itself raises.
+        Exception: exceptions of a program itself.
     """
     threads = batch_threads(num_threads, len(batch))
     bar = ProgressBar(len(batch)) if progress_bar else None

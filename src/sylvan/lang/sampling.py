@@ -45,7 +45,7 @@ RUN_NAMES = (
     *LOGPROB_OPTIONS,
 )
 
-# What SGLang's client sends with every `gen`, given or not, with its defaults.
+# Sent by SGLang's client with every `gen`, whether set or not, with its defaults.
 _SENT: Mapping[str, Any] = MappingProxyType({
     "max_new_tokens": 128,
     "min_new_tokens": 0,
@@ -142,7 +142,7 @@ class GenParams:
         return replace(self, values=MappingProxyType({**self.values, **values}))
 
     def typed(self) -> GenParams:
-        """These with `dtype` turned into a regular expression and stop strings."""
+        """These parameters with `dtype` turned into a regular expression and stop strings."""
         dtype = self.values.get("dtype")
         if dtype is None:
             return self

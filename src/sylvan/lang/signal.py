@@ -10,7 +10,7 @@ Ready = Callable[[], bool]
 
 
 class Signal:
-    """A lock, which may be taken again by its holder, and everyone who waits for what it guards."""
+    """A reentrant lock, and a condition for everyone waiting on the state it guards."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

@@ -1,4 +1,4 @@
-"""What a program sees: its state `s`, and groups of forked states."""
+"""Program states `s`, and groups of forked states."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Scope:
 class Results:
     """The reading half of a state: text, messages, variables.
 
-    Reading waits for what is read, and raises `ProgramError`, which names the program's line, if a
-    node failed before.
+    Reading blocks until the value is available, and raises `ProgramError`, which names the
+    program's line, if a node failed before.
     """
 
     def __init__(self, stream_executor: StreamExecutor) -> None:
@@ -67,7 +67,7 @@ class Results:
         self.stream_executor.sync(timeout)
 
     def error(self) -> BaseException | None:
-        """What the program failed with, or None, once everything is done."""
+        """The error of the program, or None, once everything has finished."""
         self.stream_executor.sync()
         return self.stream_executor.failure
 
@@ -76,7 +76,7 @@ class Results:
         self.stream_executor.context.scope.cancel()
 
     def get_var(self, name: str, timeout: float | None = None) -> Any:
-        """Value of a variable, as soon as it is there.
+        """Wait for the value of a variable.
 
         Raises:
             KeyError: nothing sets it.
@@ -90,7 +90,7 @@ class Results:
         self.stream_executor.context.variables[name] = value
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> Any:
-        """What the backend said about the gen or select that set `name`; None if it did not."""
+        """Meta info of the gen or select that set `name`; None without any."""
         executor = self.stream_executor
         executor.wait(lambda: executor.is_set(name), timeout)
         if name not in executor.context.meta_info:
@@ -138,7 +138,7 @@ class Results:
 
 
 class ProgramState(Results):
-    """The state of a running program: text so far, variables, and what is yet to be done.
+    """The state of a running program: text so far, variables, and pending nodes.
 
     Appending returns at once. See `Results` for reading.
     """
@@ -197,7 +197,7 @@ class ProgramState(Results):
             group.join()
 
     def take_results(self, states: Sequence[ProgramState], mode: JoinMode) -> None:
-        """What `ProgramStateGroup.join` does to the state that was forked."""
+        """How `ProgramStateGroup.join` updates the forked state."""
         for state in states:
             state.stream_executor.raise_error()
         if mode == "concate_and_append":
@@ -212,7 +212,7 @@ class ProgramState(Results):
                     variables.setdefault(name, []).append(value)
 
     def end(self) -> None:
-        """Nothing more will be appended."""
+        """No more nodes will be appended."""
         self.stream_executor.end()
 
     def __repr__(self) -> str:
@@ -276,7 +276,7 @@ class ProgramStateGroup:
 
 
 def _share(other: object, index: int, size: int) -> object:
-    """What state `index` of a group gets: all the same, its own item, or a call's result."""
+    """The argument for state `index` of a group: a common value, its item, or a call's result."""
     if isinstance(other, list | tuple):
         if len(other) != size:
             raise ValueError(f"{len(other)} items were appended to a group of {size} states")

@@ -155,7 +155,7 @@ class TracerProgramState(ProgramState):
                 self.variables.setdefault(name, variable)
 
     def end(self) -> None:
-        """Nothing is to be ended."""
+        """No-op: there is nothing to end."""
 
     def get_var(self, name: str, timeout: float | None = None) -> Any:
         """A variable as a node; an argument as it was given."""
@@ -168,7 +168,7 @@ class TracerProgramState(ProgramState):
         self.variables[name] = ir.Variable(name, value)
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> Any:
-        """Nothing is known before the program runs."""
+        """Unknown before the program runs."""
         del name, timeout
         return None
 
@@ -180,10 +180,10 @@ class TracerProgramState(ProgramState):
         raise UntraceableError
 
     def sync(self, timeout: float | None = None) -> None:
-        """Nothing is to be waited for."""
+        """No-op: there is nothing to wait for."""
 
     def error(self) -> None:
-        """Nothing fails."""
+        """Tracing never fails."""
 
     def __contains__(self, name: object) -> bool:
         return name in self.variables

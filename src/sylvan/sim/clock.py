@@ -16,7 +16,6 @@ class ReplicaClock:
         self.now_s = 0.0
 
     def __call__(self) -> float:
-        """See `sylvan.utils.clock.Clock`."""
         return self.now_s
 
     def reach(self, moment_s: float) -> None:

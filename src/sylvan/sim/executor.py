@@ -60,7 +60,6 @@ class TimedExecutor:
         self._results: dict[int, StepResult] = {}
 
     def launch(self, plan: StepPlan) -> TimedStep:
-        """See `Executor.launch`."""
         if self.on_plan is not None:
             self.on_plan(plan)
         shape = self.shape = shape_of(plan)
@@ -86,11 +85,10 @@ class TimedExecutor:
         return TimedStep(self._clock, 0.0, float(model_s[-1]), self._result(shape.slices))
 
     def control(self, command: ExecutorCommand) -> Carried:
-        """See `Executor.control`."""
         return Carried(CommandResult(error="a simulated executor has neither weights nor memory"))
 
     def close(self) -> None:
-        """See `Executor.close`."""
+        pass
 
     def _result(self, slices: int) -> StepResult:
         """Nobody changes a result, so that one serves for all steps of a size."""
@@ -111,11 +109,9 @@ class TimedStep:
         self._clock, self._done_s, self._seconds, self._result = clock, done_s, seconds, result
 
     def done(self) -> bool:
-        """See `Pending.done`."""
         return self._clock.now_s >= self._done_s
 
     def wait(self) -> StepResult:
-        """See `Pending.wait`."""
         self._clock.advance(self._seconds)
         self._clock.reach(self._done_s)
         return self._result

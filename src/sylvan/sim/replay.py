@@ -105,7 +105,7 @@ class _Tape(NoisyStepTimes):
         return self._seconds[self._launched] if self._launched < len(self._seconds) else 0.0
 
     def host_s(self, shape: PlanShape) -> float:
-        """See `NoisyStepTimes.host_s`: when a call begins is told."""
+        """When a call begins is told."""
         del shape
         return 0.0
 

@@ -28,7 +28,7 @@ class ContentPart(WireModel):
 
     @property
     def passes_on(self) -> bool:
-        """See `WireModel.passes_on`: what holds media is read with all that it has."""
+        """What holds media is read with all that it has."""
         return media_kind(self.type) is not None
 
 

@@ -38,7 +38,6 @@ class JsonSchema(WireModel):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         return ("name", "description")
 
 
@@ -52,12 +51,11 @@ class ResponseFormat(WireModel):
 
     @property
     def passes_on(self) -> bool:
-        """See `WireModel.passes_on`: a structural tag is the object as a whole."""
+        """A structural tag is the object as a whole."""
         return self.type == "structural_tag"
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         if self.passes_on:
             return ()
         read = {"json_object": "schema_", "json_schema": "json_schema"}.get(self.type)
@@ -92,7 +90,6 @@ class GenerationBody(MoreSamplingFields, OptionFields):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         return () if self.stream else ("stream_options",)
 
 

@@ -37,7 +37,7 @@ class ResponsesTool(WireModel):
 
     @property
     def passes_on(self) -> bool:
-        """See `WireModel.passes_on`: tools of hosts are listed as a whole."""
+        """Tools of hosts are listed as a whole."""
         return self.type in _HOSTED
 
 

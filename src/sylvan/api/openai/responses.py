@@ -60,7 +60,6 @@ class TextFormat(WireModel):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         return ("name",)
 
 
@@ -72,7 +71,6 @@ class TextOptions(WireModel):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         return ("verbosity",)
 
 
@@ -86,7 +84,6 @@ class ReasoningOptions(WireModel):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         return ("summary",)
 
 

@@ -127,5 +127,4 @@ class EncodeBody(WireModel):
 
     @property
     def without_effect(self) -> Collection[str]:
-        """See `WireModel.without_effect`."""
         return ("is_cross_encoder_request",)

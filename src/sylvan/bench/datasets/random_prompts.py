@@ -12,7 +12,6 @@ OUTPUT_TOKENS = 1024
 
 
 def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversation]:
-    """See `sylvan.bench.datasets.load`."""
     made: list[BenchConversation] = []
     left = config.requests
     while left > 0:

@@ -15,7 +15,7 @@ OUTPUT_TOKENS = 256
 
 
 def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversation]:
-    """See `sylvan.bench.datasets.load`; `data.requests` does not count here."""
+    """`data.requests` does not count here."""
     made: list[BenchConversation] = []
     for _ in range(config.groups):
         system = prompts.draw(prompts.length(config.system_tokens, config.range_ratio))

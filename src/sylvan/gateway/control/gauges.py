@@ -28,7 +28,6 @@ class WorkerGauges(Collector):
         self._placing = placing
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector.collect`."""
         yield from self._pool()
         yield from self._each()
         manual = [p for p in self._placing.policies if isinstance(p, Manual)]
@@ -102,7 +101,6 @@ class InflightAges(Collector):
         self._began.pop(request, None)
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector.collect`."""
         now = self._clock()
         ages = [now - began for began in self._began.values()]
         family = GaugeMetricFamily(

@@ -45,5 +45,4 @@ class _Families(Collector):
         self._families = list(families)
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector.collect`."""
         return self._families

@@ -50,7 +50,6 @@ class DnsSource:
         self._last: frozenset[str] | None = None
 
     async def look(self) -> Sequence[WorkerSpec] | None:
-        """See `Source.look`."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(TIMEOUT_S):

@@ -43,7 +43,6 @@ class FileSource:
         self._seen: tuple[int, int, int] | None = None
 
     async def look(self) -> Sequence[WorkerSpec] | None:
-        """See `Source.look`."""
         return await call_in_thread(self._look)
 
     def _look(self) -> Sequence[WorkerSpec] | None:

@@ -64,7 +64,6 @@ class KubernetesSource:
         self._last: Sequence[WorkerSpec] | None = None
 
     async def look(self) -> Sequence[WorkerSpec] | None:
-        """See `Source.look`."""
         found: dict[str, WorkerSpec] = {}
         try:
             async with asyncio.timeout(TIMEOUT_S):

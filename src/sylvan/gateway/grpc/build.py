@@ -36,7 +36,6 @@ class GrpcComponents:
         task.add_done_callback(self._closing.discard)
 
     async def tokenizer(self, worker: Worker) -> tuple[bytes, str]:
-        """See `Fetch`."""
         return await self.probe.tokenizer(worker)
 
     def router(self, exchange: ExchangeParts, library: TextLibrary) -> GrpcRouter:

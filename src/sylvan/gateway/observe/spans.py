@@ -29,14 +29,13 @@ class NoSpan:
     """Of a request that is not traced."""
 
     def headers(self) -> Sequence[tuple[str, str]] | None:
-        """See `TraceSpan.headers`."""
         return None
 
     def event(self, name: str, facts: Mapping[str, str | int | float]) -> None:
-        """See `TraceSpan.event`."""
+        pass
 
     def end(self, status: int, facts: Mapping[str, str | int | float]) -> None:
-        """See `TraceSpan.end`."""
+        pass
 
 
 class Tracing(Protocol):
@@ -51,5 +50,4 @@ class NoTracing:
     """Traces nothing."""
 
     def begin(self, name: str, headers: Mapping[str, str]) -> TraceSpan:
-        """See `Tracing.begin`."""
         return NoSpan()

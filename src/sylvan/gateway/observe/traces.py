@@ -32,7 +32,6 @@ class SpanExporter:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, name: str, headers: Mapping[str, str]) -> RequestSpan:
-        """See `Tracing.begin`."""
         carrier = {key: value for key in TRACE_HEADERS if (value := headers.get(key))}
         parent = self._propagator.extract(carrier)
         span = self._tracer.start_span(name, context=parent, kind=trace.SpanKind.SERVER)
@@ -51,17 +50,14 @@ class RequestSpan:
         self._propagator = propagator
 
     def headers(self) -> Sequence[tuple[str, str]] | None:
-        """See `Span.headers`."""
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier, context=trace.set_span_in_context(self._span))
         return list(carrier.items())
 
     def event(self, name: str, facts: Mapping[str, str | int | float]) -> None:
-        """See `Span.event`."""
         self._span.add_event(name, dict(facts))
 
     def end(self, status: int, facts: Mapping[str, str | int | float]) -> None:
-        """See `Span.end`."""
         self._span.set_attributes({"http.response.status_code": status, **facts})
         if status >= 500:
             self._span.set_status(trace.StatusCode.ERROR)

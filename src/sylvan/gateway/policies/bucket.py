@@ -30,7 +30,6 @@ class BucketPolicy(RoutingPolicy):
         self._adjusted_s = clock()
 
     def select(self, workers: Sequence[Worker], request: RoutingRequest) -> Placement:
-        """See `RoutingPolicy.select`."""
         length = request.num_tokens
         self._lengths.append(length)
         now = self._clock()
@@ -63,7 +62,6 @@ def borders(lengths: Sequence[int], num_buckets: int) -> list[int]:
 
 
 def create(parts: PolicyParts) -> BucketPolicy:
-    """See `PolicyFactory`."""
     config = parts.config
     gap, ratio = config.balance_abs_threshold, config.balance_rel_threshold
     thresholds = (

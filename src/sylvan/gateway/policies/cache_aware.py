@@ -84,7 +84,6 @@ class CacheAware(RoutingPolicy):
         self.tree = PrefixTree(config.max_tree_bytes)
 
     def select(self, workers: Sequence[Worker], request: RoutingRequest) -> Placement:
-        """See `RoutingPolicy.select`."""
         found = self.tree.find(_salt(request.namespace) + request.prompt)
         held, ids = self.tree.matched(found, beyond=PAGE), b""
         if self._blocks is not None and not request.namespace.strip("/"):
@@ -101,7 +100,6 @@ class CacheAware(RoutingPolicy):
     def completed(
         self, placement: Placement, request: RoutingRequest, outcome: PlacementOutcome
     ) -> None:
-        """See `RoutingPolicy.completed`."""
         if placement.promise is not None:
             placement.promise.close()
         if outcome.prompt_tokens and request.token_ids is None and request.prompt:
@@ -113,12 +111,10 @@ class CacheAware(RoutingPolicy):
             self.tree.set_limit(placement.worker.id, limit)
 
     def learn(self, placement: Placement, request: RoutingRequest, at_s: float) -> None:
-        """See `RoutingPolicy.learn`."""
         found = self.tree.find(_salt(request.namespace) + request.prompt)
         self.tree.insert(found, placement.worker.id)
 
     def forget(self, worker: Worker) -> None:
-        """See `RoutingPolicy.forget`."""
         self.tree.drop(worker.id)
 
     def _by_cost(self, workers: Sequence[Worker], prompt: _Prompt) -> Placement:
@@ -255,5 +251,4 @@ def _salt(namespace: str) -> bytes:
 
 
 def create(parts: PolicyParts) -> CacheAware:
-    """See `PolicyFactory`."""
     return CacheAware(parts.config, parts.rng, parts.blocks)

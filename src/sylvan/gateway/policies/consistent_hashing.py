@@ -20,7 +20,6 @@ class ConsistentHashing(RoutingPolicy):
         self._ring = ring
 
     def select(self, workers: Sequence[Worker], request: RoutingRequest) -> Placement:
-        """See `RoutingPolicy.select`."""
         if not request.key:
             worker = min(workers, key=lambda worker: worker.weighted_load)
             return Placement(worker, request.num_tokens, "no_key")
@@ -33,5 +32,4 @@ class ConsistentHashing(RoutingPolicy):
 
 
 def create(parts: PolicyParts) -> ConsistentHashing:
-    """See `PolicyFactory`."""
     return ConsistentHashing(parts.ring)

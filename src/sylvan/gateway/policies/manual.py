@@ -53,7 +53,6 @@ class Manual(RoutingPolicy):
         return self._groups[worker.id]
 
     def select(self, workers: Sequence[Worker], request: RoutingRequest) -> Placement:
-        """See `RoutingPolicy.select`."""
         now = self._clock()
         self._expire(now)
         if not request.key:
@@ -71,7 +70,7 @@ class Manual(RoutingPolicy):
         return Placement(worker, request.num_tokens, "new" if known is None else "moved")
 
     def learn(self, placement: Placement, request: RoutingRequest, at_s: float) -> None:
-        """See `RoutingPolicy.learn`. Of two assignments of one key the later one counts."""
+        """Of two assignments of one key the later one counts."""
         known = self._keys.get(request.key)
         if placement.branch == "sticky":
             if known is not None and known.worker_id == placement.worker.id:
@@ -83,7 +82,6 @@ class Manual(RoutingPolicy):
             self._keep(request.key, placement.worker, at_s)
 
     def forget(self, worker: Worker) -> None:
-        """See `RoutingPolicy.forget`."""
         for key in [k for k, sticky in self._keys.items() if sticky.worker_id == worker.id]:
             self._drop(key)
 
@@ -106,5 +104,4 @@ class Manual(RoutingPolicy):
 
 
 def create(parts: PolicyParts) -> Manual:
-    """See `PolicyFactory`."""
     return Manual(parts)

@@ -16,12 +16,10 @@ class PowerOfTwo(RoutingPolicy):
         self._rng = rng
 
     def select(self, workers: Sequence[Worker], request: RoutingRequest) -> Placement:
-        """See `RoutingPolicy.select`."""
         pair = self._rng.sample(workers, 2) if len(workers) > 1 else workers
         worker = min(pair, key=lambda worker: worker.weighted_load)
         return Placement(worker, request.num_tokens)
 
 
 def create(parts: PolicyParts) -> PowerOfTwo:
-    """See `PolicyFactory`."""
     return PowerOfTwo(parts.rng)

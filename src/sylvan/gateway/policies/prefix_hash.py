@@ -28,7 +28,6 @@ class PrefixHash(RoutingPolicy):
         self._load_factor = load_factor
 
     def select(self, workers: Sequence[Worker], request: RoutingRequest) -> Placement:
-        """See `RoutingPolicy.select`."""
         able = {worker.id: worker for worker in workers}
         total = sum(worker.weighted_load for worker in workers)
         most = self._load_factor * (total + 1) / len(workers)
@@ -42,5 +41,4 @@ class PrefixHash(RoutingPolicy):
 
 
 def create(parts: PolicyParts) -> PrefixHash:
-    """See `PolicyFactory`."""
     return PrefixHash(parts.ring, parts.config.prefix_tokens, parts.config.load_factor)

@@ -16,10 +16,8 @@ class Uniform(RoutingPolicy):
         self._rng = rng
 
     def select(self, workers: Sequence[Worker], request: RoutingRequest) -> Placement:
-        """See `RoutingPolicy.select`."""
         return Placement(self._rng.choice(workers), request.num_tokens)
 
 
 def create(parts: PolicyParts) -> Uniform:
-    """See `PolicyFactory`."""
     return Uniform(parts.rng)

@@ -15,12 +15,10 @@ class RoundRobin(RoutingPolicy):
         self._turn = 0
 
     def select(self, workers: Sequence[Worker], request: RoutingRequest) -> Placement:
-        """See `RoutingPolicy.select`."""
         worker = workers[self._turn % len(workers)]
         self._turn += 1
         return Placement(worker, request.num_tokens)
 
 
 def create(parts: PolicyParts) -> RoundRobin:
-    """See `PolicyFactory`."""
     return RoundRobin()

@@ -1,4 +1,4 @@
-"""What codes of weights stand for, in PyTorch. The C++ side is `codes.h`."""
+"""Decodes codes of weights in PyTorch. The C++ side is `codes.h`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _TABLES: Mapping[Code, tuple[float, ...]] = MappingProxyType(
 
 
 def bits_of(code: Code) -> int:
-    """Of one number."""
+    """Bits of one code."""
     return 4 if code in _TABLES else 8
 
 
 def middle_of(code: Code) -> float:
-    """Of the range of integers; 0 for others."""
+    """Middle of the integer range; 0 for other codes."""
     return {"int4": 8.0, "int8": 128.0}.get(code, 0.0)
 
 
@@ -42,7 +42,7 @@ def nibbles(q: torch.Tensor) -> torch.Tensor:
 
 
 def paired(codes: torch.Tensor) -> torch.Tensor:
-    """The other way around."""
+    """The inverse."""
     return codes[..., ::2] | codes[..., 1::2] << 4
 
 

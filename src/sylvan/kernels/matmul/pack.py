@@ -35,7 +35,7 @@ def pack(
 ) -> PackedWeight:
     """Pack for kernels whose rows are of `dtype` (bfloat16 or float32).
 
-    With `room`, made for a weight of the same kind and shape, the levels are written there.
+    With `room`, made for a weight of the same kind and shape, writes the levels there.
 
     Raises:
         Unsupported: a kind or shape without a kernel.
@@ -74,10 +74,10 @@ def pack_stack(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
 
 
 def repack(weight: LinearWeight, packed: PackedWeight, dtype: torch.dtype) -> None:
-    """Write `weight` over one that `pack` or `pack_stack` made; programs read it from then on.
+    """Overwrite a result of `pack` or `pack_stack` by `weight`; programs then read the new one.
 
     Raises:
-        Unsupported: it is of another kind or shape than what lies there.
+        Unsupported: its kind or shape differs.
     """
     assert isinstance(weight, torch.Tensor | QuantisedWeight)
     stacked = len(weight.shape) == 3

@@ -58,7 +58,7 @@ def _row_kernel(
 def linear(
     x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None, *, out_f32: bool
 ) -> torch.Tensor:
-    """Quantised weights take PyTorch's way."""
+    """Quantised weights use PyTorch's implementation."""
     plain = isinstance(weight, torch.Tensor) and x.dtype == weight.dtype in _HALVES
     if not plain:
         return reference.linear(x, weight, bias, out_f32=out_f32)

@@ -1,4 +1,4 @@
-"""Weights back out of the order kernels read them: exactly what was packed."""
+"""Unpacks weights from kernel order: exactly what was packed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _coded(packed: PackedWeight, words: torch.Tensor) -> CodedWeight:
 
 
 def _of_lanes(part: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
-    """(N, G) of what lies in blocks of 16 outputs, each group once."""
+    """Values (N, G) from blocks of 16 outputs, each group once."""
     rows = part.view(packed.padded_rows // LANES, -1, LANES).transpose(1, 2).flatten(0, 1)
     if packed.form.group:
         rows = rows[:, :: packed.form.group // packed.group]

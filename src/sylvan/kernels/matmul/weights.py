@@ -22,16 +22,16 @@ PackKind = Literal["dense", "int8", "int4", "coded"]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the numbers of a matrix are kept; only matrices of one form can be joined.
+    """Storage form of a matrix; only matrices of one form can be joined.
 
     Attributes:
-        kind: Of the kernels that multiply by it.
+        kind: Kind of kernel that multiplies by it.
         group: Inputs that share a scale; 0: all of a row.
-        code: What coded numbers are, else "".
+        code: Code of coded numbers, else "".
         scale: The type of coded scales.
         zeros: Whether each group has a zero point.
         shifts: Whether each group has a shift.
-        ordered: Whether inputs are kept in another order.
+        ordered: Whether inputs are permuted.
     """
 
     kind: PackKind = "dense"
@@ -102,7 +102,7 @@ class QuantisedWeight(ABC):
         return self.like([part[index] for part in self.tensors])
 
     def numbers(self) -> torch.Tensor:
-        """All that it stands for, float32, of its `shape`."""
+        """The dequantised matrix, float32, of its `shape`."""
         if len(self.shape) == 3:
             return torch.stack([self[index].numbers() for index in range(self.shape[0])])
         return self.rows(torch.arange(self.shape[0]))
@@ -138,7 +138,7 @@ def join(parts: Sequence[QuantisedWeight]) -> QuantisedWeight:
 class Int8Weight(QuantisedWeight):
     """Symmetric int8, one scale per output channel: w = q * scale[:, None]."""
 
-    # Of a stack of E matrices each tensor has E in front.
+    # In a stack of E matrices, each tensor has a leading dimension E.
     q: torch.Tensor  # (N, K) int8; own rounding stays in [-127, 127], others use -128 as well
     scale: torch.Tensor  # (N,) float32
 
@@ -217,7 +217,7 @@ class Int4Weight(QuantisedWeight):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedWeight(QuantisedWeight):
-    """Codes that stand for numbers; rows that it multiplies stay as they are.
+    """A matrix of coded numbers; its inputs are not quantised.
 
     w = (value - zero) * scale + shift.
 
@@ -225,7 +225,7 @@ class CodedWeight(QuantisedWeight):
         q: uint8: (N, K / 2) of four bits, input 2i in the low nibble and 2i + 1 in the high one;
             else (N, K).
         scale: (N, G), float16, bfloat16 or float32.
-        code: What the codes are.
+        code: Meaning of the codes.
         group: Inputs that share a scale; 0: all of a row, which G = 1 then is.
         zero: uint8 (N, G); None: integers are around the middle of their range.
         shift: float32 (N, G), of groups; None: nothing is added.
@@ -329,7 +329,7 @@ def _widened(part: CodedWeight) -> CodedWeight:
 
 
 def _regrouped(part: CodedWeight, group: int) -> CodedWeight:
-    """The same with a scale for `group` inputs, of which those of several are equal."""
+    """The same with one scale per `group` inputs, where several groups have equal scales."""
     cols = part.shape[-1]
     times = (part.group or cols) // group
     if (part.group or cols) % group or cols % group:
@@ -341,10 +341,10 @@ def _regrouped(part: CodedWeight, group: int) -> CodedWeight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeferredWeight:
-    """A weight not read yet: `load` gives it when it is packed, so that one is in memory at a time.
+    """A weight not read yet: `load` reads it when it is packed, so only one is in memory at a time.
 
-    `key` is equal for tied weights, which are packed once. `origin` is what it is made of, and how,
-    where that is another weight.
+    `key` is equal for tied weights, which are packed once. `origin` describes how it is derived, if
+    from another weight.
     """
 
     shape: torch.Size
@@ -395,7 +395,7 @@ def quantise_int4(weight: torch.Tensor, group: int = 64) -> Int4Weight:
 
 
 def quantise_int4_codes(weight: torch.Tensor, group: int) -> CodedWeight:
-    """The levels of `quantise_int4` with float16 scales, for rows that stay as they are."""
+    """The levels of `quantise_int4` with float16 scales, for unquantised inputs."""
     found = quantise_int4(weight, group)
     scale = found.scale.clamp(-_HALF_MAX, _HALF_MAX).half()
     return CodedWeight(found.q, scale, "int4", group)
@@ -416,5 +416,5 @@ def quantise_fp8(weight: torch.Tensor) -> CodedWeight:
 
 
 def _blocks(count: int) -> list[slice]:
-    """So many rows at a time that float32 copies of them stay small."""
+    """Row blocks whose float32 copies stay small."""
     return [slice(first, first + _BLOCK) for first in range(0, count, _BLOCK)]

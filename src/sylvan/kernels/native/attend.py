@@ -47,9 +47,9 @@ Norms = tuple[HeadNorm | None, HeadNorm | None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadTransform:
-    """What is done to queries and keys before they attend: norms, then turning.
+    """Transformations of queries and keys before attention: norms, then rotation.
 
-    `table_TR`: by what they turn, at `positions` of the step; see `Rope`.
+    `table_TR`: rotary table at the `positions` of the step; see `Rope`.
     """
 
     table_TR: torch.Tensor | None = None
@@ -63,7 +63,7 @@ class HeadTransform:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """What programs differ by."""
+        """Everything by which programs differ."""
         return self.turning, self.interleaved, *map(id, self.norms)
 
 

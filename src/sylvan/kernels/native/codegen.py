@@ -61,7 +61,7 @@ def header(ops: Sequence[type[Op]]) -> str:
 
 
 def digest(ops: Sequence[type[Op]]) -> str:
-    """Of all that a library must have in common with those who make programs."""
+    """Digest of everything that the library and program builders must agree on."""
     return header(ops).rsplit('"', 2)[1]
 
 

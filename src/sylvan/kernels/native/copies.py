@@ -1,4 +1,4 @@
-"""What a program keeps of a weight: to be read back, and written over in place."""
+"""Copies of weights in a program: to read back, and to overwrite in place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class WeightCopy(Protocol):
 
     @property
     def source(self) -> object:
-        """What was traced."""
+        """The traced weight."""
         ...
 
     @property
@@ -35,15 +35,15 @@ class WeightCopy(Protocol):
 
     @property
     def memory(self) -> tuple[Bytes, ...]:
-        """Where it lies."""
+        """Its memory."""
         ...
 
     def read(self) -> Content | None:
-        """What was written last, in new tensors; None: it cannot be told from the copy."""
+        """The last written contents, in new tensors; None if the copy cannot give them back."""
         ...
 
     def write(self, content: Content) -> None:
-        """Put other contents of the same kind and shape there; no step may run meanwhile.
+        """Overwrite it by contents of the same kind and shape; no step may run meanwhile.
 
         Raises:
             Unsupported: they are of another kind or shape.
@@ -56,11 +56,11 @@ class WeightCopy(Protocol):
         ...
 
     def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
-        """Put plain numbers there in the place of rows `first` .., rounded as the copy is.
+        """Overwrite rows from `first` on by plain numbers, rounded as the copy is.
 
         Rows of a stack are counted over all of its matrices. No step may run meanwhile.
 
-        Returns: whether all numbers are finite; else those that were written are of no use.
+            Returns: whether all numbers are finite; else the written rows are invalid.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What the ops of a compiled program read and write, and the least time that takes."""
+"""Memory traffic of a compiled program's ops, and their minimum time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sylvan.kernels.native.opset import Embed
 from sylvan.kernels.native.schema import Op, buffers_of
 
 _PROBE = 64 << 20  # bytes, beyond the caches of most machines
-_LOOKED_UP = ("cos_sin", "q_scales")  # of which a row is read
+_LOOKED_UP = ("cos_sin", "q_scales")  # operands of which one row is read
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from sylvan.kernels.native.builder import ProgramBuilder, function_of
 from sylvan.kernels.native.lora import trace_lora_pairs, trace_lora_rows
 from sylvan.kernels.native.opset import ExpertSum, GatherRows, Glu, MoeAlign, Route, Scores
 
-GROUP_ROWS = 128  # a group of rows has at most so many, or more: see LINEAR_ROWS
+GROUP_ROWS = 128  # rows per group, at most, or more: see LINEAR_ROWS
 
 
 def trace_experts(
@@ -26,7 +26,7 @@ def trace_experts(
     weights: ExpertWeights,
     load: torch.Tensor | None,
 ) -> TracedTensor:
-    """What `experts` does with rows x and their logits."""
+    """Trace `experts` for rows x and their logits."""
     x, logits = rows
     _check(builder, rows, weights, routing)
     experts, shares = _route(builder, logits, weights.down.shape[0], routing)
@@ -68,7 +68,7 @@ class _Routed:
 def _experts(
     builder: ProgramBuilder, x: TracedTensor, routed: _Routed, weights: ExpertWeights
 ) -> TracedTensor:
-    """Sums of what the chosen experts make of rows of x, by their weights."""
+    """Weighted sums of the chosen experts' outputs for rows of x."""
     num_experts, top_k = weights.down.shape[0], routed.top_k
     graph, pairs = builder.graph, builder.num_rows(x.rows, top_k)
     sorted_pairs, pair_places = (graph.buffer(pairs * 4) for _ in range(2))

@@ -32,7 +32,7 @@ class ProgramLimits:
 
 @operands
 class HostCall(Op):
-    """Rows that a function of Python makes; the library runs what is before and behind it.
+    """A call of a Python function between native ops.
 
     `function`: its number in the graph. `x_f32`: x is float32 beside rows of another type.
     """

@@ -1,4 +1,4 @@
-"""Gives the buffers of a graph as little memory as their lifetimes allow, and ops their numbers."""
+"""Plans the memory of a graph's buffers by their lifetimes, and serialises its ops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ProgramLayout:
     records: np.ndarray
     memory: list[Bytes]
     home: Sequence[int]  # virtual buffer -> entry
-    copies: Sequence[WeightCopy]  # what is kept of the model's weights
+    copies: Sequence[WeightCopy]  # copies of the model's weights
     functions: Sequence[HostFunction]  # of host calls
     sizes: Sequence[int]  # bytes of each virtual buffer, as many as there can be
     limits: ProgramLimits
@@ -45,7 +45,7 @@ class ProgramLayout:
 
 
 def plan_memory(graph: Graph) -> ProgramLayout:
-    """Give each virtual buffer memory that no other living one has."""
+    """Assign memory to each virtual buffer that no other live buffer uses."""
     last = _last_uses(graph)
     memory = [_packed(data) for data in graph.constants]
     home = [-1] * len(graph.sizes)

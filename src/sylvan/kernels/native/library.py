@@ -43,7 +43,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What runs on this machine and why; `lines` is for people."""
+    """The library in use on this machine and why; `lines` is for people."""
 
     variant: str | None
     cpu_features: tuple[str, ...]
@@ -141,12 +141,12 @@ def _obstacle(folder: Path, name: str, bits: int) -> str:
 
 @functools.cache
 def ops_digest() -> str:
-    """Of the ops that programs are made of."""
+    """Digest of the ops that programs use."""
     return digest(OPS)
 
 
 def _is_stale(dll: ctypes.CDLL) -> bool:
-    """Whether it was made of other ops or structs than those of this package."""
+    """Whether the library was built from other ops or structs than this package's."""
     newest = ("sylvan_ops_digest", "sylvan_pack_rows", "sylvan_ngram_match")
     if not all(hasattr(dll, name) for name in newest):
         return True

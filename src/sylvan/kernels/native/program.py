@@ -97,9 +97,9 @@ class Program:
         return self._layout.home[value.id]
 
     def bind(self, number: int, address: int) -> None:
-        """Have all later runs find a buffer or constant at another address.
+        """Bind a buffer or constant to another address for all later runs.
 
-        The caller vouches for what lies there: rows of `padded` columns, as many as are computed
+        The caller guarantees valid memory there: rows of `padded` columns, as many as are computed
         (a product with matrix tiles reads whole tiles, see `TILE_ROWS`).
         """
         for handle in self._handles:

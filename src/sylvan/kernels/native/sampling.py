@@ -67,7 +67,7 @@ class SampleRows(ctypes.Structure):
 
 
 class ForcedTokens(ctypes.Structure):
-    """Rows whose tokens are there already."""
+    """Rows whose tokens are given (forced)."""
 
     _fields_ = [
         ("rows", _I32),

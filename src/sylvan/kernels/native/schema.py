@@ -1,4 +1,4 @@
-"""What an op of a step program is: a dataclass whose fields are its operands.
+"""Definition of step-program ops: dataclasses whose fields are operands.
 
 `opset` lists the ops, `codegen` makes C++ structs of them, with the same fields in the same order,
 and a digest that both sides must agree on. A buffer field is annotated with what the op does with

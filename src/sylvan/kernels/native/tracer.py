@@ -72,10 +72,12 @@ _SOURCES: Mapping[int, Source] = {
 
 
 class NativeTracer:
-    """See `kernels.api.Tracer`. The model is left as it is; `compile_graph` packs its weights.
+    """Traces a forward pass as native ops.
 
-    `pages` are the layers' KV pages by attention index. Unless a program computes `whole_steps`,
-    nothing in it depends on the number of a row.
+    The model stays unchanged; `compile_graph` packs weights.
+
+    `pages` are the layers' KV pages by attention index. Unless a program computes `whole_steps`, no
+    op depends on the index of a row.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class NativeTracer:
     ) -> None:
         self._whole_steps = whole_steps
         self._builder = ProgramBuilder(self, dtype, limits, constants)
-        # Inputs of every step: ids, positions, types of its tokens; rows whose logits are wanted.
+        # Inputs of every step: ids, positions, token types; rows that need logits.
         self.input_ids = TracedTensor(self, _IDS, 1, "i32")
         self.positions = TracedTensor(self, _POSITIONS, 1, "i32")
         self.sample_rows = TracedTensor(self, _SAMPLE_ROWS, 1, "i32", "outputs")
@@ -101,7 +103,7 @@ class NativeTracer:
 
     @property
     def graph(self) -> Graph:
-        """What has been traced so far."""
+        """The graph traced so far."""
         return self._builder.graph
 
     @property
@@ -121,17 +123,17 @@ class NativeTracer:
         return value
 
     def bound(self, cols: int, dtype: Dtype) -> TracedTensor:
-        """A matrix without memory: each run is told where it lies (see `Program.bind`)."""
+        """A matrix without memory: each run binds its address (see `Program.bind`)."""
         value = self._builder.repeated(cols, dtype, "tokens", 1)
         self.external(value)
         return value
 
     def pin(self, value: TracedTensor) -> None:
-        """Keep a value to the end of the program."""
+        """Keep a value alive to the end of the program."""
         self.graph.pinned.add(value.id)
 
     def external(self, value: TracedTensor) -> None:
-        """A value gets no memory: whoever runs the program binds it (see `Program.bind`)."""
+        """A value without planned memory: the caller binds it (see `Program.bind`)."""
         self.graph.sizes[value.id] = 0
         self.graph.inputs.append(value.id)  # a number that no other value has
 
@@ -445,7 +447,7 @@ class NativeTracer:
     def _stream(
         self, x: TracedTensor, residual: TracedTensor | None
     ) -> tuple[ResidualStream, TracedTensor]:
-        """What a norm reads, and the sum that it leaves."""
+        """The input of a norm, and the residual sum that it leaves."""
         if residual is None:
             wide = x.dtype == "f32"
             return ResidualStream(residual=x.id) if wide else ResidualStream(x=x.id), x
@@ -514,7 +516,7 @@ class NativeTracer:
     def _head_norm(
         self, norm: HeadNorm | None, head_dim: int, heads: int
     ) -> tuple[int | None, bool]:
-        """The weight, and whether it is over all heads at once."""
+        """The weight of a head norm, and whether it spans all heads."""
         if norm is None:
             return None, False
         if norm.over is not None:

@@ -14,7 +14,7 @@ PAGE_MULTIPLE = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageShape:
-    """What one layer stores for a page."""
+    """Storage of one layer per page."""
 
     num_kv_heads: int
     head_dim: int
@@ -51,8 +51,8 @@ class PageShape:
 class LayerPages:
     """All pages of one layer, parts of the pages of a KV group.
 
-    `keys` and `values`: (num_pages, bytes of a page in this layer); a page's bytes lie side by
-    side, the pages anywhere. `group`: whose page table says which pages are whose.
+    `keys` and `values`: (num_pages, bytes of a page in this layer); the bytes of a page are
+    contiguous, the pages may be anywhere. `group`: the KV group whose page table assigns pages.
     """
 
     shape: PageShape

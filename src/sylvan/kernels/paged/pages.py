@@ -1,4 +1,4 @@
-"""What paged attention on a device reads and writes; no Triton here.
+"""Inputs and outputs of paged attention on a device; no Triton here.
 
 Shapes: T rows, R requests, S rows of the page table, K key/value heads, H head dim, V value dim.
 """
@@ -14,7 +14,7 @@ from sylvan.kernels.api import HeadNorm, Rope
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKV:
-    """Keys and values of a layer, and where each request's lie.
+    """Keys and values of a layer, and the KV slots of each request.
 
     `keys` (pages, page_size, K, H) and `values` (pages, page_size, K, V): bf16, fp16, fp32 or
     float8_e4m3fn, the last dimension contiguous. Values that are the first columns of the keys
@@ -46,7 +46,7 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """What happens to heads before they attend; each part may be absent."""
+    """Transformations of heads before attention; each part may be absent."""
 
     rope: Rope | None = None
     q_norm: HeadNorm | None = None

@@ -59,7 +59,7 @@ def split_heads(
 
 
 def through_int8(x_TKH: torch.Tensor) -> torch.Tensor:
-    """What int8 pages keep of keys or values, float32: each head of a token has its own scale."""
+    """Round trip of keys or values through int8 pages, float32: one scale per head and token."""
     levels, scale = quantise_rows(x_TKH)
     return levels * scale
 

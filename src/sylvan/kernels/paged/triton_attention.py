@@ -1,4 +1,4 @@
-"""Paged attention on GPUs: what the kernels read, and their launches.
+"""Paged attention on GPUs: kernel arguments and launches.
 
 Shapes: T rows, R requests, S rows of the page table, N query heads, K key/value heads, H head dim,
 V value dim. No call waits for the GPU, and everything that a step changes lies on the device, so
@@ -18,11 +18,11 @@ from sylvan.kernels.paged.pages import LayerKV
 from sylvan.kernels.paged.triton_decode import decode_kernel, merge_kernel
 from sylvan.kernels.paged.triton_extend import extend_kernel
 
-_PROGRAMS = 2048  # that fill any GPU several times over
+_PROGRAMS = 2048  # enough to fill any GPU several times over
 _MOST_SPLITS = 64
-_FEW = 8  # of the interpreter's, which runs them one by one
+_FEW = 8  # for the interpreter, which runs them one by one
 _LEAST_SPLIT = 128  # tokens: a shorter one costs many requests more than it gains few
-_LEAST_COLUMNS = 16  # of a block that a matrix unit takes
+_LEAST_COLUMNS = 16  # smallest block of a matrix unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Shape:
         return max(_LEAST_SPLIT, power_of_two(4 * group)) if self.shared else _LEAST_SPLIT
 
     def most_splits(self) -> int:
-        """Of a request: memory is taken for the parts of all of them."""
+        """Most KV splits of a request: the memory for partial results is sized by it."""
         return _MOST_SPLITS // 2 if self.shared else _MOST_SPLITS
 
 
@@ -132,9 +132,9 @@ def extend(
     Args:
         q_TNH: Rows q_starts_R1[r] to q_starts_R1[r + 1] belong to request r.
         pages: K and V of these tokens are stored already.
-        q_starts_R1: int32 (R + 1,). Rows after the last of them stay as they are in `out`.
-        layer: What to compute.
-        out: Where to; made, of zeros, if None.
+        q_starts_R1: int32 (R + 1,). Rows after the last request stay unchanged in `out`.
+        layer: The layer.
+        out: Output; zeros are allocated if None.
     """
     q_TNH = _rows(q_TNH)
     shape, sizes = _Shape.of(pages), _sizes(q_TNH, pages, layer, "extend")
@@ -186,7 +186,7 @@ def _sizes(q: torch.Tensor, pages: LayerKV, layer: AttentionLayer, op: str) -> T
     if _Shape.of(pages).shared:
         group = layer.num_heads // layer.num_kv_heads
         return tile(f"latent {op}", group, pages.keys.element_size(), arch)
-    # Elements of fp8 are turned into those of q before they are multiplied.
+    # Convert fp8 elements to the type of q before multiplying.
     return tile(op, pages.keys.shape[-1], q.element_size(), arch)
 
 

@@ -1,4 +1,4 @@
-"""One query a request over its pages: the KV is split, so that few requests fill a GPU as well.
+"""Decode attention, one query per request: split-KV, so that few requests fill a GPU as well.
 
 FlashDecoding (pytorch.org/blog/flash-decoding) over the pages of PagedAttention (arXiv:2309.06180),
 all query heads of a key head in one tile. Where a request's KV is split follows from its own length
@@ -126,7 +126,7 @@ def decode_kernel(
             mask = in_group[:, None] & (col < VALUE)[None, :]
             out = (
                 head * SPLITS + split
-            )  # of the request: 32 bits are enough, and half the registers
+            )  # within the request: 32 bits suffice, with half the registers
             tl.store(part_ptr + (out[:, None] * VALUE + col[None, :]), mean, mask=mask)
             tl.store(peak_ptr + out, peak + tl.log2(total), mask=in_group)
 

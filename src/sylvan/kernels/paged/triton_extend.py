@@ -110,7 +110,7 @@ def extend_kernel(
         peak = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)
-        # ---- tokens that every query of the tile sees: nothing to mask
+        # ---- tokens visible to every query of the tile: no mask
         if not SHARED:
             for at in range(begin, clear, BLOCK):
                 token = at + tl.arange(0, BLOCK)
@@ -143,7 +143,8 @@ def extend_kernel(
                 seen = seen & (token[None, :] <= own[:, None])
             if WINDOW > 0:
                 seen = seen & (token[None, :] > own[:, None] - WINDOW)
-                valid = valid & (token > lowest - WINDOW)  # pages before may be anybody's
+                # pages before the window may belong to other requests
+                valid = valid & (token > lowest - WINDOW)
             place = places(table_ptr, at, token, valid, PAGE, BLOCK)
             peak, total, acc = fold(
                 (peak, total, acc),
@@ -172,7 +173,7 @@ def extend_kernel(
         mean = acc * (v_scale / tl.where(total == 0.0, 1.0, total))[:, None]
         col = tl.arange(0, VALUE_BLOCK)
         out_ptr += (start + first_query).to(tl.int64) * (KV_HEADS * GROUP * VALUE)
-        out = (row // HEADS * (KV_HEADS * GROUP) + head) * VALUE  # of the tile: in 32 bits
+        out = (row // HEADS * (KV_HEADS * GROUP) + head) * VALUE  # within the tile: 32 bits suffice
         mask = real[:, None] & (col < VALUE)[None, :]
         tl.store(
             out_ptr + (out[:, None] + col[None, :]), mean.to(out_ptr.dtype.element_ty), mask=mask

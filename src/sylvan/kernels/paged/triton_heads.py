@@ -22,7 +22,7 @@ _ELEMENTS = 2048  # of a program's block
 
 @triton.jit
 def _keep(ptr, at, x, mask, scale, MOST: tl.constexpr):
-    """Store; in fp8, whose largest number is MOST, as a saturated multiple of the scale."""
+    """Store; for fp8, with maximum MOST, as a saturated multiple of the scale."""
     if MOST > 0:
         x = tl.minimum(tl.maximum(x.to(tl.float32) / scale, -MOST), MOST)
     tl.store(ptr + at, x.to(ptr.dtype.element_ty), mask=mask)
@@ -129,7 +129,7 @@ def _heads_kernel(
     if ROTARY > 0:
         angle_ptr += tl.load(position_ptr + row).to(tl.int64) * ROTARY
     col = tl.arange(0, WIDTH_BLOCK)
-    # Names are those of a branch: Triton wants one shape for a name on both sides of a condition.
+    # Names are per branch: Triton requires one shape per name on both sides of a condition.
     if block < q_blocks:
         q_head = block * Q_BLOCK + tl.arange(0, Q_BLOCK)
         q_mask = (q_head < HEADS)[:, None] & (col < WIDTH)[None, :]
@@ -170,7 +170,7 @@ def _heads_kernel(
         )
         slot = tl.load(slot_ptr + row).to(tl.int64)
         k_at = slot * key_stride + k_head[:, None] * key_head + col[None, :]
-        # Rounded as the projection is, whatever the cache holds: the definition does so.
+        # Round as the projection does, whatever the cache stores, to match the reference.
         _keep(key_ptr, k_at, k.to(x_ptr.dtype.element_ty), k_mask, k_scale, MOST)
     else:
         v_head = (block - q_blocks - k_blocks) * V_BLOCK + tl.arange(0, V_BLOCK)

@@ -1,4 +1,4 @@
-"""What the attention kernels share: finding tokens in pages, and one step of online softmax.
+"""Shared by the attention kernels: KV slots of tokens, and one step of online softmax.
 
 A head of H columns is read in two parts, so that no block is much wider than the head: MAIN, the
 largest power of two in it, and TAIL, the rest (576 = 512 + 64, 96 = 64 + 32). Scores are in units
@@ -15,10 +15,10 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def places(table_ptr, first, token, valid, PAGE: tl.constexpr, BLOCK: tl.constexpr):
-    """Places in the pool of the tokens `token` = first + (0 .. BLOCK - 1).
+    """KV slots of the tokens `token` = first + (0 .. BLOCK - 1).
 
-    Where pages are whole blocks one page number serves all of them; int64, for a pool may be
-    larger than 2^31 elements.
+    If pages are whole blocks, one page number serves all; int64, because a pool may exceed 2^31
+    elements.
     """
     if PAGE % BLOCK == 0:
         page = tl.load(table_ptr + first // PAGE).to(tl.int64)
@@ -71,11 +71,11 @@ def fold(
     CAPPED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Fold a block of tokens into (peak, total, acc) of online softmax (arXiv:2205.14135 s3.1).
+    """One online-softmax update of (peak, total, acc) by a block (arXiv:2205.14135 s3.1).
 
-    `seen` (rows, tokens) says what each query may look at; without MASKED it is everything. SHARED:
-    the values are the first columns of the keys (latent attention), which are then read once. The
-    scale must be positive: products are compared before they are scaled.
+    `seen` (rows, tokens) is the attention mask; without MASKED, every token is visible. SHARED: the
+    values are the first columns of the keys (latent attention), which are then read once. The scale
+    must be positive: products are compared before they are scaled.
     """
     peak, total, acc = state
     k_ptr, k_stride, v_ptr, v_stride = caches
@@ -93,7 +93,7 @@ def fold(
         scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(peak, tl.max(scores, 1) * unit)
     level = higher
-    if MASKED:  # who has seen nothing yet has no peak: minus infinity less itself is not a number
+    if MASKED:  # rows without a visible token have no peak yet: -inf - -inf is NaN
         level = tl.where(higher == float("-inf"), 0.0, higher)
     weights = tl.exp2(scores * unit - level[:, None])
     shrink = tl.exp2(peak - level)

@@ -24,11 +24,11 @@ _MOST_COLUMNS = 256
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Requests one after another: their rows of a step, and where their tokens lie in the pool.
+    """Consecutive requests: their rows of a step, and the KV slots of their tokens.
 
     Attributes:
         rows: Of the step.
-        slots_S: int64 places of all their tokens with KV.
+        slots_S: int64 KV slots of all their tokens.
         q_starts_R1: int32 (R + 1,): where each request's rows begin, from the first of `rows` on.
         k_starts_R1: int32 (R + 1,): where its tokens begin in `slots_S`.
         most_rows: Of one request.
@@ -45,9 +45,9 @@ class Packed:
 
 @functools.cache
 def find_varlen() -> Any:
-    """PyTorch's function for NVIDIA GPUs, or None where it is not there.
+    """PyTorch's variable-length attention for NVIDIA GPUs, or None if unavailable.
 
-    Before 2.13 it cannot be told to split no keys, and a row's result would depend on the others.
+    Before 2.13 key splitting cannot be disabled, so a row's result would depend on the others.
     """
     if torch.version.hip is not None:
         return None
@@ -58,7 +58,7 @@ def find_varlen() -> Any:
 
 
 def suits(q_TNH: torch.Tensor, layer: AttentionLayer) -> bool:
-    """Whether its kernels know such heads and such a layer."""
+    """Whether its kernels support these heads and this layer."""
     plain = layer.softcap is None and layer.sinks is None and layer.causal
     width = layer.head_dim
     sized = width == layer.value_dim and width % 8 == 0 and width <= _MOST_COLUMNS

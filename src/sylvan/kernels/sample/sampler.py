@@ -94,7 +94,7 @@ class SampleCall:
         self.struct.mask_stride = self._masks.shape[1]
 
     def tell(self, logprobs: LogprobRows | None) -> None:
-        """Where the log probabilities go of rows whose slots want some. None: no row does."""
+        """Set where log probabilities are written for rows that want them; None: no row does."""
         self.struct.logprobs = Logprobs() if logprobs is None else logprobs.struct
 
 
@@ -111,7 +111,7 @@ def logprobs_of(
     alternatives: int,
     chosen_ids: tuple[int, ...],
 ) -> LogprobRows:
-    """Log probabilities of tokens that are there already.
+    """Log probabilities of given tokens.
 
     Args:
         library: The loaded kernels.

@@ -1,4 +1,4 @@
-"""What the providers' backends share: messages of a state, SDKs loaded on demand, usage."""
+"""Shared by the providers' backends: messages of a state, SDKs loaded on demand, usage."""
 
 from __future__ import annotations
 

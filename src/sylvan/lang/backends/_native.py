@@ -34,7 +34,7 @@ class NativeBackend(BaseBackend):
         raise NotImplementedError
 
     def send_stream(self, body: Body, scope: CancelScope) -> Iterator[Body]:
-        """The chunks of the answer; each has the text so far, or what is new of it."""
+        """The chunks of the answer; each has the whole text so far, or only the new text."""
         raise NotImplementedError
 
     def generate(self, s: StateContext, sampling_params: GenParams) -> tuple[Any, Any]:
@@ -117,10 +117,10 @@ class NativeBackend(BaseBackend):
 
 @dataclass(slots=True)
 class _Stream:
-    """The stream of one sample, whatever the server puts in chunks.
+    """The stream of one sample, for both chunk formats.
 
-    By default a chunk has all so far; a server with `--incremental-streaming-output` sends only
-    what is new, as the number of token ids beside the text tells.
+    By default a chunk has everything so far; a server with `--incremental-streaming-output` sends
+    only new output, which the number of token ids reveals.
     """
 
     incremental: bool = False

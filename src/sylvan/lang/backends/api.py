@@ -1,4 +1,4 @@
-"""What the interpreter asks of a model service."""
+"""The backend interface of the interpreter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ StreamItem = tuple[str, Meta] | tuple[str, Meta, int]  # (delta, meta so far[, s
 
 
 class ProgramHooks:
-    """What a service may do about the life of programs. Nothing, here: it only saves work."""
+    """Hooks on the life of programs. By default they do nothing: they only save work."""
 
     def cache_prefix(self, prefix_str: str) -> None:
         """Compute and keep a text that many programs begin with."""
@@ -98,7 +98,7 @@ class BaseBackend(ProgramHooks):
         """Empty the prefix cache."""
 
     def get_server_info(self) -> Any:
-        """What the service says about itself."""
+        """The service's info."""
 
     def shutdown(self) -> None:
         """Let go of connections and processes."""

@@ -121,7 +121,7 @@ class LocalServer:
         self.endpoint.stop_profile()
 
     async def get_server_info(self) -> Any:
-        """What the server says about itself."""
+        """The server's info."""
         return await call_in_thread(self.endpoint.get_server_info)
 
     def shutdown(self) -> None:
@@ -145,17 +145,17 @@ class LocalServer:
 
 
 def any_port(host: str) -> int:
-    """A port that nobody listens on, unlikely to be what somebody else is about to choose."""
+    """A free port, unlikely to be chosen by another process soon."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
 
 
 def free_port(host: str, first: int) -> int:
-    """The first port from `first` on that nobody listens on.
+    """The first free port from `first` on.
 
     Raises:
-        BackendError: there is none.
+        BackendError: no free port.
     """
     for port in range(first, LAST_PORT):
         with socket.socket() as probe:
@@ -178,3 +178,7 @@ def flags(model_path: str | None, options: dict[str, Any]) -> list[str]:
         elif value is not None and value is not False:
             arguments += [flag, str(value)]
     return arguments
+
+
+Runtime = LocalServer
+"""As programs written for SGLang call it."""

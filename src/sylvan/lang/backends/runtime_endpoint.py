@@ -72,5 +72,5 @@ class RuntimeEndpoint(NativeBackend):
         self._http.call("GET", "/stop_profile")
 
     def shutdown(self) -> None:
-        """Close connections; the server goes on."""
+        """Close connections; the server keeps running."""
         self._http.close()

@@ -27,7 +27,6 @@ class LoggedProgress:
         self._due_s = clock() + LOG_INTERVAL_S
 
     def __call__(self, done: int, total: int) -> None:
-        """See `Progress`."""
         if self._clock() >= self._due_s or done == total:
             self._due_s = self._clock() + LOG_INTERVAL_S
             share = 100 * done // max(1, total)
@@ -44,7 +43,6 @@ class ReportedProgress:
         self._due_s = clock()
 
     def __call__(self, done: int, total: int) -> None:
-        """See `Progress`."""
         if self._clock() >= self._due_s or done == total:
             self._due_s = self._clock() + REPORT_INTERVAL_S
             self._send(Loading(done=done, total=total))

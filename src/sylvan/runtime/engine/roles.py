@@ -106,21 +106,17 @@ class SchedulerObserver:
     replica: Replica
 
     def on_ready(self, ready: Ready, send: Send) -> None:
-        """See `ProcessObserver.on_ready`."""
         facts = self.replica.facts_of(ready.facts)
         self.replica.client.connect(ParamsSender(send).send, facts)
 
     def on_message(self, message: FromChild) -> None:
-        """See `ProcessObserver.on_message`."""
         if not isinstance(message, TextBatch | Alive):
             self.replica.client.on_message(message)
 
     def on_lost(self, *, inflicted: bool) -> None:
-        """See `ProcessObserver.on_lost`."""
         self.replica.client.disconnect(inflicted=inflicted)
 
     def on_given_up(self) -> None:
-        """See `ProcessObserver.on_given_up`."""
         self.replica.client.give_up()
 
 
@@ -131,20 +127,16 @@ class DetokenizerObserver:
     replica: Replica
 
     def on_ready(self, ready: Ready, send: Send) -> None:
-        """See `ProcessObserver.on_ready`."""
         self.replica.client.detokenizer_ready()
 
     def on_message(self, message: FromChild) -> None:
-        """See `ProcessObserver.on_message`."""
         if isinstance(message, TextBatch):
             self.replica.client.on_texts(message)
 
     def on_lost(self, *, inflicted: bool) -> None:
-        """See `ProcessObserver.on_lost`."""
         self.replica.client.detokenizer_lost(inflicted=inflicted)
 
     def on_given_up(self) -> None:
-        """See `ProcessObserver.on_given_up`."""
         self.replica.client.give_up()
 
 
@@ -155,16 +147,15 @@ class RankObserver:
     replica: Replica
 
     def on_ready(self, ready: Ready, send: Send) -> None:
-        """See `ProcessObserver.on_ready`."""
+        pass
 
     def on_message(self, message: FromChild) -> None:
-        """See `ProcessObserver.on_message`."""
+        pass
 
     def on_lost(self, *, inflicted: bool) -> None:
-        """See `ProcessObserver.on_lost`."""
+        pass
 
     def on_given_up(self) -> None:
-        """See `ProcessObserver.on_given_up`."""
         self.replica.client.give_up()
 
 

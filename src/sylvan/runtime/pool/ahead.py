@@ -95,7 +95,6 @@ class PagesAhead:
             self._thread.start()
 
     def begin(self, pages: IntArray) -> None:
-        """See `Steps.begin`."""
         self._running = True
         if not pages.shape[1]:
             return
@@ -107,7 +106,6 @@ class PagesAhead:
                 self._wake.set()
 
     def end(self) -> None:
-        """See `Steps.end`."""
         self._running, self._ended_s = False, self._clock()
 
     def release(self) -> None:
@@ -166,15 +164,12 @@ class ReleasedAhead:
 
     @property
     def num_bytes(self) -> int:
-        """See `Occupation.num_bytes`."""
         return self._occupation.num_bytes
 
     def release(self) -> int:
-        """See `Occupation.release`."""
         self._ahead.release()
         return self._occupation.release()
 
     def resume(self) -> None:
-        """See `Occupation.resume`."""
         self._occupation.resume()
         self._ahead.resume()

@@ -147,7 +147,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """See `asyncio.Protocol`."""
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
         if self._connections.admit(self, self._address):
@@ -156,14 +155,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(503, "Too many connections; try again later.")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         self._connections.leave(self, self._address)
         self._unwatch()
         self._end_stall()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         if self.transport.is_closing():
             return
         heads = self._heads
@@ -182,23 +179,19 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(*self._refusal)
 
     def on_message_begin(self) -> None:
-        """See `HttpToolsProtocol`."""
         super().on_message_begin()
         self._in_head = True
         self._watch_head()
 
     def on_url(self, url: bytes) -> None:
-        """See `HttpToolsProtocol`."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """See `HttpToolsProtocol`."""
         self._count(len(name) + len(value))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """See `HttpToolsProtocol`."""
         self._in_head = False
         self._heads += 1
         self._head_bytes = self._parsed = 0
@@ -207,23 +200,19 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """See `HttpToolsProtocol`."""
         self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """See `HttpToolsProtocol`."""
         self._unwatch()
         self._in_head = True
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         super().pause_writing()
         self._stall = self.loop.call_later(self._limits.write_s, self._stalled)
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         self._end_stall()
         super().resume_writing()
 

@@ -62,7 +62,6 @@ class DisaggMetrics(Collector):
         self._load, self._prefix, self._labels = load, prefix, labels
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector.collect`."""
         load = self._load()
         if load is None:
             return

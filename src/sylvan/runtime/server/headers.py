@@ -19,7 +19,7 @@ class QuickHeaders(Headers):
         }
 
     def get(self, key: str, default: Any = None) -> Any:
-        """See `Mapping.get`; `key` in lower case."""
+        """`key` in lower case."""
         return self._first.get(key, default)
 
 
@@ -28,7 +28,6 @@ class QuickRequest(Request):
 
     @property
     def headers(self) -> Headers:
-        """See `Request.headers`."""
         if not hasattr(self, "_headers"):
             self._headers = QuickHeaders(self.scope)
         return self._headers

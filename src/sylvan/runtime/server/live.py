@@ -46,7 +46,6 @@ class CallerSettings:
     engine: TokenizerManager
 
     def __call__(self, config: Config) -> Callable[[], None]:
-        """See `sylvan.config.live.Part`."""
         path = config.server.api_key_file
         entries = read_key_file(path) if path else []
         wanted = self.current.now.changed_by(config)

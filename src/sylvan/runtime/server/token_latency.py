@@ -47,7 +47,6 @@ class TokenLatency(Collector):
         series.sum_s += seconds * count
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector.collect`."""
         family = HistogramMetricFamily(
             self._name, "Time between tokens, as the mean of each request", labels=self._labels
         )

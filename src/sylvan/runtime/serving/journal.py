@@ -105,18 +105,16 @@ class NoJournal:
     resumes = False
 
     def past(self, inputs: Sequence[GenerateInput]) -> Iterable[tuple[int, SampleDelta]]:
-        """See `CallJournal.past`."""
         return ()
 
     def pinned(self, inputs: Sequence[GenerateInput]) -> Sequence[GenerateInput]:
-        """See `CallJournal.pinned`."""
         return inputs
 
     def note(self, prompt: int, delta: SampleDelta) -> None:
-        """See `CallJournal.note`."""
+        pass
 
     def count(self, prompt: int, delta: SampleDelta) -> None:
-        """See `CallJournal.count`."""
+        pass
 
 
 class Journal:
@@ -142,11 +140,9 @@ class Journal:
 
     @property
     def resumes(self) -> bool:
-        """See `CallJournal.resumes`."""
         return bool(self._past)
 
     def past(self, inputs: Sequence[GenerateInput]) -> Iterable[tuple[int, SampleDelta]]:
-        """See `CallJournal.past`."""
         if any(not 0 <= entry.prompt < len(inputs) for entry in self._past):
             message = "The journal has more prompts than the request."
             raise RequestError(message, param=RESUME_HEADER)
@@ -155,7 +151,6 @@ class Journal:
             yield entry.prompt, msgspec.structs.replace(entry.delta(), rid=rid)
 
     def pinned(self, inputs: Sequence[GenerateInput]) -> Sequence[GenerateInput]:
-        """See `CallJournal.pinned`."""
         first = self._num_inputs
         self._num_inputs += len(inputs)
         return [self._pinned(first + i, inp) for i, inp in enumerate(inputs)]
@@ -179,14 +174,12 @@ class Journal:
         return tuple(entry.delta() for entry in self._past if entry.prompt == prompt)
 
     def note(self, prompt: int, delta: SampleDelta) -> None:
-        """See `CallJournal.note`."""
         self.count(prompt, delta)
         self._consumed += 1
         if self._consumed > len(self._past):
             self._unsent.append(Entry.of(prompt, delta))
 
     def count(self, prompt: int, delta: SampleDelta) -> None:
-        """See `CallJournal.count`."""
         self._usages[prompt, delta.index] = delta.usage
 
     def is_new(self) -> bool:

@@ -49,7 +49,7 @@ class AdapterSpool:
         return self._root is not None and Path(path).parent.resolve() == self._root.resolve()
 
     def remove(self, path: str) -> None:
-        """Nobody reads one of them any more."""
+        """Remove files that have no reader any more."""
         if self.holds(path):
             shutil.rmtree(path, ignore_errors=True)
 

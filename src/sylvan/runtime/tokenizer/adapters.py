@@ -32,14 +32,7 @@ MAX_NAME_CHARS = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterSettings:
-    """What the operator decided.
-
-    Attributes:
-        enabled: Adapters can be served at all.
-        base: Name of the model, which no adapter may take.
-        allowed_dirs: Where adapters may be loaded from; empty: anywhere.
-        state_file: Remembers what was loaded and unloaded, for the next start.
-    """
+    """Settings of the operator for adapters."""
 
     enabled: bool = False
     base: str = ""
@@ -48,9 +41,9 @@ class AdapterSettings:
 
 
 class _State(msgspec.Struct, kw_only=True):
-    """What a state file holds.
+    """Contents of the state file.
 
-    `adapters` are not in the configuration; `unloaded` are names that are, and are not served.
+    `adapters` are not in the configuration; `unloaded` are configured but not served.
     """
 
     adapters: list[AdapterInfo] = []
@@ -67,10 +60,10 @@ class _Known:
 
 
 class Adapters:
-    """Names of adapters, and what they stand for, in all replicas.
+    """Registry of adapters by name, over all replicas.
 
-    A replica that was restarted is told of all adapters before it gets requests again. Belongs to
-    the event loop of the API process.
+    A restarted replica registers all adapters before it gets requests again. Belongs to the event
+    loop of the API process.
 
     Args:
         router: Its clients are told.
@@ -248,7 +241,7 @@ class Adapters:
         return info
 
     def _remind(self, facts: ServedModelInfo) -> Sequence[Command]:
-        """A scheduler started with the adapters of the configuration: what it has to know more."""
+        """Commands for a restarted scheduler, which only knows the configured adapters."""
         text = facts.extra.pop("adapters", None)
         if not isinstance(text, str):
             return ()
@@ -309,10 +302,10 @@ def _registered(adapters: Iterable[AdapterInfo]) -> list[Command]:
 
 
 def _read_state(path: str | None) -> _State:
-    """What the last run left.
+    """Read the state file of the last run.
 
     Raises:
-        ConfigError: the file is there, but cannot be read.
+        ConfigError: the file exists but cannot be read.
     """
     if path is None or not Path(path).exists():
         return _State()

@@ -1,4 +1,4 @@
-"""What a request must satisfy before it reaches a scheduler, and the values it left open."""
+"""Validates requests before they reach a scheduler, and fills in defaults."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_bytes(samplings: Sequence[SamplingParams], most: int) -> None:
     """
     sizes: dict[int, int] = {}
     total = 0
-    for sampling in samplings:  # of many prompts it is the same object
+    for sampling in samplings:  # many prompts share one object
         if id(sampling) not in sizes:
             sizes[id(sampling)] = len(msgspec.msgpack.encode(sampling))
         total += sampling.n * sizes[id(sampling)]
@@ -119,7 +119,7 @@ def check_logprob_room(request: GenerateRequest, most: int) -> None:
     """Check how many log probabilities a request may bring, for all its samples.
 
     Raises:
-        RequestError: more than `most`; names what there are so many of.
+        RequestError: more than `most`; names the factor that is too large.
     """
     options = request.logprobs
     if options is None:

@@ -49,7 +49,7 @@ class _Text:
 
     @property
     def due(self) -> bool:
-        """Whether the buffer is to be sent now; the first tokens and the finish always are."""
+        """Whether to send the buffer now; the first tokens and the finish are always sent."""
         if not self.emitted or self.buffered[-1].output.finish is not None:
             return True
         return self.interval is not None and self.detokenized - self.emitted >= self.interval

@@ -57,7 +57,7 @@ class EmbedTexts:
         return min(facts.max_request_tokens, self._longest or facts.max_request_tokens)
 
     async def read(self, inp: EmbedInput, most: int) -> EmbedPrompt:
-        """Ids of what is to be embedded; long texts do not hold up the event loop.
+        """Tokenise the input; long texts do not block the event loop.
 
         `most` is the number of tokens to which `inp.truncate` cuts.
         """
@@ -85,7 +85,7 @@ class EmbedTexts:
         return [*ids, self._end]
 
     def _cut(self, text: str, ids: list[int], most: int) -> list[int]:
-        """Leave out tokens of the text, and none of those that the tokenizer puts around it."""
+        """Cut tokens of the text, but none of the special tokens around it."""
         inner = self._tokenizer.encode_user(text, add_special_tokens=False)
         around = len(ids) - len(inner)
         starts = (at for at in range(around + 1) if ids[at : at + len(inner)] == inner)
@@ -171,11 +171,11 @@ def build_embed(
 
 
 def vector_of(delta: SampleDelta, prompt: EmbedPrompt) -> Vector:
-    """What a finished request brought.
+    """The result of a finished request.
 
     Raises:
         RequestError: it was aborted.
-        CapacityError: likewise, because too much was going on.
+        CapacityError: likewise, because the server was overloaded.
     """
     if (error := error_of(delta.finish)) is not None:
         raise error

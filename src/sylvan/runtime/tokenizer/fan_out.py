@@ -47,7 +47,7 @@ def _merged_tiers(loads: Sequence[TierLoad]) -> TierLoad:
 
 
 def command_for(command: Command, replica: int, count: int) -> Command:
-    """What one of `count` replicas is told, so that all answers together are what was asked."""
+    """The command for one of `count` replicas, such that the merged replies answer the original."""
     if isinstance(command, JoinGroup):
         return msgspec.structs.replace(command, replica=replica)
     if isinstance(command, CacheTree):
@@ -58,8 +58,8 @@ def command_for(command: Command, replica: int, count: int) -> Command:
 def merged_reply(command: Command, replies: Sequence[ControlReply]) -> ControlReply:
     """One reply for a command that all replicas carried out; `replies` are in their order.
 
-    It fails if one of them failed. A request is explained by the replica that served it. Bodies
-    that have no sum are listed under `replicas`.
+    It fails if one of them failed. Only the replica that served a request explains it. Bodies that
+    cannot be added are listed under `replicas`.
     """
     if len(replies) == 1:
         return replies[0]

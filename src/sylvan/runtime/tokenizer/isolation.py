@@ -15,11 +15,11 @@ MIN_SHARED_TOKENS = 16  # templates begin alike anyway
 
 
 class CacheIsolation:
-    """Salts that nobody can choose: derived from a secret of this server and the tenant's name.
+    """Unforgeable cache salts: derived from a secret of this server and the tenant's name.
 
-    Whoever could choose another's salt, or share a cache with it, could learn by timing what that
-    tenant asked (PromptPeek, NDSS 2025). Calls without a tenant share one cache, and starts of
-    prompts that the operator declared public are shared by all.
+    A client who could choose another tenant's salt, or share its cache, could learn its prompts by
+    timing (PromptPeek, NDSS 2025). Calls without a tenant share one cache, and starts of prompts
+    that the operator declared public are shared by all.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -27,14 +27,14 @@ class CacheIsolation:
         self._public: list[IntArray] = []
 
     def owner(self, tenant: str) -> str:
-        """What the cache namespaces of a tenant begin with; empty for the calls without one."""
+        """Prefix of all cache namespaces of a tenant; empty for calls without a tenant."""
         if not tenant:
             return ""
         digest = hmac.new(self._secret, tenant.encode(), hashlib.sha256)
         return digest.hexdigest()[:OWNER_CHARS] + "/"
 
     def salt(self, tenant: str, salt: str) -> str:
-        """The salt that stands for the client's own `salt` within its tenant's cache."""
+        """The salt used for the client's own `salt` within its tenant's cache."""
         if not salt:
             return self.owner(tenant)
         name = hmac.new(self._secret, f"{tenant}\0{salt}".encode(), hashlib.sha256).hexdigest()

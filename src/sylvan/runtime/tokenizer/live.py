@@ -1,4 +1,4 @@
-"""Live requests: what has arrived for each sample, and what the client has been given."""
+"""Live requests: output received for each sample, and output delivered to the client."""
 
 from __future__ import annotations
 
@@ -137,7 +137,8 @@ class SampleState:
             output_ids=np.array(self.output_ids, np.int32),
             logprobs=logprobs,
             deadline_s=left_s,
-            bootstrap=None if self.losses else request.bootstrap,  # nobody is there any more
+            # the other server is gone after a loss
+            bootstrap=None if self.losses else request.bootstrap,
         )
 
     def is_due(self, interval: int) -> bool:

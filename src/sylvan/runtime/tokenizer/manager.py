@@ -60,7 +60,7 @@ class TokenizerManager:
     """Checks and tokenises requests, and streams out their samples.
 
     Lives in the API process, on one asyncio loop; no method may be called from another thread.
-    Keeps prompt and ids of every live request, so that the loss of a process is a pause and not an
+    Keeps prompt and ids of every live request, so that the loss of a process causes a pause, not an
     error.
 
     Args:
@@ -72,9 +72,9 @@ class TokenizerManager:
         tokenizer: Of the model; safe to share between threads.
         adapters: LoRA adapters that requests may name.
         limits: Bounds and defaults of the edge.
-        router: Its clients are connected by whoever runs the schedulers.
+        router: The supervisor of the schedulers connects its clients.
         isolation: Cache salts of tenants.
-        media: Prepares images and the like; closed by whoever made it. None: none are taken.
+        media: Prepares media; closed by its creator. None: media are refused.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class TokenizerManager:
         return self.router.facts
 
     async def generate(self, inp: GenerateInput) -> AsyncGenerator[SampleDelta, None]:
-        """Yield what is new of each of the `n` samples, interleaved, until all have finished.
+        """Yield deltas of the `n` samples, interleaved, until all have finished.
 
         Closing the iterator (or cancelling the task that reads it) aborts the request. Deltas that
         the reader leaves unread are merged, so a slow reader costs no memory. Use
@@ -113,7 +113,7 @@ class TokenizerManager:
 
         Raises:
             RequestError: on the first step, if the request cannot be served at all.
-            CapacityError: on the first step, if too much is going on, or nothing is served now.
+            CapacityError: on the first step, if the server is overloaded or not serving.
         """
         live = await self._admit(inp)
         try:
@@ -221,7 +221,7 @@ class TokenizerManager:
 
     @property
     def state(self) -> State:
-        """What the processes are doing as a whole."""
+        """State of the processes as a whole."""
         return self.router.state
 
     def load(self) -> SchedulerLoad:
@@ -290,7 +290,7 @@ class TokenizerManager:
         most, live = self.limits.max_live_samples, self.router.live.num_samples + self._reserved
         if live + count > most:
             raise CapacityError(f"{live} samples are being served; at most {most} can be")
-        # what a scheduler would refuse costs it nothing
+        # reject early what the scheduler would refuse
         if (full := self.limits.max_unfinished) is not None and self.router.is_full(full, priority):
             message = f"{full} requests run or wait already; try again later"
             raise CapacityError(message, setting="scheduler.max_waiting_reqs")

@@ -23,7 +23,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.media import MEDIA_KINDS, MediaItem, MediaKind
 
-_KEPT_BYTES = 256 << 20  # of prepared items, for the next request with the same
+_KEPT_BYTES = 256 << 20  # bytes of prepared items kept for later requests
 
 
 class MediaPreparer:
@@ -56,7 +56,7 @@ class MediaPreparer:
         token_ids: Mapping[MediaKind, int],
         tenant: str,
     ) -> tuple[IntArray, tuple[MediaItem, ...]]:
-        """A prompt in which each item has as many tokens as it takes.
+        """Expand each placeholder of a prompt to the tokens of its item.
 
         Args:
             input_ids: A prompt with one placeholder for each item, in their order.
@@ -170,9 +170,9 @@ def _check_kinds(sources: Sequence[MediaSource], token_ids: Mapping[MediaKind, i
 def _placeholders(
     ids: IntArray, sources: Sequence[MediaSource], prepared: Sequence[PreparedItem]
 ) -> tuple[list[tuple[int, int]], list[int]]:
-    """What of a prompt is replaced, from where and up to where; and by which item.
+    """Ranges of the prompt to replace, with the item of each.
 
-    Items of a kind come in their order; where another kind is among them the prompt decides.
+    Items of one kind keep their order; the prompt decides the order between kinds.
     """
     left: dict[int, list[int]] = {}
     for index, item in enumerate(prepared):

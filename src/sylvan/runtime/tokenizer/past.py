@@ -1,4 +1,4 @@
-"""Samples that another server began: what it gave out counts, and they are continued."""
+"""Samples begun by another server: their output counts, and they are continued."""
 
 from __future__ import annotations
 

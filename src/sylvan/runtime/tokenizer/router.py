@@ -66,7 +66,7 @@ class ReplicaRouter:
 
     @property
     def state(self) -> State:
-        """What the processes are doing as a whole: up while one replica is."""
+        """State of the processes as a whole: up while one replica is."""
         if self._closed:
             return "stopped"
         states = {client.state for client in self.clients}
@@ -118,11 +118,11 @@ class ReplicaRouter:
         return merged_load([client.load for client in self.clients])
 
     def open(self, live: LiveRequest) -> None:
-        """Have a new request served.
+        """Submit a new request.
 
         Raises:
             CapacityError: all replicas were given up, or the chosen one takes no more (then a
-                ChannelFullError); nothing of the request is left.
+                ChannelFullError); the request leaves no trace.
         """
         live.serial = next(self._serials)
         client = self._choose(live)
@@ -142,7 +142,7 @@ class ReplicaRouter:
             raise
 
     def close(self, live: LiveRequest) -> None:
-        """A request is over, or nobody waits for it any more: abort what still runs of it."""
+        """Close a request that ended or lost its readers: abort what still runs."""
         self._forget(live)
         live.closed_s = self._clock()
         for observer in self.observers:
@@ -179,7 +179,7 @@ class ReplicaRouter:
         return list(zip(clients, await asyncio.gather(*waiting), strict=True))
 
     def drain(self) -> None:
-        """Admit no more requests."""
+        """Stop admitting requests."""
         self._draining = True
 
     async def drained(self) -> None:

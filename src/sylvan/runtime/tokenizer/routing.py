@@ -10,7 +10,7 @@ from sylvan.protocol.requests import Request
 
 
 class ReplicaView(Protocol):
-    """What a policy knows of a replica."""
+    """State of a replica as policies see it."""
 
     @property
     def replica(self) -> int:
@@ -46,7 +46,6 @@ class ReplicaRoundRobin:
         self._last = -1
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView]) -> int:
-        """See `ReplicaPolicy.choose`."""
         after = (i for i, view in enumerate(replicas) if view.replica > self._last)
         index = next(after, 0)
         self._last = replicas[index].replica

@@ -43,25 +43,25 @@ Send = Callable[[ToScheduler], None]
 class SchedulerClient:
     """Client of the scheduler of one replica, and of the detokenizer behind it.
 
-    A sample that has not ended is registered under its name of the present epoch, or waits: for
-    the processes (they get it once both are up), or as a suspect for its turn. An epoch ends when
-    a process is lost; outputs under a name of an earlier epoch are ignored.
+    A sample that has not ended is registered under its name of the present epoch, or waits: for the
+    processes (they get it once both are up), or as a suspect for its turn. An epoch ends when a
+    process is lost; outputs under a name of an earlier epoch are ignored.
 
     Belongs to the event loop of the API process.
 
     Args:
         replica: Number of the replica, from 0.
-        hand_over: Takes the requests that are left when the replica is given up.
+        hand_over: Called with the remaining requests when the replica is given up.
 
     Attributes:
-        state: What the processes of the replica are doing.
+        state: State of the replica's processes.
         facts: About the model, from the last `connect`; None before the first.
         load: As of the last heartbeat.
         heartbeat_s: Time of the last heartbeat; minus infinity before the first.
-        num_samples: Of the requests that this client has.
+        num_samples: Samples of this client's requests.
         weight_version: Label of the weights in force, as of the last reply that told it.
-        read_steps: Reads the last steps of the scheduler, so many at most; set by whoever runs it.
-        reminders: Called with each `connect`; give commands that the scheduler carries out first.
+        read_steps: Reads at most that many recent steps of the scheduler; set by the supervisor.
+        reminders: Called on each `connect`; return commands that the scheduler runs first.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class SchedulerClient:
         """Submit a new request, now or once the processes are up.
 
         Raises:
-            ChannelFullError: the scheduler takes no more; nothing of the request is left.
+            ChannelFullError: the scheduler's channel is full; the request leaves no trace.
         """
         self._add(live)
         try:
@@ -205,7 +205,7 @@ class SchedulerClient:
             self._replay_next_suspect(None)
 
     def close(self, live: LiveRequest) -> None:
-        """Nobody waits for the request any more: abort what still runs of it."""
+        """Close a request that lost its readers: abort what still runs."""
         if live in self._live:
             del self._live[live]
             self.num_samples -= len(live.samples)
@@ -266,7 +266,7 @@ class SchedulerClient:
         return reply
 
     def _steer(self, send: Send, command: Command) -> None:
-        """Send a command whose reply nobody waits for."""
+        """Send a command without waiting for its reply."""
         send(Control(id=next(self._control_ids), command=command))
 
     @property

@@ -1,4 +1,4 @@
-"""What goes into a TokenizerManager and what comes out."""
+"""Inputs and outputs of the TokenizerManager."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ ReplicaState = Literal["starting", "up", "recovering", "lost"]
 """The same of one replica: its scheduler and its detokenizer."""
 
 Task = Literal["generate", "embed", "classify", "both"]
-"""What a model is served for; `both` generates and embeds."""
+"""Task of a model; `both` generates and embeds."""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """The call that a request comes from.
+    """Origin of a request.
 
     Attributes:
         name: Of the call: `POST /v1/chat/completions`, or a method of gRPC.
-        received_s: When it arrived, on the monotonic clock; 0: nobody said.
+        received_s: When it arrived, on the monotonic clock; 0: unknown.
         trace: Headers of the caller's trace (W3C): `traceparent`, `tracestate`.
         labels: Custom labels of metrics, those that the operator allows.
         peer: Address of the caller; empty: unknown.
@@ -70,7 +70,7 @@ class EmbedInput(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vector:
-    """What became of an `EmbedInput`: an embedding, or a number for each label. float32."""
+    """Result of an `EmbedInput`: an embedding, or a number for each label. float32."""
 
     rid: str
     values: np.ndarray
@@ -148,7 +148,7 @@ class SampleDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModelInfo:
-    """What the served model is and can hold.
+    """Properties and limits of the served model.
 
     `context_len` bounds prompt plus output; `max_total_tokens` is the KV memory, in tokens;
     `max_request_tokens` the smaller of the two. `vector_size` counts the numbers of a vector, which
@@ -197,7 +197,7 @@ class ServedModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeLimits:
-    """Bounds and defaults of the edge.
+    """Limits and defaults of the API process.
 
     `max_live_samples` bounds what is kept for replay, `max_unfinished` what the scheduler of a
     replica runs and lets wait (None: only it knows), `max_parameter_bytes` the sampling parameters
@@ -214,7 +214,7 @@ class EdgeLimits:
 
 
 def error_of(finish: Finish | None) -> SylvanError | None:
-    """The error a finish stands for; None for ordinary ends and aborts the client asked for."""
+    """The error of a finish; None for normal ends and aborts by the client."""
     if finish is None or finish.type != "abort" or finish.status is None:
         return None
     if finish.status in (429, 503):

@@ -21,16 +21,14 @@ _NAME = "update"
 
 
 class Steered(Protocol):
-    """What takes commands for all replicas."""
+    """Runs commands on all replicas."""
 
-    def control(self, command: Command, *, timeout_s: float) -> Awaitable[ControlReply]:
-        """See `TokenizerManager.control`."""
-        ...
+    def control(self, command: Command, *, timeout_s: float) -> Awaitable[ControlReply]: ...
 
 
 @dataclass(slots=True)
 class _Bracket:
-    """What the calls between `begin` and `end` asked for; `kept`: something was loaded."""
+    """The state of an open bracket; `kept`: tensors were loaded."""
 
     kept: bool = False
     version: str | None = None
@@ -66,7 +64,7 @@ class WeightUpdates:
         return reply
 
     async def begin(self) -> None:
-        """Keep the tensors of the updates to come; what a bracket kept that was not ended is freed.
+        """Start collecting tensors of the following updates; frees those of an unfinished bracket.
 
         Raises:
             CapacityError: see `update`.

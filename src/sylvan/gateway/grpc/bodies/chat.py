@@ -135,7 +135,6 @@ class ChatFormat:
         self._usage = usage
 
     def events(self, delta: SampleText) -> bytes:
-        """See `ReplyFormat.events`."""
         self._samples[delta.index].add(delta)
         reader = self._readers[delta.index]
         pieces = reader.feed(delta.text)
@@ -145,12 +144,10 @@ class ChatFormat:
         return b"".join(event(chunk) for chunk in self._chunks(delta, pieces))
 
     def end(self) -> bytes:
-        """See `ReplyFormat.end`."""
         last: dict[str, Any] = {**self._chunk_frame, "choices": [], "usage": self._counts()}
         return (event(last) if self._usage else b"") + DONE
 
     def whole(self) -> Any:
-        """See `ReplyFormat.whole`."""
         choices = [self._choice(index) for index in range(len(self._samples))]
         frame = {**self._frame, "object": "chat.completion"}
         return {**frame, "choices": choices, "usage": self._counts()}

@@ -113,7 +113,6 @@ class CompletionFormat:
         self._usage = usage
 
     def events(self, delta: SampleText) -> bytes:
-        """See `ReplyFormat.events`."""
         self._samples[delta.index].add(delta)
         logprobs = self._logprobs(delta)
         if not delta.text and delta.finish is None and logprobs is None:
@@ -122,12 +121,10 @@ class CompletionFormat:
         return event({**self._frame, "choices": [choice]})
 
     def end(self) -> bytes:
-        """See `ReplyFormat.end`."""
         last: dict[str, Any] = {**self._frame, "choices": [], "usage": self._counts()}
         return (event(last) if self._usage else b"") + DONE
 
     def whole(self) -> Any:
-        """See `ReplyFormat.whole`."""
         choices = [
             self._choice(i, sample.text, sample, self._joined(i))
             for i, sample in enumerate(self._samples)

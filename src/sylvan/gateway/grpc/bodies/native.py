@@ -88,7 +88,6 @@ class NativeFormat:
         self._many = many
 
     def events(self, delta: SampleText) -> bytes:
-        """See `ReplyFormat.events`."""
         self._samples[delta.index].add(delta)
         self._replies[delta.index].add(
             delta.text, delta.token_ids, delta.logprobs, delta.prompt_logprobs
@@ -99,11 +98,9 @@ class NativeFormat:
         return event({**reply, "index": delta.index} if self._many else reply)
 
     def end(self) -> bytes:
-        """See `ReplyFormat.end`."""
         return DONE
 
     def whole(self) -> Any:
-        """See `ReplyFormat.whole`."""
         replies = [self._reply(index) for index in range(len(self._samples))]
         return replies if self._many else replies[0]
 

@@ -15,5 +15,4 @@ class ClientAcquisition:
         self._upstream = upstream
 
     async def run(self, context: RequestContext) -> None:
-        """See `Stage.run`."""
         context.state.client = self._upstream

@@ -16,6 +16,5 @@ class DispatchMetadata:
         self._probe = probe
 
     async def run(self, context: RequestContext) -> None:
-        """See `Stage.run`."""
         worker, caller = context.placed.worker, context.input.caller
         context.state.metadata = metadata_of(self._probe, worker, caller)

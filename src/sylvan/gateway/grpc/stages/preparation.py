@@ -35,7 +35,6 @@ class Preparation:
         self._wall = wall
 
     async def run(self, context: RequestContext) -> None:
-        """See `Stage.run`."""
         given = context.input
         read = READERS.get(given.route.path)
         if read is None:

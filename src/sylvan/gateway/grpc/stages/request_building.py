@@ -32,7 +32,6 @@ class RequestBuilding:
     name = "request_building"
 
     async def run(self, context: RequestContext) -> None:
-        """See `Stage.run`."""
         prepared, state = context.prepared, context.state
         emitted = state.samples if state.begun else ()
         wanted, thinking = prepared.logprobs, prepared.thinking

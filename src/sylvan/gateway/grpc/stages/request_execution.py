@@ -30,7 +30,6 @@ class RequestExecution:
         self._stall_s = stall_s
 
     async def run(self, context: RequestContext) -> None:
-        """See `Stage.run`."""
         state = context.state
         assert state.dispatch is not None, "worker selection comes first"
         replies = self._call(context, context.placed.worker, state.metadata)

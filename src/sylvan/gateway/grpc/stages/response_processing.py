@@ -16,7 +16,6 @@ class ResponseProcessing:
     name = "response_processing"
 
     async def run(self, context: RequestContext) -> None:
-        """See `Stage.run`."""
         prepared, given = context.prepared, context.input
         answer, streams = given.answer, given.asked.stream
         async with aclosing(self._deltas(context)) as deltas:

@@ -22,7 +22,6 @@ class WorkerSelection:
         self._placing = placing
 
     async def run(self, context: RequestContext) -> None:
-        """See `Stage.run`."""
         prepared, caller = context.prepared, context.input.caller
         request = RoutingRequest(
             prompt=array("i", prepared.input_ids).tobytes(),

@@ -43,11 +43,9 @@ class KeptAnswer:
 
     @property
     def started(self) -> bool:
-        """See `Answer.started`."""
         return self._answer.started
 
     async def head(self, status: int, headers: HeaderPairs) -> None:
-        """See `Answer.head`."""
         self._buffer.clear()
         kind = dict(headers).get("content-type", "").partition(";")[0].strip().lower()
         self._streams = status == 200 and kind == SSE
@@ -71,7 +69,6 @@ class KeptAnswer:
             raise UpstreamError(message, kind="protocol")
 
     async def end(self) -> None:
-        """See `Answer.end`."""
         if self._whole is None:
             if self._buffer:
                 await self._answer.data(await self._event(bytes(self._buffer)))
@@ -87,7 +84,6 @@ class KeptAnswer:
         await self._answer.end()
 
     def totals(self) -> Totals:
-        """See `Answer.totals`."""
         return self._answer.totals()
 
     async def _pass_events(self, start: int) -> None:

@@ -40,7 +40,6 @@ class History:
         return HistoryRoutes(*parts, self.max_body_bytes, self.wall).routes
 
     async def begin(self, caller: Caller, asked: ParsedBody) -> StoredTurn:
-        """See `StoredTurn.begin`."""
         return await StoredTurn.begin(self.store, self.owners.of(caller), asked)
 
     async def close(self) -> None:

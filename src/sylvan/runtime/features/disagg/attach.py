@@ -35,12 +35,11 @@ class Attach:
         self._beacon = np.frombuffer(secrets.token_bytes(_BEACON_BYTES), np.uint8).copy()
 
     def offer(self) -> bytes:
-        """See `Way.offer`."""
         found = _Offer(os.getpid(), self._beacon.ctypes.data, self._beacon.tobytes())
         return msgspec.msgpack.encode(found)
 
     def meet(self, offer: bytes) -> AttachedPeer:
-        """See `Way.meet`: the right process has the beacon, whatever names it has here."""
+        """The right process has the beacon, whatever names it has here."""
         try:
             found = msgspec.msgpack.decode(offer, type=_Offer)
         except MALFORMED as error:
@@ -54,7 +53,7 @@ class Attach:
         return peer
 
     def close(self) -> None:
-        """See `Way.close`."""
+        pass
 
 
 class AttachedPeer:
@@ -72,7 +71,6 @@ class AttachedPeer:
         )
 
     def read(self, pieces: Pieces) -> None:
-        """See `Peer.read`."""
         local, remote, sizes = pieces
         here, there = np.stack([local, sizes], 1), np.stack([remote, sizes], 1)  # iovec records
         start = 0

@@ -133,11 +133,9 @@ class DecodeRole(Capability):
     # ---- steps
 
     def attach(self, port: SchedulerPort) -> None:
-        """See `Capability.attach`."""
         self._port = port
 
     def poll(self) -> None:
-        """See `Capability.poll`."""
         assert self._port is not None
         now = self._clock()
         for found in tuple(self._by_job.values()):
@@ -147,25 +145,23 @@ class DecodeRole(Capability):
                 self._leave(found)
 
     def wants_step(self) -> bool:
-        """See `Capability.wants_step`: reports of the worker half come with steps only."""
+        """Reports of the worker half come with steps only."""
         return bool(self._by_job)
 
     def plan_work(self, batch: Batch) -> DecodeWork | None:
-        """See `Capability.plan_work`."""
         if not self.wants_step() and not self._outbox:
             return None
         work, self._outbox = tuple(self._outbox), []
         return work
 
     def on_result(self, batch: Batch, report: Any) -> None:
-        """See `Capability.on_result`."""
         for event in report or ():
             self._on_event(event)
 
     # ---- requests
 
     def on_arrival(self, req: Req) -> None:
-        """See `Capability.on_arrival`; requests that were replayed compute everything."""
+        """Requests that were replayed compute everything."""
         request = req.request
         if not isinstance(request, GenerateRequest) or request.bootstrap is None:
             return
@@ -207,7 +203,6 @@ class DecodeRole(Capability):
         self._outbox.append(AskAgain(found.job, meeting.host, meeting.port, room, ids))
 
     def gate(self, req: Req) -> Verdict:
-        """See `Capability.gate`."""
         found = self._by_rid.get(req.rid)
         if found is not None and found.error:
             raise RequestError(found.error, param="bootstrap_room", status=REFUSED_STATUS)
@@ -215,7 +210,6 @@ class DecodeRole(Capability):
         return Verdict.WAIT if waits else Verdict.READY
 
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
-        """See `Capability.admit`."""
         if self._asks_again and req.retractions and req.rid not in self._by_rid:
             self._ask_again(req)
         found = self._by_rid.get(req.rid)
@@ -224,12 +218,12 @@ class DecodeRole(Capability):
         return Verdict.LOAD
 
     def load_limit(self, req: Req) -> int | None:
-        """See `Capability.load_limit`: what comes from a prefill server comes from no tier."""
+        """What comes from a prefill server comes from no tier."""
         found = self._by_rid.get(req.rid)
         return None if found is None or found.failed or self._store is not None else 0
 
     def on_load(self, req: Req) -> None:
-        """See `Capability.on_load`: the pages that the prefix cache has need not come."""
+        """The pages that the prefix cache has need not come."""
         found = self._by_rid.get(req.rid)
         if found is None or req.kv is None:
             return
@@ -247,11 +241,10 @@ class DecodeRole(Capability):
         self._outbox.append(Receive(found.job, first, pages, lots))
 
     def stop_loading(self, req: Req) -> bool:
-        """See `Capability.stop_loading`: `poll` knows when, by signs of life."""
+        """`poll` knows when, by signs of life."""
         return req.rid not in self._by_rid
 
     def on_finish(self, req: Req) -> None:
-        """See `Capability.on_finish`."""
         self._retracted.pop(req.rid, None)
         found = self._by_rid.get(req.rid)
         if found is None:
@@ -263,7 +256,7 @@ class DecodeRole(Capability):
             del self._by_rid[req.rid]
 
     def holds(self, req: Req) -> bool:
-        """See `Capability.holds`: as long as pages may be written."""
+        """As long as pages may be written."""
         return req.rid in self._by_rid
 
     def queues(self) -> dict[str, int]:

@@ -37,15 +37,13 @@ class Mooncake:
         self._session = f"{host}:{self._engine.get_rpc_port()}"
 
     def offer(self) -> bytes:
-        """See `Way.offer`."""
         return self._session.encode()
 
     def meet(self, offer: bytes) -> MooncakePeer:
-        """See `Way.meet`: a connection is made by the first read."""
+        """A connection is made by the first read."""
         return MooncakePeer(self._engine, offer.decode("ascii", "replace"))
 
     def close(self) -> None:
-        """See `Way.close`."""
         for address, _ in self._memory:
             self._engine.unregister_memory(address)
 
@@ -57,7 +55,6 @@ class MooncakePeer:
         self._engine, self._session = engine, session
 
     def read(self, pieces: Pieces) -> None:
-        """See `Peer.read`."""
         given = (part.tolist() for part in pieces)
         if status := self._engine.batch_transfer_sync_read(self._session, *given):
             raise ReachError(f"mooncake could not read from {self._session}: status {status}")

@@ -45,11 +45,9 @@ class Nixl:
         self._lock = threading.Lock()
 
     def offer(self) -> bytes:
-        """See `Way.offer`."""
         return self._agent.get_agent_metadata()
 
     def meet(self, offer: bytes) -> NixlPeer:
-        """See `Way.meet`."""
         with self._lock:
             name = self._names.get(offer)
             if name is None:
@@ -64,7 +62,6 @@ class Nixl:
         return NixlPeer(self._agent, name)
 
     def close(self) -> None:
-        """See `Way.close`."""
         self._agent.deregister_memory(self._registered)
 
 
@@ -75,7 +72,6 @@ class NixlPeer:
         self._agent, self._name = agent, name
 
     def read(self, pieces: Pieces) -> None:
-        """See `Peer.read`."""
         local, remote, sizes = pieces
         if not len(sizes):
             return

@@ -117,11 +117,10 @@ class PrefillRole(Capability):
     # ---- steps
 
     def attach(self, port: SchedulerPort) -> None:
-        """See `Capability.attach`."""
         self._port = port
 
     def poll(self) -> None:
-        """See `Capability.poll`: nobody waits for a decode server for ever."""
+        """Nobody waits for a decode server for ever."""
         now = self._clock()
         for out in tuple(self._by_job.values()):
             late = now - out.touched_s >= self._timeout_s
@@ -131,11 +130,10 @@ class PrefillRole(Capability):
                 )
 
     def wants_step(self) -> bool:
-        """See `Capability.wants_step`: reports of the worker half come with steps only."""
+        """Reports of the worker half come with steps only."""
         return bool(self._by_job or self._outbox)
 
     def plan_work(self, batch: Batch) -> PrefillWork | None:
-        """See `Capability.plan_work`."""
         if not self.wants_step():
             return None
         for out in self._by_job.values():
@@ -144,7 +142,6 @@ class PrefillRole(Capability):
         return work
 
     def on_result(self, batch: Batch, report: Any) -> None:
-        """See `Capability.on_result`."""
         for piece in batch.slices if self._by_rid else ():
             out = self._by_rid.get(piece.req.rid)
             if out is not None:
@@ -155,7 +152,6 @@ class PrefillRole(Capability):
     # ---- requests
 
     def on_arrival(self, req: Req) -> None:
-        """See `Capability.on_arrival`."""
         request = req.request
         if not isinstance(request, GenerateRequest) or request.bootstrap is None:
             return
@@ -177,19 +173,17 @@ class PrefillRole(Capability):
         self.counts.started += 1
 
     def gate(self, req: Req) -> Verdict:
-        """See `Capability.gate`."""
         out = self._by_rid.get(req.rid)
         if out is not None and out.error:
             raise RequestError(out.error, param="bootstrap_room")
         return Verdict.READY
 
     def on_start(self, piece: Slice) -> None:
-        """See `Capability.on_start`: what was computed in other memory counts no more."""
+        """What was computed in other memory counts no more."""
         if (out := self._by_rid.get(piece.req.rid)) is not None:
             out.ready = 0
 
     def on_finish(self, req: Req) -> None:
-        """See `Capability.on_finish`."""
         out = self._by_rid.get(req.rid)
         if out is None:
             return
@@ -200,7 +194,7 @@ class PrefillRole(Capability):
             self._withdraw(out, req.finish.message or "the request was aborted")
 
     def holds(self, req: Req) -> bool:
-        """See `Capability.holds`: until the decode server has everything."""
+        """Until the decode server has everything."""
         return req.rid in self._by_rid and self._store is None
 
     def queues(self) -> dict[str, int]:

@@ -37,15 +37,12 @@ class PrefillWorker(CapabilityWorker):
         return self._sender
 
     def prepare(self, work: PrefillWork) -> None:
-        """See `CapabilityWorker.prepare`."""
         self.open().begin(work)
 
     def after_forward(self, step: StepContext, work: PrefillWork) -> Report:
-        """See `CapabilityWorker.after_forward`."""
         return self.idle_step(work)
 
     def idle_step(self, work: PrefillWork) -> Report:
-        """See `CapabilityWorker.idle_step`."""
         sender = self.open()
         if self._agreement is None:
             return sender.events
@@ -53,7 +50,6 @@ class PrefillWorker(CapabilityWorker):
         return lambda: found
 
     def close(self) -> None:
-        """See `CapabilityWorker.close`."""
         if self._sender is not None:
             self._sender.close()
 
@@ -84,11 +80,9 @@ class DecodeWorker(CapabilityWorker):
         return self._receiver
 
     def after_forward(self, step: StepContext, work: DecodeWork) -> Report:
-        """See `CapabilityWorker.after_forward`."""
         return self.idle_step(work)
 
     def idle_step(self, work: DecodeWork) -> Report:
-        """See `CapabilityWorker.idle_step`."""
         receiver = self.open()
         if not self._is_first:  # one asks for all
             work = tuple(item for item in work if not isinstance(item, AskAgain))
@@ -99,7 +93,6 @@ class DecodeWorker(CapabilityWorker):
         return lambda: found
 
     def close(self) -> None:
-        """See `CapabilityWorker.close`."""
         if self._receiver is not None:
             self._receiver.close()
 

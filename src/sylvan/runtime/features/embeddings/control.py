@@ -28,7 +28,6 @@ class NoEmbeddings(Capability):
     """Refuses `EmbedRequest`: the model makes no vectors."""
 
     def gate(self, req: Req) -> Verdict:
-        """See `Capability.gate`."""
         if isinstance(req.request, EmbedRequest):
             raise RequestError("this model makes no vectors")
         return Verdict.READY
@@ -50,11 +49,9 @@ class EmbeddingCapability(Capability):
         self._vectors: dict[Req, np.ndarray] = {}
 
     def cache_limit(self, req: Req) -> int | None:
-        """See `Capability.cache_limit`."""
         return 0 if self._pools_all and isinstance(req.request, EmbedRequest) else None
 
     def plan_work(self, batch: Batch) -> tuple[PoolSlice, ...] | None:
-        """See `Capability.plan_work`."""
         if batch.decodes:
             return None
         found: list[PoolSlice] = []
@@ -66,17 +63,14 @@ class EmbeddingCapability(Capability):
         return tuple(found) or None
 
     def on_result(self, batch: Batch, report: Mapping[int, np.ndarray] | None) -> None:
-        """See `Capability.on_result`."""
         for index, vector in (report or {}).items():
             req = batch.slices[index].req
             if not req.finish:
                 self._vectors[req] = vector
 
     def output_fields(self, req: Req) -> Mapping[str, Any] | None:
-        """See `Capability.output_fields`."""
         vector = self._vectors.pop(req, None)
         return None if vector is None else {"embedding": vector}
 
     def on_finish(self, req: Req) -> None:
-        """See `Capability.on_finish`."""
         self._vectors.pop(req, None)

@@ -23,11 +23,9 @@ class EmbeddingsWorker(CapabilityWorker):
         self._pooler = pooler
 
     def leave(self, slot: int) -> None:
-        """See `CapabilityWorker.leave`."""
         self._pooler.forget(slot)
 
     def after_forward(self, step: StepContext, work: Sequence[PoolSlice]) -> Report:
-        """See `CapabilityWorker.after_forward`."""
         plan, ends = step.plan, step.plan.ends
         vectors: dict[int, FloatArray] = {}
         for part in work:

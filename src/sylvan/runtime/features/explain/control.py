@@ -43,7 +43,6 @@ class CacheExplain(Capability):
         self._prompts: deque[Hashes] = deque(maxlen=MAX_REQUESTS)
 
     def on_start(self, piece: Slice) -> None:
-        """See `Capability.on_start`."""
         if piece.req.kv and not piece.req.retractions:
             self._keep(piece.req, piece.start)
 
@@ -81,7 +80,7 @@ class CacheExplain(Capability):
         }
 
     def tree(self, max_nodes: int, owner: str | None = None) -> Mapping[str, Any]:
-        """See `tree_view`; bounded by `MAX_NODES`."""
+        """Bounded by `MAX_NODES`."""
         return tree_view(self._tree, max_nodes=min(max_nodes, MAX_NODES), owner=owner)
 
     def prompts(self) -> Sequence[Hashes]:

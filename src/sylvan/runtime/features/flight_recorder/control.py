@@ -39,14 +39,12 @@ class FlightRecorder(Observer):
         return now
 
     def on_call(self, method: str, arguments: tuple[Any, ...]) -> None:
-        """See `Observer.on_call`."""
         if method == "add":
             self._recorder.write(RequestAdded(*arguments))
         else:
             self._recorder.write(Called(method, arguments))  # pyright: ignore[reportArgumentType]
 
     def on_decision(self, question: str, req: Req | None, answer: Any) -> None:
-        """See `Observer.on_decision`."""
         refusal = None
         if isinstance(answer, RequestError):
             answer, refusal = None, str(answer)
@@ -62,15 +60,12 @@ class FlightRecorder(Observer):
         self._recorder.write(CapabilitiesAnswered(question, rid, answer, refusal))  # pyright: ignore[reportArgumentType]
 
     def on_plan(self, plan: StepPlan) -> None:
-        """See `Observer.on_plan`."""
         self._recorder.write(planned(plan))
 
     def on_completed(self, result: StepResult | Exception) -> None:
-        """See `Observer.on_completed`."""
         self._recorder.write(completed(result))
 
     def on_step_end(self) -> None:
-        """See `Observer.on_step_end`."""
         self._recorder.write(Ended())
 
     def close(self) -> None:

@@ -322,11 +322,11 @@ class _TapeExecutor:
         return _TapePending(self._tape)
 
     def control(self, command: ExecutorCommand) -> Carried:
-        """See `Executor.control`; what commands did to the scheduler is on the tape."""
+        """What commands did to the scheduler is on the tape."""
         return Carried(CommandResult(error="a recording has neither weights nor memory"))
 
     def close(self) -> None:
-        """See `Executor.close`."""
+        pass
 
 
 class _TapePending:

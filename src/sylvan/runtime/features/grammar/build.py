@@ -104,7 +104,6 @@ class NoGrammar(Capability):
     """Refuses requests with a grammar."""
 
     def gate(self, req: Req) -> Verdict:
-        """See `Capability.gate`."""
         spec = spec_of(req.request)
         if spec is not None:
             message = f"{spec.kind} cannot be honoured: this server runs with grammar.backend none"

@@ -81,12 +81,11 @@ class GrammarControl(Capability):
         return Verdict.READY
 
     def reviews(self, req: Req) -> bool:
-        """See `Capability.reviews`: what the grammar does not hold of its schema is guarded."""
+        """What the grammar does not hold of its schema is guarded."""
         found = self._ready.get(req.rid)
         return found is not None and found.guard is not None
 
     def review(self, req: Req, count: int, *, complete: bool) -> Review:
-        """See `Capability.review`."""
         rid, length = req.rid, req.tokens.length
         guard = self._guards.get(rid)
         if guard is None:
@@ -104,7 +103,6 @@ class GrammarControl(Capability):
         return review
 
     def on_start(self, piece: Slice) -> None:
-        """See `Capability.on_start`."""
         rid = piece.req.rid
         known = rid in self._sent and rid not in self._ended  # it was preempted
         if self._ready.get(rid) is not None and not known:
@@ -112,7 +110,6 @@ class GrammarControl(Capability):
             self.active = True
 
     def plan_work(self, batch: Batch) -> GrammarWork | None:
-        """See `Capability.plan_work`."""
         self.active = False
         if not (self._starting or self._ended or self._bars):
             return None
@@ -135,7 +132,6 @@ class GrammarControl(Capability):
         return GrammarWork(ended, tuple(grammars), requests, bars)
 
     def on_finish(self, req: Req) -> None:
-        """See `Capability.on_finish`."""
         rid = req.rid
         self._ready.pop(rid, None)
         self._drop_ticket(rid)

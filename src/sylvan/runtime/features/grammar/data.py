@@ -67,12 +67,10 @@ class Matchers:
 
     @property
     def idle(self) -> bool:
-        """See `Constraints.idle`."""
         return not self._outputs
 
     @property
     def ready(self) -> bool:
-        """See `Constraints.ready`."""
         return self._filling is None or self._filling.done()
 
     def bar(self, rid: str, position: int, token_ids: tuple[int, ...]) -> None:
@@ -84,7 +82,6 @@ class Matchers:
         self._bars.pop(rid, None)
 
     def join(self, slot: int, request: GenerateRequest, outputs: IntArray) -> None:
-        """See `Constraints.join`."""
         self._outputs.pop(slot, None)
         is_constrained = spec_of(request) is not None
         if is_constrained:
@@ -114,15 +111,12 @@ class Matchers:
         self._outputs[slot] = output
 
     def leave(self, slot: int) -> None:
-        """See `Constraints.leave`."""
         self._outputs.pop(slot, None)
 
     def bound(self, slot: int) -> bool:
-        """See `Constraints.bound`."""
         return slot in self._outputs
 
     def prepare(self, slots: IntArray, positions: NDArray[np.int64]) -> bool:
-        """See `Constraints.prepare`."""
         self._wait()
         self._slots, self._rows = slots, []
         outputs = self._outputs
@@ -148,7 +142,6 @@ class Matchers:
         return True
 
     def masks(self, batch: SamplingBatch) -> Masks | None:
-        """See `Constraints.masks`."""
         if self._filling is not None:
             self._note_pass()
         self._wait()
@@ -166,7 +159,6 @@ class Matchers:
         return Masks(own, bits[sources])
 
     def advance(self, batch: SamplingBatch, token_ids: IntArray) -> dict[int, RowOutcome]:
-        """See `Constraints.advance`."""
         self._note_pass()
         outcomes: dict[int, RowOutcome] = {}
         if not self._outputs:

@@ -54,6 +54,6 @@ def make_backend(name: str, vocabulary: Vocabulary, max_states: int = MAX_STATES
 
 
 def make_library(name: str, vocabulary: Vocabulary, max_states: int = MAX_STATES) -> GrammarLibrary:
-    """See `make_backend`; `name` is a `CompiledGrammar.library`."""
+    """`name` is a `CompiledGrammar.library`."""
     kind = plugins.load(backends, name).BACKEND
     return kind(vocabulary, max_states) if kind.grows_later else kind(vocabulary)

@@ -39,7 +39,6 @@ class TextEncoder:
         self._anchor = tokenizer.encode("\n", add_special_tokens=False)
 
     def __call__(self, data: bytes) -> list[int]:
-        """See `Encode`."""
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError:

@@ -69,7 +69,6 @@ class GreedyEncoder:
         self._longest = max(map(len, self._ids), default=1)
 
     def __call__(self, data: bytes) -> list[int]:
-        """See `Encode`."""
         ids: list[int] = []
         at = 0
         while at < len(data):

@@ -43,11 +43,9 @@ class GrammarWorker(CapabilityWorker):
 
     @property
     def constraints(self) -> Constraints:
-        """See `CapabilityWorker.constraints`."""
         return self._matchers
 
     def prepare(self, work: GrammarWork) -> None:
-        """See `CapabilityWorker.prepare`."""
         for rid in work.ended:
             self._forget(rid)
         for grammar in work.grammars:
@@ -60,7 +58,6 @@ class GrammarWorker(CapabilityWorker):
             self._matchers.bar(rid, bars.position, bars.token_ids)
 
     def close(self) -> None:
-        """See `CapabilityWorker.close`."""
         self._matchers.close()
         if self._loaders is not None:
             self._loaders.close()

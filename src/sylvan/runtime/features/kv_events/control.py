@@ -28,7 +28,6 @@ class KVEvents(Capability):
         tree.record_events()
 
     def poll(self) -> None:
-        """See `Capability.poll`."""
         changes = self._tree.take_events()
         if changes:
             empty = self._tree.total_pages == self._tree.num_nodes == 0

@@ -78,7 +78,6 @@ class LoraWorker(CapabilityWorker):
 
     @property
     def commands(self) -> Mapping[type[ExecutorCommand], Handler]:
-        """See `CapabilityWorker.commands`."""
         return {LoadAdapter: self._load}
 
     def read(self, name: str, path: str) -> HostCopy:

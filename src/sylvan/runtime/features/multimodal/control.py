@@ -82,7 +82,6 @@ class Multimodal(Capability):
         return MediaCounts(found.encoded, found.num_bytes, load)
 
     def attach(self, port: SchedulerPort) -> None:
-        """See `Capability.attach`."""
         self._port = port
 
     def on_arrival(self, req: Req) -> None:
@@ -116,7 +115,6 @@ class Multimodal(Capability):
         return Verdict.READY if ready else Verdict.WAIT
 
     def cut(self, req: Req, size: int, most: int) -> int:
-        """See `Capability.cut`."""
         prompt = self._prompts.get(req.rid) if self._whole else None
         return size if prompt is None else prompt.cut(req.computed, size, most)
 

@@ -47,7 +47,6 @@ class TransformersEncoder:
         self._dtype = dtype
 
     def encode(self, kind: MediaKind, features: Mapping[str, np.ndarray]) -> Sequence[torch.Tensor]:
-        """See `Encoder.encode`."""
         method = self._method(kind)
         forward = method.forward if isinstance(method, nn.Module) else method
         known = inspect.signature(forward).parameters

@@ -61,22 +61,19 @@ class PrefillBetween(Capability):
         self._outbox: list[Fill | Stop] = []
 
     def attach(self, port: SchedulerPort) -> None:
-        """See `Capability.attach`."""
         self._port = port
 
     def wants_step(self) -> bool:
-        """See `Capability.wants_step`: prompts go on where nobody decodes any more, too."""
+        """Prompts go on where nobody decodes any more, too."""
         return bool(self._by_number)
 
     def plan_work(self, batch: Batch) -> MuxWork | None:
-        """See `Capability.plan_work`."""
         if not self._by_number:
             return None
         work, self._outbox = tuple(self._outbox), []
         return work or (Advance(),)
 
     def on_result(self, batch: Batch, report: Any) -> None:
-        """See `Capability.on_result`."""
         assert self._port is not None
         for event in report or ():
             job = self._by_number.pop(event.job, None)
@@ -95,7 +92,6 @@ class PrefillBetween(Capability):
     # ---- requests
 
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
-        """See `Capability.admit`."""
         self._chosen.discard(req.rid)
         decodes = any(other.computed >= other.prompt_len for other in admitted)
         if not self._suits(req) or not (decodes or self._by_number):
@@ -106,7 +102,6 @@ class PrefillBetween(Capability):
         return Verdict.LOAD
 
     def on_load(self, req: Req) -> None:
-        """See `Capability.on_load`."""
         if req.rid not in self._chosen:
             return
         self._chosen.discard(req.rid)
@@ -120,11 +115,10 @@ class PrefillBetween(Capability):
         self._outbox.append(Fill(job.number, start, ids, pages))
 
     def stop_loading(self, req: Req) -> bool:
-        """See `Capability.stop_loading`: a prompt takes as long as it takes."""
+        """A prompt takes as long as it takes."""
         return req.rid not in self._by_rid
 
     def on_finish(self, req: Req) -> None:
-        """See `Capability.on_finish`."""
         self._chosen.discard(req.rid)
         job = self._by_rid.get(req.rid)
         if job is not None and not job.stopping:
@@ -132,7 +126,7 @@ class PrefillBetween(Capability):
             self._outbox.append(Stop(job.number))
 
     def holds(self, req: Req) -> bool:
-        """See `Capability.holds`: as long as its pages may be written."""
+        """As long as its pages may be written."""
         return req.rid in self._by_rid
 
     # ---- inside

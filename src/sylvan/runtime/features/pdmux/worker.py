@@ -56,11 +56,9 @@ class InterleavedPrefillWorker(CapabilityWorker):
         self._spent = np.zeros(self._split.num_parts)
 
     def after_forward(self, step: StepContext, work: MuxWork) -> Report:
-        """See `CapabilityWorker.after_forward`."""
         return self.idle_step(work)
 
     def idle_step(self, work: MuxWork) -> Report:
-        """See `CapabilityWorker.idle_step`."""
         for item in work:
             match item:
                 case Fill():

@@ -42,7 +42,6 @@ class PromptLogprobsCapability(Capability):
         self.active = False
 
     def cache_limit(self, req: Req) -> int | None:
-        """See `Capability.cache_limit`."""
         request = req.request
         if not isinstance(request, GenerateRequest) or request.logprobs is None:
             return None
@@ -50,13 +49,11 @@ class PromptLogprobsCapability(Capability):
         return None if answered else request.logprobs.start
 
     def on_start(self, piece: Slice) -> None:
-        """See `Capability.on_start`."""
         if self.cache_limit(piece.req) is not None:
             self._running.add(piece.req)
             self.active = True
 
     def plan_work(self, batch: Batch) -> tuple[PromptRows, ...] | None:
-        """See `Capability.plan_work`."""
         if batch.decodes:
             return None
         found: list[PromptRows] = []
@@ -68,14 +65,13 @@ class PromptLogprobsCapability(Capability):
         return tuple(found) or None
 
     def on_result(self, batch: Batch, report: Mapping[int, TokenLogprobs] | None) -> None:
-        """See `Capability.on_result`."""
         for index, part in (report or {}).items():
             piece = batch.slices[index]
             if not piece.req.finish and self.cache_limit(piece.req) is not None:
                 self._parts.setdefault(piece.req, {})[piece.start] = part
 
     def output_fields(self, req: Req) -> Mapping[str, Any] | None:
-        """See `Capability.output_fields`: all of them, in order; the first token has none."""
+        """All of them, in order; the first token has none."""
         start = self.cache_limit(req)
         if start is None:
             return None
@@ -85,7 +81,6 @@ class PromptLogprobsCapability(Capability):
         return {"prompt_logprobs": _join([first, *(parts[at] for at in sorted(parts))])}
 
     def on_finish(self, req: Req) -> None:
-        """See `Capability.on_finish`."""
         self._parts.pop(req, None)
         self._done.discard(req)
         self._running.discard(req)

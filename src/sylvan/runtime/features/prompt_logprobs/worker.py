@@ -22,17 +22,14 @@ class PromptLogprobsWorker(CapabilityWorker):
         self._options: dict[int, LogprobOptions] = {}
 
     def join(self, join: Join) -> None:
-        """See `CapabilityWorker.join`."""
         request = join.request
         if isinstance(request, GenerateRequest) and request.logprobs is not None:
             self._options[join.slot] = request.logprobs
 
     def leave(self, slot: int) -> None:
-        """See `CapabilityWorker.leave`."""
         self._options.pop(slot, None)
 
     def after_forward(self, step: StepContext, work: Sequence[PromptRows]) -> Report:
-        """See `CapabilityWorker.after_forward`."""
         readers = {}
         slots = step.plan.slots
         for part in work:

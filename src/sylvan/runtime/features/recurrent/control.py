@@ -30,7 +30,6 @@ class RecurrentStates(Capability):
         self._cache, self._states = cache, states
 
     def plan_work(self, batch: Batch) -> StateWork | None:
-        """See `Capability.plan_work`."""
         slots = np.zeros(len(batch.slices), np.int32)
         copies: list[tuple[int, int]] = []
         saves: list[tuple[int, int, int]] = []
@@ -47,7 +46,7 @@ class RecurrentStates(Capability):
         return StateWork(slots, tuple(copies), tuple(saves)) if batch.slices else None
 
     def on_result(self, batch: Batch, report: dict[int, int] | None) -> None:
-        """See `Capability.on_result`: so many guesses behind slices were right."""
+        """So many guesses behind slices were right."""
         for index, accepted in (report or {}).items():
             kv = batch.slices[index].req.kv
             if kv is not None and kv.state is not None:

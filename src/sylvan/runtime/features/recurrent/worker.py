@@ -29,7 +29,6 @@ class RecurrentStatesWorker(CapabilityWorker):
         self._places: dict[tuple[int, int], int] = {}  # slot of the state after (slice, guess)
 
     def before_forward(self, step: StepContext, work: StateWork) -> None:
-        """See `CapabilityWorker.before_forward`."""
         batch = step.batch
         assert batch.states is not None
         if step.plan.drafts:
@@ -41,11 +40,9 @@ class RecurrentStatesWorker(CapabilityWorker):
             batch.states.copy(source, target)
 
     def after_forward(self, step: StepContext, work: StateWork) -> Report | None:
-        """See `CapabilityWorker.after_forward`."""
         return (lambda: self._accepted) if step.plan.drafts else None
 
     def after_result(self, step: StepContext, work: StateWork, result: StepResult) -> None:
-        """See `CapabilityWorker.after_result`."""
         states, plan = step.batch.states, step.plan
         assert states is not None
         self._accepted, ends = {}, plan.ends.tolist() if plan.drafts else []

@@ -66,7 +66,6 @@ class HeadSpeculation(Capability):
     # ---- guesses
 
     def may_draft(self) -> bool:
-        """See `Capability.may_draft`."""
         for req, (proposal, known) in tuple(self._proposals.items()):
             if req.tokens.length > known:
                 self._depth.settle(req, proposal.tokens, known, proposal.parents)
@@ -77,7 +76,6 @@ class HeadSpeculation(Capability):
         return self._verifies and bool(self._proposals)
 
     def draft(self, req: Req, most: int) -> Draft | None:
-        """See `Capability.draft`."""
         proposal, known = self._proposals.get(req, (None, 0))
         if proposal is None or known != req.tokens.length:
             return None
@@ -85,7 +83,7 @@ class HeadSpeculation(Capability):
         return proposal.draft(most)
 
     def plan_work(self, batch: Batch) -> HeadWork | None:
-        """See `Capability.plan_work`: all that is computed is read, prompts too."""
+        """All that is computed is read, prompts too."""
         pieces = batch.slices
         if not any(piece.req.generates for piece in pieces):
             return None
@@ -110,15 +108,12 @@ class HeadSpeculation(Capability):
     # ---- what happened
 
     def on_start(self, piece: Slice) -> None:
-        """See `Capability.on_start`."""
         self._depth.follow(piece.req)
 
     def on_batch(self, batch: Batch) -> None:
-        """See `Capability.on_batch`."""
         self._depth.timer.begin(batch)
 
     def on_result(self, batch: Batch, report: HeadReport | None) -> None:
-        """See `Capability.on_result`."""
         self._depth.timer.end(report.guess_s if report else 0.0)
         if report is None:
             return
@@ -144,7 +139,6 @@ class HeadSpeculation(Capability):
                     self._depth.drafted(depth, proposal.draft(self._most_guesses).rows)
 
     def on_finish(self, req: Req) -> None:
-        """See `Capability.on_finish`."""
         self._depth.forget(req)
         self._proposals.pop(req, None)
         self._brought.pop(req, None)

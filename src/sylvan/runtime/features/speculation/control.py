@@ -115,7 +115,6 @@ class Speculation(Capability):
     # ---- guesses
 
     def may_draft(self) -> bool:
-        """See `Capability.may_draft`."""
         self._step += 1
         self._idle += 1
         if self._step < self._wake:
@@ -132,7 +131,6 @@ class Speculation(Capability):
         return True
 
     def draft(self, req: Req, most: int) -> Draft | None:
-        """See `Capability.draft`."""
         followed = self._followed.get(req)
         if followed is None:
             followed = self._followed[req] = _Followed(Acceptance(self._of_all))
@@ -233,11 +231,9 @@ class Speculation(Capability):
     # ---- what happened
 
     def on_start(self, piece: Slice) -> None:
-        """See `Capability.on_start`."""
         self._wake = 0
 
     def on_batch(self, batch: Batch) -> None:
-        """See `Capability.on_batch`."""
         self._last = batch.slices
         if self._adaptive and not self._idle and not self._paying:
             self._looks.planned(self._clock() - self._planned_s - self._looking_s)
@@ -247,13 +243,11 @@ class Speculation(Capability):
             self._timer.pass_over()
 
     def on_result(self, batch: Batch, report: Any) -> None:
-        """See `Capability.on_result`."""
         if not self._passes_over:
             self._timer.end()
             self._looks.step(1 if self._idle < TIMED else TIMED_EVERY // TIMED)
 
     def on_finish(self, req: Req) -> None:
-        """See `Capability.on_finish`."""
         followed = self._followed.pop(req, None)
         if followed is not None:
             self._paying -= followed.pays

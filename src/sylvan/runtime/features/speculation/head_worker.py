@@ -124,21 +124,18 @@ class HeadWorker(CapabilityWorker):
         self._put_off: dict[int, _PutOff] = {}  # by slot
 
     def leave(self, slot: int) -> None:
-        """See `CapabilityWorker.leave`."""
         self._put_off.pop(slot, None)
 
     def before_forward(self, step: StepContext, work: HeadWork) -> None:
-        """See `CapabilityWorker.before_forward`."""
         copies = [copy for copy in step.plan.copies if copy.group == 0]
         if copies:
             copy_tokens(self._batch.kv.groups, copies)
 
     def after_forward(self, step: StepContext, work: HeadWork) -> Report:
-        """See `CapabilityWorker.after_forward`."""
         return lambda: self._report
 
     def after_result(self, step: StepContext, work: HeadWork, result: StepResult) -> None:
-        """See `CapabilityWorker.after_result`; a failure costs guesses only."""
+        """A failure costs guesses only."""
         try:
             self._report = self._follow(step, work, result)
         except FAILURES as error:

@@ -53,11 +53,10 @@ class MedusaWorker(CapabilityWorker):
         self._report = HeadReport()
 
     def after_forward(self, step: StepContext, work: HeadWork) -> Report:
-        """See `CapabilityWorker.after_forward`."""
         return lambda: self._report
 
     def after_result(self, step: StepContext, work: HeadWork, result: StepResult) -> None:
-        """See `CapabilityWorker.after_result`; a failure costs guesses only."""
+        """A failure costs guesses only."""
         try:
             asking = [span for span in spans_of(step, work, result) if span.depth]
             self._report = self._guess(step, asking) if asking else HeadReport()

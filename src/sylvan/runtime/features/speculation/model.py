@@ -67,7 +67,6 @@ class DraftModel:
         self._told: dict[str, list[int]] = {}
 
     def write(self, wishes: Mapping[Req, int]) -> Mapping[Req, Sequence[int]]:
-        """See `WritingAhead.write`."""
         self._told = {}
         found: dict[Req, Sequence[int]] = {}
         try:

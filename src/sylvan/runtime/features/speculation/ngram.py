@@ -48,7 +48,7 @@ class NgramDrafter:
         self._shared, self._given, self._contexts = shared, given, contexts
 
     def propose(self, req: Req, most: int) -> Proposal:
-        """See `Drafter.propose`; the grade is the length of the match."""
+        """The grade is the length of the match."""
         ids = req.tokens.view(0, req.tokens.length)
         end, matched = longest_match(ids[:-1], ids, self._longest)
         shortest = self._shortest if self._contexts is None else 1
@@ -63,7 +63,6 @@ class NgramDrafter:
         return Proposal(found, min(matched, GRADES - 1)) if found else NOTHING
 
     def forget(self, req: Req) -> None:
-        """See `Drafter.forget`."""
         if self._shared is not None:
             self._shared.add(req)
 

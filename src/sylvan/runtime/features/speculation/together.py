@@ -61,7 +61,7 @@ class ModelSpeculation(Capability):
     # ---- guesses
 
     def may_draft(self) -> bool:
-        """See `Capability.may_draft`; the model writes here."""
+        """The model writes here."""
         if not self._pauses.due():
             return False
         reqs = [req for req in self._depth.followed if _may_be_drafted(req)]
@@ -79,7 +79,6 @@ class ModelSpeculation(Capability):
         return depth > 0
 
     def draft(self, req: Req, most: int) -> Draft | None:
-        """See `Capability.draft`."""
         proposal, known = self._proposals.get(req, (None, 0))
         if proposal is None or known != req.tokens.length:
             return None
@@ -111,19 +110,15 @@ class ModelSpeculation(Capability):
     # ---- what happened
 
     def on_start(self, piece: Slice) -> None:
-        """See `Capability.on_start`."""
         self._depth.follow(piece.req)
 
     def on_batch(self, batch: Batch) -> None:
-        """See `Capability.on_batch`."""
         self._depth.timer.begin(batch)
 
     def on_result(self, batch: Batch, report: Any) -> None:
-        """See `Capability.on_result`."""
         self._depth.timer.end()
 
     def on_finish(self, req: Req) -> None:
-        """See `Capability.on_finish`."""
         self._depth.forget(req)
         self._proposals.pop(req, None)
 

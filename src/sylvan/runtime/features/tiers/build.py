@@ -62,7 +62,6 @@ class TiersParts:
         return self._tier.writing if self._tier is not None else frozenset()
 
     def look_again(self, req: Req, wait_s: float) -> None:
-        """See `KVTiers.look_again`."""
         if self.made is not None:
             self.made.look_again(req, wait_s)
 

@@ -43,11 +43,9 @@ class PlainCodec:
         self.page_bytes = self.encoded_bytes = page_bytes
 
     def encode(self, page: Bytes, kept: Bytes) -> None:
-        """See `Codec.encode`."""
         np.copyto(kept, page)
 
     def decode(self, kept: Bytes, page: Bytes) -> None:
-        """See `Codec.decode`."""
         np.copyto(page, kept)
 
 
@@ -71,7 +69,6 @@ class Int8Codec:
         self.encoded_bytes = self._blocks * (BLOCK + _SCALE_BYTES)
 
     def encode(self, page: Bytes, kept: Bytes) -> None:
-        """See `Codec.encode`."""
         values = _floats(page, self._numbers)
         if not self._whole:
             values = np.pad(values, (0, self._blocks * BLOCK - self._count))
@@ -84,7 +81,6 @@ class Int8Codec:
             integers[...] = np.clip(np.nan_to_num(rounded), -_LARGEST, _LARGEST)
 
     def decode(self, kept: Bytes, page: Bytes) -> None:
-        """See `Codec.decode`."""
         scales, integers = self._views(kept)
         with np.errstate(all="ignore"):
             values = (integers * scales[:, None]).reshape(-1)[: self._count]

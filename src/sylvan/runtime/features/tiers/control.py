@@ -103,11 +103,9 @@ class KVTiers(Capability):
     # ---- steps
 
     def attach(self, port: SchedulerPort) -> None:
-        """See `Capability.attach`."""
         self._port = port
 
     def poll(self) -> None:
-        """See `Capability.poll`."""
         assert self._port is not None
         if self._stores.take_closing():
             self._loads.residency.forget(Place.STORAGE)
@@ -116,7 +114,6 @@ class KVTiers(Capability):
         self._loads.residency.poll(self._port.completed_step)
 
     def wants_step(self) -> bool:
-        """See `Capability.wants_step`."""
         waits = self._fetching or self._loading or self._tier.writing or self._stores.waits
         if waits or self._outbox.full or self._tier.exports or self._tier.commits:
             return True
@@ -126,12 +123,12 @@ class KVTiers(Capability):
         return takes and self._loads.residency.has_unwritten
 
     def hurries(self) -> bool:
-        """See `Capability.hurries`; what takes long need not be known to the millisecond."""
+        """What takes long need not be known to the millisecond."""
         waits = self._fetching or self._loading
         return bool(waits) and self._clock() < self._hurry_until_s
 
     def plan_work(self, batch: Batch) -> TiersWork | None:
-        """See `Capability.plan_work`; as long as a report is awaited, work is empty at least."""
+        """As long as a report is awaited, work is empty at least."""
         if not self.wants_step():
             return None
         exports, self._tier.exports = tuple(self._tier.exports), []
@@ -146,7 +143,6 @@ class KVTiers(Capability):
         return work
 
     def on_batch(self, batch: Batch) -> None:
-        """See `Capability.on_batch`."""
         if batch.slices and not batch.decodes:
             if len(self._launched_s) > _MOST_IN_FLIGHT:  # of steps that failed
                 self._launched_s.clear()
@@ -154,7 +150,6 @@ class KVTiers(Capability):
             self._launched_s[id(batch)] = self._clock()
 
     def on_result(self, batch: Batch, report: Any) -> None:
-        """See `Capability.on_result`."""
         began = self._launched_s.pop(id(batch), None)
         if began is not None:
             for cost in (self.cost, self.host_cost):
@@ -179,11 +174,10 @@ class KVTiers(Capability):
     # ---- requests
 
     def on_arrival(self, req: Req) -> None:
-        """See `Capability.on_arrival`: reading begins while the request still waits."""
+        """Reading begins while the request still waits."""
         self._begin(req)
 
     def gate(self, req: Req) -> Verdict:
-        """See `Capability.gate`."""
         found = self._prefetches.get(req.rid) or self._begin(req)
         waits = not found.done or found.leader in self._prefetches
         in_time = self._clock() < min(found.until_s, found.late_s)
@@ -201,13 +195,12 @@ class KVTiers(Capability):
         return Verdict.READY
 
     def load_limit(self, req: Req) -> int | None:
-        """See `Capability.load_limit`: what has arrived, or lies in host memory."""
+        """What has arrived, or lies in host memory."""
         found = self._prefetches.get(req.rid)
         arrived = found.learnt * self._tier.layout.page_size if found is not None else 0
         return max(arrived, self._limit_of_host(req)) if self._host is not None else arrived
 
     def on_start(self, piece: Slice) -> None:
-        """See `Capability.on_start`."""
         req = piece.req
         selective = self._write_policy == "write_through_selective"
         if selective and req.kv is not None and piece.start and self._port is not None:
@@ -215,7 +208,6 @@ class KVTiers(Capability):
         self._end(req.rid)
 
     def on_load(self, req: Req) -> None:
-        """See `Capability.on_load`."""
         if (found := self._prefetches.get(req.rid)) is not None:
             self._stop(found)
         self._hurry_until_s = self._clock() + HURRY_S
@@ -228,13 +220,12 @@ class KVTiers(Capability):
             self._loading[load.number] = req.rid, tokens
 
     def stop_loading(self, req: Req) -> bool:
-        """See `Capability.stop_loading`: the worker half says when nothing is written any more."""
+        """The worker half says when nothing is written any more."""
         mine = [job for job, (rid, _) in self._loading.items() if rid == req.rid]
         self._outbox.cancels += mine
         return not mine
 
     def on_finish(self, req: Req) -> None:
-        """See `Capability.on_finish`."""
         self._end(req.rid)
 
     # ---- operation

@@ -45,15 +45,13 @@ class HostTier:
 
     @property
     def free_pages(self) -> int:
-        """See `Tier.free_pages`."""
         return len(self._free[0])
 
     def wants(self, node: Node) -> bool:
-        """See `Tier.wants`: more than all its slots fits at no time."""
+        """More than all its slots fits at no time."""
         return len(node.tokens) // self.layout.page_size <= self.slots[0]
 
     def offer(self, number: int, node: Node, source: Place) -> Locator | None:
-        """See `Tier.offer`."""
         there = lying_in(node, source)
         count = len(node.tokens) // self.layout.page_size
         size = count * self.layout.page_bytes[0]
@@ -76,12 +74,10 @@ class HostTier:
         return Locator(own, windows, state)
 
     def poll(self) -> Iterable[tuple[int, bool]]:
-        """See `Tier.poll`."""
         ended, self._ended = self._ended, []
         return ended
 
     def drop(self, locator: Locator) -> None:
-        """See `Tier.drop`."""
         self._give(0, locator.pages.tolist())
         for group, pages in zip(self.layout.windows, locator.windows, strict=False):
             self._give(group, pages.tolist())

@@ -456,11 +456,9 @@ class SlotCopy:
         self._over.set()
 
     def done(self) -> bool:
-        """See `Transfer.done`."""
         return self._over.is_set()
 
     def wait(self) -> None:
-        """See `Transfer.wait`."""
         self._over.wait()
 
 

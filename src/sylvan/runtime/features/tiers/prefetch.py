@@ -87,17 +87,14 @@ class ArrivedPages:
         self.first, self.stop = prefetch.first, progress.arrived
 
     def page(self, page: int) -> int:
-        """See `Stored.page`."""
         return self._tier.take(self._name(page))
 
     def window(self, group: int, page: int) -> int:
-        """See `Stored.window`."""
         if page < self._progress.windows[group]:
             return ABSENT
         return self._tier.take(sibling(self._name(page), window_kind(group)))
 
     def state(self, stop: int) -> int:
-        """See `Stored.state`."""
         if not self._progress.state or stop != self._progress.arrived:
             return ABSENT
         return self._tier.take(sibling(self._name(stop - 1), STATE))

@@ -96,11 +96,9 @@ class StorageTier:
 
     @property
     def free_pages(self) -> int:
-        """See `Tier.free_pages`."""
         return self.max_known - len(self.known) if self._naming is not None else 0
 
     def wants(self, node: Node) -> bool:
-        """See `Tier.wants`."""
         prefix = node.stop // self.layout.page_size * len(self.layout.groups)
         return may_be_stored(node.namespace) and prefix <= self.max_known
 
@@ -128,7 +126,7 @@ class StorageTier:
         return locator
 
     def poll(self) -> Iterable[tuple[int, bool]]:
-        """See `Tier.poll`. Of what was reported before, the tree has dropped what is void."""
+        """Of what was reported before, the tree has dropped what is void."""
         for number, job in [*self._jobs.items()]:
             if job.reported:
                 self._commit(number, job)
@@ -139,7 +137,6 @@ class StorageTier:
         return ended
 
     def drop(self, locator: Locator) -> None:
-        """See `Tier.drop`."""
         for number in _numbers(locator):
             del self.known[number]
             self._free.append(number)
@@ -148,7 +145,7 @@ class StorageTier:
 
     @property
     def is_open(self) -> bool:
-        """See `Tier.is_open`: whether there is a store."""
+        """Whether there is a store."""
         return self._naming is not None
 
     @property

@@ -59,19 +59,15 @@ class KVTiersWorker(CapabilityWorker):
         self._mover.open(spec)
 
     def prepare(self, work: TiersWork) -> None:
-        """See `CapabilityWorker.prepare`."""
         self._mover.begin(work)
 
     def after_forward(self, step: StepContext, work: TiersWork) -> Report:
-        """See `CapabilityWorker.after_forward`."""
         return self._mover.events
 
     def idle_step(self, work: TiersWork) -> Report:
-        """See `CapabilityWorker.idle_step`."""
         return self._mover.events
 
     def close(self) -> None:
-        """See `CapabilityWorker.close`."""
         if self._made is not None:
             self._made.close()
 

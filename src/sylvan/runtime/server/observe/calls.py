@@ -112,7 +112,6 @@ class ConnectionCounts(Collector):
         self._connections = connections
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector.collect`."""
         yield GaugeMetricFamily(
             "sylvan:connections", "Connections that are open", value=len(self._connections)
         )
@@ -131,7 +130,6 @@ class ProcessorTime(Collector):
         self._engine, self._prefix = engine, prefix
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector.collect`."""
         family = CounterMetricFamily(
             f"{self._prefix}process_cpu_seconds",
             "Processor time, all threads of a process together",

@@ -215,7 +215,6 @@ class LoadMetrics(Collector):
         self._labels = {**labels, **RANK_LABELS}
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector.collect`."""
         clients = self._engine.router.clients
         many = ("dp_rank",) if len(clients) > 1 else ()
         names = [*self._labels, *many]

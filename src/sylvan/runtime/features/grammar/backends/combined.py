@@ -20,7 +20,6 @@ class Combined:
         self._second: GrammarBackend = XGrammar(vocabulary)
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """See `GrammarBackend.compile`."""
         try:
             return self._first.compile(spec)
         except NotSupportedError as refusal:

@@ -106,7 +106,6 @@ class LLGuidance:
         )
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """See `GrammarBackend.compile`."""
         text = self._write(spec)
         first = self._first(text)
         if first.is_error():
@@ -116,7 +115,6 @@ class LLGuidance:
         return _Compiled(text, first)
 
     def load(self, data: bytes) -> CompiledGrammar:
-        """See `GrammarLoader.load`."""
         text = data.decode()
         first = self._first(text)
         if first.is_error():
@@ -130,7 +128,6 @@ class LLGuidance:
         return llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
 
     def _probe(self, spec: GrammarSpec) -> str:
-        """See `places.Probe`."""
         if spec.kind == "json_schema":
             text = llguidance.LLMatcher.grammar_from_json_schema(spec.text, overrides=_JSON_OPTIONS)
         else:
@@ -197,14 +194,13 @@ class _Compiled:
         self._spare.append(self._first.deep_copy())
 
     def matcher(self) -> GrammarMatcher:
-        """See `CompiledGrammar.matcher`."""
         try:
             return _Matcher(self._spare.pop())
         except IndexError:
             return _Matcher(self._first.deep_copy())
 
     def dump(self) -> bytes:
-        """See `CompiledGrammar.dump`: the library has no format of its own."""
+        """The library has no format of its own."""
         return self._text.encode()
 
 
@@ -216,13 +212,12 @@ class _Matcher:
         self.is_accepting = matcher.is_accepting  # asked for every mask
 
     def fill_mask(self, row: IntArray) -> bool:
-        """See `GrammarMatcher.fill_mask`."""
         self.library.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         return True
 
     @staticmethod
     def fill_masks(matchers: Sequence[_Matcher], bits: IntArray, rows: Sequence[int]) -> None:
-        """See `GrammarMatcher.fill_masks`: one native call on all cores, where there are many."""
+        """One native call on all cores, where there are many."""
         start, stride = bits.ctypes.data, bits.strides[0]
         if len(rows) > _ALONE and _cores() > _FEW_CORES:
             todo = [(m.library, row) for m, row in zip(matchers, rows, strict=True)]
@@ -232,28 +227,22 @@ class _Matcher:
             matcher.library.unsafe_compute_mask_ptr(start + row * stride, stride)
 
     def accept(self, token: int) -> bool:
-        """See `GrammarMatcher.accept`."""
         return self.library.try_consume_tokens([token]) == 1
 
     def accept_all(self, tokens: Sequence[int]) -> int:
-        """See `GrammarMatcher.accept_all`."""
         return self.library.try_consume_tokens(list(tokens))
 
     def rollback(self, num_tokens: int) -> None:
-        """See `GrammarMatcher.rollback`."""
         if num_tokens:
             self.library.rollback(num_tokens)
 
     def forced(self) -> bytes:
-        """See `GrammarMatcher.forced`."""
         return self.library.compute_ff_bytes().partition(_CONTROL)[0][:MAX_FORCED_BYTES]
 
     def is_terminated(self) -> bool:
-        """See `GrammarMatcher.is_terminated`."""
         return self.library.is_stopped() and not self.library.is_error()
 
     def error(self) -> str:
-        """See `GrammarMatcher.error`."""
         return _reason(self.library)[:MAX_REASON_CHARS] if self.library.is_error() else ""
 
 

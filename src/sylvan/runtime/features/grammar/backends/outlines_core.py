@@ -81,7 +81,6 @@ class OutlinesCore:
         self._words = outlines_core.Vocabulary(vocabulary.eos_ids[0], dict(ids))
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """See `GrammarBackend.compile`."""
         try:
             index = outlines_core.Index(_regex(spec), self._words)
         except _ERRORS as error:
@@ -90,7 +89,6 @@ class OutlinesCore:
         return _Compiled(index, self._textual)
 
     def load(self, data: bytes) -> CompiledGrammar:
-        """See `GrammarLoader.load`."""
         try:
             index = outlines_core.Index.from_binary(data)
         except _ERRORS as error:
@@ -113,11 +111,9 @@ class _Compiled:
         self.index, self.textual = index, textual
 
     def matcher(self) -> GrammarMatcher:
-        """See `CompiledGrammar.matcher`."""
         return _Matcher(self)
 
     def dump(self) -> bytes:
-        """See `CompiledGrammar.dump`."""
         return self.index.__reduce__()[1][0]
 
 
@@ -129,12 +125,10 @@ class _Matcher:
         self._guide = outlines_core.Guide(compiled.index, MAX_ROLLBACK)
 
     def fill_mask(self, row: IntArray) -> bool:
-        """See `GrammarMatcher.fill_mask`."""
         self._guide.write_mask_into(row.ctypes.data, row.size, row.itemsize)
         return True
 
     def accept(self, token: int) -> bool:
-        """See `GrammarMatcher.accept`."""
         if token in self._textual.vocabulary.eos_ids or not self._guide.accepts_tokens([token]):
             return False
         self._guide.advance(token, False)
@@ -142,20 +136,17 @@ class _Matcher:
 
     @staticmethod
     def fill_masks(matchers: Sequence[_Matcher], bits: IntArray, rows: Sequence[int]) -> None:
-        """See `GrammarMatcher.fill_masks`."""
         fill_each(matchers, bits, rows)
 
     def accept_all(self, tokens: Sequence[int]) -> int:
-        """See `GrammarMatcher.accept_all`."""
         return accept_each(self, tokens)
 
     def rollback(self, num_tokens: int) -> None:
-        """See `GrammarMatcher.rollback`."""
         if num_tokens:
             self._guide.rollback_state(num_tokens)
 
     def forced(self) -> bytes:
-        """See `GrammarMatcher.forced`: as long as only one single byte is possible."""
+        """As long as only one single byte is possible."""
         state, data = self._guide.get_state(), bytearray()
         singles = self._textual.singles
         while singles and len(data) < MAX_FORCED_BYTES and not self._index.is_final_state(state):
@@ -173,21 +164,18 @@ class _Matcher:
         return bytes(data)
 
     def is_accepting(self) -> bool:
-        """See `GrammarMatcher.is_accepting`."""
         return self._index.is_final_state(self._guide.get_state())
 
     def is_terminated(self) -> bool:
-        """See `GrammarMatcher.is_terminated`."""
         ends = self._textual.vocabulary.eos_ids
         return self.is_accepting() and all(i in ends for i in self._guide.get_tokens())
 
     def error(self) -> str:
-        """See `GrammarMatcher.error`."""
         return ""
 
 
 def _probe(spec: GrammarSpec) -> str:
-    """See `places.Probe`. Patterns become part of one regex, whose validity is asked here."""
+    """Patterns become part of one regex, whose validity is asked here."""
     try:
         regex = outlines_core.json_schema.build_regex_from_schema(spec.text)
     except _ERRORS as error:

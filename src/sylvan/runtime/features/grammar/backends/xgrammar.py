@@ -141,7 +141,6 @@ class XGrammar:
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """See `GrammarBackend.compile`."""
         try:
             compiled = self._recipe(spec)()
         except _ERRORS as error:
@@ -153,7 +152,7 @@ class XGrammar:
         return _Compiled(compiled, spec, named, self._words)
 
     def load(self, data: bytes) -> CompiledGrammar:
-        """See `GrammarLoader.load`. Compiling takes less than reading the library's JSON."""
+        """Compiling takes less than reading the library's JSON."""
         try:
             spec = GrammarSpec(*msgspec.msgpack.decode(data, type=tuple[str, str]))
         except msgspec.MsgspecError as error:
@@ -215,7 +214,6 @@ def _fitted(tags: GrammarSpec, node: Node, at: str) -> Node:
 
 
 def _probe(spec: GrammarSpec) -> str:
-    """See `places.Probe`."""
     library = xgrammar.Grammar
     try:
         match spec.kind:
@@ -298,11 +296,10 @@ class _Compiled:
         self.no_ends = words.with_ids(words.no_ends, named)
 
     def matcher(self) -> GrammarMatcher:
-        """See `CompiledGrammar.matcher`."""
         return _Matcher(xgrammar.GrammarMatcher(self._compiled), self)
 
     def dump(self) -> bytes:
-        """See `CompiledGrammar.dump`: the library's JSON is a thousand times as large."""
+        """The library's JSON is a thousand times as large."""
         return msgspec.msgpack.encode((self._spec.kind, self._spec.text))
 
 
@@ -317,7 +314,6 @@ class _Matcher:
         self._is_filled = False  # `_row` is the mask of the current state
 
     def fill_mask(self, row: IntArray) -> bool:
-        """See `GrammarMatcher.fill_mask`."""
         row[:] = self._mask()
         return True
 
@@ -335,7 +331,6 @@ class _Matcher:
         return row
 
     def accept(self, token: int) -> bool:
-        """See `GrammarMatcher.accept`."""
         text = self._compiled.words.vocabulary.tokens[token]
         if text and not _may_follow(self._last_bytes[-1], text[0]):
             return False
@@ -351,15 +346,12 @@ class _Matcher:
 
     @staticmethod
     def fill_masks(matchers: Sequence[_Matcher], bits: IntArray, rows: Sequence[int]) -> None:
-        """See `GrammarMatcher.fill_masks`."""
         fill_each(matchers, bits, rows)
 
     def accept_all(self, tokens: Sequence[int]) -> int:
-        """See `GrammarMatcher.accept_all`."""
         return accept_each(self, tokens)
 
     def rollback(self, num_tokens: int) -> None:
-        """See `GrammarMatcher.rollback`."""
         if num_tokens:
             self._matcher.rollback(num_tokens)
             del self._last_bytes[-num_tokens:]
@@ -381,17 +373,14 @@ class _Matcher:
         return bytes(data)
 
     def is_accepting(self) -> bool:
-        """See `GrammarMatcher.is_accepting`."""
         return self._matcher.is_completed()
 
     def is_terminated(self) -> bool:
-        """See `GrammarMatcher.is_terminated`."""
         if not self._matcher.is_completed():
             return False
         return not bool((self._mask() & self._compiled.no_ends).any())
 
     def error(self) -> str:
-        """See `GrammarMatcher.error`."""
         return self._error
 
 

@@ -181,12 +181,10 @@ class TagWatch:
 
     @property
     def held_from(self) -> int | None:
-        """See `Watch.held_from`."""
         within_json = self._inner.held_from if self._inner is not None else None
         return None if within_json is None else within_json + self._offset
 
     def write(self, text: bytes, *, judge: bool = True) -> Breach | None:
-        """See `Watch.write`."""
         for value in text:
             self.length += 1
             if (breach := self._byte(value, judge=judge)) is not None:
@@ -194,7 +192,6 @@ class TagWatch:
         return None
 
     def end(self) -> Breach | None:
-        """See `Watch.end`."""
         return self._told(self._inner.end()) if self._inner is not None else None
 
     def _byte(self, value: int, *, judge: bool) -> Breach | None:

@@ -53,13 +53,11 @@ class IsolatedGrammar:
         weakref.finalize(self, control.close)
 
     def matcher(self) -> GrammarMatcher:
-        """See `CompiledGrammar.matcher`."""
         matcher = IsolatedMatcher(self, next(self._numbers))
         weakref.finalize(matcher, self._closed.append, matcher.number)
         return matcher
 
     def dump(self) -> bytes:
-        """See `CompiledGrammar.dump`."""
         return self._data
 
     def server(self) -> _Connection | None:
@@ -165,7 +163,6 @@ class IsolatedMatcher:
     # ---- GrammarMatcher
 
     def fill_mask(self, row: IntArray) -> bool:
-        """See `GrammarMatcher.fill_mask`."""
         state = self._settle()
         if state is not None and not state.mask:
             state = self._ask(Step(self.number, wants_mask=True))
@@ -176,12 +173,10 @@ class IsolatedMatcher:
     def fill_masks(
         matchers: Sequence[IsolatedMatcher], bits: IntArray, rows: Sequence[int]
     ) -> None:
-        """See `GrammarMatcher.fill_masks`."""
         for matcher, row in zip(matchers, rows, strict=True):
             matcher.fill_mask(bits[row])
 
     def accept(self, token: int) -> bool:
-        """See `GrammarMatcher.accept`."""
         state, connection = self._settle(), self._connection
         if state is None or connection is None:
             return False
@@ -194,35 +189,29 @@ class IsolatedMatcher:
         return True
 
     def accept_all(self, tokens: Sequence[int]) -> int:
-        """See `GrammarMatcher.accept_all`."""
         state = self._ask(Step(self.number, tokens=list(tokens))) if tokens else None
         taken = state.taken if state is not None else 0
         self._tokens += tokens[:taken]
         return taken
 
     def rollback(self, num_tokens: int) -> None:
-        """See `GrammarMatcher.rollback`."""
         if num_tokens:
             self._ask(Step(self.number, rollback=num_tokens))
             del self._tokens[-num_tokens:]
 
     def forced(self) -> bytes:
-        """See `GrammarMatcher.forced`."""
         state = self._settle()
         return state.forced if state is not None else b""
 
     def is_accepting(self) -> bool:
-        """See `GrammarMatcher.is_accepting`."""
         state = self._settle()
         return state is not None and state.is_accepting
 
     def is_terminated(self) -> bool:
-        """See `GrammarMatcher.is_terminated`."""
         state = self._settle()
         return state is not None and state.is_terminated
 
     def error(self) -> str:
-        """See `GrammarMatcher.error`."""
         return self._error
 
     # ---- steps

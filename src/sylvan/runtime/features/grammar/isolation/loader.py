@@ -48,7 +48,7 @@ class IsolatedLoader:
         self._grammars: weakref.WeakSet[IsolatedGrammar] = weakref.WeakSet()
 
     def load(self, data: bytes) -> CompiledGrammar:
-        """See `GrammarLoader.load`. Waits for the process of the grammar."""
+        """Waits for the process of the grammar."""
         ours, theirs = socket.socketpair()
         try:
             with theirs, self._lock:

@@ -57,7 +57,6 @@ class RewriteContext:
     negate: Callable[[Any, Kinds], Any]
 
     def deny(self, schema: Any, within: Kinds = ALL) -> Any:
-        """See `negate`."""
         return self.negate(schema, within)
 
     def follow(self, reference: Any) -> Any:

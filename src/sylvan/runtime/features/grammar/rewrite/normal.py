@@ -69,7 +69,6 @@ class _Normaliser:
         self._index(root, "", "#")
 
     def run(self) -> Schema:
-        """See `normalised`."""
         body = self._schema(self._root, self._address(self._root, ""), "#")
         assert isinstance(body, dict)
         defined: dict[str, dict[str, Any]] = {}

@@ -145,7 +145,6 @@ class _Rewriter:
         self._cyclic: dict[str, bool] = {}
 
     def run(self) -> Rewritten:
-        """See `rewrite`."""
         definitions = {key: self._root[key] for key in DEFINITIONS if key in self._root}
         body = self._schema(_without(self._root, DEFINITIONS), "#")
         written = {
