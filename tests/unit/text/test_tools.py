@@ -534,6 +534,7 @@ def test_gigachat_ends_messages_without_a_word() -> None:
         assert result.text == "Let me see."
         assert [json.loads(call.arguments) for call in result.calls] == [ARGS]
     assert run("gigachat3", "Hello!<|message_sep|>\n\n").text == "Hello!"
+    assert run("cohere_command4", "<|START_TEXT|>Hello!<|END_TEXT|>").text == "Hello!"
 
 
 MALFORMED = {

@@ -136,7 +136,11 @@ def _families() -> Mapping[str, ToolFamily]:
     )
     add(
         "cohere_command4",
-        ObjectGrammar(opens=("<|START_ACTION|>",), closers=("<|END_ACTION|>",)),
+        ObjectGrammar(
+            opens=("<|START_ACTION|>",),
+            closers=("<|END_ACTION|>",),
+            silent=("<|START_TEXT|>", "<|END_TEXT|>"),
+        ),
     )
     add(
         "apertus2509",

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from sylvan.config.tree import ObserveConfig
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.requests import GenerateRequest
+from sylvan.protocol.sampling import GRAMMARS
 from sylvan.runtime.server.observe import buckets
 from sylvan.runtime.server.observe.labels import Bounded, MetricLabels
 from sylvan.runtime.server.token_latency import BUCKETS, TokenLatency
@@ -20,7 +21,6 @@ MAX_SERIES = 512
 """Different sets of labels of requests; further ones are counted without custom labels."""
 MAX_TENANTS = 1000
 _LEFT = Finish(type="abort", message="the client left")
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class RequestMetrics:
         request = live.request
         if isinstance(request, GenerateRequest):
             given = request.sampling
-            if any(getattr(given, name, None) is not None for name in _GRAMMARS):
+            if any(getattr(given, name) for name in GRAMMARS):
                 series.structured.inc()
         for sample in live.samples:
             self._add_sample(series, live, sample)
