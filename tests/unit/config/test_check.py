@@ -26,6 +26,14 @@ BROKEN = {
         {"tiers": TiersConfig(), "cache.prefix": "none"},
         "tiers keep cached prefixes, but cache.prefix=none",
     ),
+    "made up weights kept": (
+        {"load_cache": "/c", "load_format": "dummy"},
+        "load_cache=/c keeps weights of checkpoints, and load_format=dummy has none",
+    ),
+    "packed weights on a device": (
+        {"load_cache": "/c", "device": "cuda"},
+        "load_cache=/c keeps weights that are packed for CPUs, and device=cuda is none",
+    ),
     "tiers of vectors": ({"tiers": TiersConfig()}, "this model has none: its tokens see"),
     "two sizes of the host tier": (
         {"tiers": TiersConfig(host_ratio=2.0, host_bytes=4096)},
