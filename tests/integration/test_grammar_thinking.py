@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sylvan.protocol.requests import ThinkingOptions
@@ -65,7 +65,7 @@ def _may_think(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = TokenizerManager.generate
 
     def generate(manager: TokenizerManager, inp: GenerateInput) -> Any:
-        return usual(manager, replace(inp, thinking=thinking))
+        return usual(manager, msgspec.structs.replace(inp, thinking=thinking))
 
     monkeypatch.setattr(TokenizerManager, "generate", generate)
 

@@ -76,7 +76,8 @@ def app_of(context: Context) -> ASGIApp:
     for endpoint in table:
         handle = serve(endpoint, context, gate)
         api.add_route(endpoint.path, handle, methods=list(endpoint.methods))
-        direct.update({(endpoint.path, method): handle for method in endpoint.methods})
+        if "{" not in endpoint.path:
+            direct.update({(endpoint.path, method): handle for method in endpoint.methods})
     api.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
     api.add_exception_handler(Exception, _crash)
     with contextlib.suppress(RuntimeError):  # no loop runs, as when only routes are listed
