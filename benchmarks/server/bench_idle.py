@@ -22,6 +22,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench_start import ANSWER, CROWD, PATIENCE_S, PROMPT, directory, generate, started
@@ -89,7 +90,7 @@ def main() -> int:
     args = parser.parse_args()
     over = False
     for model in args.models:
-        with directory(model) as path:
+        with TemporaryDirectory() as folder, directory(model, Path(folder)) as path:
             runs = [run(path, args.seconds, quiet=not args.verbose) for _ in range(args.runs)]
         row: dict[str, Any] = {"model": model, "seconds": args.seconds, "cores": os.cpu_count()}
         for when in runs[0]:
