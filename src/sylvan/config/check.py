@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from sylvan.checkpoints.formats import PICKLED
 from sylvan.config.chaos_rules import CHAOS_RULES
-from sylvan.config.facts import Facts
+from sylvan.config.facts import ON_JAX, Facts
 from sylvan.config.fields import get, nearest, size_text
+from sylvan.config.jax_rules import JAX_RULES
 from sylvan.config.parse import PLUG_INS
 from sylvan.config.resolve import CACHE_POLICIES, Resolved
 from sylvan.config.rules import Rule, RuleCase
@@ -213,7 +214,7 @@ RULES = (
         ("parallel.tp", "device"),
         lambda c: c.config.parallel.tp > 1 and c.config.device != "cpu",
         "{parallel.tp}: ranks share a model on the CPU only so far, not on {device}; use "
-        "parallel.tp=1, or device=cpu",
+        "parallel.tp=1 (with parallel.devices on JAX), or device=cpu",
     ),
     Rule(
         "ranks with tiers",
@@ -494,7 +495,9 @@ RULES = (
     Rule(
         "quantised checkpoint not on this device",
         ("device",),
-        lambda c: c.facts.model.quantization is not None and c.config.device != "cpu",
+        lambda c: (
+            c.facts.model.quantization is not None and c.config.device not in ("cpu", *ON_JAX)
+        ),
         "{device} has no kernels for quantised matrices, and the checkpoint's are quantised; "
         "choose device=cpu, or a checkpoint that is not quantised",
     ),
@@ -567,6 +570,7 @@ RULES = (
         ),
     ),
     *SPECULATIVE_RULES,
+    *JAX_RULES,
     *CHAOS_RULES,
     Rule(
         "TLS key without certificate",

@@ -99,11 +99,13 @@ class SchedulerConfig(Section, frozen=True):
 
 
 class ParallelConfig(Section, frozen=True):
-    """Several processes that share one model."""
+    """Several processes or devices that share one model."""
 
     tp: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """Tensor-parallel ranks: each process holds a share of every layer and its KV, and uses its own
     `threads`."""
+    devices: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Devices of one process that share the model, on JAX: tensor parallelism without ranks."""
     backend: Literal["auto", "shared", "gloo"] = "auto"
     """Communication between ranks: shared memory, which needs the compiled kernels, or gloo."""
     join_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
