@@ -388,7 +388,7 @@ _NEEDLESS = {
     "enable_metrics": "/metrics is always served",
     "enable_memory_saver": "memory can always be given back",
     "disaggregation_decode_enable_radix_cache": "prefixes that it has never come again",
-    "disaggregation_enable_kv_checksum": "pages that are handed over always have checksums",
+    "disaggregation_enable_kv_checksum": "transferred pages always have checksums",
     "enable_response_store": "responses are stored unless server.response_store_size is 0",
 }
 

@@ -126,13 +126,13 @@ def _not_with_a_role(case: RuleCase) -> Sequence[str]:
     reasons = {
         "tiers": (
             config.disagg.transfer == "store" and config.tiers is None,
-            "disagg.transfer=store hands over through a store; give tiers.storage",
+            "disagg.transfer=store transfers KV through a store: set tiers.storage",
         ),
         "{server.replicas}": (
             config.server.replicas > 1 and config.disagg.role is not None,
             "start them with --pd P:D instead",
         ),
-        "{device}": (config.device != "cpu", "KV is handed over between CPUs only so far"),
+        "{device}": (config.device != "cpu", "KV can only be transferred between CPUs so far"),
         "{task}": (config.task not in ("generate", "auto"), "only generation has two parts"),
         "{cache.prefix}": (config.cache.prefix == "none", "choose cache.prefix=radix"),
         "{observe.record}": (

@@ -355,7 +355,7 @@ class DisaggConfig(Section, frozen=True):
     secret_file: str | None = None
     """File with a secret shared by both servers; peers without it are refused."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
-    """How long a request waits without a sign of life from its other server."""
+    """How long a request waits while its other server is silent."""
     fallback: Literal["local", "error"] = "local"
     """If KV does not arrive, a decode server computes the prompt itself, or fails the request."""
     retraction: Literal["local", "prefill"] = "local"

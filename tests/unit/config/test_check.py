@@ -54,7 +54,7 @@ BROKEN = {
     "no role": ({"disagg": DisaggConfig()}, "disagg.role is missing: give --disagg"),
     "roles with others": (
         {"disagg": DisaggConfig(role="prefill", transfer="store")},
-        "disagg.transfer=store hands over through a store; give tiers.storage",
+        "disagg.transfer=store transfers KV through a store: set tiers.storage",
     ),
     "prompts between steps with others": (
         {"pdmux": PdMuxConfig(), "lora": LoraConfig()},

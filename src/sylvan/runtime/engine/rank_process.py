@@ -1,6 +1,6 @@
-"""A rank beside the scheduler's process.
+"""A tensor-parallel rank besides the scheduler's process.
 
-Started by the supervisor. It holds its share of the model and follows the scheduler's steps.
+The supervisor starts it. It holds its shard of the model, and executes the scheduler's steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _POLL_S = 0.5
 
 
 def main() -> int:
-    """Follow until the first rank or the parent ends this process; returns the exit code."""
+    """Execute steps until the first rank or the parent ends this process; return the exit code."""
     child = ChildMain.start()
     replies = cast(Any, child.sender("replies"))
     follower: Follower | None = None
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def nothing() -> None:
-    """Ends what was never made."""
+    """Clean up nothing."""
 
 
 def _follow(follower: Follower) -> int:
@@ -64,13 +64,13 @@ def _follow(follower: Follower) -> int:
     try:
         follower.run()
     except (ExecutorError, RankLostError):
-        logger.exception("this rank cannot follow any more; it ends")
+        logger.exception("this rank cannot continue; it exits")
         return 1
     return 0
 
 
 def _beat(replies: MessageSender[Alive], interval_s: float) -> None:
-    """Tell the parent that this process runs, whatever its steps take."""
+    """Send heartbeats, however long steps take."""
     pause = threading.Event()
     while not pause.wait(interval_s):
         replies.send(Alive())

@@ -1,4 +1,4 @@
-"""How the ranks of a replica come together: one configuration, one mesh, one stream of steps."""
+"""How the ranks of a replica connect: one configuration, one mesh, one stream of steps."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _WITH_WORKERS = (
     PrefillRole,
     DecodeRole,
 )
-"""Control halves whose data goes to every rank."""
+"""Control halves whose work is sent to every rank."""
 
 
 class StartRank(msgspec.Struct, tag=True, frozen=True):
-    """The first message to a rank: how the model is served, without any `auto`."""
+    """First message to a rank: the resolved configuration."""
 
     config: Config
 
 
 def step_codec() -> StepCodec:
-    """Of the steps between ranks."""
+    """Return the codec of steps between ranks."""
     return StepCodec(
         {control.name: control.work_type for control in _WITH_WORKERS},
         {c.name: c.report_type for c in _WITH_WORKERS if c.report_type is not None},
@@ -60,37 +60,37 @@ def step_codec() -> StepCodec:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """The first rank's view of those that hold a model with it.
+    """The other ranks of a model, from the first rank's view.
 
     Attributes:
-        others: Channels to the other ranks, in order.
-        meeting: File by which they find each other.
+        others: Channels to the other ranks, by rank.
+        meeting: Rendezvous file.
     """
 
     others: Sequence[DuplexChannel[StartRank | ToRank, FromRank]]
     meeting: Path
 
     def start(self, config: Config) -> Mesh:
-        """Tell the others what to serve, and meet them.
+        """Send the others the configuration, and join them.
 
         Raises:
-            RankLostError: some did not come in time; names the first of them.
+            RankLostError: Some did not join in time; the message names the first.
         """
         for other in self.others:
             other.send(StartRank(config))
         return join_mesh(config, self.meeting, 0)
 
     def executor(self, own: Executor, mesh: Mesh) -> Executor:
-        """Of all ranks together."""
+        """Build the executor that spans all ranks."""
         return RankedExecutor(own, self.others, step_codec(), mesh.tp.check)
 
 
 def join_mesh(config: Config, meeting: Path, rank: int) -> Mesh:
-    """Meet the other ranks.
+    """Join the other ranks.
 
     Raises:
-        ConfigError: shared memory was asked for, and no kernels are compiled.
-        RankLostError: some did not come in time; names the first of them.
+        ConfigError: Shared memory is configured, but no kernels are compiled.
+        RankLostError: Some did not join in time; the message names the first.
     """
     size, timeout_s = config.parallel.tp, config.parallel.join_timeout_s
     step_timeout_s = config.scheduler.hang_timeout_s
@@ -108,7 +108,7 @@ def join_mesh(config: Config, meeting: Path, rank: int) -> Mesh:
 
 
 def rank_group(child: ChildMain) -> RankGroup | None:
-    """The ends of the first rank; None where it is the only one."""
+    """Open the first rank's channels; None if it is the only rank."""
     size = child.config.parallel.tp
     if size == 1:
         return None
@@ -120,7 +120,7 @@ def rank_group(child: ChildMain) -> RankGroup | None:
 
 
 def rank_channel(child: ChildMain) -> DuplexChannel[FromRank, StartRank | ToRank]:
-    """The ends of another rank."""
+    """Open another rank's channels."""
     steps, answers = streams_of(child.rank)
     ends: Any = Duplex(child.sender(answers), child.receiver(StartRank | ToRank, steps))
     return cast("DuplexChannel[FromRank, StartRank | ToRank]", ends)

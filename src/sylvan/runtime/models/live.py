@@ -142,7 +142,7 @@ class LiveWeights:
         present = reader.present
         self._check_repeated(reader, present)
         if not present:
-            raise ConfigError("the update has no tensors")
+            raise ConfigError("the update contains no tensors")
         self._check(reader, present)
         if self._seeing is not None:
             self._check_seeing(files, self._seeing)

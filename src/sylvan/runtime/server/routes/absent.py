@@ -1,7 +1,7 @@
-"""Routes of SGLang for things that this server cannot do yet: each says what is missing.
+"""SGLang routes whose features are missing here: each answers 501 and says what is missing.
 
-Credentials are checked as they will be once the route works. The status is 501; the body has the
-shape of native errors and, for trainers and tools that read them, `success` and `message`.
+Callers are authenticated as for a working route. The body has the native error format with, for
+trainers and tools that read them, `success` and `message`.
 """
 
 from __future__ import annotations

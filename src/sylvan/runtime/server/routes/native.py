@@ -167,7 +167,7 @@ _INFO = (
         methods=GET,
         query=RecentQuery,
         tag="Info",
-        budgeted=False,  # reads what is there
+        budgeted=False,  # reads existing state
     ),
 )
 
