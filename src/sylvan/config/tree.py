@@ -211,8 +211,9 @@ class TextConfig(Section, frozen=True):
 class EmbeddingConfig(Section, frozen=True):
     """Vectors of texts."""
 
-    pooling: Literal["cls", "mean", "last", "max"] | None = None
-    """How token vectors are pooled into one; default: as the checkpoint says."""
+    pooling: Literal["cls", "mean", "last", "max", "splade"] | None = None
+    """How token vectors are pooled into one; default: as the checkpoint says. `splade`: a number
+    for each word of the vocabulary, from the head that fills masks."""
     normalize: bool | None = None
     """Normalise vectors to unit length; default: as the checkpoint says."""
 

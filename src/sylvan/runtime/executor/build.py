@@ -60,6 +60,7 @@ from sylvan.runtime.models.checkpoint import (
     slots,
 )
 from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.encoder_config import with_words
 from sylvan.runtime.models.holders import with_tensors
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingWish, read_pooling
@@ -109,6 +110,9 @@ def build_executor(
     pooling = None
     if options.embed is not None or config.head != "lm":
         pooling = read_pooling(model_dir, config, options.embed or PoolingWish())
+        if pooling.reads_words:
+            config = with_words(config)
+            facts = facts_of(config, model_dir, options.dtype, options.quantization)
     context = options.context_len or facts.context_len
     if platform is None and options.device != "cpu":
         platform = _open(options.device)

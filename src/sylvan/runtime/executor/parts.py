@@ -171,7 +171,7 @@ class ModelPlan:
         return KVShape(
             num_layers=config.kv_layers,
             num_kv_heads=self.build.mesh.heads(*heads).keys.size if attends else 1,
-            head_dim=latent.latent + latent.turning if latent else config.head_dim,
+            head_dim=latent.kept if latent else config.head_dim,
             num_pages=self.options.num_pages,
             page_size=self.options.page_size,
         )

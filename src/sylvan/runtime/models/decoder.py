@@ -8,6 +8,7 @@ Shapes: T tokens of all requests, R rows whose logits are wanted, D hidden, V vo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -80,6 +81,9 @@ def _query_scales(rule: QueryScaling | None, build: Build) -> torch.Tensor | Non
     """float32 (positions,); None where texts are too short for it to matter."""
     if rule is None or build.length + rule.shift <= rule.every:
         return None
+    if rule.log:
+        lengths = torch.arange(1, build.length + 1, dtype=torch.float64)
+        return (lengths.log() / math.log(rule.every)).clamp(min=1.0).float().to(build.device)
     far = torch.floor((torch.arange(build.length) + rule.shift) / rule.every)
     return (1 + rule.strength * torch.log1p(far)).to(build.device)
 
