@@ -118,9 +118,11 @@ def _is_neutral(value: Any) -> bool:
 def _look_inside(body: WireModel, path: str, found: list[str]) -> None:
     """Add what has no effect of a body, and of the objects in it."""
     given, values = body.model_fields_set, body.__dict__
-    for name in body.without_effect:
-        if name in given and not _is_neutral(values[name]):
-            found.append(path + (type(body).model_fields[name].alias or name))
+    found.extend(
+        path + (type(body).model_fields[name].alias or name)
+        for name in body.without_effect
+        if name in given and not _is_neutral(values[name])
+    )
     for name in sorted(given):
         value = values.get(name)  # what the model does not know is elsewhere
         if isinstance(value, WireModel):
