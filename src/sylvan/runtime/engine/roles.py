@@ -77,6 +77,7 @@ class ProcessRole:
         peers: Its names for sockets and files that it shares with its group, and what these are
             called there; made anew each time the group is started.
         rank: Number of the process among those that hold a model together.
+        node: The machine whose ranks it stands for; 0: it is a process of this machine.
         environment: Makes the environment variables.
         restart: When it is started again after it has ended.
         heartbeat_limit_s: Age of its last heartbeat above which it is ended because it hangs; None
@@ -93,6 +94,7 @@ class ProcessRole:
     group: str = ""
     peers: Mapping[str, str] = field(default_factory=dict[str, str])
     rank: int = 0
+    node: int = 0
     environment: Callable[[], Mapping[str, str]] = for_compute
     restart: RestartPolicy = RestartPolicy()  # noqa: RUF009 - immutable
     heartbeat_limit_s: Callable[[Config], float] | None = None
@@ -185,9 +187,9 @@ ROLES = (SCHEDULER, DETOKENIZER)
 
 def roles_of(config: Config) -> tuple[ProcessRole, ...]:
     """The processes of a replica: with several ranks, the first is the scheduler's process."""
-    size = config.parallel.tp
-    if size == 1:
+    if config.parallel.tp == 1:
         return ROLES
+    size = config.parallel.tp // config.parallel.nodes  # on this machine, node 0
     shared = {MEETING: MEETING}
     streams = {name: name for rank in range(1, size) for name in streams_of(rank)}
     first = replace(SCHEDULER, group="ranks", peers=shared | streams)
@@ -205,7 +207,20 @@ def roles_of(config: Config) -> tuple[ProcessRole, ...]:
         )
         for rank in range(1, size)
     )
-    return (first, *others, DETOKENIZER)
+    nodes = (
+        ProcessRole(
+            name=f"node-{node}",
+            argv=(),
+            observe=RankObserver,
+            outbox="",
+            group="ranks",
+            node=node,
+            heartbeat_limit_s=lambda config: config.parallel.rank_timeout_s,
+            starts_first=True,
+        )
+        for node in range(1, config.parallel.nodes)
+    )
+    return (first, *others, *nodes, DETOKENIZER)
 
 
 MEETING = "meeting"
