@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -192,7 +193,7 @@ def _rules(parsers: Parsers, asked: AnswerRequest, *, starts: bool) -> OutputRul
         markers = calling.grammar.markers if calling is not None else ()
         ends = tuple(mark for mark in thinking.interrupts if mark in markers)
         if ends != thinking.interrupts:
-            thinking = replace(thinking, interrupts=ends)
+            thinking = _interrupted(thinking, ends)
     return OutputRules(
         reasoning=thinking,
         starts_in_reasoning=starts,
@@ -201,6 +202,12 @@ def _rules(parsers: Parsers, asked: AnswerRequest, *, starts: bool) -> OutputRul
         specs=ToolSpec.from_openai(use.tools),
         parallel=use.parallel and use.choice in ("auto", "required"),
     )
+
+
+@functools.lru_cache(64)
+def _interrupted(family: ReasoningFamily, ends: tuple[str, ...]) -> ReasoningFamily:
+    """The format with other marks that interrupt thinking."""
+    return replace(family, interrupts=ends)
 
 
 def _constrained(asked: AnswerRequest, rules: OutputRules) -> SamplingParams:

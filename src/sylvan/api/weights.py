@@ -189,6 +189,16 @@ class ChecksumReply(BaseModel):
     checksums: dict[str, str] = {}
 
 
+class BalanceReply(BaseModel):
+    """How experts were moved: how many, and the balance of groups before and after."""
+
+    success: bool
+    message: str
+    moved: int = 0
+    before: float = 1.0
+    after: float = 1.0
+
+
 class MemoryReply(BaseModel):
     """Result of releasing or resuming memory."""
 

@@ -16,6 +16,7 @@ from sylvan.cli.banner import address, decisions_text, greeting
 from sylvan.cli.listen import bind
 from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, Spec
+from sylvan.cli.node import as_torchrun_says, serve_node
 from sylvan.cli.progress import starting
 from sylvan.cli.replicated import RouterOptions, serve_replicas
 from sylvan.cli.roles import read_roles
@@ -68,7 +69,7 @@ def run(args: Parsed) -> int:
 
 
 def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float, start: ExitStack) -> int:
-    args, roles = read_roles(args)
+    args, roles = read_roles(as_torchrun_says(args))
     settings = resolve_settings(load_settings(args))
     config = settings.resolved.config
     if config.processes == "one":
@@ -77,6 +78,10 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float, start: E
     logs.set_up("warning" if quiet else config.observe.log_level, config.observe.log_format)
     for note in settings.loaded.notes:
         logger.warning("%s", note)
+    if config.parallel.node_rank > 0:
+        prewarmed.close()
+        start.close()
+        return serve_node(settings, quiet=quiet, until_eof=args.has("until_eof"))
     if config.server.grpc_port is not None:
         _check_grpc()
     sock = bind(config.server, share=args.has("share_port"))

@@ -26,7 +26,8 @@ class EmbeddingsBody(WireModel):
 
     input: Inputs
     model: Name | None = None
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: Literal["float", "base64", "sparse"] | None = None
+    """`sparse`: `indices` and `values` of the numbers that are not 0."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: Name | None = None
     """Which of the model's prompts precedes every text; default: the model's default."""

@@ -62,7 +62,7 @@ from sylvan.runtime.features.speculation.medusa_worker import medusa_worker
 from sylvan.runtime.features.speculation.model import DraftModel
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.features.tiers.build import TiersParts
-from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
+from sylvan.runtime.layers.mesh import Mesh
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.models.registry import load_config
@@ -121,7 +121,7 @@ def build_scheduler(
         RankLostError: Another rank did not start.
     """
     config = resolved(config)
-    mesh = ranks.start(config) if ranks else ONE_RANK
+    mesh = ranks.start(config) if ranks else Mesh(same_bits=config.parallel.same_bits)
     if config.device == "cpu" and (lack := describe().reasons.get("none")):
         logger.warning("no native kernels: using PyTorch, several times slower: %s", lack)
     grammar = _grammar(config)

@@ -37,6 +37,18 @@ _ORPHAN_TRIES, _ORPHAN_PAUSE_S = 25, 0.01
 _PR_SET_PDEATHSIG = 1
 
 
+class StepsPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank of another machine meets the first one.
+
+    Attributes:
+        address: Of the first rank's steps.
+        token: By which it shows who it is.
+    """
+
+    address: str
+    token: str
+
+
 class ChildConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Start parameters of a child.
 
@@ -47,6 +59,7 @@ class ChildConfig(msgspec.Struct, frozen=True, kw_only=True):
         sockets: File name of each socket of the child, by the child's name for it.
         reports_loading: Send `Loading` messages while weights are loaded, instead of logging.
         rank: Its rank among the processes that hold the model.
+        steps: Where a rank on another machine connects for step plans.
     """
 
     config: Config
@@ -55,6 +68,7 @@ class ChildConfig(msgspec.Struct, frozen=True, kw_only=True):
     sockets: dict[str, str]
     reports_loading: bool = False
     rank: int = 0
+    steps: StepsPlace | None = None
 
 
 class ChildMain:
@@ -64,6 +78,8 @@ class ChildMain:
         config: The configuration, without secrets.
         reports_loading: See `ChildConfig`.
         rank: See `ChildConfig`.
+        steps: See `ChildConfig`.
+        context: For sockets that have no name.
     """
 
     def __init__(self, child_config: ChildConfig) -> None:
@@ -71,9 +87,10 @@ class ChildMain:
         self.config = child_config.config
         self.reports_loading = child_config.reports_loading
         self.rank = child_config.rank
+        self.steps = child_config.steps
         self._workspace = Workspace.join(Path(child_config.workspace))
         self._arrays = SharedArrays(self._workspace.path)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     @classmethod
     def start(cls) -> ChildMain:
@@ -89,12 +106,12 @@ class ChildMain:
 
     def sender(self, socket: str) -> PushSender[msgspec.Struct]:
         """Open the sending end of a socket; `socket` is this child's name for it."""
-        return PushSender(self._context, self._address(socket), MessageEncoder(self._arrays))
+        return PushSender(self.context, self._address(socket), MessageEncoder(self._arrays))
 
     def receiver(self, kind: object, *sockets: str) -> PullReceiver[msgspec.Struct]:
         """Open the receiving end of one or more sockets, for messages of type `kind`."""
         addresses = [self._address(socket) for socket in sockets]
-        return PullReceiver(self._context, addresses, MessageDecoder(kind, self._arrays))
+        return PullReceiver(self.context, addresses, MessageDecoder(kind, self._arrays))
 
     def path(self, socket: str) -> Path:
         """Return the path of a file registered among the sockets."""
@@ -102,7 +119,7 @@ class ChildMain:
 
     def finish(self) -> None:
         """Close the sockets once everything was delivered, or after a second."""
-        self._context.destroy(linger=1000)
+        self.context.destroy(linger=1000)
 
     def _address(self, socket: str) -> str:
         return self._workspace.address(self._child_config.sockets[socket])

@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
+import msgspec
+
 from sylvan.protocol.errors import ExecutorError, RankLostError
 from sylvan.protocol.messages import Alive, Ready
 from sylvan.runtime.engine.build import build_rank
 from sylvan.runtime.engine.child_main import ChildMain, run_start
-from sylvan.runtime.engine.ranks import StartRank, join_mesh, rank_channel, step_codec
-from sylvan.runtime.engine.roles import MEETING
+from sylvan.runtime.engine.ranks import StartRank, follow_mesh, rank_channel, step_codec
 from sylvan.runtime.executor.ranks import Follower
 from sylvan.transport.api import MessageSender
 from sylvan.utils import garbage
@@ -39,8 +40,20 @@ def main() -> int:
         while (first := channel.receive(_POLL_S)) is None:
             pass
         assert isinstance(first, StartRank), "a stream begins with the configuration"
-        mesh = join_mesh(first.config, child.path(MEETING), child.rank)
-        executor, close = build_rank(first.config, mesh)
+        config = first.config
+        if child.steps is not None:  # what machines have for themselves
+            own = child.config
+            parallel = msgspec.structs.replace(config.parallel, address=own.parallel.address)
+            config = msgspec.structs.replace(
+                config,
+                model=own.model,
+                tokenizer=own.tokenizer,
+                load_cache=own.load_cache,
+                threads=own.threads,
+                parallel=parallel,
+            )
+        mesh = follow_mesh(child, first, config)
+        executor, close = build_rank(config, mesh)
         follower = Follower(executor, cast(Any, channel), step_codec(), mesh.tp.check)
 
     code = run_start(replies, start)

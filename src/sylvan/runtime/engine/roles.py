@@ -75,8 +75,9 @@ class ProcessRole:
         group: Roles of one group are restarted together: when one of their processes exits, the
             others of the replica are stopped, and all are restarted. Empty: a group of its own.
         peers: Its names of sockets and files shared within its group, and their names there;
-            created anew each time the group starts.
+            recreated each time the group starts.
         rank: Its rank among the processes that hold the model.
+        node: The machine whose ranks it represents; 0: a process of this machine.
         environment: Returns its environment variables.
         restart: Restart policy.
         heartbeat_limit_s: Age of its last heartbeat at which it counts as hung; None for
@@ -93,6 +94,7 @@ class ProcessRole:
     group: str = ""
     peers: Mapping[str, str] = field(default_factory=dict[str, str])
     rank: int = 0
+    node: int = 0
     environment: Callable[[], Mapping[str, str]] = for_compute
     restart: RestartPolicy = RestartPolicy()  # noqa: RUF009 - immutable
     heartbeat_limit_s: Callable[[Config], float] | None = None
@@ -185,9 +187,9 @@ ROLES = (SCHEDULER, DETOKENIZER)
 
 def roles_of(config: Config) -> tuple[ProcessRole, ...]:
     """Return the processes of a replica; with ranks, the first is the scheduler's process."""
-    size = config.parallel.tp
-    if size == 1:
+    if config.parallel.tp == 1:
         return ROLES
+    size = config.parallel.tp // config.parallel.nodes  # on this machine, node 0
     shared = {MEETING: MEETING}
     streams = {name: name for rank in range(1, size) for name in streams_of(rank)}
     first = replace(SCHEDULER, group="ranks", peers=shared | streams)
@@ -205,7 +207,20 @@ def roles_of(config: Config) -> tuple[ProcessRole, ...]:
         )
         for rank in range(1, size)
     )
-    return (first, *others, DETOKENIZER)
+    nodes = (
+        ProcessRole(
+            name=f"node-{node}",
+            argv=(),
+            observe=RankObserver,
+            outbox="",
+            group="ranks",
+            node=node,
+            heartbeat_limit_s=lambda config: config.parallel.rank_timeout_s,
+            starts_first=True,
+        )
+        for node in range(1, config.parallel.nodes)
+    )
+    return (first, *others, *nodes, DETOKENIZER)
 
 
 MEETING = "meeting"

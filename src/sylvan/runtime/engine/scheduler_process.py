@@ -32,7 +32,8 @@ def main(build: Build | None = None) -> int:
         nonlocal ports, built
         inbox = cast(Any, child.receiver(ToScheduler, "inbox", "stops"))
         ports = Ports(inbox, cast(Any, child.sender("text")), replies)
-        make = build or partial(build_scheduler, progress=progress, ranks=rank_group(child))
+        ranks = rank_group(child, replies.send)
+        make = build or partial(build_scheduler, progress=progress, ranks=ranks)
         built = make(child.config, ports.emit)
         built.scheduler.times.log.move_to(child.path(STEPS))
 

@@ -35,7 +35,7 @@ _ABSENT: Mapping[str, str] = {
             "stop_expert_distribution_record",
             "dump_expert_distribution_record",
         ),
-        "experts are not spread over ranks",
+        "rows of experts are always counted: see expert_load of get_server_info",
     ),
     **dict.fromkeys(
         ("save_sharded_model", "save_remote_model"), "checkpoints are served as they are"

@@ -22,14 +22,16 @@ import zmq
 
 from sylvan.config import Config
 from sylvan.config.chaos import read_faults
+from sylvan.config.checkpoint import model_dir
 from sylvan.config.tree import ServerConfig
 from sylvan.protocol.errors import ConfigError
-from sylvan.protocol.messages import Loading, ToScheduler
+from sylvan.protocol.messages import Loading, RankMeeting, ToScheduler
 from sylvan.protocol.steps import StepRecord, map_steps, read_steps
 from sylvan.runtime.engine.chaos import ProcessFaults
 from sylvan.runtime.engine.child_main import ChildConfig
 from sylvan.runtime.engine.child_process import ChildProcess, FromChild
 from sylvan.runtime.engine.hang_report import REPORTED_STEPS, write_report
+from sylvan.runtime.engine.nodes import NodeHub, RemoteNode
 from sylvan.runtime.engine.process import SCHEDULER_ARGV, PrewarmedScheduler, start_process
 from sylvan.runtime.engine.progress import Progress
 from sylvan.runtime.engine.restart import Backoff
@@ -42,6 +44,7 @@ from sylvan.runtime.engine.roles import (
     roles_of,
 )
 from sylvan.runtime.engine.watchdog import Watchdog
+from sylvan.runtime.storage.identity import quick_digest
 from sylvan.transport.api import AsyncReceiver, MessageSender
 from sylvan.transport.arrays import SharedArrays
 from sylvan.transport.codec import MessageDecoder, MessageEncoder
@@ -65,7 +68,7 @@ class _Slot:
     role: ProcessRole
     replica: int
     name: str
-    child: ChildProcess
+    child: ChildProcess | RemoteNode
     observer: ProcessObserver | None = None
 
 
@@ -103,11 +106,20 @@ class Supervisor:
         self._slots: dict[str, _Slot] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
+        self._hub: NodeHub | None = None
+        if config.parallel.nodes > 1:
+            try:
+                digest = quick_digest(model_dir(config.model))
+                self._hub = NodeHub(config, self._context, digest)
+            except ConfigError:
+                self._release()
+                raise
 
     @property
     def pids(self) -> dict[str, int]:
         """Process IDs of the children by role; with several replicas, by role and replica."""
-        return {name: slot.child.pid for name, slot in self._slots.items()}
+        children = {name: slot.child for name, slot in self._slots.items()}
+        return {n: child.pid for n, child in children.items() if not isinstance(child, RemoteNode)}
 
     @property
     def workspace(self) -> Path:
@@ -158,7 +170,7 @@ class Supervisor:
         return {
             name: child
             for name, child in children.items()
-            if child.ready.done() and not child.ended.done()
+            if isinstance(child, ChildProcess) and child.ready.done() and not child.ended.done()
         }
 
     def read_steps(self, replica: int, last: int) -> list[StepRecord]:
@@ -192,6 +204,8 @@ class Supervisor:
     def _release(self) -> None:
         for slot in self._slots.values():
             slot.child.close()
+        if self._hub is not None:
+            self._hub.close()
         self._context.destroy(linger=0)
         self._workspace.remove()
 
@@ -204,10 +218,13 @@ class Supervisor:
                     child = self._spawn(role, replica, name)
                     self._slots[name] = _Slot(role, replica, name, child)
 
-    def _spawn(self, role: ProcessRole, replica: int, name: str) -> ChildProcess:
+    def _spawn(self, role: ProcessRole, replica: int, name: str) -> ChildProcess | RemoteNode:
         run = next(self._runs)
         sockets = {ours: f"{link}-{replica}" for ours, link in role.links.items()}
         group_run = self._group_runs.setdefault((replica, role.group), 1)
+        if role.node:
+            assert self._hub is not None, "there are several machines"
+            return self._hub.start(role.node, name, group_run)
         sockets |= {ours: f"{name}-{replica}-{group_run}" for ours, name in role.peers.items()}
         sockets[role.outbox] = f"out-{run}"
         sender: MessageSender[ToScheduler] | None = None
@@ -252,6 +269,9 @@ class Supervisor:
         if isinstance(message, Loading):
             if self._progress is not None:
                 self._progress(message.done, message.total)
+        elif isinstance(message, RankMeeting):
+            if self._hub is not None:
+                self._hub.meet(self._group_runs[slot.replica, slot.role.group], message)
         elif slot.observer is not None:
             slot.observer.on_message(message)
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from sylvan.api.codings import unpacked
 from sylvan.api.strict_json import JsonLimits
@@ -109,17 +109,19 @@ async def read_body(
     if announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
         raise _too_large(max_bytes)
     chunks: list[bytes] = []
-    size = 0
-    try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > max_bytes:
-                raise _too_large(max_bytes)
-            if take is not None:
-                take(len(chunk))
+    size, more = 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        if take is not None:
+            take(len(chunk))
+        if chunk:
             chunks.append(chunk)
-    except ClientDisconnect as error:
-        raise ClientGoneError from error
     data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     plain = unpacked(data, request.headers.get("content-encoding", ""), max_bytes)
     if len(plain) > max_bytes:

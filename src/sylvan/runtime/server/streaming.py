@@ -14,7 +14,7 @@ from sylvan.protocol.errors import SylvanError
 from sylvan.runtime.server.body import ClientGoneError
 
 GONE = "sylvan.client_gone"  # key of the ASGI scope; read by the access log
-UNWATCHED_S = 0.01
+UNWATCHED_S = 0.05
 
 T = TypeVar("T")
 

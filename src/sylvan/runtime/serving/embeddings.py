@@ -219,7 +219,10 @@ def _rids(rid: str | list[str] | None, size: int, many: bool) -> list[str | None
     return list(rid)
 
 
-def _written(values: np.ndarray, body: EmbeddingsBody) -> list[float] | str:
+def _written(values: np.ndarray, body: EmbeddingsBody) -> list[float] | str | Reply:
+    if body.encoding_format == "sparse":
+        indices = np.flatnonzero(values)
+        return {"indices": indices.tolist(), "values": values[indices].tolist()}
     if body.encoding_format == "base64":
         return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
     return values.tolist()

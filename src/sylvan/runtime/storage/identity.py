@@ -15,6 +15,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.storage.manifest import GroupLayout, Manifest
 
 _CHUNK = 16 << 20
+_END = 1 << 20
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.index.json", "config.json")
 _TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt")
 
@@ -72,6 +73,29 @@ def weights_digest(model_dir: Path, dummy_seed: int | None = None) -> str:
     if (model_dir / GGUF_INDEX).is_file():
         files.add(Path(read_index(model_dir)["file"]))
     return _digest(files)
+
+
+def quick_digest(model_dir: Path) -> str:
+    """Of the names, sizes, first and last bytes of all files that weights are read from.
+
+    Tells copies of a checkpoint from others without reading all of it.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    found = xxhash.xxh3_128()
+    files = {path for pattern in _WEIGHTS for path in model_dir.glob(pattern) if path.is_file()}
+    for path in sorted(files, key=lambda path: path.name):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size}\n".encode())
+        try:
+            with path.open("rb") as file:
+                found.update(file.read(_END))
+                file.seek(max(0, size - _END))
+                found.update(file.read(_END))
+        except OSError as error:
+            raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    return found.hexdigest()
 
 
 def tokenizer_digest(folder: Path) -> str:

@@ -154,9 +154,8 @@ def check_ids(ids: Sequence[int] | IntArray, vocab_size: int, param: str) -> Int
         raise RequestError(f"{param} must be a list of token ids", param=param) from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise RequestError(f"{param} must be a list of token ids", param=param)
-    outside = (array < 0) | (array >= vocab_size)
-    if outside.any():
-        where = int(outside.argmax())
+    if int(array.min()) < 0 or int(array.max()) >= vocab_size:
+        where = int(((array < 0) | (array >= vocab_size)).argmax())
         raise RequestError(
             f"{param}[{where}] is {array[where]}; token ids of this model are 0 to "
             f"{vocab_size - 1}",

@@ -7,7 +7,13 @@ from typing import Any
 
 import msgspec
 
-from sylvan.protocol.commands import HashWeights, JoinGroup, ReadWeights, UpdateWeights
+from sylvan.protocol.commands import (
+    BalanceExperts,
+    HashWeights,
+    JoinGroup,
+    ReadWeights,
+    UpdateWeights,
+)
 from sylvan.protocol.messages import (
     CachePrompts,
     CacheRequest,
@@ -79,7 +85,7 @@ def _merged_body(command: Command, bodies: Sequence[dict[str, Any]]) -> dict[str
         case UpdateWeights():
             paused = sum(body.get("num_paused_requests", 0) for body in bodies)
             merged = {**bodies[0], "num_paused_requests": paused}
-        case ReadWeights() | HashWeights() | SetWeightVersion():
+        case ReadWeights() | HashWeights() | SetWeightVersion() | BalanceExperts():
             merged = bodies[0]  # all replicas have the same weights
         case CachePrompts():
             merged = {"prompts": [prompt for body in bodies for prompt in body["prompts"]]}

@@ -51,7 +51,9 @@ class Pooler:
     ) -> FloatArray | None:
         """Add the rows of a slice; return the embedding once the text is complete."""
         if self.spec.reads_all:
-            self._add(slot, step.hidden(rows), work.start)
+            words = self.spec.reads_words
+            read = step.logits(rows).relu().log1p() if words else step.hidden(rows)
+            self._add(slot, read, work.start)
         if not work.done:
             return None
         if self.labels and not self.spec.reads_all:
@@ -72,7 +74,7 @@ class Pooler:
             self._sums[slot] = _Sum(first=rows[0].copy())
         found, modes = self._sums[slot], self.spec.modes
         assert found.rows == start, "a text is pooled from its first token on"
-        if "max" in modes:
+        if "max" in modes or "splade" in modes:
             top = rows.max(0)
             found.most = top if found.most is None else np.maximum(found.most, top)
         if any("mean" in mode for mode in modes):
@@ -99,7 +101,7 @@ class Pooler:
 def _pooled(mode: Mode, found: _Sum, last: torch.Tensor) -> torch.Tensor:
     if mode == "last":
         return last.float().cpu()
-    if mode in ("cls", "max"):
+    if mode in ("cls", "max", "splade"):
         vector = found.first if mode == "cls" else found.most
         assert vector is not None
         return torch.from_numpy(vector)

@@ -29,7 +29,7 @@ from sylvan.api.weights import (
     tensor_source,
     update_of,
 )
-from sylvan.protocol.commands import LeaveGroup, ReleaseMemory, ResumeMemory
+from sylvan.protocol.commands import BalanceExperts, LeaveGroup, ReleaseMemory, ResumeMemory
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import ControlReply, Pause, Resume, SetWeightVersion
 from sylvan.runtime.server.context import Context
@@ -114,6 +114,12 @@ async def check(call: Call[CheckerBody]) -> Response:
     found = await _body(call.context, check_of(call.body))
     content = {"success": True, "message": f"{len(found['checksums'])} tensors."}
     return json_response({**content, "checksums": found["checksums"]})
+
+
+async def balance_experts(call: Call[None]) -> Response:
+    """Move experts between groups of ranks, by the rows that they had since the last time."""
+    found = await _body(call.context, BalanceExperts())
+    return _succeeded(f"{found['moved']} experts were moved.", **found)
 
 
 async def release_memory(call: Call[MemoryBody]) -> Response:

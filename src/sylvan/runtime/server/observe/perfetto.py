@@ -34,6 +34,8 @@ def _of_replica(
         kind = kind if step.decodes else "prefill"
         facts = {
             "step": step.number,
+            "forward_mode": step.forward_mode,
+            "guesses": step.guesses,
             "requests": step.requests,
             "decodes": step.decodes,
             "prompt_tokens": step.prompt_tokens,

@@ -19,7 +19,7 @@ POST = ("POST",)
 
 _SENDING = "A server sends its weights to no other; start that one with the same checkpoint."
 _SLOWER = "There is no way to slow the server down on purpose."
-_EXPERTS = "Which experts are used is not recorded."
+_EXPERTS = "Rows of experts are always counted: see expert_load in /server_info."
 _SETTINGS = "Settings that can change while the server runs change by /config."
 _ELASTIC = "A server has one replica of fixed size; start more of them to scale."
 _HEARS = "Sounds are heard whole, with /v1/audio/transcriptions or in messages."
