@@ -166,8 +166,8 @@ class ModelPlan:
     @property
     def formats(self) -> Formats:
         """How matrices are quantised."""
-        on_cpu = self.platform is None
-        return choose(self.config, self.options.quantization, on_cpu=on_cpu)
+        reads_all = self.platform is None or bool(self.platform.facts.lowering)
+        return choose(self.config, self.options.quantization, on_cpu=reads_all)
 
     @property
     def kv_shape(self) -> KVShape:
@@ -213,7 +213,7 @@ class BuiltModel:
 
     `exact`: bits of an answer do not depend on what else is batched, cached or chunked. `weights`
     may be why they cannot be had. `buffers`: memory of which nothing outlives a step. `program`:
-    its ops, where there is one.
+    its ops, where there is one. `use`: numbers of its steps that are shown with the server's state.
     """
 
     name: str
@@ -225,3 +225,4 @@ class BuiltModel:
     weights: LiveWeights | str = "the weights of this model can neither be read nor replaced"
     buffers: Sequence[torch.Tensor] = ()
     program: Sequence[OpCost] = ()
+    use: Callable[[], Mapping[str, float]] | None = None
