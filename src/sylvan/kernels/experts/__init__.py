@@ -11,6 +11,7 @@ from sylvan.kernels.api import ExpertWeights, Routing, TracedTensor, X
 from sylvan.kernels.experts import reference
 from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gpu.choice import KernelDispatch
+from sylvan.kernels.matmul.weights import CodedWeight
 
 __all__ = ["ExpertWeights", "Routing", "experts", "route"]
 
@@ -35,8 +36,9 @@ def experts(
         assert isinstance(logits, TracedTensor)
         return x.tracer.experts(x, logits, routing, weights, load)
     assert isinstance(logits, torch.Tensor)
-    dense = isinstance(weights.gate_up, torch.Tensor)
-    compute = _experts.on(x) if dense else reference.experts
+    stacks = weights.gate_up, weights.down
+    known = all(isinstance(stack, torch.Tensor | CodedWeight) for stack in stacks)
+    compute = _experts.on(x) if known else reference.experts
     out, load_E = compute(x, logits, routing, weights)
     if load is not None:
         load += load_E
