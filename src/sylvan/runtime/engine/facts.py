@@ -37,7 +37,7 @@ _ANYWHERE = frozenset({"cpu", "cuda", "rocm", "xpu"})
 _GPUS = frozenset({"cuda", "rocm"})
 _NO_ATTENTION = "null"  # for layers that compute attention themselves; others produce garbage
 TOKENIZER = "tokenizer.json"
-_8_BIT = frozenset({"model", "fp8_e4m3"})
+_8_BIT = frozenset({"model", "fp8_e4m3", "fp8_e5m2"})
 
 _ON_JAX = AttentionFacts(
     devices=frozenset({"jax", "tpu"}),
@@ -68,7 +68,7 @@ ATTENTION: Mapping[str, AttentionFacts] = {
     ),
     "flashinfer": AttentionFacts(
         devices=frozenset({"cuda"}),
-        kv_dtypes=_8_BIT,
+        kv_dtypes=_8_BIT - {"fp8_e5m2"},
         dtypes=frozenset({"float16", "bfloat16"}),
         max_head_dim=256,
         module="flashinfer",

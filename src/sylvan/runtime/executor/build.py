@@ -56,11 +56,11 @@ from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
 from sylvan.runtime.models.checkpoint import (
     Progress,
     defer_weights,
-    dummy_weights,
     load_deferred,
     load_weights,
 )
 from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.dummy import dummy_weights
 from sylvan.runtime.models.encoder_config import with_words
 from sylvan.runtime.models.holders import with_tensors
 from sylvan.runtime.models.live import LiveWeights
@@ -448,20 +448,16 @@ def _deferred(plan: ModelPlan) -> Any:
 
 
 def _loaded(plan: ModelPlan) -> Any:
-    model = plan.model()
+    formats, read = plan.formats, plan.options.load_format != "dummy"
+    few_bits = read and (formats.loaded is not None or formats.blocks)
+    late = few_bits and plan.platform is not None and plan.config.path == "native"
+    model = plan.model(late=late)
     if plan.config.path == "transformers":
         _load_by_transformers(model, plan)
     elif (kind := plan.options.load_format) == "dummy":
         dummy_weights(model, plan.options.seed, plan.formats.converted)
     else:
-        load_weights(
-            model,
-            plan.model_dir,
-            plan.progress,
-            plan.formats.converted,
-            kind,
-            blocks=plan.formats.blocks,
-        )
+        load_weights(model, plan.model_dir, plan.progress, formats, kind, device=plan.build.device)
     return model
 
 
