@@ -1,4 +1,4 @@
-"""`sylvan eval`: perplexity of a model on a text, and how far it is from another one."""
+"""`sylvan eval`: perplexity of a model on a text, and divergence from another model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(args: Parsed) -> int:
         paths.insert(0, model_dir(args.options["against"]))
     dtype = _dtype(args, paths[-1])
     texts = _windows(_text(args.options["file"]), paths[-1], window, tokens)
-    import torch  # takes a while, as does the next
+    import torch  # slow import, like the next
 
     from sylvan.runtime.executor.predictor import Predictor, losses
 
@@ -86,8 +86,8 @@ def _text(name: str) -> str:
 
 
 def _windows(text: str, path: Path, window: int, tokens: int) -> list[list[int]]:
-    """The text cut into windows; one of a single token, which predicts nothing, is left out."""
-    from sylvan.text.tokenizer import Tokenizer  # takes a while
+    """Split the text into windows; omits one with a single token, which predicts nothing."""
+    from sylvan.text.tokenizer import Tokenizer  # slow import
 
     ids = Tokenizer.load(path).encode(text)[:tokens]
     found = [ids[start : start + window] for start in range(0, len(ids), window)]

@@ -1,4 +1,4 @@
-"""`sylvan quantize`: write a checkpoint once with its matrices in 8 or 4 bits."""
+"""`sylvan quantize`: writes a checkpoint with its matrices in 8 or 4 bits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(args: Parsed) -> int:
     if len(args.positions) != SPEC.max_positions:
         raise ConfigError(f"MODEL and OUT are needed; usage: sylvan {SPEC.usage}")
     source, target = model_dir(args.positions[0]), Path(args.positions[1]).expanduser()
-    from sylvan.runtime.models.writer import write_quantised  # brings torch
+    from sylvan.runtime.models.writer import write_quantised  # imports torch
 
     name = args.options.get("quantization", "w8a8")
     with counting(f"quantising {args.positions[0]} to {name}") as progress:

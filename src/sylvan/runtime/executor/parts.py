@@ -17,12 +17,13 @@ from sylvan.protocol.commands import DiskTensors
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, KVCachePool
 from sylvan.runtime.executor.control import Checkpoints
+from sylvan.runtime.executor.experts import Mixture
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.runner import ModelRunner, OnHead
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.moe import expert_load
+from sylvan.runtime.layers.moe import expert_load, mixtures
 from sylvan.runtime.layers.recurrent import state_shapes
-from sylvan.runtime.models.checkpoint import Progress, slots
+from sylvan.runtime.models.checkpoint import Progress
 from sylvan.runtime.models.config import ModelConfig, StatePart
 from sylvan.runtime.models.files import open_weights
 from sylvan.runtime.models.formats import Formats, choose
@@ -30,6 +31,7 @@ from sylvan.runtime.models.holders import Holder, ParameterNames
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingSpec
 from sylvan.runtime.models.registry import family_of, load_config
+from sylvan.runtime.models.slots import slots
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.pool.mha import KVShape
 from sylvan.runtime.pool.states import TensorStates
@@ -55,12 +57,17 @@ class ModelPlan:
     adapt: Callable[[nn.Module], None] = lambda model: None  # lets capabilities change layers
     on_head: OnHead = lambda rows: None  # see `EagerRunner`
     loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    spreads: dict[int, Mixture] = field(default_factory=dict[int, Mixture])
 
     def model(self) -> Any:
         """A new model without contents; its counts are those that `loads` shows."""
         model = family_of(self.config).model(self.config, self.build)
         self.loads.clear()
         self.loads.update(expert_load(model))
+        self.spreads.clear()
+        for layer, mixture in mixtures(model).items():
+            if (spread := mixture.experts.spread) is not None:
+                self.spreads[layer] = Mixture(mixture.load, spread)
         return model
 
     def skeleton(self) -> nn.Module:
@@ -159,8 +166,8 @@ class ModelPlan:
     @property
     def formats(self) -> Formats:
         """How matrices are quantised."""
-        on_cpu = self.platform is None
-        return choose(self.config, self.options.quantization, on_cpu=on_cpu)
+        reads_all = self.platform is None or bool(self.platform.facts.lowering)
+        return choose(self.config, self.options.quantization, on_cpu=reads_all)
 
     @property
     def kv_shape(self) -> KVShape:
@@ -206,7 +213,7 @@ class BuiltModel:
 
     `exact`: bits of an answer do not depend on what else is batched, cached or chunked. `weights`
     may be why they cannot be had. `buffers`: memory of which nothing outlives a step. `program`:
-    its ops, where there is one.
+    its ops, where there is one. `use`: numbers of its steps that are shown with the server's state.
     """
 
     name: str
@@ -218,3 +225,4 @@ class BuiltModel:
     weights: LiveWeights | str = "the weights of this model can neither be read nor replaced"
     buffers: Sequence[torch.Tensor] = ()
     program: Sequence[OpCost] = ()
+    use: Callable[[], Mapping[str, float]] | None = None

@@ -99,13 +99,13 @@ def make_norm(config: ModelConfig, build: Build) -> RMSNorm | LayerNorm:
 def make_mlp(config: ModelConfig, build: Build, layer: int) -> nn.Module:
     """The family's feed-forward block of a layer."""
     if config.moe is not None and layer in config.moe.layers:
-        return MoE(build, _moe_shape(config.moe, config))
+        return MoE(build, _moe_shape(config.moe, config, layer))
     sizes = config.hidden_size, config.intermediate_size
     kind = GatedMLP if config.gated_mlp else MLP
     return kind(build, *sizes, config.hidden_act, bias=config.mlp_bias)
 
 
-def _moe_shape(moe: MoEConfig, config: ModelConfig) -> MoEShape:
+def _moe_shape(moe: MoEConfig, config: ModelConfig, layer: int) -> MoEShape:
     routing = Routing(
         top_k=moe.top_k,
         scores=moe.scores,
@@ -130,6 +130,7 @@ def _moe_shape(moe: MoEConfig, config: ModelConfig) -> MoEShape:
         expert_bias=moe.expert_bias,
         alpha=moe.alpha,
         limit=moe.limit,
+        layer=layer,
     )
 
 

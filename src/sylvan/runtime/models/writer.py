@@ -22,7 +22,7 @@ from sylvan.checkpoints.formats import GGUF_INDEX
 from sylvan.kernels.matmul.codes import Code
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.models.checkpoint import Progress, WeightReader, slots
+from sylvan.runtime.models.checkpoint import Progress, WeightReader
 from sylvan.runtime.models.config import read_config
 from sylvan.runtime.models.files import LoadFormat, open_weights
 from sylvan.runtime.models.formats import stored_format
@@ -37,6 +37,7 @@ from sylvan.runtime.models.quantise import (
 )
 from sylvan.runtime.models.registry import choose_path, family_of
 from sylvan.runtime.models.safetensors import DTYPE_NAMES
+from sylvan.runtime.models.slots import slots
 from sylvan.runtime.models.stored import WeightFiles
 
 WEIGHTS = "model.safetensors"
