@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve test test-slow gpu-test jax fuzz parity sdk sdk-all stores check aot bench docs site replay ui release lock audit clean
+.PHONY: help serve test test-all test-slow gpu-test jax fuzz parity sdk sdk-all stores check aot bench docs site replay ui release lock audit clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -33,7 +33,9 @@ serve: $(VENV)/.runtime  ## install and serve the built-in model; ARGS="--port 3
 test: $(VENV)/.dev  ## install and run the tests; ARGS="tests/unit -k radix" chooses
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
-test-slow: $(VENV)/.dev  ## run what `make test` leaves out: benchmarks, training, compilers for other chips, long runs
+test-all: test test-slow  ## run all tests that need no other chips, as CI does
+
+test-slow: $(VENV)/.dev  ## run what `make test` leaves out: long runs of many processes, training, compilers for other chips
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
 
 gpu-test: $(VENV)/.dev  ## run kernels, the executor and a server on this machine's NVIDIA GPU

@@ -86,8 +86,28 @@ async def test_a_flood_of_label_values_is_a_few_series(engine):
     assert len(values) <= MAX_VALUES + 1
     assert total(found, "sglang:num_requests_total", user="other") > 0
     again = MetricLabels({}, {}, ("user",))
-    assert len({again.values({"user": str(i)}) for i in range(100_000)}) == MAX_VALUES + 1
+    assert len({again.values({"user": str(i)}) for i in range(1_000_000)}) == MAX_VALUES + 1
     assert len(found) - before < 512 * 250
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ('{"user": "\\ud800x"}', "?x"),  # half of a surrogate pair
+        ('{"user": "a\\n\\u0000\\"b"}', 'a\n\x00"b'),
+        ('{"user": {"a": [1]}}', "{'a': [1]}"),
+        ('{"user": "' + "x" * 5000 + '"}', "x" * 128),
+        ("[" * 100_000, ""),
+        ('{"user": ' + "9" * 6000 + "}", ""),
+        ("[1]", ""),
+    ],
+)
+async def test_no_label_of_a_client_spoils_the_page(engine, header, value):
+    client = Client(engine, observe=ObserveConfig(custom_labels=("user",)))
+    answer = await client.post("/generate", GENERATE, headers={"x-custom-labels": header})
+    assert answer.status_code == 200
+    assert (await client.get("/metrics")).status_code == 200
+    assert total(await samples(client), "sglang:num_requests_total", user=value) == 1
 
 
 @pytest.mark.parametrize(
@@ -217,12 +237,13 @@ def _secret(text):
 
 async def test_steps_as_trace_events(client):
     log = StepLog()
-    log.completed(log.launched(1.0, 1.1, (2, 1, 30, 31, 2, 4, 0), b"r"), 1.3)
-    log.launched(1.3, 1.4, (2, 2, 0, 2, 2, 4, 0), b"r")
+    log.completed(log.launched(1.0, 1.1, (2, 1, 30, 31, 2, 4, 0, 0), b"r"), 1.3)
+    log.launched(1.3, 1.4, (2, 2, 0, 2, 2, 4, 0, 0), b"r")
     client.engine.manager.router.clients[0].read_steps = lambda last: read_steps(log.buffer, last)
     events = (await client.get("/trace/steps")).json()["traceEvents"]
     slices = [e for e in events if e["ph"] == "X" and e["tid"] == 2]
     assert [e["name"] for e in slices] == ["mixed", "decode"]
+    assert [e["args"]["forward_mode"] for e in slices] == ["MIXED", "DECODE"]
     assert slices[0]["dur"] == pytest.approx(200_000, abs=1)
     assert slices[1]["args"]["under_way"] is True
     records = (await client.get("/trace/steps?last=1&format=json")).json()["schedulers"]
