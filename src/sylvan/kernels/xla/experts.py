@@ -5,6 +5,8 @@ Shapes: T rows, E experts, K experts of a row, G groups of experts.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
 
@@ -12,7 +14,7 @@ from sylvan.kernels.native.opset import ExpertSum, GatherRows, MoeAlign, Route, 
 from sylvan.kernels.xla.grouped import ExpertGroups
 from sylvan.kernels.xla.values import Values
 
-Array = jax.Array
+Array: TypeAlias = jax.Array
 
 
 def route(v: Values, op: Route) -> None:

@@ -6,6 +6,7 @@ Shapes: T rows of the op, E experts, K experts of a row, H heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from sylvan.kernels.native.opset import Linear
 from sylvan.kernels.xla.values import DTYPES, Values, precision
 
-Array = jax.Array
+Array: TypeAlias = jax.Array
 
 
 @dataclass(frozen=True, slots=True)

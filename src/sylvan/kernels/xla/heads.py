@@ -5,6 +5,8 @@ Shapes: T rows, H heads, D columns of a head.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
 
@@ -23,7 +25,7 @@ from sylvan.kernels.xla.attention import HeadSpec, softmax, store
 from sylvan.kernels.xla.grouped import HeadRows
 from sylvan.kernels.xla.values import DTYPES, Values
 
-Array = jax.Array
+Array: TypeAlias = jax.Array
 
 
 def rope_store(v: Values, op: RopeStore) -> None:

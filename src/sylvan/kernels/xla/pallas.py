@@ -11,7 +11,7 @@ Shapes: N tiles, K key heads, R rows of a tile times query heads of a key head, 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from sylvan.kernels.xla.attention import HeadSpec, Tiles, biased, sees
 
-Array = jax.Array
+Array: TypeAlias = jax.Array
 _LEAST = -1e30
 """Instead of minus infinity, of which differences are NaN."""
 

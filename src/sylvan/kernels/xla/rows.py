@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ from sylvan.kernels.native.opset import (
 from sylvan.kernels.xla.grouped import grouped
 from sylvan.kernels.xla.values import Values, precision
 
-Array = jax.Array
+Array: TypeAlias = jax.Array
 
 FUNCTIONS: Mapping[Function, Callable[[Array], Array]] = MappingProxyType(
     {
