@@ -120,7 +120,8 @@ def measure(url: str, args: argparse.Namespace, seed: int) -> dict[str, Any]:
         "p99_ms": 1000 * float(np.quantile(gaps, 0.99)),
         "decoded_per_s": len(gaps) / (ended - began),
         "prompt_s": statistics.median(firsts),
-        "second_token_ms": 1000 * statistics.median(a[1] - a[0] for a in quiet if len(a) > 1),
+        # 0 where both came in one event
+        "second_token_ms": 1000 * statistics.median(a[1] - a[0] if a[1:] else 0.0 for a in quiet),
     }
 
 

@@ -58,7 +58,7 @@ class Server:
         """Gaps between tokens of those that decode, while prompts are computed."""
         scheduler = self.built.scheduler
         for number in range(args.decodes):
-            self.add(f"d{number}", 32, 4000, number)
+            self.add(f"d{number}", 32, 1500, number)
         for _ in range(args.decodes + 8):
             scheduler.step()
         gaps: list[float] = []

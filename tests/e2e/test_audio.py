@@ -123,7 +123,7 @@ def test_texts_equal_transformers(server, reference):
     assert text.text == reference(wav(0.6)) + "\n"
     video = ask(server, mp4())
     assert video.status_code == 400
-    assert "no sound" in video.json()["error"]["message"]
+    assert "no audio track" in video.json()["error"]["message"]
 
 
 def test_a_language_is_found_out(server):

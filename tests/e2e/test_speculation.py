@@ -132,7 +132,7 @@ def test_texts_to_guess_from_come_and_go(speculating):
     for wrong, words in (
         ({"documents": ["a"], "token_chunks": [[1]]}, "either documents or token_chunks"),
         ({"token_chunks": [[-1]]}, "ids must be in 0.."),
-        ({"file_path": "/etc/passwd"}, "files are not read for clients"),
+        ({"file_path": "/etc/passwd"}, "no files are read for clients"),
         ({"documents": ["red fox " * 100_000]}, "speculative.corpus_tokens"),
     ):
         refused = speculating.post("/add_external_corpus", json=wrong)

@@ -159,7 +159,7 @@ def test_several_calls_are_one_update(caller, new_dir, want):
     caller.done("/end_weight_update")
     assert caller.ids() == want[1]
     assert caller.generate()["meta_info"]["weight_version"] == "joined"
-    assert "no update has begun" in caller.refused("/end_weight_update")
+    assert "no update was begun" in caller.refused("/end_weight_update")
 
 
 def test_a_bad_part_spoils_the_whole_update(caller, new_dir, want):

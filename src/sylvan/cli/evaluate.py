@@ -1,4 +1,4 @@
-"""`sylvan eval`: perplexity of a model on a text, and how far it is from another one."""
+"""`sylvan eval`: perplexity of a model on a text, and divergence from another model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(args: Parsed) -> int:
     dtype = _dtype(args, paths[-1])
     text = read_text("file", args.options["file"])
     texts = windows("file", text, paths[-1], window, tokens)
-    import torch  # takes a while, as does the next
+    import torch  # slow import, like the next
 
     from sylvan.runtime.executor.predictor import Predictor, losses
 

@@ -1,4 +1,4 @@
-"""`sylvan quantize`: write a checkpoint once with its matrices in 8 or 4 bits."""
+"""`sylvan quantize`: writes a checkpoint with its matrices in 8 or 4 bits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ SPEC = Spec(
             metavar="PATH",
         ),
         Option(
-            "tokens", f"Tokens of it that are used, in windows of {_WINDOW}; default {_TOKENS}."
+            "tokens",
+            f"Tokens of it that are used, in windows of {_WINDOW}; default {_TOKENS}.",
+            metavar="N",
         ),
         Option("load_format", "As of serve; pt reads PyTorch's .bin files.", metavar="KIND"),
     ),
@@ -79,7 +81,7 @@ def run(args: Parsed) -> int:
     if len(args.positions) != SPEC.max_positions:
         raise ConfigError(f"MODEL and OUT are needed; usage: sylvan {SPEC.usage}")
     source, target = model_dir(args.positions[0]), Path(args.positions[1]).expanduser()
-    from sylvan.runtime.models.writer import check_new, write_quantised  # brings torch
+    from sylvan.runtime.models.writer import check_new, write_quantised  # imports torch
 
     name, made = args.options.get("quantization", "w8a8"), None
     layers = target.with_name(target.name + ".calibrated")  # stays if this is interrupted

@@ -26,7 +26,10 @@ from sylvan.utils.json_files import read_json
 ASSETS = Path(__file__).parent.parent / "assets"
 NEEDED = "config.json, *.safetensors and tokenizer.json"
 _COMPRESSED = frozenset(
-    {"deepseek_v2", "deepseek_v3", "glm4_moe_lite", "axk1", "youtu", "minicpm3"}
+    {
+        *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "axk1", "youtu", "minicpm3"),
+        *("deepseek_v32", "glm_moe_dsa", "longcat_flash"),
+    }
 )
 _OLD_NAMES = {
     "hidden_size": ("n_embd", "d_model"),
@@ -35,7 +38,10 @@ _OLD_NAMES = {
         *("n_head", "n_heads", "num_heads"),
         *("attention_heads", "decoder_attention_heads"),
     ),
-    "max_position_embeddings": ("n_positions", "max_seq_len"),
+    "max_position_embeddings": (
+        *("n_positions", "max_seq_len", "model_max_length"),
+        "context_length",
+    ),
     "head_dim": ("attention_head_dim",),
 }
 """How GPT-2, GPT-Neo, MPT, XGLM, BART, Zamba2 and their like spell sizes."""
@@ -201,7 +207,8 @@ def _kept(config: dict[str, Any], ordinary: int) -> int:
         return ordinary
     turning = _number(config, "qk_rope_head_dim", 64)
     if str(config.get("model_type")) in _COMPRESSED:
-        return _number(config, "kv_lora_rank") + turning
+        index = config.get("index_head_dim")
+        return _number(config, "kv_lora_rank") + turning + (index if isinstance(index, int) else 0)
     head = _number(config, "qk_nope_head_dim", 128) + turning
     return 2 * _number(config, "num_attention_heads") * head
 

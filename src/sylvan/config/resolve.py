@@ -122,9 +122,12 @@ def _device(state: _State) -> None:
     why = "all cores that this process may use"
     if ranks > 1:
         why = f"its share of the cores, of {ranks} ranks"
-    state.decide("threads", max(1, state.device.cores // ranks), why)
+    here = max(1, ranks // state.config.parallel.nodes)
+    state.decide("threads", max(1, state.device.cores // here), why)
     compiled = "program" in state.device.runners
     why = "faster than gloo" if compiled else "no kernels are compiled"
+    if state.config.parallel.nodes > 1:
+        compiled, why = False, "machines share no memory"
     state.decide("parallel.backend", "shared" if compiled else "gloo", why)
 
 
@@ -151,6 +154,8 @@ def _fallback(state: _State) -> None:
     chosen = [name for name in ("runner", "attention") if get(config, name) != "auto"]
     if config.deterministic is True:
         chosen.append("deterministic")
+    if config.parallel.same_bits:
+        chosen.append("parallel.same_bits")
     why = f"{chosen[0]} was chosen" if chosen else "every model can be served somehow"
     state.decide("runner_fallback", not chosen, why)
 

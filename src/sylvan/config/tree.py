@@ -105,8 +105,28 @@ class ParallelConfig(Section, frozen=True):
     tp: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """Tensor-parallel ranks: each process holds a share of every layer and its KV, and uses its own
     `threads`."""
+    ep: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Expert-parallel groups of these ranks: each holds whole experts, instead of a share of every
+    expert; divides `parallel.tp`."""
+    redundant_experts: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    """Copies of experts beyond one of each, for the busiest ones; needs `parallel.ep`."""
+    expert_placement: str | None = None
+    """JSON file that says which group has which experts, or how busy experts are; default: in the
+    order of their numbers."""
+    same_bits: bool = False
+    """Answers have the same bits on 1, 2, 4 and 8 ranks, and whichever has an expert; needs plain
+    weights and native steps."""
     backend: Literal["auto", "shared", "gloo"] = "auto"
-    """Communication between ranks: shared memory, which needs the compiled kernels, or gloo."""
+    """Communication between ranks: shared memory, which needs the compiled kernels, or gloo, which
+    several machines use."""
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Machines that the ranks are divided among, equally and in order; each is started with the
+    same settings."""
+    node_rank: Annotated[int, msgspec.Meta(ge=0, le=63)] = 0
+    """Number of this machine; number 0 has the HTTP server, the others only ranks."""
+    address: str | None = None
+    """`HOST:PORT` of machine 0, where the others join; other ports of HOST are used, too. Nothing
+    is encrypted, and no password is asked for: the network must be private."""
     join_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
     """Seconds within which all ranks must connect at start."""
     rank_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 2.0
@@ -212,8 +232,9 @@ class TextConfig(Section, frozen=True):
 class EmbeddingConfig(Section, frozen=True):
     """Vectors of texts."""
 
-    pooling: Literal["cls", "mean", "last", "max"] | None = None
-    """How token vectors are pooled into one; default: as the checkpoint says."""
+    pooling: Literal["cls", "mean", "last", "max", "splade"] | None = None
+    """How token vectors are pooled into one; default: as the checkpoint says. `splade`: a number
+    for each word of the vocabulary, from the head that fills masks."""
     normalize: bool | None = None
     """Normalise vectors to unit length; default: as the checkpoint says."""
 
@@ -356,7 +377,7 @@ class DisaggConfig(Section, frozen=True):
     secret_file: str | None = None
     """File with a secret shared by both servers; peers without it are refused."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
-    """How long a request waits without a sign of life from its other server."""
+    """How long a request waits while its other server is silent."""
     fallback: Literal["local", "error"] = "local"
     """If KV does not arrive, a decode server computes the prompt itself, or fails the request."""
     retraction: Literal["local", "prefill"] = "local"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import struct
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -17,12 +18,15 @@ import numpy as np
 CAPACITY = 4096
 """Steps that a ring keeps."""
 
-_RECORD = struct.Struct("<QdddIIIIIIII32s")
+_RECORD = struct.Struct("<QdddIIIIIIIII32s")
 _DONE = struct.Struct("<dI")
 _DONE_AT = 24  # `completed_s` and `failed` in a record
 _NUMBER = struct.Struct("<Q")
 _SIZE = _RECORD.size
 _write, _write_end = _RECORD.pack_into, _DONE.pack_into  # looked up here, not at each step
+
+
+ForwardMode = Literal["EXTEND", "DECODE", "MIXED", "TARGET_VERIFY"]
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +45,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
         running: Requests that ran.
         waiting: Requests that waited.
         retractions: Requests that lost their memory, since the scheduler started.
+        guesses: Guesses of drafters that it verifies.
         first_rid: Internal name of its first request, cut to 32 bytes.
     """
 
@@ -56,7 +61,17 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     retractions: int
+    guesses: int
     first_rid: str
+
+    @property
+    def forward_mode(self) -> ForwardMode:
+        """What kind of forward pass it was, in SGLang's terms."""
+        if self.guesses:
+            return "TARGET_VERIFY"
+        if self.decodes == self.requests:
+            return "DECODE"
+        return "MIXED" if self.decodes else "EXTEND"
 
 
 class StepLog:
@@ -90,7 +105,7 @@ class StepLog:
     ) -> int:
         """A step was given to the executor; returns its number.
 
-        `counts`: requests, decodes, prompt tokens, tokens, running, waiting, retractions.
+        `counts`: requests, decodes, prompt tokens, tokens, running, waiting, retractions, guesses.
         """
         self._count = number = self._count + 1
         place = (number - 1) % CAPACITY * _SIZE
@@ -134,7 +149,7 @@ def read_steps(buffer: bytearray | mmap.mmap, last: int = CAPACITY) -> list[Step
         if not fields[0] == again == number:
             continue
         _, planned, launched, completed, failed, *counts, rid = fields
-        requests, decodes, prompt_tokens, tokens, running, waiting, retractions = counts
+        requests, decodes, prompt_tokens, tokens, running, waiting, retractions, guesses = counts
         record = StepRecord(
             number=number,
             planned_s=planned,
@@ -148,6 +163,7 @@ def read_steps(buffer: bytearray | mmap.mmap, last: int = CAPACITY) -> list[Step
             running=running,
             waiting=waiting,
             retractions=retractions,
+            guesses=guesses,
             first_rid=rid.rstrip(b"\0").decode("utf-8", "replace"),
         )
         found.append(record)

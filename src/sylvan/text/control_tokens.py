@@ -42,8 +42,7 @@ class ControlTokenEscaper:
 
     def begin(self, value: Any) -> Marks:
         """Start with one request; `value` holds all of its strings."""
-        used = {char for text in strings_in(value) for char in _MARKS.findall(text)}
-        return Marks(used)
+        return Marks(value)
 
     def message(self, message: Mapping[str, Any], marks: Marks) -> dict[str, Any]:
         """A copy of a chat message without forgeries."""
@@ -86,8 +85,9 @@ class ControlTokenEscaper:
 class Marks:
     """The marks of one request: one private-use character for each replaced text."""
 
-    def __init__(self, used: set[str]) -> None:
-        self._free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self._free: Iterator[str] | None = None  # made for the first mark: most requests need none
         self._marks: dict[str, str] = {}
 
     def __bool__(self) -> bool:
@@ -100,6 +100,8 @@ class Marks:
             RequestError: The request itself uses every character that could be a mark.
         """
         if text not in self._marks:
+            if self._free is None:
+                self._free = _unused(self._request)
             mark = next(self._free, None)
             if mark is None:
                 raise RequestError(
@@ -126,6 +128,12 @@ class Marks:
             place = match.end()
         segments.append((rendered[place:], True))
         return [segment for segment in segments if segment[0]]
+
+
+def _unused(request: Any) -> Iterator[str]:
+    """Characters for marks that no string of the request contains."""
+    used = {char for text in strings_in(request) for char in _MARKS.findall(text)}
+    return (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
 
 
 def strings_in(value: Any) -> Iterator[str]:

@@ -89,7 +89,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         deadline = time.monotonic() + self.limits.seconds
         parts: list[str] = []
         size = 0
-        for part in template.generate(_deadline_s=deadline, **variables):
+        known = {**self.globals, **variables, "_deadline_s": deadline}
+        # `template.generate` would read all globals through two chained mappings
+        context = self.context_class(self, known, template.name, template.blocks)
+        for part in template.root_render_func(context):
             size += len(part)
             parts.append(part)
             if size > self.limits.characters:

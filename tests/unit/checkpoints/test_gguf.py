@@ -68,7 +68,7 @@ def test_every_cut_is_told_in_one_sentence(small, tmp_path):
 @pytest.mark.parametrize(
     ("at", "content", "words"),
     [
-        (0, b"ABCD", "is no GGUF file"),
+        (0, b"ABCD", "is not a GGUF file"),
         (4, struct.pack("<I", 9), "GGUF version 9"),
         (8, struct.pack("<Q", 1 << 60), "cut off"),
         (16, struct.pack("<Q", 1 << 60), "cut off"),

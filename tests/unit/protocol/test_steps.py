@@ -6,7 +6,7 @@ import pytest
 
 from sylvan.protocol.steps import CAPACITY, StepLog, map_steps, read_steps, size
 
-COUNTS = (3, 2, 40, 42, 5, 1, 7)
+COUNTS = (3, 2, 40, 42, 5, 1, 7, 0)
 
 
 def test_steps_are_read_as_they_were_written():
@@ -23,8 +23,23 @@ def test_steps_are_read_as_they_were_written():
         False,
     )
     assert (step.requests, step.decodes, step.prompt_tokens, step.tokens) == COUNTS[:4]
-    assert (step.running, step.waiting, step.retractions) == COUNTS[4:]
+    assert (step.running, step.waiting, step.retractions, step.guesses) == COUNTS[4:]
     assert (step.number, step.first_rid) == (1, "rid-1")
+
+
+@pytest.mark.parametrize(
+    ("counts", "mode"),
+    [
+        ((3, 3, 0, 3, 3, 0, 0, 0), "DECODE"),
+        ((1, 0, 40, 40, 1, 0, 0, 0), "EXTEND"),
+        ((3, 2, 40, 42, 3, 0, 0, 0), "MIXED"),
+        ((3, 2, 0, 3, 3, 0, 0, 4), "TARGET_VERIFY"),
+    ],
+)
+def test_forward_modes(counts, mode):
+    log = StepLog()
+    log.launched(1.0, 1.5, counts, b"r")
+    assert read_steps(log.buffer)[0].forward_mode == mode
 
 
 def test_the_ring_keeps_the_newest():

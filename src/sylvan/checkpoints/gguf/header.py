@@ -122,7 +122,7 @@ class _Reader:
 
     def read(self) -> Header:
         if self._bytes(4) != b"GGUF":
-            raise ConfigError(f"{str(self._file)!r} is no GGUF file")
+            raise ConfigError(f"{str(self._file)!r} is not a GGUF file")
         version = self._number("<I")
         if version not in _VERSIONS:
             raise ConfigError(f"{str(self._file)!r} is GGUF version {version}; 2 and 3 can be read")

@@ -27,6 +27,7 @@ from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.capability import heads_of
 from sylvan.runtime.executor.control import ExecutorControl
 from sylvan.runtime.executor.division import check_division
+from sylvan.runtime.executor.experts import ExpertMover
 from sylvan.runtime.executor.facts import LoadedModelInfo, facts_of
 from sylvan.runtime.executor.failures import shortage
 from sylvan.runtime.executor.graphs.layers import use_layer_kernels
@@ -56,14 +57,15 @@ from sylvan.runtime.models.checkpoint import (
     defer_weights,
     load_deferred,
     load_weights,
-    slots,
 )
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.dummy import dummy_weights
+from sylvan.runtime.models.encoder_config import with_words
 from sylvan.runtime.models.holders import with_tensors
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingWish, read_pooling
 from sylvan.runtime.models.registry import load_config
+from sylvan.runtime.models.slots import slots
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.runtime.platform.find import load_kinds, open_platform
@@ -109,6 +111,9 @@ def build_executor(
     pooling = None
     if options.embed is not None or config.head != "lm":
         pooling = read_pooling(model_dir, config, options.embed or PoolingWish())
+        if pooling.reads_words:
+            config = with_words(config)
+            facts = facts_of(config, model_dir, options.dtype, options.quantization)
     context = options.context_len or facts.context_len
     if platform is None and options.device != "cpu":
         platform = _open(options.device)
@@ -238,6 +243,9 @@ def _control(
     if isinstance(made.weights, LiveWeights):
         memory["weights"] = TensorMemory(made.weights.memory)
     control = ExecutorControl(made.weights, memory, made.pool.groups, plan.checkpoints)
+    if plan.spreads and isinstance(live := made.weights, LiveWeights):
+        mesh, spreads = plan.build.mesh, plan.spreads
+        control.move_experts(lambda files: ExpertMover(mesh, spreads, live, files).run)
     if isinstance(made.runner, ProgramRunner):
         control.measure(made.runner)
     return control

@@ -26,13 +26,14 @@ from sylvan.runtime.attention.dense import DenseAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import Linear
-from sylvan.runtime.models.checkpoint import Slot, load_weights, slots, source_rows
+from sylvan.runtime.models.checkpoint import load_weights
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.decoder import Decoder
 from sylvan.runtime.models.files import LoadFormat
 from sylvan.runtime.models.groups import kv_groups
 from sylvan.runtime.models.quantise import format_of, group_of, matrices
 from sylvan.runtime.models.registry import family_of, load_config
+from sylvan.runtime.models.slots import Slot, slots, source_rows
 from sylvan.runtime.pool.mha import GroupShape, KVShape, MHAPool
 
 _PAGE = 64

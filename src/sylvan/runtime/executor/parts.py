@@ -18,12 +18,13 @@ from sylvan.protocol.commands import DiskTensors
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, KVCachePool
 from sylvan.runtime.executor.control import Checkpoints
+from sylvan.runtime.executor.experts import Mixture
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.runner import ModelRunner, OnHead
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.moe import expert_load
+from sylvan.runtime.layers.moe import expert_load, mixtures
 from sylvan.runtime.layers.recurrent import state_shapes
-from sylvan.runtime.models.checkpoint import Progress, slots
+from sylvan.runtime.models.checkpoint import Progress
 from sylvan.runtime.models.config import ModelConfig, StatePart
 from sylvan.runtime.models.files import open_weights
 from sylvan.runtime.models.formats import Formats, Multiplier, choose
@@ -31,6 +32,7 @@ from sylvan.runtime.models.holders import Holder, ParameterNames
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingSpec
 from sylvan.runtime.models.registry import family_of, load_config
+from sylvan.runtime.models.slots import slots
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.pool.mha import KVShape
 from sylvan.runtime.pool.states import TensorStates
@@ -60,6 +62,7 @@ class ModelPlan:
     adapt: Callable[[nn.Module], None] = lambda model: None  # lets capabilities change layers
     on_head: OnHead = lambda rows: None  # see `EagerRunner`
     loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    spreads: dict[int, Mixture] = field(default_factory=dict[int, Mixture])
 
     def model(self, *, late: bool = False) -> Any:
         """A new model without contents; its counts are those that `loads` shows.
@@ -70,6 +73,10 @@ class ModelPlan:
         model = family_of(self.config).model(self.config, build)
         self.loads.clear()
         self.loads.update(expert_load(model))
+        self.spreads.clear()
+        for layer, mixture in mixtures(model).items():
+            if (spread := mixture.experts.spread) is not None:
+                self.spreads[layer] = Mixture(mixture.load, spread)
         return model
 
     def skeleton(self) -> nn.Module:
@@ -189,7 +196,7 @@ class ModelPlan:
         return KVShape(
             num_layers=config.kv_layers,
             num_kv_heads=self.build.mesh.heads(*heads).keys.size if attends else 1,
-            head_dim=latent.latent + latent.turning if latent else config.head_dim,
+            head_dim=latent.kept if latent else config.head_dim,
             num_pages=self.options.num_pages,
             page_size=self.options.page_size,
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -28,14 +26,8 @@ from sylvan.runtime.models.formats.gguf import GgufBlocks, KeptBlocks, kept_bloc
 from sylvan.runtime.models.formats.mxfp4 import Mxfp4
 from sylvan.runtime.models.mxfp4 import has_blocks, unpacked
 from sylvan.runtime.models.quantise import Format, convert, is_multiplied, matrices
-from sylvan.runtime.models.shards import (
-    Splits,
-    of_source,
-    splits_of,
-    take,
-    take_quantised,
-    whole_shape,
-)
+from sylvan.runtime.models.shards import take, take_quantised, whole_shape
+from sylvan.runtime.models.slots import Slot, rows_of, slots, with_whole_rows
 from sylvan.runtime.models.stored import WeightFiles
 from sylvan.runtime.models.texts import canonical
 
@@ -52,58 +44,7 @@ DERIVED = (
 )
 """Ends of names of buffers that some checkpoints store although they follow from the config."""
 
-
 _AS_STORED = Formats()
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One parameter, and the checkpoint tensors that are joined along dim 0 to fill it.
-
-    `shape` is that of this rank's part, `splits` say which part of a whole that is.
-    """
-
-    module: nn.Module
-    attribute: str
-    name: str
-    sources: tuple[str, ...]
-    shape: torch.Size
-    dtype: torch.dtype
-    splits: Splits
-
-    @property
-    def parameter(self) -> torch.Tensor:
-        """The model's own tensor."""
-        return getattr(self.module, self.attribute)
-
-    def splits_of(self, number: int) -> Splits:
-        """How a source is divided among ranks."""
-        count = len(self.sources)
-        is_stack = isinstance(self.module, Experts) and count > 1
-        return of_source(self.splits, number, count // self.shape[0] if is_stack else count)
-
-
-def slots(model: nn.Module) -> Iterator[Slot]:
-    """Every parameter once; tied ones under the first name.
-
-    Families that need more than `fused` map the resulting names by `source_name`.
-    """
-    fused, of_source = getattr(model, "fused", {}), getattr(model, "source_name", str)
-    for name, parameter in model.named_parameters():
-        path, _, attribute = name.rpartition(".")
-        head, _, last = path.rpartition(".")
-        parts = fused.get(last, (last,))
-        above = [fused.get(part, (part,)) for part in head.split(".") if part]
-        stem = "".join(f"{names[0]}." for names in above if names)
-        module, shape = model.get_submodule(path), parameter.shape
-        sources = tuple(f"{stem}{part}.{attribute}" for part in parts)
-        if isinstance(module, Experts) and not getattr(model, "stacked", False):
-            names = fused.get(attribute, (attribute,))
-            places = itertools.product(range(len(parameter)), names)
-            sources = tuple(f"{stem}{last}.{n}.{part}.weight" for n, part in places)
-        named = tuple(of_source(source) for source in sources)
-        splits = splits_of(parameter)
-        yield Slot(module, attribute, name, named, shape, parameter.dtype, splits)
 
 
 class WeightReader:
@@ -115,6 +56,7 @@ class WeightReader:
 
     Attributes:
         repeated: Tensors of the checkpoint that repeat another parameter, which is tied to it.
+        has_others: There are tensors of experts that only other ranks have.
 
     Raises:
         ConfigError: a tensor is missing, unexpected, or of another shape than config.json implies.
@@ -146,6 +88,8 @@ class WeightReader:
         elif blocks and has_blocks(checkpoint):
             self._format = Mxfp4()
         self._parts = {source: self._format.parts_of(source, self._names) for source in sources}
+        others = (source for slot in self._slots.values() for source in slot.elsewhere)
+        elsewhere = {part for s in others for part in self._format.parts_of(s, self._names)}
         self._multiplied = {
             slot.name
             for slot in self._slots.values()
@@ -160,7 +104,9 @@ class WeightReader:
             missing = sorted(self._torn_apart() & set(missing))
         if missing:
             raise ConfigError(missing_tensors([self._as_named(name) for name in missing]))
+        self.has_others = not elsewhere.isdisjoint(self._names)
         tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        tied |= elsewhere
         repeats = self._repeats(model)
         self.repeated = {
             name: repeats[name] for name in repeats.keys() & self._names.keys() - wanted
@@ -207,7 +153,7 @@ class WeightReader:
         if -1 not in slot.splits:
             return convert(name, self._joined(slot), self._bits[name], self._quantise)
         # the scale of a row is that of the whole one, on every rank
-        rows = self._joined(_with_whole_rows(slot))
+        rows = self._joined(with_whole_rows(slot))
         whole = convert(name, rows, self._bits[name], self._quantise)
         return take_quantised(name, whole, {-1: slot.splits[-1]})
 
@@ -232,9 +178,9 @@ class WeightReader:
     def _joined(self, slot: Slot) -> torch.Tensor:
         """A parameter whose sources are plain numbers."""
         out = torch.empty(slot.shape, dtype=slot.dtype)
-        flat = out.flatten(0, 1) if len(slot.sources) > 1 and out.dim() == 3 else out
+        flat = out.flatten(0, 1) if slot.by_expert else out
         row = 0
-        for number, rows in enumerate(_rows(slot)):
+        for number, rows in enumerate(rows_of(slot)):
             target = flat[row : row + rows]
             target.copy_(self._part(slot, number, target.shape))
             check_finite(self._names[slot.sources[number]], target)
@@ -286,12 +232,12 @@ class WeightReader:
         """
         slot = self._slots[name]
         if whole_rows:
-            slot = _with_whole_rows(slot)
+            slot = with_whole_rows(slot)
         source = slot.sources[number]
         if self._is_quantised(source):
             return self._quantised_part(slot, number)
-        rows, count = _rows(slot)[number], len(slot.sources)
-        rest = slot.shape[2 if count > 1 and len(slot.shape) == 3 else 1 :]
+        rows = rows_of(slot)[number]
+        rest = slot.shape[2 if slot.by_expert else 1 :]
         found = self._part(slot, number, torch.Size((rows, *rest)))
         found = found.to(slot.dtype)
         if checked:
@@ -313,9 +259,9 @@ class WeightReader:
         """
         plain = 0
         for slot in self._slots.values():
-            rest = slot.shape[2 if len(slot.sources) > 1 and len(slot.shape) == 3 else 1 :]
+            rest = slot.shape[2 if slot.by_expert else 1 :]
             if not any(self._is_quantised(source) for source in slot.sources):
-                for number, rows in enumerate(_rows(slot)):
+                for number, rows in enumerate(rows_of(slot)):
                     self._part(slot, number, torch.Size((rows, *rest)))
                     plain += 1
         return plain
@@ -550,30 +496,6 @@ def _numbers(part: torch.Tensor | QuantisedWeight) -> torch.Tensor:
 def _as_stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """For models without `convert`."""
     return tensor
-
-
-def _rows(slot: Slot) -> tuple[int, ...]:
-    """Rows of the parameter that each source fills."""
-    if isinstance(slot.module, Linear) and len(slot.module.parts) == len(slot.sources):
-        return slot.module.parts
-    if isinstance(slot.module, Experts) and len(slot.sources) > 1:
-        return (slot.shape[0] * slot.shape[1] // len(slot.sources),) * len(slot.sources)
-    assert len(slot.sources) == 1
-    return (slot.shape[0],)
-
-
-def _with_whole_rows(slot: Slot) -> Slot:
-    """The same with the inputs of all ranks."""
-    shape = whole_shape(slot.shape, {-1: slot.splits[-1]})
-    others = {dim: split for dim, split in slot.splits.items() if dim != -1}
-    return replace(slot, shape=torch.Size(shape), splits=others)
-
-
-def source_rows(slot: Slot, number: int) -> slice:
-    """Rows of the parameter that a source fills; of a stack, counted over all matrices."""
-    rows = _rows(slot)
-    start = sum(rows[:number])
-    return slice(start, start + rows[number])
 
 
 def missing_tensors(names: Sequence[str]) -> str:

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from sylvan.kernels.matmul.weights import as_codes
-from sylvan.runtime.models.checkpoint import Places, slots
+from sylvan.runtime.models.checkpoint import Places
 from sylvan.runtime.models.quantise import Format, convert, matrices
 from sylvan.runtime.models.shards import take, whole_shape
+from sylvan.runtime.models.slots import slots
 
 
 def dummy_weights(model: nn.Module, seed: int = 0, quantise: Format | None = None) -> None:

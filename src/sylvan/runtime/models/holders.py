@@ -12,7 +12,7 @@ from torch import nn
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.matmul.weights import DeferredWeight, Form, QuantisedWeight
 from sylvan.kernels.native.copies import Content, WeightCopy
-from sylvan.runtime.models.checkpoint import Slot
+from sylvan.runtime.models.slots import Slot
 
 
 class Holder(Protocol):

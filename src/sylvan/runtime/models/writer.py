@@ -23,7 +23,7 @@ from sylvan.kernels.matmul.rounding import FP8_BLOCK
 from sylvan.kernels.matmul.weights import CodedWeight
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.models.checkpoint import Progress, WeightReader, slots
+from sylvan.runtime.models.checkpoint import Progress, WeightReader
 from sylvan.runtime.models.config import read_config
 from sylvan.runtime.models.files import LoadFormat, open_weights
 from sylvan.runtime.models.formats import stored_format
@@ -42,6 +42,7 @@ from sylvan.runtime.models.quantise import (
 )
 from sylvan.runtime.models.registry import choose_path, family_of
 from sylvan.runtime.models.safetensors import DTYPE_NAMES
+from sylvan.runtime.models.slots import slots
 from sylvan.runtime.models.stored import WeightFiles
 
 WEIGHTS = "model.safetensors"

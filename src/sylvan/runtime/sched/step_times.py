@@ -55,16 +55,18 @@ class StepTimes:
             self._settle(now)
             self._computing_since_s = now
         self._computing += 1
-        prompt_tokens, tokens = 0, decodes
+        prompt_tokens, tokens, guesses = 0, decodes, 0
         if size > decodes:  # nothing to add otherwise; this runs in every step
             for piece in slices[decodes:]:
                 length = piece.stop - piece.start
                 tokens += length
                 if piece.start < piece.req.prompt_len:
                     prompt_tokens += length
+                if piece.draft is not None:
+                    guesses += len(piece.draft.tokens)
             self.prompt_tokens += prompt_tokens
         running, waiting = len(self._requests.running), len(self._requests.waiting)
-        counts = (size, decodes, prompt_tokens, tokens, running, waiting, retractions)
+        counts = (size, decodes, prompt_tokens, tokens, running, waiting, retractions, guesses)
         number = self.log.launched(self._planned_s, now, counts, slices[0].req.rid.encode())
         self._under_way.append(number)
 

@@ -217,12 +217,13 @@ def _secret(text):
 
 async def test_steps_as_trace_events(client):
     log = StepLog()
-    log.completed(log.launched(1.0, 1.1, (2, 1, 30, 31, 2, 4, 0), b"r"), 1.3)
-    log.launched(1.3, 1.4, (2, 2, 0, 2, 2, 4, 0), b"r")
+    log.completed(log.launched(1.0, 1.1, (2, 1, 30, 31, 2, 4, 0, 0), b"r"), 1.3)
+    log.launched(1.3, 1.4, (2, 2, 0, 2, 2, 4, 0, 0), b"r")
     client.engine.manager.router.clients[0].read_steps = lambda last: read_steps(log.buffer, last)
     events = (await client.get("/trace/steps")).json()["traceEvents"]
     slices = [e for e in events if e["ph"] == "X" and e["tid"] == 2]
     assert [e["name"] for e in slices] == ["mixed", "decode"]
+    assert [e["args"]["forward_mode"] for e in slices] == ["MIXED", "DECODE"]
     assert slices[0]["dur"] == pytest.approx(200_000, abs=1)
     assert slices[1]["args"]["under_way"] is True
     records = (await client.get("/trace/steps?last=1&format=json")).json()["schedulers"]
