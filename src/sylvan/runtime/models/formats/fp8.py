@@ -168,4 +168,4 @@ def of_modelopt(settings: Mapping[str, Any]) -> Fp8:
             f"{', '.join(_ALGORITHMS)} and MIXED_PRECISION of these can be read"
         )
     blocks = (_MODELOPT_BLOCK, _MODELOPT_BLOCK) if "FP8_PB_WO" in found else None
-    return Fp8("ModelOpt", blocks, min(_ALGORITHMS[name] for name in found))
+    return Fp8("ModelOpt", blocks, min(_ALGORITHMS[str(name)] for name in found))
