@@ -37,7 +37,7 @@ from sylvan.runtime.features.disagg.data import (
 from sylvan.runtime.features.disagg.receiver import Receiver
 from sylvan.runtime.features.disagg.sender import Sender
 from sylvan.runtime.features.disagg.tcp import TcpNetwork
-from sylvan.runtime.features.disagg.ways import Means, means
+from sylvan.runtime.features.disagg.ways import TransferMechanisms, means
 from sylvan.runtime.pool.mha import KVShape
 from sylvan.runtime.storage.manifest import Manifest
 
@@ -69,9 +69,9 @@ def identity() -> Manifest:
     )  # fmt: skip
 
 
-def how(transfer: str, pages: list[PageMemory]) -> Means:
+def how(transfer: str, pages: list[PageMemory]) -> TransferMechanisms:
     if transfer == "segment":
-        return Means(shares=True)
+        return TransferMechanisms(shares=True)
     if transfer == "attach":
         return replace(means("auto", pages, HOST), needs_way=True)
     return means(transfer, pages, HOST)

@@ -135,7 +135,7 @@ def main() -> int:
             killer = (server.process.pid, args.api, args.seed, killed)
             threading.Thread(target=kill_servers, args=killer, daemon=True).start()
         while (
-            server.said("is killed") + len(killed) < args.deaths
+            server.said("chaos: killing") + len(killed) < args.deaths
             and time.monotonic() - began < args.seconds
         ):
             for given, wanted in zip(
@@ -146,7 +146,7 @@ def main() -> int:
                     print(f"differs:\n  {given}\n  {wanted}", flush=True)
             rounds += 1
         deaths = {
-            name: server.said(f"the {name} is killed") for name in ("scheduler", "detokenizer")
+            name: server.said(f"chaos: killing the {name}") for name in ("scheduler", "detokenizer")
         }
     row = {
         "deaths": {**deaths, "api": len(killed)},

@@ -16,19 +16,52 @@ from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.library import load
 from sylvan.kernels.native.ranks import SharedRanks
 from sylvan.protocol.errors import RankLostError
+from sylvan.runtime.layers.mesh import Alone
 from tests.support.native import DTYPES, native, random, variants
-from tests.support.rank_ops import collectives, run_rank
+from tests.support.rank_ops import collectives, mixtures, run_rank
 from tests.support.ranks import in_threads
 
 
+def on_two(variant: str, memory: Path, what) -> list[torch.Tensor]:
+    """What the first of two processes finds."""
+    command = [sys.executable, "-m", "tests.support.rank_ops", variant, str(memory), what.__name__]
+    other = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    found = run_rank(variant, memory, 0, what)
+    assert other.wait(60) == 0
+    return found
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_experts_of_two_ranks_have_the_bits_of_those_of_one(variant: str, tmp_path: Path):
+    found = on_two(variant, tmp_path / "memory", mixtures)
+
+    library, expected = load(variant), []
+    for dtype in DTYPES:
+
+        def compute(op, *matrices, dtype=dtype):
+            return native(library, dtype, lambda _, *values: op(*values), matrices)
+
+        expected += mixtures(Alone(), dtype, compute)
+    for one, wanted in zip(found, expected, strict=True):
+        assert torch.equal(one, wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_experts_that_threads_share_have_the_bits_of_those_of_one(dtype: torch.dtype):
+    def run(rank):
+        return mixtures(rank, dtype, lambda op, *xs: op(*xs))
+
+    expected = run(Alone())
+    for found in in_threads([lambda rank=rank: run(rank) for rank in thread_ranks(2)]):
+        for one, wanted in zip(found, expected, strict=True):
+            assert torch.equal(one, wanted)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", variants())
 def test_collectives_of_programs_have_the_bits_of_the_reference(variant: str, tmp_path: Path):
-    command = [sys.executable, "-m", "tests.support.rank_ops", variant, str(tmp_path / "memory")]
-    other = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    found = on_two(variant, tmp_path / "memory", collectives)
 
-    found = run_rank(variant, tmp_path / "memory", 0)
-
-    assert other.wait(60) == 0
     expected = []
     for dtype in DTYPES:
         calls = [

@@ -226,6 +226,32 @@ def test_start_tokens_are_as_the_checkpoint_says(tmp_path):
     assert Tokenizer.load(other).encode("Hello")[0] != 1
 
 
+def test_chatglm_numbers_its_control_tokens_after_the_pieces(tmp_path):
+    """As tokenization_chatglm.py of ChatGLM 2 and 3 does: five tokens, then four roles."""
+    spm = pytest.importorskip("sentencepiece")
+    data = vocabularies.train_pieces()
+    size = spm.SentencePieceProcessor(model_proto=data).get_piece_size()
+    said = json.dumps({"tokenizer_class": "ChatGLMTokenizer"})
+    path = folder(
+        tmp_path, {"tokenizer.model": data, "tokenizer_config.json": said}, model_type="chatglm"
+    )
+    tokenizer = Tokenizer.load(path)
+
+    ids = tokenizer.encode("Hello")
+
+    assert ids[:2] == [size + 1, size + 3]  # [gMASK] and sop
+    assert ids[2:] == spm.SentencePieceProcessor(model_proto=data).encode("Hello")
+    assert tokenizer.encode("<|user|>", add_special_tokens=False)[-1] == size + 6
+    assert size + 3 not in tokenizer.encode_user("sophisticated")[2:]
+
+
+def test_glm4_starts_texts_with_its_mask(tmp_path):
+    ranks = {bytes([i]): i for i in range(256)}
+    path = folder(tmp_path, {"tokenizer.model": tiktoken_file(ranks)}, model_type="chatglm")
+
+    assert Tokenizer.load(path).encode("A") == [256 + 2, 256 + 4, 65]
+
+
 def test_kimi_splits_as_tiktoken_does(tmp_path):
     ranks = {bytes([i]): i for i in range(256)} | {b"He": 256, b"ll": 257, b"Hell": 258}
     config = {"added_tokens_decoder": {"259": {"content": "[BOS]", "special": True}}}

@@ -14,7 +14,8 @@ import yaml
 
 from sylvan.cli.route import load_route
 from sylvan.cli.settings import load_settings
-from sylvan.config.flags import Parsed
+from sylvan.config.flags import CONFIG_OPTIONS, Parsed, parse_flags
+from sylvan.config.sources import gather
 
 helm = pytest.importorskip("helm_python")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -25,7 +26,10 @@ EXAMPLES = ROOT / "deploy/helm/examples"
 GOLDEN = Path(__file__).parent / "charts"
 NAMES = ("default", *sorted(path.stem for path in EXAMPLES.glob("*.yaml")))
 # Kinds that clusters learn from others: their schemas are not among Kubernetes' own.
-FOREIGN = ("keda.sh", "monitoring.coreos.com", "gateway.networking", "inference.networking")
+FOREIGN = (
+    *("keda.sh", "monitoring.coreos.com", "gateway.networking", "inference.networking"),
+    "leaderworkerset.x-k8s.io",
+)
 KEYS = {"apiKey": "client", "adminKey": "admin", "gatewayKey": "between", "disaggSecret": "kv"}
 
 
@@ -51,7 +55,11 @@ def of_kind(name, kind):
 
 
 def pods(name):
-    return [one["spec"]["template"] for one in of_kind(name, "Deployment")]
+    groups = [one["spec"]["leaderWorkerTemplate"] for one in of_kind(name, "LeaderWorkerSet")]
+    return [
+        *(one["spec"]["template"] for one in of_kind(name, "Deployment")),
+        *(group[part] for group in groups for part in ("leaderTemplate", "workerTemplate")),
+    ]
 
 
 def selects(selector, labels):
@@ -74,6 +82,7 @@ def test_golden_files_show_what_is_rendered(name):
     assert rendered(name) == path.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.29", "1.37"])
 @pytest.mark.parametrize("name", NAMES)
 def test_objects_fit_the_schemas_of_kubernetes(name, version):
@@ -127,7 +136,8 @@ def test_selectors_of_services_and_budgets_find_pods(name):
     services = [one["spec"]["selector"] for one in of_kind(name, "Service")]
     budgets = of_kind(name, "PodDisruptionBudget")
     for selector in (*services, *(b["spec"]["selector"]["matchLabels"] for b in budgets)):
-        assert len([one for one in labels if selects(selector, one)]) == 1
+        found = [one for one in labels if selects(selector, one)]
+        assert len({one.get("sylvan/pool", "gateway") for one in found}) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -173,3 +183,27 @@ def test_a_pod_has_time_to_drain_before_it_is_killed():
         ]
         pause = int(spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
         assert spec["terminationGracePeriodSeconds"] > settings["server"]["drain_s"] + pause
+
+
+def test_pods_of_a_group_know_their_places_and_take_the_flags():
+    (group,) = of_kind("several-machines", "LeaderWorkerSet")
+    deployments = of_kind("several-machines", "Deployment")
+    assert [one["metadata"]["name"] for one in deployments] == ["llm-gateway"]
+    template = group["spec"]["leaderWorkerTemplate"]
+    leader, worker = template["leaderTemplate"]["spec"], template["workerTemplate"]["spec"]
+    assert template["size"] == 2
+    given = leader["containers"][0]["args"]
+    assert given == worker["containers"][0]["args"]
+    told = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "llm-0.llm"}
+    words = [functools.reduce(lambda w, n: w.replace(f"$({n})", told[n]), told, w) for w in given]
+    (settings,) = [
+        one["data"]["serve.yaml"]
+        for one in of_kind("several-machines", "ConfigMap")
+        if "serve.yaml" in one["data"]
+    ]
+    parsed = parse_flags(words[4:], CONFIG_OPTIONS)
+    found = gather(parsed.given).config.parallel
+    assert (found.nodes, found.node_rank, found.address) == (2, 1, "llm-0.llm:20000")
+    assert yaml.safe_load(settings)["parallel"]["tp"] % found.nodes == 0
+    assert "startupProbe" in leader["containers"][0]
+    assert "startupProbe" not in worker["containers"][0]

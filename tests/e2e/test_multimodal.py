@@ -201,8 +201,8 @@ def test_all_apis_take_images(server):
 @pytest.mark.parametrize(
     ("content", "status", "words"),
     [
-        ([part(b"no image")], 400, "no image that can be read"),
-        ([part(png(1)[:60])], 400, "no image that can be read"),
+        ([part(b"no image")], 400, "the image cannot be decoded"),
+        ([part(png(1)[:60])], 400, "the image cannot be decoded"),
         ([part(b"")], 400, "empty"),
         ([part(os.urandom(110_000))], 413, "media.item_bytes"),
         ([part(png(1))] * 4, 400, "media.items"),
@@ -286,7 +286,7 @@ def test_videos_are_looked_at(server, reference):
 @pytest.mark.parametrize(
     ("video", "words"),
     [
-        (clip(b"no video"), "no video that can be read"),
+        (clip(b"no video"), "the video cannot be decoded"),
         (clip(mp4()[:300]), "video_url.url"),
         (clip(mp4(2, 6, 640, 480)), "media.pixels"),
         (clip(mp4(120, 6, 16, 16)), "media.seconds"),
@@ -303,6 +303,7 @@ def test_bad_videos_are_refused_by_their_place(server, video, words):
     assert chat(server, "plain").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_lost_preparing_process_costs_its_item_only(server, folder):
     chat(server, [part(png(7)), said("x")])
     workers = _children_of("sylvan.media.worker", str(folder))
@@ -333,6 +334,7 @@ def _children_of(program: str, argument: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_the_engine_and_the_frontend_see_what_the_server_sees(server, folder, tmp_path):
     data = png(8)
     path = tmp_path / "a.png"

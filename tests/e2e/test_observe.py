@@ -226,6 +226,7 @@ def test_promtool_reads_what_is_exported(observed: Observed) -> None:
     assert done.returncode in (0, 3)
 
 
+@pytest.mark.slow
 def test_dashboard_and_alerts_show_what_a_real_server_exports(
     observed: Observed, tmp_path: Path
 ) -> None:
@@ -605,6 +606,7 @@ def test_traces_over_http_go_on_from_the_gateway_to_the_server(
         assert {s.name for s in spans if s.parent_id == own.span_id} == {*STAGES}
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_hangs_leaves_a_report(tmp_path: Path) -> None:
     model = write_random_model(tmp_path / "model")
     reports = tmp_path / "reports"

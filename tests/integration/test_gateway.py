@@ -403,7 +403,7 @@ async def test_a_worker_that_alone_answers_garbage_gives_502():
         response = await front.post("/v1/chat/completions", {"messages": HELLO})
 
     assert response.status_code == 502
-    assert "did not keep to HTTP" in response.json()["error"]["message"]
+    assert "sent invalid HTTP" in response.json()["error"]["message"]
 
 
 async def test_overload_is_bounded_and_live_requests_are_unharmed(checkpoint):

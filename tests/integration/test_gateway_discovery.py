@@ -211,7 +211,7 @@ async def test_pods_of_prefill_and_decode_have_selectors_of_their_own(cluster, c
         source = front.metric("smg_discovery_workers_discovered", source="kubernetes")
     assert source == 5
     assert len({job.url for job in jobs}) == 5
-    assert "'no port' is no port" in caplog.text
+    assert "'no port' is not a port" in caplog.text
 
 
 async def test_the_kind_and_port_of_pods_are_theirs(checkpoint, cluster):

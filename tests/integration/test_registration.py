@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from sylvan.config.values import Secret
-from sylvan.runtime.server.registration import Presence, Registration
+from sylvan.runtime.server.registration import Registration, RegistrationInfo
 from tests.support.cluster import gateway, raw, scripted, until
 from tests.support.scripted import write_checkpoint
 from tests.support.tiny import write_model
@@ -25,7 +25,7 @@ def checkpoint(tmp_path_factory):
 
 
 def presence(gateways, url, **changes):
-    return Presence(gateways=gateways, url=url, interval_s=0.05, **changes)
+    return RegistrationInfo(gateways=gateways, url=url, interval_s=0.05, **changes)
 
 
 def urls(front):
@@ -110,6 +110,7 @@ def serving(model, *flags):
         process.stdout.close()
 
 
+@pytest.mark.slow
 async def test_the_command_registers_and_leaves(tmp_path):
     model = write_model(tmp_path / "tiny")
     async with gateway(wait=0) as front:

@@ -106,7 +106,7 @@ def test_a_file_that_is_no_socket_is_refused(tmp_path):
     with socket.socket() as unready, started(unready, "", "route") as process:
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
-    assert "LISTEN_FDS: file descriptor 3 is no TCP socket that listens" in output
+    assert "LISTEN_FDS: file descriptor 3 is not a listening TCP socket" in output
 
 
 def heard(manager: socket.socket) -> list[str]:
@@ -154,6 +154,6 @@ def test_a_hangup_reads_keys_and_limits_of_a_gateway_again(tmp_path, manager):
             assert process.wait(PATIENCE_S) == 0
             assert process.stdout is not None
             said = process.stdout.read()
-    assert "SIGHUP: keys were read again; server.api_key, limits.queue_size changed" in said
+    assert "SIGHUP: keys reloaded; server.api_key, limits.queue_size changed" in said
     assert "SIGHUP: these need a restart: routing.policy" in said
     assert "SIGHUP: nothing has changed: " in said

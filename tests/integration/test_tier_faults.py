@@ -82,7 +82,7 @@ def test_a_read_only_disk_is_refused_unless_its_hits_may_be_done_without(model, 
         with Served(model, folder / "kv") as first:
             assert first.ask()[0] == wanted[0]
         remount(folder, "ro")
-        with pytest.raises(ConfigError, match=r"tiers\.storage=.*Mend it.*best_effort"):
+        with pytest.raises(ConfigError, match=r"tiers\.storage=.*Fix it.*best_effort"):
             Served(model, folder / "kv")
         with Served(model, folder / "kv", tiers={"prefetch": "best_effort"}) as without:
             assert without.ask() == (wanted[0], 0)

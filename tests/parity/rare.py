@@ -8,7 +8,7 @@ from types import MappingProxyType
 import transformers
 from transformers import PretrainedConfig
 
-from tests.parity.checkpoints import VOCAB
+from tests.parity.checkpoints import SHAPE, VOCAB
 from tests.parity.families import (
     EXPERTS,
     FAMILIES,
@@ -113,6 +113,17 @@ RECURRENT: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
             expand=2,
             chunk_size=8,
         ),
+        "minimax": shape(
+            "MiniMaxConfig",
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            head_dim=16,
+            block_size=8,
+            layer_types=DELTA["layer_types"],
+            linear_attn_alpha_factor=1.5,
+            linear_attn_beta_factor=0.7,
+            mlp_alpha_factor=1.2,
+        ),
         "nemotron-h": shape(
             "NemotronHConfig",
             mamba_num_heads=8,
@@ -125,6 +136,10 @@ RECURRENT: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
             initializer_range=0.08,
         ),
         "olmo-hybrid": shape("OlmoHybridConfig", **DELTA),
+        "recurrent-gemma": shape("RecurrentGemmaConfig", attention_window_size=12),
+        "rwkv": lambda: transformers.RwkvConfig(
+            vocab_size=VOCAB, hidden_size=64, num_hidden_layers=3, context_length=256
+        ),
         "qwen3-next": shape("Qwen3NextConfig", **DELTA | QWEN),
         "qwen3.5": shape("Qwen3_5TextConfig", **DELTA, initializer_range=0.08),
         "qwen3.5-moe": shape("Qwen3_5MoeTextConfig", **DELTA | QWEN),
@@ -147,6 +162,25 @@ RECURRENT: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
 """Some layers keep a state; the default test run takes a sample of them."""
 STEPPING = frozenset({"zamba2"})
 """Transformers computes a token of an answer otherwise than one of a prompt (6e-5 in float64)."""
+INDEX = {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 24, "head_dim": 8}
+
+
+def _longcat() -> PretrainedConfig:
+    sizes = {n: v for n, v in SHAPE.items() if n not in ("num_hidden_layers", "intermediate_size")}
+    latent = {n: v for n, v in LATENT.items() if "rank" in n or "head" in n}
+    return transformers.LongcatFlashConfig(
+        **sizes | latent,
+        head_dim=8,
+        num_layers=2,
+        ffn_hidden_size=112,
+        moe_topk=3,
+        n_routed_experts=6,
+        zero_expert_num=3,
+        expert_ffn_hidden_size=24,
+        routed_scaling_factor=2.0,
+    )
+
+
 MORE: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
     {
         "afmoe": shape(
@@ -171,6 +205,30 @@ MORE: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
             sliding_window=12,
             layer_types=SLIDING,
         ),
+        "deepseek-v32": shape("DeepseekV32Config", **LATENT | INDEX),
+        "glm-moe-dsa": shape(
+            "GlmMoeDsaConfig", **LATENT | INDEX, indexer_types=["full", "shared", "full"]
+        ),
+        "jetmoe": shape("JetMoeConfig", num_local_experts=4, num_experts_per_tok=2, kv_channels=16),
+        "longcat-flash": _longcat,
+        "mimo-v2-flash": shape(
+            "MiMoV2FlashConfig",
+            **EXPERTS,
+            head_dim=16,
+            v_head_dim=12,
+            n_group=4,
+            topk_group=2,
+            sliding_window=12,
+            layer_types=SLIDING,
+            mlp_layer_types=["dense", "sparse", "sparse"],
+            rope_parameters={
+                kind: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": 0.5}
+                for kind, base in (("full_attention", 5e6), ("sliding_attention", 1e4))
+            },
+        ),
+        "dory": lambda: transformers.DoryConfig(**SHAPE),
+        "hrm-text": shape("HrmTextConfig"),
+        "openai-gpt": old("OpenAIGPTConfig"),
         "granitemoe-swa": shape(
             "GraniteMoeSWAConfig", **EXPERTS, sliding_window=12, layer_types=SLIDING
         ),
@@ -240,6 +298,13 @@ ALONE: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
         "blenderbot-small": _half("BlenderbotSmallConfig"),
         "marian": _half("MarianConfig"),
         "mbart": _half("MBartConfig"),
+        "mvp": _half("MvpConfig"),
+        "trocr": _half("TrOCRConfig"),
+        "megatron-bert-decoder": shape("MegatronBertConfig", is_decoder=True),
+        "rembert-decoder": shape(
+            "RemBertConfig", is_decoder=True, input_embedding_size=32, output_embedding_size=48
+        ),
+        "roformer-decoder": shape("RoFormerConfig", is_decoder=True, embedding_size=32),
         "pegasus": _half("PegasusConfig"),
         "plbart": _half("PLBartConfig"),
         "bert-decoder": shape("BertConfig", is_decoder=True),

@@ -28,7 +28,7 @@ def test_family_equals_transformers(family, tmp_path):
     assert found.excess <= 1
 
 
-def _internlm2(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def internlm2_names(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Its own names and its grouped projection, from the tensors of Llama."""
     names = {
         "embed_tokens": "tok_embeddings",
@@ -63,7 +63,7 @@ def _baichuan(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Te
 
 @pytest.mark.parametrize(
     ("architecture", "rename", "kv_heads"),
-    [("InternLM2ForCausalLM", _internlm2, 2), ("BaichuanForCausalLM", _baichuan, 4)],
+    [("InternLM2ForCausalLM", internlm2_names, 2), ("BaichuanForCausalLM", _baichuan, 4)],
 )
 def test_renamed_llama_equals_llama(architecture, rename, kv_heads, tmp_path):
     """Architectures that transformers does not have: Llama's tensors under their names."""

@@ -7,11 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from sylvan.config.checkpoint import model_facts
+from sylvan.runtime.models.config import DTYPE_BYTES, kv_bytes_per_token
+from sylvan.runtime.models.registry import load_config
 from tests.parity.checkpoints import FAMILIES as BASE
 from tests.parity.left import LEFT
+from tests.parity.published_models import PUBLISHED
 from tests.parity.rare import ALL
 from tests.parity.vectors import COSINE, VECTORS
 
@@ -35,10 +39,23 @@ def test_every_family_can_be_started(tmp_path):
         assert (facts.vocab_size, facts.causal) == (text.vocab_size, True), name
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_family_can_be_started(name, tmp_path):
+    raw = PUBLISHED[name].raw
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+
+    facts = model_facts(str(tmp_path))
+
+    served = load_config(tmp_path)
+    assert facts.vocab_size == served.vocab_size
+    assert facts.context_len == served.max_position_embeddings
+    assert facts.kv_per_token >= kv_bytes_per_token(served) // DTYPE_BYTES[served.dtype]
+
+
 def test_every_family_was_compared_and_is_equal():
     results = json.loads((ROOT / "tests" / "parity" / "results.json").read_text())
 
-    assert set(results) == {*BASE, *ALL, *VECTORS}
+    assert set(results) == {*BASE, *ALL, *VECTORS, *PUBLISHED}
     assert all(row["equal"] for row in results.values())
     for name, row in results.items():
         if name in VECTORS:
@@ -63,5 +80,5 @@ def test_every_causal_model_of_transformers_is_listed():
         for row in results.values()
         if "cosine" not in row and row["path"] == "native"
     }
-    assert len(generating) >= 128
-    assert len(native) >= 90
+    assert len(generating) >= 160
+    assert len(native) >= 120

@@ -16,6 +16,7 @@ from sylvan.config.tasks import is_causal, tasks_of
 from sylvan.kernels import describe
 from sylvan.runtime.models.registry import MODELS, load_config
 from tests.parity.checkpoints import VOCAB
+from tests.parity.test_families import internlm2_names
 from tests.parity.vectors import COSINE, VECTORS, VectorServing, compare_vectors, make, serve
 
 compiled = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
@@ -26,6 +27,7 @@ SAMPLE = (
 )
 NOT_IN_TRANSFORMERS = {
     *("LlamaBidirectionalModel", "Qwen2ForRewardModel", "Qwen3ForRewardModel"),
+    *("Contriever", "InternLM2ForRewardModel", "LlamaEmbeddingModel"),
 }
 
 
@@ -138,6 +140,43 @@ def test_a_reward_model_has_two_matrices(tmp_path):
         hidden = model(torch.tensor([ids])).last_hidden_state[0, -1]
         expected = F.linear(F.relu(F.linear(hidden, first, bias[0])), last, bias[1])
     assert found == pytest.approx(expected.numpy(), abs=1e-4)
+
+
+def _renamed(path: Path, architecture: str) -> None:
+    raw = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(raw | {"architectures": [architecture]}))
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "pooling"),
+    [("bert-embed", "Contriever", "mean"), ("llama-embed", "LlamaEmbeddingModel", "last")],
+)
+def test_embedders_under_other_names(name, architecture, pooling, tmp_path):
+    make(name, tmp_path)
+    prompt = [list(range(5, 25))]
+    expected = serve(tmp_path, pooling).embed(prompt)[0]
+    _renamed(tmp_path, architecture)
+
+    assert np.array_equal(serve(tmp_path).embed(prompt)[0], expected)
+
+
+def test_internlm_rewards_by_one_matrix(tmp_path):
+    model = make("llama-embed", tmp_path)
+    file, size = tmp_path / "model.safetensors", model.config.hidden_size
+    tensors, found = load_file(file), {}
+    for tensor in tensors:
+        found |= internlm2_names(tensor, tensors)
+    matrix = torch.randn(1, size, generator=torch.Generator().manual_seed(5)) * 0.2
+    found = {f"model.{n}": t.contiguous() for n, t in found.items()} | {"v_head.weight": matrix}
+    save_file(found, file)
+    _renamed(tmp_path, "InternLM2ForRewardModel")
+    ids = np.random.default_rng(2).integers(4, VOCAB, 19).tolist()
+
+    reward = serve(tmp_path).embed([ids])[0]
+
+    with torch.inference_mode():
+        expected = F.linear(model(torch.tensor([ids])).last_hidden_state[0, -1], matrix)
+    assert reward == pytest.approx(expected.numpy(), abs=1e-4)
 
 
 def test_a_decoder_may_be_told_to_look_both_ways(tmp_path):

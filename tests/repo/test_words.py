@@ -36,6 +36,41 @@ BANNED = {
     "unforgeable": "safe_encoding",
     "rehearsal": "dry run",
     "whose were not fails alone": "clamp, so only that request fails",
+    "Wishes": "MissingKVPolicy",
+    "WritingAhead": "BatchDrafter",
+    "GrpcAsking": "GrpcProbing",
+    "EngineSteering": "EngineControl",
+    "Reception": "TokenTimer",
+    "CacheFollowing": "CacheFollower",
+    "Steered": "CommandRunner",
+    "Tokenising": "PromptTokenizer",
+}
+# Phrases for which plain English has a shorter one. Regex -> what to write instead.
+PHRASES = {
+    r"seconds since 1970": "seconds since the Unix epoch, or Unix time",
+    r"Whose (it|request it|they) (is|are)": "Tenant of ..., Owner of ...",
+    r"Whom to\b": "Which workers, Which requests",
+    r"[Nn]obody (is|can guess|knows|waits|reads|else|serves|wants)\b": "no client, unguessable",
+    r"go(es)? on with\b": "continue(s)",
+    r"go(es)? on from\b(?! a recurrent)": "continue(s)",
+    r"[Ll]ikewise\b": "the same, or repeat the noun",
+    r"beg[iu]ns? anew\b": "start over, restart",
+    r"of late\b(?!r)": "recent",
+    r"(no|a|gives?|shows?) signs? of life": "heartbeat, message",
+    r"shows? life\b": "sends heartbeats",
+    r"hand(s|ed)? over (the )?(KV|pages)": "transfer KV, send pages",
+    r"how (it|they) fares?\b": "health",
+    r"as far as it has come": "progress",
+    r"(What|all) that is told\b": "report",
+    r"is what it stands for": "name the noun",
+    r"if that is asked for": "if enabled, if requested",
+    r"Has (texts|tokens) (embedded|guessed)": "Embeds, Drafts",
+    r"Takes in (outputs|requests|one)": "Receives",
+    r"is none of ours": "is unknown, is invalid",
+    r"that are so many\b": "say the number",
+    r"The same,? less\b": "without",
+    r"Bound on bodies\b": "Limit of bodies",
+    r"for as long as somebody": "while it is used",
 }
 # Public classes that share a name on purpose. Name -> why.
 SHARED_NAMES = {
@@ -93,6 +128,22 @@ def test_words_that_were_removed_stay_away():
         for match in pattern.finditer(line)
     ]
     assert found == []
+
+
+def test_phrases_that_were_removed_stay_away():
+    pattern = re.compile("|".join(f"(?:\\b{phrase})" for phrase in PHRASES))
+    found = [
+        f"{path.relative_to(SRC)}:{number}: {match.group()}: say {_advice(match.group())}"
+        for path in SOURCES
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for match in pattern.finditer(line)
+    ]
+    assert found == []
+    assert pattern.search("The worker shows life; another one begins anew.")
+
+
+def _advice(phrase: str) -> str:
+    return next(advice for known, advice in PHRASES.items() if re.match(known, phrase))
 
 
 def _public_functions(tree: ast.Module) -> Iterator[Function]:

@@ -101,7 +101,7 @@ KITS = (
     ),
     Kit(
         "structured",
-        ("instructor>=1,<2", "outlines[openai]>=1,<2", "guidance<0.4", "openai>=3,<4"),
+        ("instructor[anthropic]>=1,<2", "outlines[openai]>=1,<2", "guidance<0.4", "openai>=3,<4"),
         ("tour_structured.py",),
     ),
     Kit(

@@ -8,6 +8,7 @@ from typing import Literal
 import guidance
 import instructor
 import outlines
+from anthropic import Anthropic
 from openai import OpenAI
 from pydantic import BaseModel
 from steps import HELLO, KEY, MODEL, run, step
@@ -41,6 +42,15 @@ def instructor_with_tools():
 def instructor_with_a_schema():
     for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON_O1):
         assert isinstance(asked(mode), Plan)
+
+
+@step
+def instructor_with_tools_of_anthropic():
+    """`tool_choice` names the one tool: the call is made whatever the model would say."""
+    plain = Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=120)
+    made = instructor.from_anthropic(plain, mode=instructor.Mode.ANTHROPIC_TOOLS)
+    given = {"model": MODEL, "messages": HELLO, "max_tokens": 200, "temperature": 0}
+    assert isinstance(made.messages.create(response_model=Plan, max_retries=0, **given), Plan)
 
 
 @step

@@ -86,12 +86,12 @@ class ScriptedDrafter:
 
 
 class ScriptedModel:
-    """Implements `WritingAhead` by a `ScriptedDrafter`."""
+    """Implements `BatchDrafter` by a `ScriptedDrafter`."""
 
     def __init__(self, kind: str, seed: int) -> None:
         self._drafter = ScriptedDrafter(kind, seed)
 
     def write(self, wishes: Mapping[Req, int]) -> dict[Req, Any]:
-        """See `WritingAhead.write`."""
+        """See `BatchDrafter.write`."""
         found = {req: self._drafter.propose(req, count) for req, count in wishes.items()}
         return {req: proposal.tokens for req, proposal in found.items()}

@@ -16,12 +16,13 @@ from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.pools import cache_groups
 from sylvan.runtime.features.prompt_logprobs.worker import PromptLogprobsWorker
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.models.checkpoint import load_weights, slots
+from sylvan.runtime.models.checkpoint import load_weights
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.decoder import Decoder
 from sylvan.runtime.models.holders import ParameterNames
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.registry import family_of, load_config
+from sylvan.runtime.models.slots import slots
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.pool.mha import KVShape, MHAPool
 from tests.support.delayed import DelayedPlatform

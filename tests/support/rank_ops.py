@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import Communicator
+from sylvan.kernels.api import Communicator, ExpertRanks, ExpertWeights, Routing
 from sylvan.kernels.native.library import load
 from sylvan.kernels.native.ranks import SharedRanks
 from tests.support.native import DTYPES, native, random
@@ -26,6 +27,43 @@ def inputs(rank: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, t
     return wide, rows, random(ROWS, mine, dtype=torch.float32, seed=20 + rank)
 
 
+EXPERTS, CHOSEN, INNER = 6, 3, 48
+PLACED = ((0, 3, 5, 1), (2, 4, 1, 0))
+"""Experts of two ranks: two of them are on both."""
+
+
+def experts_of(numbers: tuple[int, ...], dtype: torch.dtype) -> ExpertWeights:
+    """Weights of some experts."""
+    up = random(EXPERTS, 2 * INNER, COLS, dtype=dtype, seed=40, scale=0.2)
+    down = random(EXPERTS, COLS, INNER, dtype=dtype, seed=41, scale=0.2)
+    return ExpertWeights(gate_up=up[list(numbers)].clone(), down=down[list(numbers)].clone())
+
+
+def divided(ranks: Communicator, dtype: torch.dtype) -> ExpertWeights:
+    """Those of a rank of two."""
+    slots = [[s for s, e in enumerate(PLACED[0] + PLACED[1]) if e == x] for x in range(EXPERTS)]
+    table = torch.tensor([[own[0], own[-1]] for own in slots], dtype=torch.int32)
+    spread = ExpertRanks(ranks=ranks, groups=2, per_group=len(PLACED[0]), slots_EC=table)
+    return replace(experts_of(PLACED[ranks.rank], dtype), spread=spread)
+
+
+def mixtures(ranks: Communicator, dtype: torch.dtype, compute) -> list[torch.Tensor]:
+    """What `compute` makes of experts that two ranks have; of one rank: that has all of them."""
+    logits = random(ROWS, EXPERTS, dtype=torch.float32, seed=42)
+    rows = random(ROWS, COLS, dtype=dtype, seed=43)
+    found: list[torch.Tensor] = []
+    for scales in (False, True):
+        routing = Routing(top_k=CHOSEN, normalise=True, scale_inputs=scales)
+        whole = ranks.size == 1
+        weights = experts_of(tuple(range(EXPERTS)), dtype) if whole else divided(ranks, dtype)
+        load = torch.zeros(EXPERTS, dtype=torch.int64)
+        given = routing, weights, load
+        found.append(compute(lambda x, y, given=given: ops.experts(x, y, *given), rows, logits))
+        assert load.sum() == ROWS * CHOSEN
+        found.append(load)
+    return found
+
+
 def collectives(ranks: Communicator, dtype: torch.dtype, compute) -> list[torch.Tensor]:
     """What `compute(op, *matrices)` makes of each collective, in the same order on every rank."""
     wide, rows, logits = inputs(ranks.rank, dtype)
@@ -38,7 +76,7 @@ def collectives(ranks: Communicator, dtype: torch.dtype, compute) -> list[torch.
     ]
 
 
-def run_rank(variant: str, path: Path, rank: int) -> list[torch.Tensor]:
+def run_rank(variant: str, path: Path, rank: int, what=collectives) -> list[torch.Tensor]:
     """All of them in programs, for both types of rows."""
     library = load(variant)
     ranks = SharedRanks(library, path, rank, 2, 60.0, ROOM_BYTES)
@@ -49,10 +87,10 @@ def run_rank(variant: str, path: Path, rank: int) -> list[torch.Tensor]:
         def compute(op, *matrices, dtype=dtype):
             return native(library, dtype, lambda _, *values: op(*values), matrices)
 
-        found += collectives(ranks, dtype, compute)
+        found += what(ranks, dtype, compute)
     ranks.check()
     return found
 
 
 if __name__ == "__main__":
-    run_rank(sys.argv[1], Path(sys.argv[2]), 1)
+    run_rank(sys.argv[1], Path(sys.argv[2]), 1, globals()[sys.argv[3]])

@@ -54,19 +54,21 @@ def on_ranks(size: int, run):
     return in_threads([lambda mesh=mesh: run(mesh) for mesh in meshes])
 
 
-def build_ranks(size: int, build=build_standard, timeout_s: float = 60.0):
+def build_ranks(size: int, build=build_standard, timeout_s: float = 60.0, mesh_of=Mesh):
     """A function like `build_standard` that makes `size` ranks.
 
     Args:
         size: Number of ranks.
         build: Makes the executor of each; called in a thread of its own, with `mesh`.
         timeout_s: For each collective.
+        mesh_of: Makes the mesh of a rank.
     """
 
     def make(path: Path, options: LocalOptions) -> tuple[Executor, LoadedModelInfo]:
         assert options.runner == "eager", "the native kernels have one pool of threads a process"
         ranks = thread_ranks(size, timeout_s)
-        made = in_threads([partial(build, path, options, mesh=Mesh(rank)) for rank in ranks])
+        meshes = [mesh_of(rank) for rank in ranks]
+        made = in_threads([partial(build, path, options, mesh=mesh) for mesh in meshes])
         down, up = ([Pipe() for _ in range(size - 1)] for _ in range(2))
         others = [Duplex(one, other) for one, other in zip(down, up, strict=True)]
         first, facts = made[0]

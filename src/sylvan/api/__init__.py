@@ -1,1 +1,1 @@
-"""The public wire models and their conversion to and from protocol types."""
+"""Request and response bodies of the public APIs, and their conversion to protocol types."""

@@ -1,4 +1,4 @@
-"""Bodies of the routes about LoRA adapters."""
+"""Bodies of the LoRA adapter routes."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ from sylvan.protocol.errors import RequestError
 
 
 class LoadAdapterBody(WireModel):
-    """Serve an adapter in a directory of the server's machine."""
+    """Load an adapter from a directory on the server."""
 
     lora_name: Name
-    """Name by which requests ask for it."""
+    """Name with which requests select it."""
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
     """Its directory, in PEFT's format."""
     pinned: bool = False
-    """Keep its place in host memory and on the device."""
+    """Never evict it from host memory or the device."""
 
 
 class SentAdapterBody(WireModel):
-    """Serve an adapter that is sent."""
+    """Load an adapter whose tensors are in the request."""
 
     lora_name: Name
-    """Name by which requests ask for it."""
+    """Name with which requests select it."""
     config_dict: dict[str, Any]
-    """What `adapter_config.json` has."""
+    """Contents of `adapter_config.json`."""
     serialized_named_tensors: str | SharedFile | list[str | SharedFile]
-    """Its tensors as a safetensors file: base64, or where it lies in shared memory. Pickles are
-    refused."""
+    """Its tensors as a safetensors file: base64, or a reference to shared memory. Pickles are
+    rejected."""
     load_format: str | None = None
-    """Only safetensors are read."""
+    """Only safetensors is supported."""
     added_tokens_config: dict[str, Any] | None = None
-    """Must have no entries: an adapter cannot add tokens."""
+    """Must be empty: an adapter cannot add tokens."""
     expected_checksums: Annotated[dict[str, str], Field(max_length=100_000)] | None = None
-    """XXH3-128 of the bytes of tensors, by name, in hexadecimal digits: nothing is loaded if one
-    differs."""
+    """XXH3-128 of the bytes of each tensor, by name, in hex: on a mismatch nothing is
+    loaded."""
     pinned: bool = False
-    """Keep its place in host memory and on the device."""
+    """Never evict it from host memory or the device."""
 
 
 class UnloadAdapterBody(WireModel):
-    """Serve no new requests with an adapter."""
+    """Unload an adapter: new requests cannot use it."""
 
     lora_name: Name
     """Its name."""
     abort_requests: bool = False
-    """End its requests with an error; else those that have come finish."""
+    """Abort its requests; otherwise they finish."""
 
 
 class AdapterReply(BaseModel):
-    """Outcome, and all adapters that are served, with their directories."""
+    """Result, and the directories of all loaded adapters."""
 
     success: bool
     error_message: str = ""
@@ -66,10 +66,10 @@ class AdapterReply(BaseModel):
 
 
 def sent_file(body: SentAdapterBody) -> bytes | SharedFile:
-    """The safetensors file of a body.
+    """Read the safetensors file of a body.
 
     Raises:
-        RequestError: it is none, or not one for one rank.
+        RequestError: It is malformed, or not for exactly one rank.
     """
     field = "serialized_named_tensors"
     if body.load_format not in (None, "safetensors", "direct"):
@@ -90,14 +90,14 @@ def sent_file(body: SentAdapterBody) -> bytes | SharedFile:
     try:
         return base64.b64decode(parts[0], validate=True)
     except (binascii.Error, ValueError):
-        raise RequestError(f"{field} is no base64", param=field) from None
+        raise RequestError(f"{field} is not base64", param=field) from None
 
 
 def check_sums(data: bytes, expected: Mapping[str, str]) -> None:
-    """Compare tensors of a safetensors file with checksums.
+    """Compare the tensors of a safetensors file with checksums.
 
     Raises:
-        RequestError: it is no such file, lacks a tensor, or one differs; names the tensor.
+        RequestError: The file is malformed, or a tensor is missing or differs; it is named.
     """
     field = "expected_checksums"
     try:

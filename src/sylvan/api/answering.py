@@ -1,4 +1,4 @@
-"""How an answer is constrained, and how it is read: by tools, thinking and grammars together."""
+"""Plans how an answer is constrained and parsed, from tools, thinking and grammars together."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from sylvan.text.tools import family as tool_family
 
 
 class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Functions of a request.
+    """The tools of a request.
 
     Attributes:
-        tools: Definitions in the OpenAI shape.
+        tools: Definitions in OpenAI's format.
         choice: "auto", "none", "required", or the name of the function to call.
-        parallel: Several calls at once are allowed.
+        parallel: Whether several calls are allowed.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -35,16 +35,16 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client wants of an answer.
+    """Options of an answer.
 
     Attributes:
-        sampling: How to sample it.
-        tool_use: Functions that may or must be called.
-        variables: Of the chat template.
-        continued: Text of the message that the answer goes on with; None: it begins a new one.
-        separate_reasoning: Take thinking out of the text.
-        stream_reasoning: Pass thinking on as it comes.
-        thinking_budget: Tokens of thinking after which it is made to end.
+        sampling: Sampling parameters.
+        tool_use: Tools that may or must be called.
+        variables: Variables of the chat template.
+        continued: Text of the message that the answer continues; None: it starts a new message.
+        separate_reasoning: Return reasoning apart from the text.
+        stream_reasoning: Stream reasoning as it arrives.
+        thinking_budget: Tokens of reasoning after which it is forced to end.
     """
 
     sampling: SamplingParams
@@ -57,13 +57,13 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerPlan(msgspec.Struct, frozen=True):
-    """How an answer is made and read.
+    """How an answer is generated and parsed.
 
     Attributes:
-        sampling: With the grammar that forces calls, and markers in the text where it is read by
-            them.
-        rules: How its text becomes thinking, text and calls.
-        thinking: Where it thinks; None: it does not.
+        sampling: Parameters including the grammar that forces calls, with special tokens kept in
+            the text where the parser needs them.
+        rules: How the text is split into reasoning, text and calls.
+        thinking: Where the answer contains reasoning; None: nowhere.
     """
 
     sampling: SamplingParams
@@ -74,7 +74,7 @@ class AnswerPlan(msgspec.Struct, frozen=True):
 def thinking_variables(
     *, effort: str | float | None = None, enabled: bool | None = None
 ) -> dict[str, Any]:
-    """Template variables that switch thinking; both names that templates use are set."""
+    """Return template variables that switch thinking; sets both names that templates use."""
     variables: dict[str, Any] = {}
     if effort is not None:
         variables["reasoning_effort"] = effort
@@ -85,15 +85,15 @@ def thinking_variables(
 
 
 def plan_answer(parsers: Parsers, asked: AnswerRequest, prompt: str) -> AnswerPlan:
-    """Settle how an answer is constrained and read.
+    """Plan how an answer is constrained and parsed.
 
     Args:
-        parsers: Formats of thinking and calls of the model.
-        asked: What the client wants.
-        prompt: Text of the prompt, or the end of it.
+        parsers: The model's reasoning and tool-call parsers.
+        asked: Options of the answer.
+        prompt: The prompt's text, or its end.
 
     Raises:
-        RequestError: What it wants excludes each other, or cannot be held to.
+        RequestError: Options conflict, or cannot be enforced.
     """
     family = parsers.reasoning
     thinks = family is not None and (
@@ -123,13 +123,13 @@ def plan_answer(parsers: Parsers, asked: AnswerRequest, prompt: str) -> AnswerPl
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A grammar beside thinking.
+    """A grammar combined with thinking.
 
     Attributes:
-        may_open: The model may open its thinking by itself before the grammar begins; else the
-            grammar begins with the output, unless that goes on with thinking.
-        calls: The grammar constrains calls, as the model writes them.
-        text: The grammar allows text as well as calls, or has no calls.
+        may_open: The model may start thinking by itself before the grammar starts; otherwise the
+            grammar starts with the output, unless the output continues thinking.
+        calls: The grammar constrains tool calls in the model's format.
+        text: The grammar allows text besides calls, or has no calls.
     """
 
     may_open: bool
@@ -145,16 +145,16 @@ def thinking_of(
     bound: Bound | None = None,
     calls: bool = False,
 ) -> ThinkingOptions | None:
-    """What the engine is told about thinking; None for a model that does not think.
+    """Return the engine's thinking parameters; None for a model without thinking.
 
-    A budget is a bound, so that a model that does not think keeps to it.
+    A budget limits the output, so a model that does not think satisfies it.
 
     Args:
-        parsers: The markers.
-        inside: The output goes on with thinking.
-        budget: Most tokens of it.
-        bound: The grammar beside it.
-        calls: The request has functions, and a call of one ends thinking.
+        parsers: The model's markers.
+        inside: Whether the output continues thinking.
+        budget: Most tokens of thinking.
+        bound: The grammar combined with it.
+        calls: Whether the request has tools; a call then ends thinking.
     """
     family, starts = parsers.reasoning, parsers.think_starts
     if family is None or not parsers.think_ends:
@@ -172,7 +172,7 @@ def thinking_of(
     if not (inside or starts or headers):
         return None
     return ThinkingOptions(
-        # a call ends thinking where the grammar has calls
+        # a call ends thinking if the grammar has calls
         ends=parsers.think_ends if bound.calls else parsers.think_ends[: len(family.ends)],
         starts=starts,
         headers=headers,
@@ -189,7 +189,7 @@ def _rules(parsers: Parsers, asked: AnswerRequest, *, starts: bool) -> OutputRul
         if use.choice != "auto" and (calling is None or calling.wrapping is None):
             calling = tool_family("json_array")
     thinking = parsers.reasoning if asked.separate_reasoning else None
-    if thinking is not None:  # only what begins a call of this request ends thinking
+    if thinking is not None:  # only the start of a call in this request ends thinking
         markers = calling.grammar.markers if calling is not None else ()
         ends = tuple(mark for mark in thinking.interrupts if mark in markers)
         if ends != thinking.interrupts:
@@ -211,17 +211,17 @@ def _interrupted(family: ReasoningFamily, ends: tuple[str, ...]) -> ReasoningFam
 
 
 def _constrained(asked: AnswerRequest, rules: OutputRules) -> SamplingParams:
-    """Sampling parameters that force the calls the client asked for."""
+    """Return sampling parameters that force the requested calls."""
     use, sampling = asked.tool_use, asked.sampling
     forced = use.choice not in ("auto", "none")
     if forced and sampling.grammar is not None:
         if sampling.json_schema is None:
             message = "tool_choice that forces a call excludes grammars of the whole output."
             raise RequestError(message, param="tool_choice")
-        sampling = msgspec.structs.replace(sampling, json_schema=None)  # there is no text to form
+        sampling = msgspec.structs.replace(sampling, json_schema=None)  # no text to constrain
     if forced and rules.tools is not None:
         tags = structural_tags(rules.tools.wrapping, rules.specs, use.choice)
-        if tags is not None:  # calls as the model writes them
+        if tags is not None:  # calls in the model's format
             return msgspec.structs.replace(sampling, structural_tag=json.dumps(tags.to_json()))
         schema = calls_schema(rules.specs, use.choice, parallel=use.parallel)
         return msgspec.structs.replace(sampling, json_schema=json.dumps(schema))
@@ -229,13 +229,13 @@ def _constrained(asked: AnswerRequest, rules: OutputRules) -> SamplingParams:
         return _strict(rules, sampling)
     formed = use.choice == "auto" and rules.specs and sampling.json_schema is not None
     wrapping = rules.tools and (rules.tools.wrapping or rules.tools.tagged)
-    if formed and wrapping:  # the text has its form, and the model may call all the same
+    if formed and wrapping:  # the text is constrained, and the model may still call
         return _tagged(strict_tags(wrapping, rules.specs, _answer(sampling)), sampling)
     return sampling
 
 
 def _strict(rules: OutputRules, sampling: SamplingParams) -> SamplingParams:
-    """Sampling parameters that hold calls to their schemas, should the model call."""
+    """Return sampling parameters that make optional calls follow their schemas."""
     at, name = next((i, tool.name) for i, tool in enumerate(rules.specs) if tool.strict)
     wrapping = rules.tools and (rules.tools.wrapping or rules.tools.tagged)
     why = ""
@@ -252,7 +252,7 @@ def _strict(rules: OutputRules, sampling: SamplingParams) -> SamplingParams:
 
 
 def _tagged(tags: Mapping[str, Any], sampling: SamplingParams) -> SamplingParams:
-    """Sampling parameters with a structural tag in place of other grammars."""
+    """Return sampling parameters with a structural tag instead of other grammars."""
     return msgspec.structs.replace(
         sampling,
         json_schema=None,
@@ -264,7 +264,7 @@ def _tagged(tags: Mapping[str, Any], sampling: SamplingParams) -> SamplingParams
 
 
 def _answer(sampling: SamplingParams) -> dict[str, Any] | None:
-    """The grammar of a request as a part of a structural tag."""
+    """Convert a request's grammar into a part of a structural tag."""
     if sampling.grammar is None:
         return None
     kind, text = sampling.grammar
@@ -291,15 +291,15 @@ def _schema_of(text: str) -> Any:
 
 
 def _bound(asked: AnswerRequest, sampling: SamplingParams, *, opens: bool) -> Bound:
-    """How the grammar in `sampling` goes with thinking."""
-    ours = sampling is not asked.sampling  # it is of calls
+    """Return how the grammar in `sampling` combines with thinking."""
+    ours = sampling is not asked.sampling  # the grammar constrains calls
     calls = ours and sampling.structural_tag is not None
     forced = asked.tool_use.choice != "auto"
     return Bound(may_open=opens, calls=calls, text=not (calls and forced))
 
 
 def _may_open(family: ReasoningFamily | None, asked: AnswerRequest, prompt: str) -> bool:
-    """Whether the model may begin its answer with thinking that no prompt opened."""
+    """Whether the model may start with thinking that the prompt did not open."""
     if family is None or asked.continued is not None:
         return False
     return family.may_start_reasoning(prompt, asked.variables)

@@ -1,4 +1,4 @@
-"""Wire models of the Anthropic API, and its messages in the OpenAI shape."""
+"""Bodies of the Anthropic API, and conversion of its messages to OpenAI's format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BLOCK_FIELDS = frozenset({"signature"}).union(*_READ.values())
 
 
 class Block(WireModel):
-    """A piece of a message. Which fields it has depends on its type."""
+    """A content block of a message. Its type determines its fields."""
 
     type: str
     text: str | None = None
@@ -46,7 +46,7 @@ class Block(WireModel):
     content: str | list[dict[str, Any]] | None = None
     is_error: bool | None = None
     source: dict[str, Any] | str | None = None
-    """Of an image: base64 or an address; of a document: its text; of a search result: where."""
+    """Of an image: base64 or URL; of a document: its text; of a search result: its origin."""
     title: str | None = None
     context: str | None = None
 
@@ -63,7 +63,7 @@ class Message(WireModel):
 
 
 class Tool(WireModel):
-    """A function that the model may call."""
+    """A tool that the model may call."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
     type: str | None = None
@@ -73,12 +73,12 @@ class Tool(WireModel):
 
     @property
     def passes_on(self) -> bool:
-        """Tools that Anthropic runs are listed as a whole."""
+        """Fields of server tools are not validated."""
         return self.type not in (None, "custom") and is_built_in(self.type)
 
 
 class ToolChoice(WireModel):
-    """Whether and what to call."""
+    """Whether to call a tool, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -86,7 +86,7 @@ class ToolChoice(WireModel):
 
 
 class ThinkingConfig(WireModel):
-    """Whether to think first."""
+    """Whether to think before answering."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
@@ -98,14 +98,14 @@ class ThinkingConfig(WireModel):
 
 
 class OutputFormat(WireModel):
-    """A schema that the answer must follow."""
+    """A JSON schema for the answer."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
 class OutputConfig(WireModel):
-    """How to answer."""
+    """Options of the answer."""
 
     effort: str | None = None
     format: OutputFormat | None = None
@@ -117,7 +117,7 @@ class OutputConfig(WireModel):
 
 
 class CountBody(WireModel):
-    """A conversation whose tokens are to be counted."""
+    """A conversation to count the tokens of."""
 
     model: Name
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -129,10 +129,10 @@ class CountBody(WireModel):
 
 
 class MessagesBody(CountBody, OptionFields):
-    """A conversation to be answered."""
+    """A conversation to answer."""
 
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
-    """Longest answer, in tokens."""
+    """Most tokens of the answer."""
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: float | None = None
@@ -147,7 +147,7 @@ class MessagesBody(CountBody, OptionFields):
 
 
 class AnthropicUsage(BaseModel):
-    """Counts; the prompt is the sum of all three input counts."""
+    """Token counts; the prompt is the sum of the three input counts."""
 
     input_tokens: int
     output_tokens: int
@@ -169,16 +169,16 @@ class AnthropicMessage(BaseModel):
 
 
 class CountReply(BaseModel):
-    """Tokens of a conversation."""
+    """Token count of a conversation."""
 
     input_tokens: int
 
 
 def openai_messages(body: CountBody) -> list[dict[str, Any]]:
-    """The conversation in the OpenAI shape.
+    """Convert the conversation to OpenAI's format.
 
     Raises:
-        RequestError: A block cannot be taken.
+        RequestError: A block is not supported.
     """
     messages: list[dict[str, Any]] = []
     if body.system:
@@ -215,7 +215,7 @@ def _assistant(blocks: list[Block], path: str) -> dict[str, Any]:
 
 
 def _user(role: str, blocks: list[Block], path: str) -> list[dict[str, Any]]:
-    """Results of tools first, each as a message; then what the user says."""
+    """Convert a user message: tool results become messages of their own, before the text."""
     results: list[dict[str, Any]] = []
     parts: list[dict[str, Any]] = []
     for j, block in enumerate(blocks):
@@ -270,10 +270,10 @@ def _block_text(block: Block, path: str) -> str:
 
 
 def openai_tools(body: CountBody) -> tuple[list[dict[str, Any]], list[str]]:
-    """The tools in the OpenAI shape, and the paths of those that are not offered to the model.
+    """Convert the tools to OpenAI's format; also return the paths of tools the model does not see.
 
     Raises:
-        RequestError: There is no such tool.
+        RequestError: A tool is unknown.
     """
     tools: list[dict[str, Any]] = []
     left_out: list[str] = []
@@ -298,10 +298,10 @@ def openai_tools(body: CountBody) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def check_thinking(thinking: ThinkingConfig | None) -> None:
-    """Refuse thinking without a budget that is large enough.
+    """Check the thinking budget.
 
     Raises:
-        RequestError: Names the limit.
+        RequestError: It is missing or too small; the message names the limit.
     """
     if thinking is None or thinking.type != "enabled":
         return

@@ -1,4 +1,4 @@
-"""Wire models of Anthropic's message batches."""
+"""Bodies of Anthropic's message batches."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ class BatchRequest(WireModel):
     """One request of a batch."""
 
     custom_id: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-    """By which its result is known; unique in the batch."""
+    """ID of its result; unique within the batch."""
     params: dict[str, Any]
     """A body of `/v1/messages`."""
 
 
 class MessageBatchBody(WireModel):
-    """Requests to be answered when there is time."""
+    """A batch of requests."""
 
     requests: Annotated[list[BatchRequest], Field(min_length=1, max_length=MAX_BATCH_LINES)]
 
 
 class MessageBatchQuery(WireModel):
-    """Which part of the batches to return."""
+    """A page of the batches."""
 
     limit: Annotated[int, Field(ge=1, le=1000)] = 20
     after_id: Name | None = None
-    """The last id of the part before."""
+    """Return batches after this ID."""
     before_id: Name | None = None
-    """The first id of the part behind."""
+    """Return batches before this ID."""
 
 
 class MessageBatchReply(BaseModel):
-    """The state of a batch."""
+    """A batch and its state."""
 
     id: str
     type: Literal["message_batch"]
@@ -52,7 +52,7 @@ class MessageBatchReply(BaseModel):
 
 
 class MessageBatchesReply(BaseModel):
-    """A part of the batches."""
+    """A page of batches."""
 
     data: list[MessageBatchReply]
     has_more: bool
@@ -61,7 +61,7 @@ class MessageBatchesReply(BaseModel):
 
 
 class DeletedBatchReply(BaseModel):
-    """A batch that is gone."""
+    """A deleted batch."""
 
     id: str
     type: Literal["message_batch_deleted"]

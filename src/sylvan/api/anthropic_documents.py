@@ -1,4 +1,4 @@
-"""Documents and search results in messages of Anthropic's API, as the text that a model reads."""
+"""Renders documents and search results of Anthropic messages as text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from sylvan.protocol.errors import RequestError
 
 
 def document_text(block: Mapping[str, Any], path: str) -> str:
-    """The text of a document, under its title and its context.
+    """Return the text of a document, with its title and context.
 
     Args:
-        block: With `source`, and perhaps `title` and `context`.
-        path: Where it stands.
+        block: Block with `source`, and optionally `title` and `context`.
+        path: Its path in the body.
 
     Raises:
-        RequestError: It is no plain text.
+        RequestError: It is not plain text.
     """
     source = block.get("source")
     given: Mapping[str, Any] = source if isinstance(source, Mapping) else {}
@@ -32,10 +32,10 @@ def document_text(block: Mapping[str, Any], path: str) -> str:
 
 
 def search_text(block: Mapping[str, Any], path: str) -> str:
-    """The text of a search result, under its title and its source.
+    """Return the text of a search result, with its title and source.
 
     Raises:
-        RequestError: It holds no text.
+        RequestError: It contains no text.
     """
     return _titled(block, _texts(block.get("content"), f"{path}.content"), "title", "source")
 

@@ -1,4 +1,4 @@
-"""Tools that Anthropic defines by name: those that clients run get the schemas of its documents."""
+"""Tools that Anthropic defines by name: client tools get the schemas of its documentation."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _SERVER_RUN = re.compile(
 
 
 def client_run(kind: str) -> Mapping[str, Any] | None:
-    """Description and parameters of a tool that the client runs; None: not known."""
+    """Return description and parameters of a client tool; None: unknown."""
     return next((tool for pattern, tool in _CLIENT_RUN if pattern.fullmatch(kind)), None)
 
 
 def is_built_in(kind: str) -> bool:
-    """Whether Anthropic's API has such a tool, which is not offered to the model here."""
+    """Whether this is one of Anthropic's server tools, which the model here is not offered."""
     return _SERVER_RUN.fullmatch(kind) is not None

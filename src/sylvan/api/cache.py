@@ -1,4 +1,4 @@
-"""Queries about the prefix cache."""
+"""Queries of the prefix cache routes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class TreeQuery(WireModel):
     """Query of `/cache/tree`."""
 
     max_nodes: Annotated[int, Field(ge=1, le=10_000)] = 1000
-    """How many nodes to describe at most."""
+    """Largest number of nodes to return."""
 
 
 class ExplainQuery(WireModel):
     """Query of `/cache/explain`."""
 
     rid: Annotated[str, Field(min_length=1, max_length=256)]
-    """The request, among the newest thousand."""
+    """Request ID, one of the newest thousand."""
 
 
 class CurveQuery(WireModel):
     """Query of `/cache/curve`."""
 
     points: Annotated[int, Field(ge=2, le=100)] = 20
-    """How many sizes, evenly up to that of the cache."""
+    """Number of cache sizes, evenly spaced up to the actual size."""

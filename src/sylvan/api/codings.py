@@ -1,4 +1,4 @@
-"""Compressed bodies of requests (`Content-Encoding`)."""
+"""Decompresses request bodies (`Content-Encoding`)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import zlib
 
 from sylvan.protocol.errors import RequestError
 
-_CODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # as zlib's window bits say them
+_CODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # window bits, as zlib defines them
 
 
 def unpacked(data: bytes, coding: str, max_bytes: int) -> bytes:
-    """A body without its coding; one byte more than `max_bytes` if it holds more than that.
+    """Decompress a body; returns `max_bytes + 1` bytes if it is larger than that.
 
     Args:
-        data: As it came.
-        coding: The header's value; empty: there is none.
-        max_bytes: Of what it may hold.
+        data: The body as received.
+        coding: Value of the header; empty: not compressed.
+        max_bytes: Limit of the decompressed body.
 
     Raises:
-        RequestError: The coding is not known (status 415), or the body is not in it.
+        RequestError: The coding is unknown (415), or the body is not valid in it.
     """
     name = coding.strip().lower()
     if name in ("", "identity"):

@@ -1,4 +1,4 @@
-"""Texts to guess from: bodies and replies, as SGLang has them."""
+"""Bodies of the corpus routes of speculative decoding, in SGLang's format."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 class AddCorpusBody(WireModel):
-    """Texts, as documents or as token ids; one of both."""
+    """Texts to draft from, as documents or as token IDs; exactly one of them."""
 
     corpus_id: Name | None = None
-    """Name; another corpus of that name is replaced. Left out: one is made up."""
+    """Name; replaces a corpus of the same name. Generated if not given."""
     documents: Annotated[list[str], Field(max_length=MAX_TEXTS)] | None = None
     """Texts."""
     token_chunks: Annotated[list[list[int]], Field(max_length=MAX_TEXTS)] | None = None
-    """Token ids of texts."""
+    """Token IDs of texts."""
     file_path: str | None = None
-    """Not supported: give documents, or speculative.corpus when the server starts."""
+    """Not supported: send `documents`, or set `speculative.corpus` at start-up."""
 
 
 class RemoveCorpusBody(WireModel):
-    """Which corpus to remove."""
+    """The corpus to remove."""
 
     corpus_id: Name
     """Its name."""
 
 
 class CorpusReply(BaseModel):
-    """What became of a corpus."""
+    """A corpus and its size."""
 
     success: bool = True
     corpus_id: str = ""
@@ -43,7 +43,7 @@ class CorpusReply(BaseModel):
 
 
 class CorporaReply(BaseModel):
-    """All corpora, with their tokens."""
+    """All corpora, with their token counts."""
 
     success: bool = True
     corpus_ids: list[str]

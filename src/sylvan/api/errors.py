@@ -1,4 +1,4 @@
-"""Error bodies, one function a family of routes."""
+"""Error bodies, one function per API family."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sylvan.protocol.errors import ContextLengthError
 
 
 class Family(Enum):
-    """Who defined a route, and so the shape of its errors."""
+    """The API that defines a route, and so its error format."""
 
     NATIVE = "native"
     OPENAI = "openai"
@@ -22,7 +22,7 @@ class Family(Enum):
 
 
 class NativeErrorDetail(BaseModel):
-    """What went wrong."""
+    """Details of an error."""
 
     message: str
     type: str
@@ -32,7 +32,7 @@ class NativeErrorDetail(BaseModel):
 
 
 class NativeError(BaseModel):
-    """Error of the native routes; faults of the server have the flat shape too."""
+    """Error of the native routes; server errors have the flat format too."""
 
     object: str | None = Field(default=None, json_schema_extra={"const": "error"})
     message: str | None = None
@@ -42,7 +42,7 @@ class NativeError(BaseModel):
 
 
 class OpenAIErrorDetail(BaseModel):
-    """What went wrong, as OpenAI's clients read it."""
+    """Details of an error, in OpenAI's format."""
 
     message: str
     type: str
@@ -51,7 +51,7 @@ class OpenAIErrorDetail(BaseModel):
 
 
 class OpenAIError(BaseModel):
-    """Error of the OpenAI routes: the flat and the nested shape in one body."""
+    """Error of the OpenAI routes: flat and nested format in one body."""
 
     object: str = Field(default="error", json_schema_extra={"const": "error"})
     message: str
@@ -62,13 +62,13 @@ class OpenAIError(BaseModel):
 
 
 class ResponsesError(BaseModel):
-    """Error of `/v1/responses` and of a model that is not there: nested only."""
+    """Error of `/v1/responses` and of an unknown model: nested format only."""
 
     error: OpenAIErrorDetail
 
 
 class AnthropicErrorDetail(BaseModel):
-    """What went wrong, as Anthropic's clients read it."""
+    """Details of an error, in Anthropic's format."""
 
     type: str
     message: str
@@ -82,7 +82,7 @@ class AnthropicError(BaseModel):
 
 
 class PlainError(BaseModel):
-    """Error of the Ollama routes, and of refused credentials."""
+    """Error of the Ollama routes, and of failed authentication."""
 
     error: str
 
@@ -115,7 +115,7 @@ RETRYABLE = frozenset({408, 429, 503})
 
 
 def anthropic_overflow(error: ContextLengthError) -> str | None:
-    """How Anthropic words it: its clients look for these words, and read the numbers."""
+    """Word a context overflow as Anthropic does: its clients match the words and numbers."""
     if error.prompt_tokens is None:
         return None
     if error.max_new_tokens is None:
@@ -136,15 +136,15 @@ def error_body(
     kind: str | None = None,
     code: str | None = None,
 ) -> dict[str, Any]:
-    """The JSON body that tells a client of `family` what went wrong.
+    """Build the JSON error body in the format of `family`.
 
     Args:
-        family: Whose shape.
+        family: API whose format is used.
         status: HTTP status.
         message: One sentence.
-        param: The offending field, if one is to blame.
-        kind: `type` of the flat OpenAI shape, where the usual one does not say enough.
-        code: `code` of the nested OpenAI shape, such as "model_not_found".
+        param: The invalid field, if any.
+        kind: `type` of the flat OpenAI format, if the default is too general.
+        code: `code` of the nested OpenAI format, such as "model_not_found".
     """
     if family is Family.OLLAMA:
         return {"error": message}
@@ -162,7 +162,7 @@ def error_body(
             "code": status,
             "retryable": status in RETRYABLE,
         }
-        # of a server that is full or lost SGLang's clients read the flat shape
+        # SGLang clients read the flat format for overload and lost processes
         return {**(flat if status >= 500 else {}), "error": nested_native}
     default = "invalid_request_error" if status < 500 else "server_error"
     nested = {

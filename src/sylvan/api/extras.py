@@ -1,4 +1,4 @@
-"""Fields that a body's model does not list: harmless, refused, or unknown."""
+"""Fields outside a body's type: harmless, rejected, or unknown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_NAMED = 16
 _NEUTRAL: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 READ_ELSEWHERE = frozenset({"custom_labels", "external_trace_header"})
-"""Names that every route honours: see `sylvan.runtime.server.observe.origin`."""
+"""Fields that every route accepts: see `sylvan.runtime.server.observe.origin`."""
 
 NO_EFFECT = frozenset({
     "conversation_id", "keep_alive", "kv_hints", "log_metrics", "metadata", "modalities", "no_logs",
@@ -22,8 +22,8 @@ NO_EFFECT = frozenset({
     "safety_identifier", "sampling_logprobs_mode", "service_tier", "session_id", "store", "user",
     "verbosity",
 })  # fmt: skip
-"""Names that clients send as a matter of course, and that change no answer here: they are listed
-with those that nobody knows."""
+"""Fields that clients commonly send and that have no effect here: they are reported like unknown
+ones."""
 
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
@@ -64,17 +64,17 @@ REFUSED: Mapping[str, str] = {
     "lora_id": "name the adapter with lora_path",
     "session_params": "sessions are for /generate",
 }  # fmt: skip
-"""Known names that cannot be honoured unless their value asks for nothing, and why."""
+"""Known fields that are rejected unless their value changes nothing, and why."""
 
 
 _RANKS = ("routed_dp_rank", "data_parallel_rank")
 
 
 def check_rank(name: str, value: Any) -> None:
-    """See that a request is meant for the one replica that there is.
+    """Check that a request addresses the only replica.
 
     Raises:
-        RequestError: It names another, or none that could be.
+        RequestError: It names another one, or an impossible one.
     """
     ranks = value if isinstance(value, list) else [value]
     if any(rank is not None and (type(rank) is not int or rank != 0) for rank in ranks):
@@ -82,18 +82,18 @@ def check_rank(name: str, value: Any) -> None:
 
 
 BOOTSTRAP = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
-"""Fields that servers know which have the prompts or the outputs only."""
+"""Known fields of prefill-decode disaggregation that only some bodies have."""
 
 
 def unknown_fields(body: WireModel, also_known: Collection[str] = ()) -> list[str]:
-    """Paths of names in a body, at any depth, that have no effect; to be named in the answer.
+    """Return the paths of fields without effect, at any depth, to report them in the answer.
 
     Args:
-        body: As it was parsed.
-        also_known: Names at the top that are read elsewhere.
+        body: The parsed body.
+        also_known: Top-level fields that are read elsewhere.
 
     Raises:
-        RequestError: A name is known, but what it asks for cannot be done.
+        RequestError: A field is known, but not supported.
     """
     unknown: list[str] = []
     for name, value in (body.model_extra or {}).items():
@@ -105,24 +105,26 @@ def unknown_fields(body: WireModel, also_known: Collection[str] = ()) -> list[st
             if name not in NO_EFFECT or not _is_neutral(value):
                 unknown.append(name)
         elif not _is_neutral(value):
-            raise RequestError(f"{name} cannot be honoured: {reason}.", param=name)
+            raise RequestError(f"{name} is not supported: {reason}.", param=name)
     _look_inside(body, "", unknown)
     return unknown
 
 
 def _is_neutral(value: Any) -> bool:
-    """Whether a value asks for nothing."""
+    """Whether a value changes nothing."""
     return any(value is n or (value == n and type(value) is type(n)) for n in _NEUTRAL)
 
 
 def _look_inside(body: WireModel, path: str, found: list[str]) -> None:
-    """Add what has no effect of a body, and of the objects in it."""
+    """Collect the fields without effect of a body, and of the objects inside it."""
     given, values = body.model_fields_set, body.__dict__
-    for name in body.without_effect:
-        if name in given and not _is_neutral(values[name]):
-            found.append(path + (type(body).model_fields[name].alias or name))
+    found.extend(
+        path + (type(body).model_fields[name].alias or name)
+        for name in body.without_effect
+        if name in given and not _is_neutral(values[name])
+    )
     for name in sorted(given):
-        value = values.get(name)  # what the model does not know is elsewhere
+        value = values.get(name)  # fields outside the type are handled elsewhere
         if isinstance(value, WireModel):
             _look_at(value, f"{path}{name}", found)
         elif isinstance(value, list):

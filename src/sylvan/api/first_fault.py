@@ -1,7 +1,7 @@
-"""Core schemas of pydantic that report the first fault of a list or map, not all of them.
+"""Pydantic core schemas that report only the first error of a list or map.
 
-A fault costs a microsecond or more to find and several to describe, so that a few megabytes of
-faults would keep a server busy for seconds and take gigabytes.
+An error costs a microsecond or more to find and several to format, so a few megabytes of errors
+would block a server for seconds and use gigabytes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _NO_SCHEMAS = ("metadata", "default", "serialization", "expected")
 
 
 def fail_fast(schema: CoreSchema) -> None:
-    """Change a schema, and all schemas in it, to stop at the first fault.
+    """Change a schema, and all schemas in it, to stop at the first error.
 
     Raises:
-        TypeError: A map whose values are checked has no `max_length`.
+        TypeError: A map with validated values has no `max_length`.
     """
     _change(schema)
 
@@ -38,7 +38,7 @@ def _change(node: Any) -> None:
         return
     node = cast(dict[str, Any], node)
     for name, item in node.items():
-        if name == "fields":  # by name of the field
+        if name == "fields":  # by field name
             _change(list(item.values()))
         elif name not in _NO_SCHEMAS:
             _change(item)
@@ -77,7 +77,7 @@ def _map_check(most: int, values: SchemaValidator) -> Callable[[Any], Any]:
 
 
 def _at(name: str, error: ValidationError) -> ValidationError:
-    """The same faults, of the item of that name."""
+    """Prefix an error with the name of its item."""
     faults: list[InitErrorDetails] = [
         {
             "type": fault["type"],

@@ -1,4 +1,4 @@
-"""Bodies and queries of the routes that change settings of a server that runs."""
+"""Bodies and queries of the routes that change settings at run time."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ class DryRunQuery(WireModel):
     """Query of `PATCH /config`, `/config/reload` and `/config/revert`."""
 
     dry_run: bool = False
-    """Say what would change, and change nothing."""
+    """Report what would change, without changing it."""
 
 
 class SettingsBody(WireModel):
-    """Body of `PATCH /config`: sections and fields, as in a file of settings."""
+    """Body of `PATCH /config`: sections and fields, as in a configuration file."""
 
     limits: Annotated[dict[str, Any], Field(max_length=100)] | None = None
     """Fields of `limits`."""
     server: Annotated[dict[str, Any], Field(max_length=100)] | None = None
-    """Fields of `server`: keys, the size of bodies, the time to drain."""
+    """Fields of `server`: keys, body size, drain time."""
     observe: Annotated[dict[str, Any], Field(max_length=100)] | None = None
-    """Fields of `observe`: the level of logs."""
+    """Fields of `observe`: log level."""
 
 
 class RevertBody(ClosedModel):
     """Body of `/config/revert`."""
 
     to: Annotated[int, Field(ge=0)]
-    """Number of an entry of the journal: all is as after it. 0: as at the start."""
+    """Number of a journal entry: restore the state after it. 0: the state at start-up."""

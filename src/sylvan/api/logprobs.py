@@ -1,4 +1,4 @@
-"""Log probabilities in the shapes of the native and the OpenAI routes."""
+"""Log probabilities in the formats of the native and the OpenAI routes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ TokenText = Callable[[int], str]
 TokenBytes = Callable[[int], bytes]
 Entry = list[Any]  # [logprob or null, token id, text or null]
 LEAST = -9999.0
-"""What OpenAI writes for tokens that cannot come: JSON has no infinity."""
+"""What OpenAI reports for impossible tokens: JSON has no infinity."""
 
 
 def token_entries(part: TokenLogprobs, text_of: TokenText | None) -> list[Entry]:
-    """`[[logprob, id, text], ...]`: null for the first prompt token, and for texts not wanted."""
+    """Return `[[logprob, id, text], ...]`: null for the first prompt token and unwanted texts."""
     ids = part.token_ids.tolist()
     return [
         [_number(logprob), token, text_of(token) if text_of else None]
@@ -26,7 +26,7 @@ def token_entries(part: TokenLogprobs, text_of: TokenText | None) -> list[Entry]
 
 
 def top_entries(part: TokenLogprobs, text_of: TokenText | None) -> list[list[Entry] | None]:
-    """Alternatives of every position, the most likely first; null where there are none."""
+    """Return the alternatives of every position, most likely first; null where there are none."""
     if part.top_ids is None or part.top_logprobs is None:
         return [None] * len(part.token_ids)
     return [
@@ -43,7 +43,7 @@ def top_entries(part: TokenLogprobs, text_of: TokenText | None) -> list[list[Ent
 def chosen_entries(
     part: TokenLogprobs, wanted: Sequence[int], text_of: TokenText | None
 ) -> list[list[Entry] | None]:
-    """Log probabilities of the ids asked for, at every position."""
+    """Return the log probabilities of the requested IDs, at every position."""
     if part.chosen_logprobs is None:
         return [None] * len(part.token_ids)
     return [
@@ -58,9 +58,9 @@ def chosen_entries(
 
 
 def chat_content(part: TokenLogprobs, bytes_of: TokenBytes) -> list[dict[str, Any]]:
-    """`logprobs.content` of a chat choice."""
+    """Return the `logprobs.content` of a chat choice."""
     entries = token_entries(part, None)
-    tops = top_entries(part, None)[: len(entries)]  # more where no token was wanted
+    tops = top_entries(part, None)[: len(entries)]  # may exceed the requested number
     content: list[dict[str, Any]] = []
     for (logprob, token, _), top in zip(entries, tops, strict=True):
         alternatives = [_chat_token(alt, lp, bytes_of) for lp, alt, _ in top or ()]
@@ -76,7 +76,7 @@ def _chat_token(token: int, logprob: float, bytes_of: TokenBytes) -> dict[str, A
 
 @dataclass(frozen=True, slots=True)
 class CompletionToken:
-    """One token of a completion: its text, and its and the alternatives' log probabilities."""
+    """One token of a completion: its text, its log probability, and its alternatives."""
 
     text: str
     logprob: float | None
@@ -84,7 +84,7 @@ class CompletionToken:
 
 
 class CompletionLogprobs:
-    """`logprobs` of a completion choice; text offsets go on from call to call."""
+    """`logprobs` of a completion choice; text offsets continue from call to call."""
 
     def __init__(self, text_of: TokenText, top: int) -> None:
         self._text_of = text_of
@@ -92,8 +92,8 @@ class CompletionLogprobs:
         self._offset = 0
 
     def tokens(self, part: TokenLogprobs) -> list[CompletionToken]:
-        """What there is to say of the tokens of a part."""
-        # Two ids may have the same text; the more likely one comes first and stays.
+        """Convert the tokens of a part."""
+        # two IDs may have the same text; the more likely one comes first and stays
         tops = [
             {text: lp for lp, _, text in reversed(top)} if top else None
             for top in top_entries(part, self._text_of)
@@ -105,7 +105,7 @@ class CompletionLogprobs:
         ]
 
     def reply(self, tokens: Sequence[CompletionToken]) -> dict[str, Any]:
-        """The object for more tokens."""
+        """Return the object for more tokens."""
         offsets: list[int] = []
         for token in tokens:
             offsets.append(self._offset)
@@ -119,5 +119,5 @@ class CompletionLogprobs:
 
 
 def _number(logprob: float) -> float | None:
-    """Null for what has no probability, a number for all else."""
+    """Return null for a missing probability, else a finite number."""
     return None if math.isnan(logprob) else max(logprob, LEAST)

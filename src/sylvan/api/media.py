@@ -1,4 +1,4 @@
-"""Images, videos and sounds in bodies: parts of contents, in the forms of all APIs.
+"""Images, videos and audio in bodies, in the formats of all APIs.
 
 A part becomes `{"type": "image", "source": MediaSource}` among the parts of a message;
 `split_media` takes the sources out again, before a template sees the message.
@@ -16,7 +16,7 @@ from sylvan.protocol.media import MediaKind
 
 SOURCE = "source"
 MAX_FPS, MAX_FRAMES = 60, 4096
-_LOW_DETAIL_PIXELS = 512 * 512  # as OpenAI describes `detail: low`
+_LOW_DETAIL_PIXELS = 512 * 512  # as OpenAI defines `detail: low`
 
 _KINDS: Mapping[str, MediaKind] = {
     "image_url": "image",
@@ -32,19 +32,19 @@ _KINDS: Mapping[str, MediaKind] = {
 
 
 def media_kind(part_type: str) -> MediaKind | None:
-    """What a part of this type holds; None: no media."""
+    """Return the kind of media in a content part of this type; None: none."""
     return _KINDS.get(part_type)
 
 
 def openai_media(part: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """A content part of the OpenAI APIs.
+    """Parse a content part of the OpenAI APIs.
 
     Args:
         part: Its `type` is one that `media_kind` knows.
-        path: Where it stands.
+        path: Its path in the body.
 
     Raises:
-        RequestError: It holds no item; names the field.
+        RequestError: It contains no media; the message names the field.
     """
     form = str(part["type"])
     kind = _KINDS[form]
@@ -61,10 +61,10 @@ def openai_media(part: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def media_options(kind: MediaKind, given: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """What a part says of how closely its item is looked at: `detail`, `fps`, `max_frames`.
+    """Read the processing options of a part: `detail`, `fps`, `max_frames`.
 
     Raises:
-        RequestError: A number is none, or too large; names the field.
+        RequestError: A number is invalid or too large; the message names the field.
     """
     if kind == "image":
         return {"max_pixels": _LOW_DETAIL_PIXELS} if given.get("detail") == "low" else {}
@@ -85,10 +85,10 @@ def media_options(kind: MediaKind, given: Mapping[str, Any], path: str) -> dict[
 
 
 def anthropic_media(source: object, path: str) -> dict[str, Any]:
-    """The `source` of an image block of Anthropic's API.
+    """Parse the `source` of an Anthropic image block.
 
     Raises:
-        RequestError: It holds no image; names the field.
+        RequestError: It contains no image; the message names the field.
     """
     given: Mapping[str, Any] = source if isinstance(source, Mapping) else {}
     form = given.get("type")
@@ -106,10 +106,10 @@ def anthropic_media(source: object, path: str) -> dict[str, Any]:
 
 
 def with_images(text: str, images: Sequence[str], path: str) -> str | list[dict[str, Any]]:
-    """Content of a message of Ollama's API: its images come before its text.
+    """Build the content of an Ollama message: images before text.
 
     Raises:
-        RequestError: One of them is no image; names its place.
+        RequestError: An item is not an image; the message names it.
     """
     if not images:
         return text
@@ -120,17 +120,17 @@ def with_images(text: str, images: Sequence[str], path: str) -> str | list[dict[
 def native_media(
     kind: MediaKind, given: object, field: str, size: int, *, is_batch: bool
 ) -> list[list[MediaSource]]:
-    """Items of each prompt of a `/generate` body.
+    """Return the media items of each prompt in a `/generate` body.
 
     Args:
-        kind: Of the items.
-        given: The field's value: an item, a list of items, or in a batch one of these for each.
-        field: Its name.
+        kind: Kind of the items.
+        given: The field's value: an item, a list of items, or in a batch one of these per prompt.
+        field: Name of the field.
         size: Number of prompts.
-        is_batch: Whether they came as a list.
+        is_batch: Whether the prompts were given as a list.
 
     Raises:
-        RequestError: An item is none, or there are not as many lists as prompts.
+        RequestError: An item is invalid, or the number of lists is not that of the prompts.
     """
     if given is None:
         return [[] for _ in range(size)]
@@ -151,7 +151,7 @@ def native_media(
 def split_media(
     messages: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Mapping[str, Any]], list[MediaSource]]:
-    """Messages without sources, and the sources in their order."""
+    """Return the messages without sources, and the sources in order."""
     sources = [
         part[SOURCE]
         for message in messages

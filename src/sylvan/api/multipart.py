@@ -1,4 +1,4 @@
-"""Multipart forms, as clients send them to upload a file (RFC 7578)."""
+"""Multipart forms, which clients send to upload files (RFC 7578)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Part:
 
 
 def parse_form(content_type: str, body: bytes) -> dict[str, Part]:
-    """The fields of a form.
+    """Parse the fields of a form.
 
     Raises:
-        RequestError: It is not a form, or is cut off.
+        RequestError: It is malformed or truncated.
     """
     pieces = _pieces(content_type, body)
     parts: dict[str, Part] = {}
@@ -42,10 +42,10 @@ def parse_form(content_type: str, body: bytes) -> dict[str, Part]:
 
 
 def with_field(content_type: str, body: bytes, field: str, value: str) -> bytes:
-    """A form with another value of a field that it has.
+    """Replace the value of a field that a form has.
 
     Raises:
-        RequestError: It is not a form, or is cut off.
+        RequestError: It is malformed or truncated.
     """
     pieces = _pieces(content_type, body)
     for index, piece in enumerate(pieces):
@@ -57,7 +57,7 @@ def with_field(content_type: str, body: bytes, field: str, value: str) -> bytes:
 
 
 def _pieces(content_type: str, body: bytes) -> list[bytes]:
-    """What is before, between and behind the marks."""
+    """Split a body at the boundaries."""
     pieces = (b"\r\n" + body).split(b"\r\n" + _mark(content_type))
     if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
         raise RequestError("The form is not complete.")

@@ -1,4 +1,4 @@
-"""Wire models of the native routes, and `/generate` bodies taken apart into single prompts."""
+"""Bodies of the native routes, and the split of `/generate` bodies into single prompts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ ThinkingBudget = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 def _sampling_schema() -> dict[str, Any]:
     schema = msgspec.json.schema_components([SamplingParams])[1]["SamplingParams"]
-    for name in ("stop", "stop_regex"):  # one string stands for a list of one
+    for name in ("stop", "stop_regex"):  # a string counts as a list of one
         listed = schema["properties"][name]
         schema["properties"][name] = {"anyOf": [{"type": "string"}, listed]}
-    for name, field in schema["properties"].items():  # null means "not given"
+    for name, field in schema["properties"].items():  # null means "not set"
         schema["properties"][name] = {"anyOf": [field, {"type": "null"}]}
     return schema
 
@@ -40,63 +40,63 @@ _SAMPLING_SCHEMA = _sampling_schema()
 
 
 class OpenSessionBody(WireModel):
-    """A session to begin."""
+    """Options of a new session."""
 
     capacity_of_str_len: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
-    """Expected length of its texts; must be given, and is kept."""
+    """Expected length of its texts; required, and echoed."""
     session_id: Rid | None = None
-    """Its id; one is made up if not given."""
+    """Its ID; generated if not given."""
     streaming: bool | None = None
-    """Turns strictly one after the other, each going on from the last; only the last is kept."""
+    """Strictly sequential turns, each continuing the last; only the last turn is kept."""
     timeout: Annotated[float, Field(gt=0, le=31 * 86400)] | None = None
-    """Seconds without a request after which it is closed."""
+    """Seconds of inactivity after which it is closed."""
 
 
 class CloseSessionBody(WireModel):
-    """A session to end."""
+    """The session to close."""
 
     session_id: Rid | None = None
-    """Its id."""
+    """Its ID."""
 
 
 class SessionParams(ClosedModel):
-    """Where a prompt goes on from, in a session that was opened before."""
+    """Where a prompt continues in an open session."""
 
     id: Rid | None = None
-    """The session."""
+    """ID of the session."""
     rid: Rid | None = None
-    """Name of the earlier request whose prompt and output come first; null: begin afresh."""
+    """ID of the earlier request whose prompt and output come first; null: start over."""
     offset: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
-    """Only so many of their tokens, counted from the end if negative; 0 or null: all."""
+    """Keep only this many of their tokens, counted from the end if negative; 0 or null: all."""
     replace: bool | None = None
-    """Forget what came after `rid`; without `rid`, forget everything."""
+    """Drop what came after `rid`; without `rid`, drop everything."""
     drop_previous_output: bool | None = None
-    """Leave out what was generated for `rid`."""
+    """Leave out the output of `rid`."""
 
     @property
     def without_effect(self) -> Collection[str]:
-        """Without an earlier request there is no history."""
+        """Without an earlier request there is no history to change."""
         return ("offset", "drop_previous_output") if self.rid is None else ()
 
 
 MediaValue = str | dict[str, Any] | None
 Media = MediaValue | list[MediaValue | list[MediaValue]]
-"""An item, a list of items, or in a batch one of these for each prompt."""
+"""An item, a list of items, or in a batch one of these per prompt."""
 
 
 class GenerateBody(OptionFields):
-    """One prompt, or a list of prompts, to continue."""
+    """One prompt, or a list of prompts."""
 
     text: str | list[str] | None = None
     """The prompt."""
     input_ids: TokenIds | list[TokenIds] | None = None
-    """The prompt as token ids; ignored if `text` is given."""
+    """The prompt as token IDs; ignored if `text` is given."""
     image_data: Media = None
-    """Images of the prompt, in the order of their placeholders: addresses, data URLs or base64."""
+    """Images of the prompt, in the order of their placeholders: URLs, data URLs or base64."""
     video_data: Media = None
-    """Videos, likewise."""
+    """Videos, in the same forms."""
     audio_data: Media = None
-    """Sounds, likewise."""
+    """Audio, in the same forms."""
     sampling_params: dict[str, Any] | list[dict[str, Any]] | None = Field(
         None,
         json_schema_extra={
@@ -107,13 +107,13 @@ class GenerateBody(OptionFields):
             ]
         },
     )
-    """How to pick tokens and when to stop; a list has one item per prompt."""
+    """Sampling parameters; a list has one object per prompt."""
     rid: Rid | list[Rid] | None = None
-    """Name of the request; in a batch a string becomes `<rid>_<i>`."""
+    """Request ID; in a batch a string becomes `<rid>_<i>`."""
     stream: bool | None = None
-    """Answer with server-sent events."""
+    """Stream the answer as server-sent events."""
     background: bool | None = None
-    """Go on to the end if the client leaves."""
+    """Continue if the client disconnects."""
     return_logprob: bool | list[bool] | None = None
     """Return log probabilities."""
     logprob_start_len: int | list[int] | None = None
@@ -121,25 +121,25 @@ class GenerateBody(OptionFields):
     top_logprobs_num: int | list[int] | None = None
     """Most likely alternatives returned per position."""
     token_ids_logprob: TokenIds | list[TokenIds | None] | None = None
-    """Ids whose log probability is returned at every position."""
+    """Token IDs whose log probability is returned at every position."""
     return_text_in_logprobs: bool | None = None
     """Return the text of tokens in log probabilities."""
     return_prompt_token_ids: bool | None = None
-    """Return the ids of the prompt."""
+    """Return the token IDs of the prompt."""
     lora_path: Name | list[Name | None] | None = None
-    """Name of the adapter."""
+    """Name of the LoRA adapter."""
     extra_key: Name | list[Name | None] | None = None
     """Namespace of the prefix cache."""
     cache_salt: Name | list[Name | None] | None = None
-    """Isolates the prefix cache."""
+    """Salt that isolates the prefix cache."""
     session_params: SessionParams | None = None
-    """Go on from an earlier request of a session; the prompt is the new part only."""
+    """Continue an earlier request of a session; the prompt is only the new part."""
     session_id: Name | None = None
-    """Names who asks; has no effect on the prompt."""
+    """Identifies the caller; has no effect on the prompt."""
     require_reasoning: bool | None = None
-    """The output goes on with reasoning; a grammar waits for the end of it."""
+    """The output starts inside reasoning; a grammar starts after its end."""
     max_thinking_tokens: ThinkingBudget | None = None
-    """Tokens of reasoning after which it is made to end; it may come before a grammar."""
+    """Tokens of reasoning after which it is forced to end; can be combined with a grammar."""
 
     @property
     def without_effect(self) -> Collection[str]:
@@ -162,7 +162,7 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestBodyLimits:
-    """Bounds on one body."""
+    """Limits of one body."""
 
     max_samples: int
     max_top_logprobs: int
@@ -171,10 +171,10 @@ class RequestBodyLimits:
 def read_prompts(
     body: GenerateBody, defaults: Mapping[str, Any], limits: RequestBodyLimits
 ) -> tuple[list[Prompt], bool]:
-    """The prompts of a body, and whether it was a batch.
+    """Return the prompts of a body, and whether it is a batch.
 
     Raises:
-        RequestError: Names the field and the limit.
+        RequestError: A field is invalid; the message names it and its limit.
     """
     prompts, is_batch = _inputs(body, session=session_of(body) is not None)
     size = len(prompts)
@@ -223,17 +223,17 @@ def _media(body: GenerateBody, size: int, is_batch: bool) -> list[tuple[MediaSou
 
 
 def join_salt(extra_key: str | None, cache_salt: str | None) -> str:
-    """One salt of two, such that different pairs give different salts."""
+    """Combine two salts such that different pairs yield different salts."""
     if not extra_key and not cache_salt:
         return ""
     return f"{len(extra_key or '')}:{extra_key or ''}{cache_salt or ''}"
 
 
 def session_of(body: GenerateBody) -> SessionParams | None:
-    """Where in which session the prompt goes on from; None without a session.
+    """Return where the prompt continues in which session; None without a session.
 
     Raises:
-        RequestError: It is not said which session, or two are named.
+        RequestError: No session is named, or two are.
     """
     params = body.session_params
     if params is None or not params.model_fields_set:
@@ -247,7 +247,7 @@ def session_of(body: GenerateBody) -> SessionParams | None:
 
 
 def _inputs(body: GenerateBody, *, session: bool) -> tuple[list[str] | list[TokenIds], bool]:
-    """The prompts, and whether they came as a list; that of a session may be empty."""
+    """Return the prompts, and whether they came as a list; in a session a prompt may be empty."""
     field = "text" if body.text is not None else "input_ids"
     value: Any = body.text if body.text is not None else body.input_ids
     if session and not value:
@@ -265,7 +265,7 @@ def _inputs(body: GenerateBody, *, session: bool) -> tuple[list[str] | list[Toke
 
 
 def _spread(value: Any, field: str, size: int, is_batch: bool) -> list[Any]:
-    """A scalar for all prompts, or one value a prompt."""
+    """Expand a scalar to all prompts, or return one value per prompt."""
     if not isinstance(value, list):
         return [value] * size
     if not is_batch:
@@ -339,28 +339,28 @@ def _logprob_ids(body: GenerateBody, size: int, is_batch: bool) -> list[tuple[in
 
 
 class AbortBody(WireModel):
-    """Which requests to end."""
+    """The requests to abort."""
 
     rid: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = ""
-    """Name of one request."""
+    """ID of one request."""
     abort_all: bool | None = False
-    """End all of them."""
+    """Abort all requests."""
 
 
 class PauseBody(WireModel):
-    """How to stop scheduling."""
+    """How to pause scheduling."""
 
     mode: Literal["abort", "retract", "in_place"] = "abort"
-    """`abort` ends all requests, `retract` frees their memory, `in_place` keeps it."""
+    """`abort` aborts all requests, `retract` frees their KV, `in_place` keeps it."""
 
 
 class RoleBody(WireModel):
-    """What a server is to do of requests with a room from now on."""
+    """The new disaggregation role."""
 
     new_role: Literal["prefill", "decode"]
     """`prefill` or `decode`."""
     prepare_only: bool = False
-    """Only say whether it could."""
+    """Only report whether the switch is possible."""
     decode_cuda_graph_bs: list[int] | None = None
     """Accepted; has no effect here."""
     decode_cuda_graph_memory_gb: float | None = None
@@ -372,7 +372,7 @@ class RoleBody(WireModel):
 
 
 class ContinueBody(WireModel):
-    """Go on scheduling."""
+    """Resume scheduling."""
 
     torch_empty_cache: bool | None = True
     """Accepted; has no effect here."""
@@ -386,7 +386,7 @@ class FlushQuery(WireModel):
     """Query of `/flush_cache`."""
 
     timeout: Annotated[float, Field(ge=0, le=600)] = 0.0
-    """Seconds to wait until nothing runs."""
+    """Seconds to wait until no request runs."""
 
 
 class LoadsQuery(WireModel):
@@ -395,7 +395,7 @@ class LoadsQuery(WireModel):
     include: str = "all"
     """Comma-separated sections: core, memory, queues, lora, spec, disagg, all."""
     format: Literal["json", "prometheus"] = "json"
-    """Form of the answer."""
+    """Format of the answer."""
     dp_rank: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Only this replica."""
 
@@ -404,11 +404,11 @@ class RecentQuery(WireModel):
     """Query of `/requests`."""
 
     limit: Annotated[int, Field(ge=1, le=256)] = 100
-    """How many to tell of at most."""
+    """Largest number of requests to return."""
 
 
 class ControlReplyBody(BaseModel):
-    """Outcome of a control command."""
+    """Result of a control command."""
 
     message: str
     status: Literal["ok"] = "ok"
@@ -425,4 +425,4 @@ class GenerateReply(BaseModel):
 
 
 class GenerateReplies(RootModel[GenerateReply | list[GenerateReply]]):
-    """What `/generate` answers: an object for one sample, else a list, prompt by prompt."""
+    """The answer of `/generate`: an object for one sample, else a list, prompt by prompt."""

@@ -13,16 +13,16 @@ from sylvan.utils.clock import monotonic
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyOptions:
-    """What a client wants to see.
+    """What the answer contains.
 
     Attributes:
-        logprobs: Log probabilities at all.
-        top: Alternatives per position were asked for.
-        wanted_ids: Ids whose log probabilities were asked for.
-        text_of: Text of a token, if log probabilities are to name it.
-        prompt_ids: Ids of the prompt, if they are to be returned.
-        index: Place in the batch, if streams name it.
-        weight_version: Label of the weights, for answers that end before there is any output.
+        logprobs: Log probabilities were requested.
+        top: Alternatives per position were requested.
+        wanted_ids: Token IDs whose log probabilities were requested.
+        text_of: Decodes a token, if log probabilities include text.
+        prompt_ids: Token IDs of the prompt, if they are returned.
+        index: Index in the batch, for streams.
+        weight_version: Version label of the weights, for answers that end before any output.
     """
 
     logprobs: bool = False
@@ -36,9 +36,9 @@ class ReplyOptions:
 
 @dataclass(slots=True)
 class ReplyState:
-    """What one sample has said; `cumulative` keeps all of it, otherwise only what is new.
+    """The state of one sample's answer; `cumulative` keeps all output, otherwise only new output.
 
-    `weight_versions` are the labels of the weights that made it, in order.
+    `weight_versions` are the labels of the weights that generated it, in order.
     """
 
     options: ReplyOptions
@@ -57,9 +57,9 @@ class ReplyState:
         logprobs: TokenLogprobs | None,
         prompt_logprobs: TokenLogprobs | None,
     ) -> None:
-        """Take in a delta."""
+        """Add a delta."""
         if not self.cumulative:
-            # replies keep the lists that they were given
+            # earlier replies share these lists, so copy them
             self.text, self.output_ids = "", []
             self.keys = {k: [] if k.startswith("output_") else v for k, v in self.keys.items()}
         self.text += text
@@ -84,7 +84,7 @@ class ReplyState:
     def reply(
         self, rid: str, usage: Usage, finish: Finish | None, timing: dict[str, float]
     ) -> dict[str, Any]:
-        """The object for the client."""
+        """Return the answer object."""
         meta: dict[str, Any] = {
             "id": rid,
             "finish_reason": None if finish is None else finish_reason(finish),
@@ -127,7 +127,7 @@ class ReplyState:
 
 
 def finish_reason(finish: Finish) -> dict[str, Any]:
-    """`meta_info.finish_reason`."""
+    """Return `meta_info.finish_reason`."""
     if finish.type == "stop":
         return {"type": "stop", "matched": finish.matched}
     if finish.type == "length":
@@ -140,10 +140,10 @@ def finish_reason(finish: Finish) -> dict[str, Any]:
 
 
 def draft_keys(drafts: DraftCounts | None) -> dict[str, Any]:
-    """What guesses brought; nothing of a request without.
+    """Return the speculative decoding counters; empty without speculation.
 
-    `spec_accept_length` counts the tokens of a step that verified guesses, the one sampled after
-    them too; `spec_correct_drafts_histogram[n]` the steps in which the first n were right.
+    `spec_accept_length` counts tokens per verification step, including the token sampled after the
+    drafts; `spec_correct_drafts_histogram[n]` counts steps that accepted exactly n drafts.
     """
     if drafts is None:
         return {}
@@ -159,9 +159,9 @@ def draft_keys(drafts: DraftCounts | None) -> dict[str, Any]:
 
 
 def timing_keys(timing: Timing | None, e2e_s: float, sent_at: float, tokens: int) -> dict[str, Any]:
-    """Times of a finished sample, in seconds; those called `ts` or `time` count from 1970.
+    """Return the times of a finished sample in seconds; names with `ts` or `time` are Unix times.
 
-    `sent_at`: seconds since 1970, now.
+    `sent_at`: current Unix time.
     """
     keys: dict[str, Any] = {"e2e_latency": e2e_s, "response_sent_to_client_ts": sent_at}
     if timing is None:

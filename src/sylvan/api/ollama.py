@@ -1,4 +1,4 @@
-"""Wire models of the Ollama API."""
+"""Bodies of the Ollama API."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ DEFAULT_NUM_PREDICT = 2048
 
 
 class OllamaFunction(WireModel):
-    """What an assistant called."""
+    """The function of a tool call."""
 
     name: str
     arguments: dict[str, Any] | str | None = None
 
 
 class OllamaCall(WireModel):
-    """A call in a message; arguments are an object."""
+    """A tool call in a message; arguments are an object."""
 
     function: OllamaFunction
 
@@ -40,31 +40,31 @@ class OllamaMessage(WireModel):
 
 
 class OllamaBody(WireModel):
-    """Fields of both kinds of generation."""
+    """Fields common to both generation routes."""
 
     model: Name
     stream: bool | None = True
-    """Answer with lines of JSON; yes if not given."""
+    """Stream the answer as JSON lines; default: true."""
     format: Literal["json", ""] | dict[str, Any] | None = None
     """`json`, or a JSON schema."""
     options: dict[str, Any] | None = None
     """Sampling parameters."""
     think: bool | str | None = None
     logprobs: bool | None = None
-    """Return log probabilities of the tokens of the text."""
+    """Return log probabilities of the text's tokens."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Most likely alternatives returned per position; needs `logprobs`."""
 
 
 class OllamaChatBody(OllamaBody):
-    """A conversation to be answered."""
+    """A conversation to answer."""
 
     messages: Annotated[list[OllamaMessage], Field(max_length=65536)]
     tools: Annotated[list[ChatTool], Field(max_length=1024)] | None = None
 
 
 class OllamaGenerateBody(OllamaBody):
-    """A prompt to be answered."""
+    """A prompt to answer."""
 
     prompt: str | None = ""
     suffix: str | None = None
@@ -72,23 +72,23 @@ class OllamaGenerateBody(OllamaBody):
     template: str | None = None
     context: list[int] | None = None
     raw: bool | None = False
-    """Continue the prompt as it is, without the model's template."""
+    """Continue the prompt as is, without the model's template."""
     images: list[str] | None = None
 
 
 class OllamaEmbedBody(WireModel):
-    """Texts to be embedded."""
+    """Texts to embed."""
 
     model: Name
     input: str | Annotated[list[str], Field(max_length=MAX_INPUTS)]
     truncate: bool | None = True
-    """Cut a text that is too long; yes if not given."""
+    """Truncate a text that is too long; default: true."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
     options: dict[str, Any] | None = None
 
 
 class OllamaEmbeddingsBody(WireModel):
-    """A text to be embedded; the older form of `/api/embed`."""
+    """A text to embed; the older form of `/api/embed`."""
 
     model: Name
     prompt: str | None = ""
@@ -96,7 +96,7 @@ class OllamaEmbeddingsBody(WireModel):
 
 
 class OllamaShowBody(WireModel):
-    """Which model to describe."""
+    """The model to describe."""
 
     model: Name | None = None
     name: Name | None = None
@@ -108,7 +108,7 @@ class OllamaShowBody(WireModel):
 
 
 class OllamaPullBody(WireModel):
-    """A model that Ollama's clients want to be there."""
+    """The model that a client wants to download."""
 
     model: Name | None = None
     name: Name | None = None
@@ -122,7 +122,7 @@ class OllamaPullBody(WireModel):
 
 
 class OllamaReply(BaseModel):
-    """An answer, or the last line of one."""
+    """An answer, or its last line."""
 
     model: str
     created_at: str
@@ -141,7 +141,7 @@ class OllamaReply(BaseModel):
 
 
 class OllamaEmbedReply(BaseModel):
-    """One vector per text."""
+    """One embedding per text."""
 
     model: str
     embeddings: list[list[float]]
@@ -151,19 +151,19 @@ class OllamaEmbedReply(BaseModel):
 
 
 class OllamaEmbeddingsReply(BaseModel):
-    """One vector."""
+    """One embedding."""
 
     embedding: list[float]
 
 
 class OllamaTags(BaseModel):
-    """Models that can be used."""
+    """The available models."""
 
     models: list[dict[str, Any]]
 
 
 class OllamaShow(BaseModel):
-    """About one model."""
+    """Description of a model."""
 
     license: str
     modelfile: str
@@ -176,6 +176,6 @@ class OllamaShow(BaseModel):
 
 
 class OllamaVersion(BaseModel):
-    """Which server this is."""
+    """Version of the server."""
 
     version: str

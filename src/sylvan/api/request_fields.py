@@ -1,9 +1,9 @@
-"""The table of request fields: each once, with its type, its bounds and what each API calls it.
+"""The table of request fields: each one's type, limits, and name in each API.
 
-Bodies inherit the fields from here, and values pass through whole: `request_options` and
-`sampling_values` read by the structs of `sylvan.protocol` which fields there are. A new attribute
+Bodies inherit the fields from here, and values pass through unchanged: `request_options` and
+`sampling_values` get the list of fields from the structs of `sylvan.protocol`. A new attribute
 of requests is a line in `RequestOptions` and one in `OptionFields`, a new sampling parameter one in
-`SamplingParams` and one in `SamplingFields`, and then whatever reads it.
+`SamplingParams` and one in `SamplingFields`, plus the code that uses it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
 
 
 class OptionFields(WireModel):
-    """Attributes of a request that every API takes."""
+    """Request attributes that every API accepts."""
 
     priority: Priority | None = None
-    """Larger is more urgent."""
+    """Larger values are more urgent."""
     timeout: Timeout | None = None
-    """Seconds after which the request is ended with status 503, done or not."""
+    """Seconds after which the request is aborted with status 503."""
     ttft_ms: Milliseconds | None = None
-    """Target for the time until the first token; met ones are counted as goodput."""
+    """Target time to first token; requests that meet it count as goodput."""
     tpot_ms: Milliseconds | None = None
-    """Target for the mean time of each later token."""
+    """Target mean time between later tokens."""
 
 
 class SamplingFields(WireModel):
@@ -50,18 +50,18 @@ class SamplingFields(WireModel):
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     stop: str | list[str] | None = None
-    """Up to 32 strings at which the answer ends."""
+    """Up to 32 strings that end the answer."""
 
 
 class MoreSamplingFields(SamplingFields):
-    """Those of completions and chat completions."""
+    """Sampling parameters of completions and chat completions."""
 
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS)] | None = None
-    """Token id to a number from -100 to 100."""
+    """Maps token IDs to numbers from -100 to 100."""
     n: int | None = None
     """Number of choices."""
     seed: int | None = None
-    """The same seed gives the same answer."""
+    """The same seed yields the same answer."""
     min_tokens: int | None = None
     regex: str | None = None
     ebnf: str | None = None
@@ -80,7 +80,7 @@ SPELLED: Mapping[str, str] = {
     "min_new_tokens": "min_tokens",
     "sampling_seed": "seed",
 }
-"""What bodies call a field of the engine, where the two differ."""
+"""Body fields whose name differs from the engine's."""
 
 _OPTIONS = {name: SPELLED.get(name, name) for name in RequestOptions.__struct_fields__}
 _SAMPLING = {name: SPELLED.get(name, name) for name in SamplingParams.__struct_fields__}
@@ -91,12 +91,12 @@ _MORE = [
 
 
 def request_options(body: BaseModel) -> RequestOptions:
-    """The attributes that a body gives its request; defaults for what it leaves out."""
+    """Return the attributes that a body sets; defaults for the rest."""
     found = {name: getattr(body, theirs, None) for name, theirs in _OPTIONS.items()}
     return RequestOptions(**{name: value for name, value in found.items() if value is not None})
 
 
 def sampling_values(body: SamplingFields) -> dict[str, Any]:
-    """The sampling parameters that are fields of a body, by the engine's names; None: not given."""
+    """Return the sampling parameters that are fields of a body, by engine name; None: not set."""
     names = _MORE if isinstance(body, MoreSamplingFields) else _FEW
     return {ours: getattr(body, theirs) for ours, theirs in names}

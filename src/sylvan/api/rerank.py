@@ -1,4 +1,4 @@
-"""Wire models of rankings in the forms of Cohere, Jina and Text Embeddings Inference (TEI)."""
+"""Bodies of rankings in the formats of Cohere, Jina and Text Embeddings Inference (TEI)."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ Documents = Annotated[list[str | TextDocument], Field(min_length=1, max_length=M
 
 
 class CohereRerankBody(WireModel):
-    """Documents to be ranked, as Cohere has it."""
+    """Documents to rank, in Cohere's format."""
 
     query: str
     documents: Documents
     model: Name | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
-    """Tokens after which a document is cut; not at all if not given."""
+    """Tokens to which documents are truncated; default: no truncation."""
 
 
 class PlainRerankBody(WireModel):
-    """Documents (as Jina has it) or texts (as TEI has it) to be ranked."""
+    """Documents (Jina) or texts (TEI) to rank."""
 
     query: str
     documents: Documents | None = None
-    """Jina's form of `texts`."""
+    """Jina's name of `texts`."""
     texts: Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)] | None = None
-    """TEI's form of `documents`."""
+    """TEI's name of `documents`."""
     model: Name | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = True
     return_text: bool | None = False
     raw_scores: bool | None = False
     truncate: bool | None = False
-    """Cut texts to what the model reads beside the query."""
+    """Truncate texts to what fits beside the query."""
     truncation_direction: Literal["right", "Right"] | None = None
 
 
 class CohereRerankReply(BaseModel):
-    """A ranking, the best first, as Cohere has it."""
+    """A ranking, best first, in Cohere's format."""
 
     id: str
     results: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""Sampling parameters, from what clients write to the one definition of `protocol.sampling`."""
+"""Converts clients' sampling parameters to `protocol.sampling`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingDefaults:
-    """Values for fields that a request leaves out.
+    """Default sampling parameters.
 
     Attributes:
-        preferred: The operator's, for every route.
-        model: The checkpoint's `generation_config.json`, for all routes but the native ones.
+        preferred: The operator's, for all routes.
+        model: From the checkpoint's `generation_config.json`, for all but the native routes.
     """
 
     preferred: Mapping[str, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class SamplingDefaults:
 
 
 def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `generation_config.json` that are defaults for requests."""
+    """Return the fields of a `generation_config.json` that are sampling defaults."""
     found = {
         name: value
         for name in _MODEL_DEFAULTS
@@ -58,16 +58,16 @@ def read_sampling(
     where: str = "sampling_params",
     names: Mapping[str, str] = _AS_HERE,
 ) -> SamplingParams:
-    """Sampling parameters of a request.
+    """Parse the sampling parameters of a request.
 
     Args:
-        params: What the client wrote; null means "not given".
-        defaults: Values for what is not given.
-        where: Path of `params` in the body, for errors; "" if they are the body's own fields.
-        names: Paths of those that the body has under another name.
+        params: The client's values; null means "not set".
+        defaults: Default values.
+        where: Path of `params` in the body, for errors; "" if they are top-level fields.
+        names: Paths of fields that have another name in the body.
 
     Raises:
-        RequestError: An unknown name, or a value that cannot be honoured.
+        RequestError: A name is unknown, or a value is not supported.
     """
     given = {name: value for name, value in params.items() if value is not None}
     place = _Places(where, names)
@@ -101,7 +101,7 @@ def _refuse_unsupported(given: dict[str, Any], params: Mapping[str, Any], place:
 
 
 def _check(sampling: SamplingParams, place: _Places) -> None:
-    """What the types alone cannot say."""
+    """Check what the types cannot express."""
     if (fault := fault_of(sampling)) is not None:
         path = place.of(fault.name) + fault.place
         raise RequestError(f"{path}: {fault.text}.", param=path)
@@ -110,7 +110,7 @@ def _check(sampling: SamplingParams, place: _Places) -> None:
 
 
 def check_schema(text: str, path: str) -> None:
-    """Refuse a schema that is no JSON; its meaning is checked where it is compiled."""
+    """Reject a schema that is not JSON; its meaning is checked by the grammar compiler."""
     if text == ANY_JSON:
         return
     try:
@@ -124,11 +124,11 @@ def check_schema(text: str, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where a body has the sampling parameters."""
+    """Maps sampling parameters to paths in the body."""
 
     where: str
     names: Mapping[str, str]
 
     def of(self, name: str) -> str:
-        """Path of one of them."""
+        """Return the path of one of them."""
         return self.names.get(name) or (f"{self.where}.{name}" if self.where else name)

@@ -1,4 +1,4 @@
-"""Names of fields, as the engine spells them, and what they are in the body of a client."""
+"""Maps the engine's field names to those of a client's body."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.sampling import SamplingParams
 
 TOOL_SCHEMA = "schema of a tool"
-"""Where an API has the schema of a tool: the rest of a name behind `tools[i]`."""
+"""Where an API keeps the schema of a tool: the rest of a path after `tools[i]`."""
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "choice")
 _TEXTS = ("/pattern", "/grammar")
@@ -19,17 +19,17 @@ _CHAT_SCHEMA = ".function.parameters"
 
 
 def grammars_in(field: str) -> Mapping[str, str]:
-    """Names of grammars that the body has in a field under the engine's names."""
+    """Map grammars to a body field with the engine's field names."""
     return {kind: f"{field}.{kind}" for kind in _GRAMMARS}
 
 
 def respelt(error: SylvanError, names: Mapping[str, str]) -> SylvanError:
-    """The error with its field as the client spells it.
+    """Return the error with its field as the client spells it.
 
     Args:
         error: Any error.
-        names: From the engine's names to the client's. A key with a JSON pointer in it
-            (`json_schema: #/items`) names a part of a grammar, by what messages begin with.
+        names: From engine names to client names. A key with a JSON pointer
+            (`json_schema: #/items`) is a part of a grammar, matched by message prefix.
     """
     if not isinstance(error, RequestError) or error.param is None:
         return error
@@ -41,7 +41,7 @@ def respelt(error: SylvanError, names: Mapping[str, str]) -> SylvanError:
         part = max(parts, key=len)
         name = names[part]
         after = message[len(part) :]
-        # a schema has places in it; a text has none
+        # a schema has positions in it; a text has none
         found = after.removeprefix(": ") if part.endswith(_TEXTS) else f"#{after}"
         return error.renamed(f"{name}: {found}", name)
     name = names.get(error.param)
@@ -54,13 +54,13 @@ def respelt(error: SylvanError, names: Mapping[str, str]) -> SylvanError:
 def of_tools(
     use: ToolUse, asked: SamplingParams, used: SamplingParams, names: Mapping[str, str]
 ) -> dict[str, str]:
-    """Names of the grammar that tools have become; empty if the client asked for one itself.
+    """Map the grammar made from tools; empty if the client set the grammar itself.
 
     Args:
         use: The tools.
-        asked: What the client asked for.
-        used: What became of it.
-        names: Of the route; `TOOL_SCHEMA` among them.
+        asked: Sampling parameters of the client.
+        used: Sampling parameters with the grammar.
+        names: Names of the route; include `TOOL_SCHEMA`.
     """
     if used.grammar is None or used.grammar == asked.grammar:
         return {}
@@ -70,7 +70,7 @@ def of_tools(
     chosen = [i for i, name in enumerate(called) if use.choice in ("auto", "required", name)]
     found = {kind: "tools"}
     for number, tool in enumerate(chosen):
-        if kind == "json_schema":  # a list of calls, of one form or of several
+        if kind == "json_schema":  # a list of calls, of one or several forms
             schemas = [f"#/items{at}/properties/parameters" for at in ("", f"/anyOf/{number}")]
             places = dict.fromkeys([*schemas, f"#/$defs/tool{number}"], f"tools[{tool}]{rest}")
         else:
@@ -87,7 +87,7 @@ def of_tools(
 def _of_answer(
     text: str, kind: str, asked: SamplingParams, names: Mapping[str, str]
 ) -> dict[str, str]:
-    """Names of what the client asked for, where that has become the other choice beside calls."""
+    """Map the client's own grammar, if it became an alternative to calls."""
     if asked.grammar is None or kind != "structural_tag":
         return {}
     answer = json.loads(text).get("format", {}).get("elements", [{}])[0]

@@ -1,4 +1,4 @@
-"""JSON as RFC 8259 means it: no NaN, no repeated names, no numbers that cannot be kept."""
+"""Strict JSON (RFC 8259): no NaN, no duplicate names, no numbers that would lose digits."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JsonLimits:
-    """Bounds on a text.
+    """Limits of a JSON text.
 
     Attributes:
-        depth: Levels of objects and arrays.
-        values: Commas, and so values but one of each object and array.
-        names: In one object.
+        depth: Nesting levels of objects and arrays.
+        values: Commas; that is, all values except one per object and array.
+        names: Names in one object.
     """
 
     depth: int = 128
@@ -43,8 +43,8 @@ def decode_json(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Any:
     """Decode a request body.
 
     Raises:
-        RequestError: The text is not UTF-8, not JSON, or holds NaN, Infinity, a number beyond
-            64 bits, a name twice in one object, half a surrogate pair, too many levels, values, or
+        RequestError: The text is not UTF-8, not JSON, or contains NaN, Infinity, a number beyond
+            64 bits, a duplicate name, an unpaired surrogate, too many levels, values, or
             names in one object.
     """
     if body.count(b",") > limits.values:
@@ -71,7 +71,7 @@ def decode_json(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Any:
 
 
 def _decoder(body: bytes, most_names: int) -> json.JSONDecoder:
-    # looking for long numbers in a large body would hold the interpreter's lock for too long
+    # scanning a large body for long numbers would hold the interpreter's lock for too long
     careful = len(body) > _SHORT_BYTES or _LONG_NUMBER.search(body)
     parse_int = _bounded_int if careful else None
     return json.JSONDecoder(

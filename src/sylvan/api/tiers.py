@@ -1,4 +1,4 @@
-"""Wire models of the routes about stores of KV."""
+"""Bodies of the KV store routes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class StoreBody(ClosedModel):
     """JSON object: `file_storage_path`, `prefetch_threshold`, `prefetch_timeout_base`,
     `prefetch_timeout_per_ki_token`, `max_bytes`, `namespace_bytes`, `ttl_s`."""
     hicache_storage_prefetch_policy: PrefetchWait | None = None
-    """How long requests wait for what the store has."""
+    """How long requests wait for the store."""
     hicache_write_policy: WritePolicy | None = None
-    """When KV goes to the store."""
+    """When KV is written to the store."""
 
 
 def attach_of(body: StoreBody) -> AttachStore:
-    """The command that a body stands for.
+    """Convert a body to the command.
 
     Raises:
-        RequestError: it names no store that there is, or a setting is out of range.
+        RequestError: The store is unknown, or a setting is out of range.
     """
     settings: dict[str, Any] = {}
     text = body.hicache_storage_backend_extra_config_json

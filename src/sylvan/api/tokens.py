@@ -1,4 +1,4 @@
-"""Wire models of `/tokenize` and `/detokenize`."""
+"""Bodies of `/tokenize` and `/detokenize`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)]
 
 
 class TokenizeBody(WireModel):
-    """Text, texts, or a conversation, to be tokenised."""
+    """Text, texts, or a conversation to tokenise."""
 
     model: Name | None = None
     prompt: str | Texts | None = None
     """A text, or a list of texts."""
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=65536)] | None = None
-    """A conversation in the OpenAI shape; instead of `prompt`."""
+    """A conversation in OpenAI's format; instead of `prompt`."""
     tools: Annotated[list[ChatTool], Field(max_length=1024)] | None = None
     tool_choice: Any = None
     reasoning_effort: str | float | None = None
@@ -42,7 +42,7 @@ class TokenizeBody(WireModel):
 
 
 class TokenizeReply(BaseModel):
-    """Ids of one text, or of several."""
+    """Token IDs of one text, or of several."""
 
     tokens: list[int] | list[list[int]]
     count: int | list[int]
@@ -50,11 +50,11 @@ class TokenizeReply(BaseModel):
 
 
 class DetokenizeBody(WireModel):
-    """Token ids to be turned into text."""
+    """Token IDs to decode."""
 
     model: Name | None = None
     tokens: TokenIds | Annotated[list[TokenIds], Field(max_length=MAX_TEXTS)]
-    """The ids of one text, or of several."""
+    """Token IDs of one text, or of several."""
     skip_special_tokens: bool | None = True
 
     @property

@@ -1,4 +1,4 @@
-"""Wire models of `/parse_function_call` and `/separate_reasoning`."""
+"""Bodies of `/parse_function_call` and `/separate_reasoning`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sylvan.api.validation import WireModel
 
 
 class ParseCallsBody(WireModel):
-    """Text in which calls are to be found."""
+    """Text that contains tool calls."""
 
     text: str
     tools: Annotated[list[ChatTool], Field(max_length=1024)]
     tool_call_parser: Name | None = None
-    """Name of the format; the model's own if not given."""
+    """Name of the parser; default: the model's own."""
 
 
 class ParseCallsReply(BaseModel):
@@ -28,16 +28,16 @@ class ParseCallsReply(BaseModel):
 
 
 class SeparateBody(WireModel):
-    """Text in which thinking is to be found."""
+    """Text that contains reasoning."""
 
     text: str
     reasoning_parser: Name | None = None
-    """Name of the format; the model's own if not given."""
+    """Name of the parser; default: the model's own."""
     return_blocks: bool | None = False
 
 
 class SeparateReply(BaseModel):
-    """Thinking and answer."""
+    """Reasoning and answer."""
 
     reasoning_text: str
     text: str

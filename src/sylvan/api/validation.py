@@ -1,4 +1,4 @@
-"""Bodies checked against their models; the first fault is named as the client spelt it."""
+"""Validates bodies; errors name the first invalid field as the client spelled it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pydantic_core import CoreSchema, InitErrorDetails
 from sylvan.api.first_fault import fail_fast
 from sylvan.protocol.errors import RequestError
 
-MAX_SHOWN = 80  # characters of a client's value or name that an error repeats
+MAX_SHOWN = 80  # characters of a client's value or name that errors repeat
 
 
 class WireModel(BaseModel):
-    """An object that came over the wire.
+    """An object from a client.
 
-    Values are never converted ("5" is no number), and unknown names are kept aside, to be
-    counted and named in the answer. Lists and maps are checked up to their first fault: what is
-    reported of a body does not grow with it.
+    Values are never converted ("5" is not a number); unknown names are reported in the
+    answer. Validation of a list or map stops at its first error, so the size of an error does not
+    depend on the size of the body.
     """
 
     model_config = ConfigDict(
@@ -40,17 +40,17 @@ class WireModel(BaseModel):
 
     @property
     def passes_on(self) -> bool:
-        """Whether unknown names are somebody else's to read."""
+        """Whether unknown names are read elsewhere, for example by a chat template."""
         return False
 
     @property
     def without_effect(self) -> Collection[str]:
-        """Fields that are taken, and change nothing here or beside the others that are given."""
+        """Return fields that are accepted but have no effect, always or beside other fields."""
         return ()
 
 
 class OpenModel(WireModel):
-    """An object whose unknown names are somebody else's to read, a chat template's for example."""
+    """An object whose unknown names are read elsewhere, for example by a chat template."""
 
     @property
     def passes_on(self) -> bool:
@@ -58,14 +58,14 @@ class OpenModel(WireModel):
 
 
 class ClosedModel(WireModel):
-    """An object in which an unknown name is an error."""
+    """An object that rejects unknown names."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_name(cls, value: Any) -> Any:
-        if isinstance(value, dict):  # left to itself, pydantic reports every one
+        if isinstance(value, dict):  # by default, pydantic reports every one
             known = {field.alias or name for name, field in cls.model_fields.items()}
             for name in cast(dict[str, Any], value):
                 if name not in known:
@@ -78,10 +78,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse(model: type[Model], value: Any) -> Model:
-    """Check `value`, as decoded from JSON.
+    """Validate `value`, decoded from JSON.
 
     Raises:
-        RequestError: Names the field, and the limit it breaks.
+        RequestError: A field is invalid; the message names it and the violated limit.
     """
     if not isinstance(value, dict):
         raise RequestError(f"The body must be a JSON object, not {json_type(value)}.")
@@ -94,16 +94,17 @@ def parse(model: type[Model], value: Any) -> Model:
 def parse_struct(
     kind: type[msgspec.Struct], value: Any, where: str, names: Mapping[str, str]
 ) -> Any:
-    """Check `value` against a msgspec struct.
+    """Validate `value` as a msgspec struct.
 
     Args:
-        kind: The struct.
-        value: As decoded from JSON.
-        where: Its own path in the body.
-        names: Paths of its fields that the body has elsewhere.
+        kind: Type of the struct.
+        value: Decoded from JSON.
+        where: Its path in the body.
+        names: Paths of fields that are elsewhere in the body.
 
     Raises:
-        RequestError: Names the field and the limit; for an unknown name, the nearest known one.
+        RequestError: A field is invalid; the message names the limit or, for an unknown
+            name, the nearest known one.
     """
     if not isinstance(value, dict):
         raise RequestError(f"{where} must be an object, not {json_type(value)}.", param=where)
@@ -123,7 +124,7 @@ def parse_struct(
 
 
 def unknown_name(name: str, known: Iterable[str], where: str) -> RequestError:
-    """The error for a name that an object does not have."""
+    """Build the error for an unknown name."""
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     shown = name[:MAX_SHOWN]
@@ -132,7 +133,7 @@ def unknown_name(name: str, known: Iterable[str], where: str) -> RequestError:
 
 
 def json_type(value: Any) -> str:
-    """What JSON calls the type of `value`."""
+    """Return the JSON name of the type of `value`."""
     if value is None:
         return "null"
     kinds = {bool: "a boolean", str: "a string", dict: "an object", list: "an array"}
@@ -140,7 +141,7 @@ def json_type(value: Any) -> str:
 
 
 def field_path(parts: Sequence[str | int]) -> str:
-    """`("messages", 0, "role")` as `messages[0].role`."""
+    """Format `("messages", 0, "role")` as `messages[0].role`."""
     path = ""
     for part in parts:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
@@ -148,7 +149,7 @@ def field_path(parts: Sequence[str | int]) -> str:
 
 
 def _explain(error: ValidationError, body: Any) -> RequestError:
-    # Of a union every branch reports; the fault that lies deepest is in the branch that was meant.
+    # Each branch of a union reports errors; the deepest error is in the branch that was meant.
     details = error.errors(include_url=False, include_context=False)
     paths = [_real_path(d["loc"], body, missing=d["type"] == "missing") for d in details]
     best = max(range(len(details)), key=lambda i: (len(paths[i]), -i))
@@ -159,9 +160,9 @@ def _explain(error: ValidationError, body: Any) -> RequestError:
 
 
 def _real_path(loc: tuple[str | int, ...], body: Any, *, missing: bool) -> tuple[str | int, ...]:
-    """The parts of a location that lead into the body: those naming union branches are dropped.
+    """Return a location without the parts that name union branches.
 
-    With `missing` the last part is a name that should be there.
+    With `missing`, the last part is the name of the missing field.
     """
     path: list[str | int] = []
     value: Any = body

@@ -1,4 +1,4 @@
-"""The version that answers name."""
+"""The version reported in answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of the routes about weights and memory, and the commands that they stand for."""
+"""Bodies of the weight and memory routes, and their conversion to commands."""
 
 from __future__ import annotations
 
@@ -37,64 +37,64 @@ Selector = Literal["target", "all", "draft"]
 
 
 class SharedFile(ClosedModel):
-    """A safetensors file in POSIX shared memory of the server's machine."""
+    """A safetensors file in POSIX shared memory on the server."""
 
     shared_memory: Name
     """Its name."""
     num_bytes: Annotated[int, Field(ge=8, le=_MOST_BYTES)]
-    """Length of the file; the memory may be larger. It must stay as it is until the answer."""
+    """Length of the file; the memory may be larger. It must not change until the answer."""
 
 
 class UpdateBody(WireModel):
-    """What all updates have in common."""
+    """Fields common to all updates."""
 
     flush_cache: bool = True
-    """Use nothing again that was computed with the old weights: requests under way compute their
-    keys and values anew, and the prefix cache is emptied."""
+    """Discard everything computed with the old weights: running requests recompute their KV,
+    and the prefix cache is emptied."""
     abort_all_requests: bool = False
-    """End all requests."""
+    """Abort all requests."""
     weight_version: Annotated[str, Field(max_length=256)] | None = None
-    """New label of the weights, told in every answer."""
+    """New version label of the weights, reported in every answer."""
 
 
 class DiskBody(UpdateBody):
-    """Replace all weights by those of a checkpoint on the server's machine."""
+    """Replace all weights with those of a checkpoint on the server."""
 
     model_path: Annotated[str, Field(min_length=1, max_length=4096)]
-    """Its directory; the architecture must be that of the model."""
+    """Its directory; the architecture must match the model's."""
     load_format: Literal["auto", "safetensors", "pt", "gguf"] | None = None
-    """Format of the files; default: what is there, but no pickles."""
+    """Format of the files; default: detected, except pickles."""
     keep_pause: bool = False
-    """Stay paused afterwards."""
+    """Stay paused after the update."""
 
 
 class TensorBody(UpdateBody):
-    """Replace some weights, or all, by those of safetensors files."""
+    """Replace some or all weights with those of safetensors files."""
 
     serialized_named_tensors: Annotated[list[str | SharedFile], Field(min_length=1, max_length=64)]
-    """For each tensor-parallel rank a safetensors file: base64, or where it lies in shared memory.
-    Pickles are refused."""
+    """One safetensors file per tensor-parallel rank: base64, or a reference to shared memory.
+    Pickles are rejected."""
     load_format: Literal["direct", "safetensors"] | None = None
-    """Both are safetensors."""
+    """Both mean safetensors."""
     selector: Selector = "all"
-    """Which model; there are no draft weights."""
+    """Which model; draft weights cannot be updated."""
 
 
 class GroupBody(WireModel):
-    """Enter a process group from which weights will come."""
+    """Join a process group that will broadcast weights."""
 
     master_address: Annotated[str, Field(min_length=1, max_length=253)]
-    """Where rank 0, the trainer, keeps the store."""
+    """Host of rank 0, the trainer, which runs the store."""
     master_port: Annotated[int, Field(ge=1, le=65535)]
-    """And its port."""
+    """Port of the store."""
     rank_offset: Annotated[int, Field(ge=0, le=65535)]
     """Rank of the first replica."""
     world_size: Annotated[int, Field(ge=2, le=65536)]
-    """Ranks in all."""
+    """Number of ranks."""
     group_name: Name = "weight_update_group"
     """Name of the group, the same on all ranks."""
     backend: Name = "gloo"
-    """Of torch.distributed; gloo."""
+    """Backend of torch.distributed; default: gloo."""
 
 
 class LeaveBody(WireModel):
@@ -105,75 +105,75 @@ class LeaveBody(WireModel):
 
 
 class DistributedBody(UpdateBody):
-    """Replace weights by tensors that rank 0 of a group broadcasts."""
+    """Replace weights with tensors that rank 0 of a group broadcasts."""
 
     names: Annotated[list[Name], Field(min_length=1, max_length=65536)]
-    """Of the tensors, in the order in which they are sent."""
+    """Names of the tensors, in broadcast order."""
     dtypes: list[Annotated[str, Field(max_length=32)]]
-    """Their types, such as `bfloat16`."""
+    """Their dtypes, such as `bfloat16`."""
     shapes: list[Annotated[list[Annotated[int, Field(ge=0, le=_MOST_BYTES)]], Field(max_length=8)]]
     """Their shapes."""
     group_name: Name = "weight_update_group"
-    """The group."""
+    """Name of the group."""
     load_format: Literal["flattened_bucket"] | None = None
-    """`flattened_bucket`: all of them in one broadcast of bytes, one after another."""
+    """`flattened_bucket`: all tensors in one broadcast, concatenated as bytes."""
     selector: Selector = "all"
-    """Which model; there are no draft weights."""
+    """Which model; draft weights cannot be updated."""
 
 
 class SocketBody(UpdateBody):
-    """Replace weights by safetensors files that a ZeroMQ socket gives."""
+    """Replace weights with safetensors files from a ZeroMQ socket."""
 
     zmq_handles: Annotated[dict[str, Annotated[str, Field(max_length=256)]], Field(max_length=64)]
-    """One REP socket of this machine (`ipc://`, `tcp://127.0.0.1`), whatever its key: it is asked
-    with `next` for one file after another; an empty answer is the end."""
+    """One local REP socket (`ipc://`, `tcp://127.0.0.1`) under any key. The server sends `next` to
+    request each file; an empty answer ends the update."""
 
 
 class BracketBody(WireModel):
-    """Begin or end an update that takes several calls."""
+    """Begin or commit an update of several calls."""
 
     selector: Selector = "all"
-    """Which model; there are no draft weights."""
+    """Which model; draft weights cannot be updated."""
 
 
 class VersionBody(WireModel):
-    """Label the weights."""
+    """A version label for the weights."""
 
     new_version: Annotated[str, Field(max_length=256)]
     """The label."""
     abort_all_requests: bool = True
-    """End all requests first, so that no answer has two labels."""
+    """Abort all requests first, so that no answer has two labels."""
 
 
 class TensorQuery(WireModel):
-    """Which tensor to read."""
+    """The tensor to read."""
 
     name: Name | None = None
-    """As in the checkpoint."""
+    """Its name in the checkpoint."""
     truncate_size: Annotated[int, Field(ge=1, le=1_000_000)] = 100
-    """Rows at most."""
+    """Largest number of rows."""
 
 
 class CheckerBody(WireModel):
-    """What to check."""
+    """The check to run."""
 
     action: Literal["checksum"] = "checksum"
-    """XXH3-128 of each tensor's numbers, in the order of the checkpoint."""
+    """XXH3-128 of each tensor's values, in checkpoint order."""
     skip_tensor_list: list[Name] | None = None
-    """Tensors that are left out."""
+    """Tensors to skip."""
     selector: Selector = "all"
-    """Which model; there are no draft weights."""
+    """Which model; draft weights cannot be checked."""
 
 
 class MemoryBody(WireModel):
-    """Which memory to give back, or to take again."""
+    """The memory to release or resume."""
 
     tags: list[Literal["weights", "kv_cache", "cuda_graph", "graphs"]] | None = None
-    """`graphs` and `cuda_graph` are the same; default: all."""
+    """`graphs` and `cuda_graph` are synonyms; default: all."""
 
 
 class UpdateReply(BaseModel):
-    """Outcome of an update."""
+    """Result of an update."""
 
     success: bool
     message: str
@@ -182,15 +182,25 @@ class UpdateReply(BaseModel):
 
 
 class ChecksumReply(BaseModel):
-    """Outcome of a check."""
+    """Result of a check."""
 
     success: bool
     message: str
     checksums: dict[str, str] = {}
 
 
+class BalanceReply(BaseModel):
+    """How experts were moved: how many, and the balance of groups before and after."""
+
+    success: bool
+    message: str
+    moved: int = 0
+    before: float = 1.0
+    after: float = 1.0
+
+
 class MemoryReply(BaseModel):
-    """Outcome of giving memory back, or taking it again."""
+    """Result of releasing or resuming memory."""
 
     success: bool
     message: str
@@ -199,17 +209,17 @@ class MemoryReply(BaseModel):
 
 
 def check_selector(selector: Selector) -> None:
-    """Refuse what concerns draft weights alone.
+    """Reject requests about draft weights only.
 
     Raises:
-        RequestError: it does.
+        RequestError: The request is about draft weights.
     """
     if selector == "draft":
-        raise RequestError("selector: there are no draft weights.", param="selector")
+        raise RequestError("selector: draft weights cannot be updated.", param="selector")
 
 
 def update_of(body: UpdateBody, source: TensorSource, *, partial: bool) -> UpdateWeights:
-    """The command of an update."""
+    """Convert the body to the update command."""
     return UpdateWeights(
         source,
         partial=partial,
@@ -220,15 +230,15 @@ def update_of(body: UpdateBody, source: TensorSource, *, partial: bool) -> Updat
 
 
 def disk_source(body: DiskBody) -> DiskTensors:
-    """The checkpoint of a body."""
+    """Return the checkpoint of a body."""
     return DiskTensors(body.model_path, body.load_format or "auto")
 
 
 def tensor_source(body: TensorBody) -> TensorSource:
-    """The safetensors file of a body.
+    """Read the safetensors file of a body.
 
     Raises:
-        RequestError: there is one for more than one rank, or no base64.
+        RequestError: There is more than one rank's file, or the base64 is invalid.
     """
     check_selector(body.selector)
     field = "serialized_named_tensors"
@@ -241,15 +251,15 @@ def tensor_source(body: TensorBody) -> TensorSource:
     try:
         data = base64.b64decode(given, validate=True)
     except (binascii.Error, ValueError):
-        raise RequestError(f"{field}[0] is no base64.", param=field) from None
+        raise RequestError(f"{field}[0] is not base64.", param=field) from None
     return BytesTensors(np.frombuffer(data, np.uint8))
 
 
 def group_source(body: DistributedBody) -> GroupTensors:
-    """The broadcasts of a body.
+    """Return the broadcasts of a body.
 
     Raises:
-        RequestError: the lists differ in length.
+        RequestError: The lists differ in length.
     """
     check_selector(body.selector)
     for field, values in (("dtypes", body.dtypes), ("shapes", body.shapes)):
@@ -267,10 +277,10 @@ def group_source(body: DistributedBody) -> GroupTensors:
 
 
 def socket_source(body: SocketBody) -> SocketTensors:
-    """The socket of a body.
+    """Return the socket of a body.
 
     Raises:
-        RequestError: there is not exactly one.
+        RequestError: There is not exactly one.
     """
     if len(body.zmq_handles) != 1:
         raise RequestError(
@@ -280,7 +290,7 @@ def socket_source(body: SocketBody) -> SocketTensors:
 
 
 def group_of(body: GroupBody) -> JoinGroup:
-    """The command of a body."""
+    """Convert the body to the command."""
     return JoinGroup(
         body.group_name,
         body.master_address,
@@ -292,10 +302,10 @@ def group_of(body: GroupBody) -> JoinGroup:
 
 
 def reading_of(body: TensorQuery, query: TensorQuery) -> ReadWeights:
-    """Which tensor is asked for, by body or query.
+    """Return the tensor named in body or query.
 
     Raises:
-        RequestError: none is named.
+        RequestError: None is named.
     """
     name = body.name or query.name
     if name is None:
@@ -305,15 +315,15 @@ def reading_of(body: TensorQuery, query: TensorQuery) -> ReadWeights:
 
 
 def check_of(body: CheckerBody) -> HashWeights:
-    """The command of a body.
+    """Convert the body to the command.
 
     Raises:
-        RequestError: it is about draft weights.
+        RequestError: The request is about draft weights.
     """
     check_selector(body.selector)
     return HashWeights(tuple(body.skip_tensor_list or ()))
 
 
 def tags_of(body: MemoryBody) -> tuple[MemoryTag, ...]:
-    """The tags as executors know them; none: all."""
+    """Return the tags under the executor's names; none: all."""
     return tuple(dict.fromkeys(_TAGS[tag] for tag in body.tags or ()))

@@ -1,38 +1,38 @@
-"""How each API is asked, and how its answers are read."""
+"""The request and answer formats of each API under test."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from sylvan.bench.outcome import Reception, RequestRecord
+from sylvan.bench.outcome import RequestRecord, TokenTimer
 from sylvan.bench.workload import BenchTurn
 from sylvan.config.bench import AnswerConfig
 
 Said = Sequence[tuple[str, str]]
-"""Earlier turns of a conversation: what was asked, and the answer."""
+"""Earlier turns of a conversation: prompt and answer."""
 
 
 class Api(Protocol):
     """One API of a server.
 
     Attributes:
-        path: Where requests go.
-        streams: Answers may come in pieces.
+        path: Path of requests.
+        streams: Whether answers can be streamed.
     """
 
     path: str
     streams: bool
 
     def body(self, turn: BenchTurn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
-        """The body of a request."""
+        """Build the body of a request."""
         ...
 
-    def read(self, event: Mapping[str, Any], reception: Reception, now_s: float) -> None:
-        """Take one event of a stream, or the whole answer.
+    def read(self, event: Mapping[str, Any], reception: TokenTimer, now_s: float) -> None:
+        """Parse one event of a stream, or the whole answer.
 
         Raises:
-            LookupError, TypeError, AttributeError: It is not of this API.
+            LookupError, TypeError, AttributeError: It has another format.
         """
         ...
 
@@ -63,7 +63,7 @@ class GenerateApi:
             body |= {"return_logprob": True, "top_logprobs_num": config.top_logprobs}
         return body if adapter is None else {**body, "lora_path": adapter}
 
-    def read(self, event: Mapping[str, Any], reception: Reception, now_s: float) -> None:
+    def read(self, event: Mapping[str, Any], reception: TokenTimer, now_s: float) -> None:
         meta, outcome = event["meta_info"], reception.outcome
         total = int(meta["completion_tokens"])  # not all tokens have text
         reception.tokens(total - outcome.output_tokens, now_s)
@@ -94,7 +94,7 @@ class Completions:
             body["logprobs"] = max(1, self._config.top_logprobs)
         return body
 
-    def read(self, event: Mapping[str, Any], reception: Reception, now_s: float) -> None:
+    def read(self, event: Mapping[str, Any], reception: TokenTimer, now_s: float) -> None:
         for choice in event.get("choices", ()):
             _piece(reception, choice.get("text"), now_s)
         _usage(event, reception.outcome)
@@ -124,7 +124,7 @@ class Chat:
             body |= {"logprobs": True, "top_logprobs": self._config.top_logprobs}
         return body
 
-    def read(self, event: Mapping[str, Any], reception: Reception, now_s: float) -> None:
+    def read(self, event: Mapping[str, Any], reception: TokenTimer, now_s: float) -> None:
         for choice in event.get("choices", ()):
             said = choice.get("delta") or choice.get("message") or {}
             for name in ("reasoning_content", "content"):
@@ -139,13 +139,13 @@ class EmbeddingsApi:
     streams = False
 
     def __init__(self, config: AnswerConfig) -> None:
-        del config  # nothing is generated
+        del config  # generates nothing
 
     def body(self, turn: BenchTurn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
         del said
         return {"input": list(turn.token_ids) or turn.text, "model": adapter or model}
 
-    def read(self, event: Mapping[str, Any], reception: Reception, now_s: float) -> None:
+    def read(self, event: Mapping[str, Any], reception: TokenTimer, now_s: float) -> None:
         del now_s
         if not event["data"]:
             raise LookupError("the answer holds no embedding")
@@ -171,7 +171,7 @@ def _openai_fields(config: AnswerConfig, model: str) -> dict[str, Any]:
     }
 
 
-def _piece(reception: Reception, text: str | None, now_s: float) -> None:
+def _piece(reception: TokenTimer, text: str | None, now_s: float) -> None:
     if text:
         reception.tokens(1, now_s)
         reception.outcome.text += text
@@ -188,5 +188,5 @@ def _usage(event: Mapping[str, Any], outcome: RequestRecord) -> None:
 
 
 def _whole(turn: BenchTurn, said: Said) -> str:
-    """A prompt that repeats what was said."""
+    """Return a prompt that repeats the history."""
     return "".join([*(question + answer for question, answer in said), turn.text])

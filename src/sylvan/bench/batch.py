@@ -1,4 +1,4 @@
-"""Times the steps of one batch: the model alone, without scheduler, cache lookups and HTTP."""
+"""Times the steps of one batch: only the model, without scheduler, cache and HTTP."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """A batch whose requests are all alike.
+    """A batch of identical requests.
 
     Attributes:
         size: Number of requests.
-        input_tokens: Of each prompt.
-        output_tokens: To generate.
+        input_tokens: Length of each prompt.
+        output_tokens: Tokens to generate.
     """
 
     size: int
@@ -40,9 +40,9 @@ class TimedBatch:
     """One run of a batch.
 
     Attributes:
-        prefill_s: Seconds of all prompts.
-        decode_s: Seconds of each step after them.
-        tokens: Outputs of each request; the first one comes of the prompt.
+        prefill_s: Seconds for all prompts.
+        decode_s: Seconds of each decode step.
+        tokens: Output tokens of each request; the first one comes from the prefill.
     """
 
     prefill_s: float
@@ -51,20 +51,20 @@ class TimedBatch:
 
 
 class BatchBench:
-    """Runs batches on an executor that nobody else uses.
+    """Runs batches on an executor that is not shared.
 
     Args:
-        executor: Of the model.
-        vocab_size: Prompts are random ids below it.
-        context_len: Most tokens of a request.
-        seed: Of the prompts.
-        clock: For durations.
+        executor: Executor of the model.
+        vocab_size: Upper bound of random prompt IDs.
+        context_len: Largest number of tokens of a request.
+        seed: Seed of the prompts.
+        clock: Clock for durations.
 
     Attributes:
-        prompts: Of the last run, (size, input_tokens).
+        prompts: Prompts of the last run, (size, input_tokens).
 
     Raises:
-        ConfigError: The model keeps recurrent states, or generates nothing.
+        ConfigError: The model has recurrent states, or does not generate.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class BatchBench:
         self._clock = clock
         self.prompts: IntArray = np.empty((0, 0), np.int32)
         self._steps = 0
-        self._slots: list[int] = []  # taken by the last batch
+        self._slots: list[int] = []  # slots used by the last batch
 
     def check(self, shape: BatchShape) -> None:
-        """Refuse a batch that does not fit.
+        """Reject a batch that does not fit.
 
         Raises:
             ConfigError: Names the setting.
@@ -118,7 +118,7 @@ class BatchBench:
                 )
 
     def run(self, shape: BatchShape) -> TimedBatch:
-        """Compute the prompts of a batch, then its outputs, one step after the other.
+        """Prefill a batch, then decode its outputs step by step.
 
         Raises:
             ExecutorError: A step failed.
@@ -196,7 +196,7 @@ class BatchBench:
         )
 
     def _tables(self, shape: BatchShape) -> IntArray:
-        """Pages of all requests, one after the other, from page 1 on."""
+        """Return consecutive pages for all requests, from page 1 on."""
         tables: list[IntArray] = []
         for number, group in enumerate(self._executor.caps.kv_groups):
             count = _pages(shape, group.page_size)
@@ -214,7 +214,7 @@ class BatchBench:
 
 
 def figures(shape: BatchShape, runs: Sequence[TimedBatch]) -> dict[str, Any]:
-    """Medians over the runs, under the names of SGLang's `bench_one_batch`."""
+    """Return medians over the runs, under the names of SGLang's `bench_one_batch`."""
     prefill_s = statistics.median(run.prefill_s for run in runs)
     steps = [second for run in runs for second in run.decode_s]
     total_s = statistics.median(run.prefill_s + sum(run.decode_s) for run in runs)

@@ -14,12 +14,12 @@ import orjson
 
 from sylvan.bench.apis import Api, Said
 from sylvan.bench.events import Events
-from sylvan.bench.outcome import Reception, RequestRecord
+from sylvan.bench.outcome import RequestRecord, TokenTimer
 from sylvan.bench.workload import BenchTurn
 from sylvan.protocol.errors import ConfigError, SylvanError
 from sylvan.utils.clock import Clock, monotonic
 
-KEEP_ALIVE_S = 3.5  # servers close idle connections after 5 s; who closes first is in no race
+KEEP_ALIVE_S = 3.5  # servers close idle connections after 5 s; closing first avoids a race
 POLL_S = 0.25
 CONTROL_S = 60.0
 MAX_ERROR_CHARS = 300
@@ -27,17 +27,17 @@ OK = 200
 
 
 class TargetError(SylvanError):
-    """The server under load cannot be used."""
+    """The server under test is unusable."""
 
 
 class Client:
-    """One server; use it as an async context.
+    """A client of one server; use it as an async context manager.
 
     Args:
         url: Its address, with or without `/v1`.
-        headers: Of every request.
-        timeout_s: When a request counts as failed.
-        clock: Measures.
+        headers: Headers of every request.
+        timeout_s: Seconds after which a request fails.
+        clock: Clock for measurements.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Client:
             await self._session.close()
 
     async def wait_ready(self, limit_s: float) -> None:
-        """Return when the server lists its models.
+        """Wait until the server lists its models.
 
         Raises:
             TargetError: It does not within `limit_s`.
@@ -92,10 +92,10 @@ class Client:
                 return
 
     async def get(self, path: str) -> dict[str, Any]:
-        """The JSON object at a path.
+        """Fetch a JSON object.
 
         Raises:
-            TargetError: The server cannot be reached, refuses, or answers with something else.
+            TargetError: The server is unreachable, rejects the call, or answers something else.
         """
         return await self._call("GET", path)
 
@@ -103,7 +103,7 @@ class Client:
         """Call a control route.
 
         Raises:
-            TargetError: The server cannot be reached, or refuses.
+            TargetError: The server is unreachable, or rejects the call.
         """
         await self._call("POST", path)
 
@@ -117,14 +117,14 @@ class Client:
         adapter: str | None,
         extra: Mapping[str, Any],
     ) -> RequestRecord:
-        """Send one request and read its answer; what goes wrong is part of the outcome."""
+        """Send one request and read its answer; errors are part of the outcome."""
         assert self._session is not None, "used as a context"
         body = {**api.body(turn, said, model, adapter), **extra, **(turn.extra or {})}
         data = orjson.dumps(body)
         headers = {"content-type": "application/json"}
         outcome = RequestRecord(turn.prompt_tokens)
         sent_s = self.clock()
-        reception = Reception(outcome, sent_s)
+        reception = TokenTimer(outcome, sent_s)
         try:
             async with self._session.post(self.url + api.path, data=data, headers=headers) as reply:
                 if reply.status != OK:
@@ -142,7 +142,7 @@ class Client:
         return outcome
 
     async def _read_stream(
-        self, api: Api, reply: aiohttp.ClientResponse, reception: Reception
+        self, api: Api, reply: aiohttp.ClientResponse, reception: TokenTimer
     ) -> None:
         events = Events()
         async for data in reply.content.iter_any():
@@ -174,7 +174,7 @@ class Client:
 
 
 async def first_model(client: Client) -> str:
-    """Name of the first model that a server lists.
+    """Return the name of the first model that a server lists.
 
     Raises:
         TargetError: It lists none.
@@ -187,10 +187,10 @@ async def first_model(client: Client) -> str:
 
 
 async def tokenizer_folder(client: Client) -> str:
-    """Directory of the tokenizer that a server names, if it is on this machine.
+    """Return the directory of the server's tokenizer, if it is on this machine.
 
     Raises:
-        ConfigError: The server names none, or it is elsewhere.
+        ConfigError: The server names none, or it is on another machine.
     """
     try:
         about = await client.get("/model_info")
@@ -206,10 +206,10 @@ async def tokenizer_folder(client: Client) -> str:
 
 
 def extra_fields(text: str | None) -> dict[str, Any]:
-    """Read `answer.extra_body`.
+    """Parse `answer.extra_body`.
 
     Raises:
-        ConfigError: It is no JSON object.
+        ConfigError: It is not a JSON object.
     """
     if text is None:
         return {}
@@ -222,7 +222,7 @@ def extra_fields(text: str | None) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
-def _take(api: Api, event: Any, reception: Reception, now_s: float) -> None:
+def _take(api: Api, event: Any, reception: TokenTimer, now_s: float) -> None:
     error = event.get("error")
     if error:
         message = error.get("message", error) if isinstance(error, dict) else error

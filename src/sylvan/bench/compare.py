@@ -1,4 +1,4 @@
-"""Two results side by side: is B faster than A, and how sure is that?"""
+"""Compares two results: is B faster than A, with which confidence?"""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Comparison:
     """One figure of both results.
 
     Attributes:
-        name: What is compared.
+        name: Name of the figure.
         a: Its value in A.
         b: Its value in B.
-        low, high: Bounds of B / A with 95 % confidence; None if a single run cannot tell.
+        low, high: 95 % confidence interval of B / A; None if a single run cannot tell.
     """
 
     name: str
@@ -45,17 +45,17 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """Whether the bounds leave out 1."""
+        """Whether the interval excludes 1."""
         return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
 
 
 def compare(a: Sequence[Result], b: Sequence[Result]) -> list[Comparison]:
-    """All figures that both have.
+    """Compare all common figures.
 
     Times are resampled over requests, of all runs together; rates over runs, if there are several.
 
     Raises:
-        ConfigError: A run was kept without details of its requests.
+        ConfigError: A run was stored without details of its requests.
     """
     rng = np.random.default_rng(_SEED)
     times_a, times_b = _times(a), _times(b)
@@ -92,7 +92,7 @@ def _compared(
 
 
 def _times(runs: Sequence[Result]) -> Mapping[str, Sample]:
-    """Times of requests that did not fail, in milliseconds."""
+    """Return durations of the successful requests, in milliseconds."""
     if any("ttfts" not in run for run in runs):
         raise ConfigError("results need details of requests: run with --result.details true")
     e2e: list[float] = []

@@ -1,4 +1,4 @@
-"""Takes a server-sent stream apart as it arrives, at little cost: the client must not be slow."""
+"""Parses a server-sent event stream incrementally and cheaply: the client must not be slow."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ MAX_EVENT_BYTES = 64 << 20
 
 
 class Events:
-    """Collects bytes and gives the data of events that are whole."""
+    """Buffers bytes, and returns the data of complete events."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add bytes; the data of each event that they end. `[DONE]` is none.
+        """Add bytes; return the data of each completed event. `[DONE]` is skipped.
 
         Raises:
-            ValueError: An event grows beyond `MAX_EVENT_BYTES`.
+            ValueError: An event exceeds `MAX_EVENT_BYTES`.
         """
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()

@@ -1,4 +1,4 @@
-"""Runs a workload against a target: when each conversation begins, and how many run at a time."""
+"""Runs a workload against a target: when conversations start, and how many run concurrently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sylvan.bench.workload import BenchConversation, BenchTurn
 from sylvan.config.bench import LoadConfig, TargetConfig
 
 Progress = Callable[[int, int], None]
-"""Called with the number of requests that ended, and of all."""
+"""Called with the number of finished requests, and of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class Measured:
     """One run.
 
     Attributes:
-        outcomes: Of each request that was sent.
+        outcomes: Outcome of each sent request.
         duration_s: From the first request to the end of the last.
-        most_concurrent: Most requests that ran at the same time.
+        most_concurrent: Largest number of concurrent requests.
     """
 
     outcomes: Sequence[RequestRecord]
@@ -36,10 +36,10 @@ class BenchRun:
     """One run of a workload.
 
     Args:
-        target: Who is asked.
+        target: The target.
         load: When requests are sent.
-        seed: Of gaps between requests, and of the choice of adapters.
-        adapters: Which adapters requests name.
+        seed: Seed of the gaps between requests, and of the choice of adapters.
+        adapters: Adapters that requests name.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class BenchRun:
         self._most = 0
 
     async def warm_up(self, conversation: BenchConversation) -> Sequence[RequestRecord]:
-        """Send the first turn `load.warmup` times, one after the other, and at most 32 tokens."""
+        """Send the first turn `load.warmup` times, sequentially, for at most 32 tokens each."""
         turn = conversation.turns[0]
         short = replace(turn, output_tokens=min(turn.output_tokens, 32))
         return [await self._ask(short, []) for _ in range(self._config.warmup)]
 
     async def run(self, work: Sequence[BenchConversation], progress: Progress) -> Measured:
-        """Send all of it, and wait for the answers, `load.max_seconds` at most."""
+        """Send the whole workload and wait for the answers, for at most `load.max_seconds`."""
         total = sum(len(conversation.turns) for conversation in work)
         ended = 0
         outcomes: list[RequestRecord] = []
@@ -102,7 +102,7 @@ class BenchRun:
     async def _arrivals(
         self, work: Sequence[BenchConversation], began_s: float
     ) -> AsyncGenerator[tuple[BenchConversation, float]]:
-        """Each conversation when it is due, and that time."""
+        """Yield each conversation when it is due, with that time."""
         config, due_s = self._config, 0.0
         for number, conversation in enumerate(work):
             if config.timestamps:

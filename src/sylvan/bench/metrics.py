@@ -1,6 +1,6 @@
-"""What a run comes to: rates, and the distribution of each time.
+"""The figures of a run: rates, and the distribution of each duration.
 
-Names of keys are those of SGLang's `bench_serving`, so that tools for its files read ours.
+Keys are named as in SGLang's `bench_serving`, so that tools for its files can read ours.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _BOUNDED: Mapping[Latency, Callable[[RequestRecord], float]] = {
 def times_ms(
     outcomes: Sequence[RequestRecord],
 ) -> Mapping[str, np.ndarray[Any, np.dtype[np.float64]]]:
-    """Each of `TIMES` over the requests that did not fail, in milliseconds.
+    """Return each of `TIMES` for the successful requests, in milliseconds.
 
-    `tpot` leaves out requests of a single token, which have none.
+    `tpot` omits requests of a single token, which have none.
     """
     done = [each for each in outcomes if not each.error]
     values = {
@@ -41,7 +41,7 @@ def times_ms(
 
 
 def summary(measured: Measured, goodput: Bounds) -> dict[str, Any]:
-    """All figures of a run; times are 0 where nothing was measured."""
+    """Return all figures of a run; times are 0 if nothing was measured."""
     outcomes, duration_s = measured.outcomes, max(measured.duration_s, 1e-9)
     done = [each for each in outcomes if not each.error]
     inputs = sum(each.prompt_tokens for each in done)
@@ -89,7 +89,7 @@ def _distribution(name: str, values: np.ndarray[Any, np.dtype[np.float64]]) -> d
 
 
 def _peak(done: Sequence[RequestRecord]) -> float:
-    """Most output tokens in one second of the run."""
+    """Return the largest number of output tokens in one second of the run."""
     moments = [moment for each in done for moment in token_moments(each)]
     if not moments:
         return 0.0
@@ -97,9 +97,9 @@ def _peak(done: Sequence[RequestRecord]) -> float:
 
 
 def _steady(done: Sequence[RequestRecord]) -> float | None:
-    """Output tokens a second while the load neither grew nor ran out.
+    """Return output tokens per second while the load was steady.
 
-    From the end of the first answer until the last request was sent. None: there is no such time.
+    From the end of the first answer until the last request was sent. None: there is no such period.
     """
     began_s = min((each.sent_s + each.latency_s for each in done), default=0.0)
     ended_s = max((each.sent_s for each in done), default=0.0)
@@ -109,12 +109,12 @@ def _steady(done: Sequence[RequestRecord]) -> float | None:
     for each in done:
         moments = token_moments(each)
         inside = sum(began_s <= moment < ended_s for moment in moments)
-        tokens += each.output_tokens * inside / len(moments)  # a piece may hold several
+        tokens += each.output_tokens * inside / len(moments)  # a chunk may contain several
     return tokens / (ended_s - began_s)
 
 
 def token_moments(outcome: RequestRecord) -> list[float]:
-    """When each output token came, in seconds from the start of the run."""
+    """Return when each output token arrived, in seconds from the start of the run."""
     now_s = outcome.sent_s + outcome.ttft_s
     found = [now_s]
     for gap_s in outcome.gaps_s:
@@ -124,6 +124,6 @@ def token_moments(outcome: RequestRecord) -> list[float]:
 
 
 def _send_delay(outcomes: Sequence[RequestRecord]) -> float:
-    """How late requests were sent: what a limit of concurrency, or a slow client, costs."""
+    """Return how late requests were sent, because of the concurrency limit or a slow client."""
     late = [max(0.0, each.sent_s - each.due_s) * 1000 for each in outcomes]
     return float(np.percentile(late, 99)) if late else 0.0

@@ -1,4 +1,4 @@
-"""An engine in this process as the target of a load, without HTTP."""
+"""An in-process engine as the target of a load test, without HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from sylvan.bench.apis import GenerateApi
 from sylvan.bench.client import TargetError, extra_fields
-from sylvan.bench.outcome import Reception, RequestRecord
+from sylvan.bench.outcome import RequestRecord, TokenTimer
 from sylvan.bench.workload import BenchTurn
 from sylvan.config.bench import AnswerConfig
 from sylvan.protocol.errors import SylvanError
@@ -19,8 +19,8 @@ class InProcess:
     """Sends requests to an engine.
 
     Args:
-        engine: It is not closed here.
-        answer: How answers are generated.
+        engine: The engine; not closed here.
+        answer: Options of answers.
     """
 
     def __init__(self, engine: Engine, answer: AnswerConfig) -> None:
@@ -37,7 +37,7 @@ class InProcess:
         body = self._api.body(turn, said, "", adapter)
         body |= {**self._extra, **(turn.extra or {})}
         outcome = RequestRecord(turn.prompt_tokens)
-        reception = Reception(outcome, self.clock())
+        reception = TokenTimer(outcome, self.clock())
         try:
             await self._read(body, reception)
         except SylvanError as error:
@@ -49,7 +49,7 @@ class InProcess:
         if not self._engine.flush_cache():
             raise TargetError("the cache cannot be emptied while requests are served")
 
-    async def _read(self, body: dict[str, Any], reception: Reception) -> None:
+    async def _read(self, body: dict[str, Any], reception: TokenTimer) -> None:
         answer = await self._engine.async_generate(body.pop("text", None), **body)
         if body["stream"]:
             async for reply in cast("AsyncIterator[Mapping[str, Any]]", answer):

@@ -1,4 +1,4 @@
-"""What became of one request, and when."""
+"""The outcome of one request, with timings."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ class RequestRecord:
     """One request as its client saw it. Times are in seconds.
 
     Attributes:
-        prompt_tokens: As the server counted, or else as the data set did.
-        output_tokens: As the server counted; 0 as long as it has not.
-        cached_tokens: Tokens of the prompt that came from the prefix cache.
-        due_s: When it should have been sent, from the start of the measurement.
-        sent_s: When it was sent.
-        ttft_s: From sending it to the first token; to the whole answer if it was no stream.
-        latency_s: From sending it to the end of the answer.
-        gaps_s: Between output tokens; tokens that came together share their gap.
-        text: What was generated.
-        error: Why it failed; "" if it did not.
-        accept_length: Tokens that speculation got from a pass, if the server says.
-        turn: Number of its turn in a conversation.
+        prompt_tokens: As the server counted, or else the data set.
+        output_tokens: As the server counted; 0 if it did not.
+        cached_tokens: Prompt tokens from the prefix cache.
+        due_s: Scheduled sending time, from the start of the measurement.
+        sent_s: Actual sending time.
+        ttft_s: Time to first token; to the whole answer if it was not streamed.
+        latency_s: Time to the end of the answer.
+        gaps_s: Times between output tokens; tokens of one chunk share their gap.
+        text: Generated text.
+        error: Why it failed; "" on success.
+        accept_length: Tokens per verification step of speculation, if the server reports it.
+        turn: Index of its turn in a conversation.
     """
 
     prompt_tokens: int
@@ -39,18 +39,18 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float:
-        """Mean time of an output token after the first."""
+        """Mean time per output token after the first."""
         if self.output_tokens < 2:
             return 0.0
         return (self.latency_s - self.ttft_s) / (self.output_tokens - 1)
 
 
-class Reception:
-    """Turns the arrival of tokens into the times of an outcome.
+class TokenTimer:
+    """Converts the arrival of tokens to the times of an outcome.
 
     Args:
-        outcome: What is filled.
-        sent_s: When the request was sent, by the clock of `tokens`.
+        outcome: The outcome to fill.
+        sent_s: Sending time, by the clock of `tokens`.
     """
 
     def __init__(self, outcome: RequestRecord, sent_s: float) -> None:
@@ -59,7 +59,7 @@ class Reception:
         self._last_s = sent_s
 
     def tokens(self, count: int, now_s: float) -> None:
-        """So many tokens came, at once."""
+        """Record tokens that arrived together."""
         if count < 1:
             return
         if self._last_s == self._sent_s and not self.outcome.ttft_s:
@@ -69,7 +69,7 @@ class Reception:
         self._last_s = now_s
 
     def end(self, now_s: float) -> None:
-        """The answer is whole."""
+        """Record the end of the answer."""
         self.outcome.latency_s = now_s - self._sent_s
         if not self.outcome.ttft_s:
             self.outcome.ttft_s = self.outcome.latency_s

@@ -1,4 +1,4 @@
-"""Results as one HTML page with charts: no scripts, no outside resources."""
+"""Results as one HTML page with charts, without scripts and external resources."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _SHARES = {
 
 @dataclass(frozen=True, slots=True)
 class PageRun:
-    """One run as the page shows it.
+    """One run on the page.
 
     Attributes:
         name: Its load, and its tag.
         result: Its figures.
-        shares: For each of some times, points (ms, share of requests that took no longer).
+        shares: For some durations, points (ms, share of requests that took at most that long).
         rates: Points (second of the run, output tokens in it).
     """
 
@@ -53,14 +53,14 @@ class PageRun:
 
     @classmethod
     def of(cls, result: Result, measured: Measured) -> PageRun:
-        """From what was measured."""
+        """Build it from measurements."""
         times = times_ms(measured.outcomes)
         shares = {name: _shares(times[name]) for name in _SHARES}
         return cls(_name(result), result, shares, _rates(measured))
 
 
 def page(runs: Sequence[PageRun]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     first = runs[0].result
     charts = [
         chart(title, "ms", "share", [(run.name, run.shares[name]) for run in runs])

@@ -1,4 +1,4 @@
-"""A run as it is kept: figures, settings, and where they come from."""
+"""Stored results: figures, settings, and origin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Result = Mapping[str, Any]
 
 
 def origin() -> dict[str, Any]:
-    """Machine and software of the client."""
+    """Return machine and software of the client."""
     machine = inspect_machine()
     return {
         "date": datetime.fromtimestamp(since_1970(), UTC).isoformat(timespec="seconds"),
@@ -36,9 +36,9 @@ def origin() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Commit of the checkout that Sylvan runs from, with `+` where files differ from it.
+    """Return the commit of the source checkout, with `+` if there are local changes.
 
-    None if it was installed from a package.
+    None if Sylvan was installed from a package.
     """
     here = Path(__file__).parent
     try:
@@ -52,7 +52,7 @@ def commit() -> str | None:
 
 
 def details(outcomes: Sequence[RequestRecord]) -> dict[str, list[Any]]:
-    """What is known of each request, under the names of SGLang's files."""
+    """Return the details of each request, under the names of SGLang's files."""
     return {
         "input_lens": [each.prompt_tokens for each in outcomes],
         "output_lens": [each.output_tokens for each in outcomes],
@@ -67,10 +67,10 @@ def details(outcomes: Sequence[RequestRecord]) -> dict[str, list[Any]]:
 
 
 def check_writable(name: str, setting: str) -> None:
-    """Find out before a long measurement whether its file can be written.
+    """Check before a long measurement that its file can be written.
 
     Raises:
-        ConfigError: It cannot.
+        ConfigError: It cannot be written.
     """
     path = Path(name).expanduser()
     folder = path.parent
@@ -79,7 +79,7 @@ def check_writable(name: str, setting: str) -> None:
 
 
 def append(name: str, result: Result) -> None:
-    """Add a line to a JSONL file.
+    """Append a line to a JSONL file.
 
     Raises:
         ConfigError: It cannot be written.
@@ -92,10 +92,10 @@ def append(name: str, result: Result) -> None:
 
 
 def read_all(name: str, tag: str | None = None) -> list[dict[str, Any]]:
-    """All runs of a file, or those of a tag.
+    """Return all runs in a file, or those with a tag.
 
     Raises:
-        ConfigError: The file cannot be read, is not of this format, or has none.
+        ConfigError: The file is unreadable, has another format, or contains none.
     """
     try:
         lines = Path(name).expanduser().read_text().splitlines()

@@ -1,4 +1,4 @@
-"""One load test from its settings to its results."""
+"""Runs one load test, from its settings to its results."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class BenchSetup:
     """What all runs of a load test share.
 
     Attributes:
-        target: Who is asked.
-        model: Its name in results.
-        about: What the target says of itself.
-        work: What is asked.
+        target: The target.
+        model: Model name in results.
+        about: What the target reports about itself.
+        work: The workload.
     """
 
     target: BenchTarget
@@ -53,10 +53,10 @@ class BenchSetup:
 
 
 def check(config: BenchConfig) -> None:
-    """Refuse before anything is sent what cannot work.
+    """Check settings before anything is sent.
 
     Raises:
-        ConfigError: Names the setting.
+        ConfigError: A setting is invalid; the message names it.
     """
     if config.target.api == "embeddings" and config.data.turns > 1:
         raise ConfigError("data.turns: there are no conversations with target.api embeddings")
@@ -64,10 +64,10 @@ def check(config: BenchConfig) -> None:
 
 
 def check_load(config: LoadTest) -> None:
-    """Refuse before anything is loaded or sent what cannot work, whoever is asked.
+    """Check settings before anything is loaded or sent, for any target.
 
     Raises:
-        ConfigError: Names the setting.
+        ConfigError: A setting is invalid; the message names it.
     """
     loads(config.load)
     bounds("result.goodput", config.result.goodput)
@@ -98,16 +98,16 @@ async def measure(
     progress: Progress,
     report: Report,
 ) -> None:
-    """Run the load test, or each of its sweep.
+    """Run the load test, or each one of its sweep.
 
     Args:
-        config: Checked.
-        headers: Of every request, with the key.
-        progress: Told how far a run is.
-        report: Called with each run.
+        config: Checked configuration.
+        headers: Headers of every request, including the key.
+        progress: Called with the progress of a run.
+        report: Called with each finished run.
 
     Raises:
-        TargetError: The server cannot be used, or answers no request.
+        TargetError: The server is unusable, or answers no request.
         ConfigError: There is no tokenizer or data set.
     """
     target = config.target
@@ -125,14 +125,14 @@ async def run_all(
     progress: Progress,
     report: Report,
 ) -> None:
-    """Run a load, or each of a sweep.
+    """Run a load, or each one of a sweep.
 
     Args:
-        prepared: Who is asked, and what.
-        config: Checked.
-        schema: Of `config`.
-        progress: Told how far a run is.
-        report: Called with each run.
+        prepared: Target and workload.
+        config: Checked configuration.
+        schema: Schema of `config`.
+        progress: Called with the progress of a run.
+        report: Called with each finished run.
 
     Raises:
         TargetError: The target answers no request.
@@ -184,7 +184,7 @@ async def _run(
 
 
 async def _about(client: Client) -> Mapping[str, Any]:
-    """What the server says of itself; other servers than Sylvan and SGLang say nothing."""
+    """Ask the server about itself; only Sylvan and SGLang answer."""
     try:
         return await client.get("/server_info")
     except TargetError:

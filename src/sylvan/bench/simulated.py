@@ -1,4 +1,4 @@
-"""What a simulation is to ask: the data set of a load test, and the load test to compare with."""
+"""The workload of a simulation: the data set of a load test, and the load test to compare with."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from sylvan.text.tokenizer import Tokenizer
 
 
 def asked(data: DataConfig, tokenizer: str | None) -> Draft:
-    """The conversations of a data set; with a tokenizer, those of a load test.
+    """Return the conversations of a data set; with a tokenizer, those of a load test.
 
     Raises:
-        ConfigError: The file or tokenizer is wrong, or the data set needs a tokenizer.
+        ConfigError: File or tokenizer are invalid, or the data set needs a tokenizer.
     """
     if data.dataset == "image":
         raise ConfigError(
@@ -49,10 +49,10 @@ def asked(data: DataConfig, tokenizer: str | None) -> Draft:
 
 
 def settings_of(found: MeasuredRequest, name: str) -> tuple[DataConfig, ArrivalConfig]:
-    """Data and load of a load test.
+    """Return data and load settings of a load test.
 
     Raises:
-        ConfigError: Its file does not say, or it was none that can be simulated.
+        ConfigError: Its file has none, or it cannot be simulated.
     """
     api = found.config.get("target", {}).get("api", "native")
     if api not in ("native", "completions"):
@@ -67,7 +67,7 @@ def settings_of(found: MeasuredRequest, name: str) -> tuple[DataConfig, ArrivalC
         raise ConfigError(f"sim.against: {name}: config: {error}") from error
     figures = found.figures
     return data, ArrivalConfig(
-        rate=figures.get("request_rate"),  # of a sweep each run has its own
+        rate=figures.get("request_rate"),  # each run of a sweep has its own
         burstiness=load.burstiness,
         concurrency=figures.get("max_concurrency"),
         timestamps=load.timestamps,
@@ -77,7 +77,7 @@ def settings_of(found: MeasuredRequest, name: str) -> tuple[DataConfig, ArrivalC
 
 
 def tokenizer_of(found: MeasuredRequest, given: str | None, name: str) -> str:
-    """Directory of the tokenizer that a load test used.
+    """Return the directory of the tokenizer that a load test used.
 
     Raises:
         ConfigError: It is not on this machine.

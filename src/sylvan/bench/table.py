@@ -18,7 +18,7 @@ _TITLES = {
 
 
 def table(result: Result) -> str:
-    """A run."""
+    """Format a run."""
     lines = [_title("Serving benchmark result"), *_counts(result)]
     generates = result["total_output_tokens"] > 0
     for name in TIMES if generates else TIMES[:1]:
@@ -29,7 +29,7 @@ def table(result: Result) -> str:
 
 
 def comparison(rows: Sequence[Comparison]) -> str:
-    """Two results side by side."""
+    """Format two results side by side."""
     head = f"{'':24}{'A':>12}{'B':>12}{'B / A':>9}  {LEVEL} % of B / A"
     return "\n".join([head, *(_compared(row) for row in rows)])
 

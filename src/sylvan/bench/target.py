@@ -1,4 +1,4 @@
-"""What is put under load: answers one request after the other, and tells the time."""
+"""The target of a load test: answers requests, and tells the time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from sylvan.bench.workload import BenchTurn
 
 
 class BenchTarget(Protocol):
-    """A server, or an engine in this process."""
+    """A server, or an in-process engine."""
 
     def clock(self) -> float:
-        """Seconds, from an arbitrary moment."""
+        """Seconds from an arbitrary origin."""
         ...
 
     async def ask(
         self, turn: BenchTurn, said: Sequence[tuple[str, str]], adapter: str | None
     ) -> RequestRecord:
-        """Send one request and take in its answer; what goes wrong is part of the outcome.
+        """Send one request and read its answer; errors are part of the outcome.
 
         Args:
-            turn: What is asked.
+            turn: The request.
             said: Earlier turns of the conversation, and their answers.
-            adapter: LoRA adapter that the request names.
+            adapter: LoRA adapter of the request.
         """
         ...
 
@@ -42,13 +42,13 @@ class BenchTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerTarget:
-    """A server behind an address.
+    """A server at an address.
 
     Attributes:
-        client: Its connections.
-        api: How it is asked.
-        model: What requests name.
-        extra: Further fields of each request.
+        client: HTTP client.
+        api: Its API.
+        model: Model name in requests.
+        extra: Additional fields of each request.
     """
 
     client: Client

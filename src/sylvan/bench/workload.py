@@ -1,4 +1,4 @@
-"""What a load test asks: conversations of one or more turns."""
+"""The workload of a load test: conversations of one or more turns."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ class BenchTurn:
     """One request.
 
     Attributes:
-        text: The prompt, or what a conversation goes on with.
+        text: The prompt, or the continuation of a conversation.
         prompt_tokens: Tokens of `text`.
         output_tokens: Tokens to generate.
-        token_ids: The prompt exactly, for APIs that take ids.
-        messages: The whole prompt of a chat, instead of `text` as the user's message.
-        extra: Further fields of the request.
+        token_ids: Exact prompt, for APIs that accept IDs.
+        messages: Whole prompt of a chat, instead of `text` as the user's message.
+        extra: Additional fields of the request.
     """
 
     text: str
@@ -29,11 +29,11 @@ class BenchTurn:
 
 @dataclass(frozen=True, slots=True)
 class BenchConversation:
-    """Turns that follow each other.
+    """Sequential turns.
 
     Attributes:
         turns: At least one.
-        at_s: When it begins, in seconds from the first one; None if the data set has no times.
+        at_s: Start time in seconds after the first one; None if the data set has no times.
     """
 
     turns: Sequence[BenchTurn]

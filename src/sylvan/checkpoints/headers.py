@@ -56,14 +56,14 @@ def read_header_of(data: memoryview, where: str) -> tuple[dict[str, TensorHeader
     """
     length = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else 0
     if len(data) < 8 or len(data) - 8 < length:
-        raise ConfigError(f"{where!r} is no safetensors file, or cut off in its header")
+        raise ConfigError(f"{where!r} is not a safetensors file, or its header is truncated")
     return _entries(bytes(data[8 : 8 + min(length, _MAX_BYTES)]), where), 8 + length
 
 
 def _entries(text: bytes, where: str) -> dict[str, TensorHeader]:
     header = _parse(text)
     if header is None:
-        raise ConfigError(f"{where!r} is no safetensors file, or has a broken header")
+        raise ConfigError(f"{where!r} is not a safetensors file, or its header is malformed")
     names = (name for name in header if name != "__metadata__")
     return {name: _entry(name, where, header[name]) for name in names}
 

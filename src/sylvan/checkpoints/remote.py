@@ -60,7 +60,7 @@ def fetch(url: str, cache: Path, progress: Progress | None = None) -> Path:
     with _named(url):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / ".lock"):
-            if not (folder / _DONE).is_file():  # nobody else fetched it meanwhile
+            if not (folder / _DONE).is_file():  # no other process fetched it
                 _fetch_all(_Remote.open(url), folder, progress or _silent)
     return wanted
 
@@ -150,7 +150,7 @@ def chosen(names: list[str]) -> list[str]:
     ends = (*_TEXTS, *kinds[:1])
     found = [name for name in ours if name.endswith(ends)]
     if "config.json" not in found and not _only_gguf(found):
-        raise ConfigError("there is no config.json, so it is no model directory")
+        raise ConfigError("it has no config.json, so it is not a model directory")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The command `sylvan`: parse, call, print; every command is one module, imported when used."""
+"""The command `sylvan`: parse, call, print; each command is a module that is imported on use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `sylvan serve` tells the person who started it."""
+"""What `sylvan serve` prints at start-up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUESTION = "What is 17 + 25?"
 
 
 def address(server: ServerConfig | FrontConfig, port: int) -> str:
-    """URL under which a client on this machine reaches the server."""
+    """Return the URL of the server for clients on this machine."""
     scheme = "https" if server.ssl_certfile else "http"
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)
     host = f"[{host}]" if ":" in host and not host.startswith("[") else host
@@ -22,7 +22,7 @@ def address(server: ServerConfig | FrontConfig, port: int) -> str:
 
 
 def decisions_text(settings: Settings) -> str:
-    """The decisions that matter for speed and memory, one a line."""
+    """Return the decisions that matter for speed and memory, one per line."""
     config, plan = settings.resolved.config, settings.resolved.plan
     scheduler = config.scheduler
     overlap = "overlapped" if scheduler.overlap == "on" else "one after the other"
@@ -61,7 +61,7 @@ def _guesses(settings: Settings) -> str:
 
 
 def greeting(config: Config, name: str, url: str, seconds: float, *, replicas: int = 1) -> str:
-    """How to talk to a server that is ready."""
+    """Return how to use a server that is ready."""
     if config.server.uds:
         where, curl = f"unix:{config.server.uds}", f"curl --unix-socket {config.server.uds}"
         url = "http://localhost"

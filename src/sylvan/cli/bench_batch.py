@@ -1,4 +1,4 @@
-"""`sylvan bench batch`: time the steps of single batches."""
+"""`sylvan bench batch`: times the steps of single batches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COLUMNS = (
 
 def run(args: Parsed) -> int:
     from sylvan.bench.batch import BatchBench, BatchShape, figures
-    from sylvan.runtime.engine.build import build_scheduler, resolved  # help needs no torch
+    from sylvan.runtime.engine.build import build_scheduler, resolved  # `--help` needs no torch
 
     loaded = gathered(ONE_BATCH, args)
     batch = loaded.config.batch
@@ -54,7 +54,7 @@ def run(args: Parsed) -> int:
             batches.check(shape)
         print("".join(f"{title:>12}" for title, _, _ in _COLUMNS), flush=True)
         for shape in shapes:
-            batches.run(shape)  # warms up
+            batches.run(shape)  # warm-up
             runs = [batches.run(shape) for _ in range(batch.repeats)]
             found = figures(shape, runs)
             print(_row(found), flush=True)
@@ -73,6 +73,6 @@ def _row(found: dict[str, Any]) -> str:
 
 
 def _shown(name: str, value: Any) -> Any:
-    if value is None:  # a single token has no steps after the prompt
+    if value is None:  # a single output token needs no decode step
         return float("nan")
     return value * 1000 if name.endswith("_latency") else value

@@ -1,4 +1,4 @@
-"""`sylvan bench compare`: two results of load tests side by side."""
+"""`sylvan bench compare`: compares two load test results."""
 
 from __future__ import annotations
 

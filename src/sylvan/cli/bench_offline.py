@@ -1,4 +1,4 @@
-"""`sylvan bench offline`: measure an engine in this process, without HTTP."""
+"""`sylvan bench offline`: measures an in-process engine, without HTTP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(args: Parsed) -> int:
     from sylvan.bench import datasets
     from sylvan.bench.offline import InProcess
     from sylvan.runtime.engine.arguments import ServerArgs
-    from sylvan.runtime.engine.engine import Engine  # help does not need torch
+    from sylvan.runtime.engine.engine import Engine  # `--help` needs no torch
 
     loaded = gathered(OFFLINE, args)
     config = loaded.config
@@ -46,10 +46,10 @@ def run(args: Parsed) -> int:
 
 
 def gathered(schema: Schema[Root], args: Parsed) -> LoadedConfig[Root]:
-    """All settings; the first word without a dash is the model.
+    """Return all settings; the first positional argument is the model.
 
     Raises:
-        ConfigError: Something given is unknown, malformed or contradictory.
+        ConfigError: A setting is unknown, malformed or contradictory.
     """
     given = args.given
     if args.positions:
@@ -60,7 +60,7 @@ def gathered(schema: Schema[Root], args: Parsed) -> LoadedConfig[Root]:
 
 
 def model_keywords(given: Mapping[str, Setting]) -> dict[str, object]:
-    """Settings of the model and its engine, as keywords of `sylvan.Engine`."""
+    """Return the settings of model and engine, as keywords of `sylvan.Engine`."""
     own = SERVE.fields
     return {
         path.replace(".", "__"): setting.value

@@ -1,4 +1,4 @@
-"""Tells of load tests: on the terminal, in a file of results, on a page."""
+"""Reports load tests: on the terminal, in a results file, as a page."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sylvan.config.bench import ResultConfig
 
 
 class Reports:
-    """Takes the runs of a load test.
+    """Receives the runs of a load test.
 
     Args:
-        config: Where they go besides the terminal.
+        config: Where reports go besides the terminal.
     """
 
     def __init__(self, config: ResultConfig) -> None:
@@ -28,10 +28,10 @@ class Reports:
         return all(run.result["completed"] for run in self._runs)
 
     def add(self, result: Result, measured: Measured) -> None:
-        """A run has ended.
+        """Report a finished run.
 
         Raises:
-            ConfigError: The file of results cannot be written.
+            ConfigError: The results file cannot be written.
         """
         self._runs.append(PageRun.of(result, measured))
         print(table(result), flush=True)
@@ -39,12 +39,12 @@ class Reports:
             print(f"{count} failed: {error}", flush=True)
         if self._config.file is not None:
             append(self._config.file, result)
-        if self._config.html is not None:  # after each run: a sweep may be stopped
+        if self._config.html is not None:  # after each run, because a sweep may be interrupted
             Path(self._config.html).expanduser().write_text(page(self._runs))
 
 
 def failures(measured: Measured, most: int = 5) -> list[tuple[str, int]]:
-    """The most frequent reasons of failures, and how often each was seen."""
+    """Return the most frequent reasons of failures, with their counts."""
     counts: dict[str, int] = {}
     for outcome in measured.outcomes:
         if outcome.error:

@@ -1,4 +1,4 @@
-"""`sylvan bench serve`: put a server under load and measure it."""
+"""`sylvan bench serve`: load-tests a server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(args: Parsed) -> int:
 
 
 def headers(config: BenchConfig) -> dict[str, str]:
-    """Headers of every request; the key is the one given, or that of the environment."""
+    """Return the headers of every request; the key is given, or from the environment."""
     given = config.target.api_key
     key = given.reveal() if given is not None else client_key()
     authorization = {} if key is None else {"authorization": f"Bearer {key}"}

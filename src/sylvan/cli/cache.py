@@ -1,4 +1,4 @@
-"""`sylvan cache`: look at a store of KV, check it, make it smaller, carry it elsewhere."""
+"""`sylvan cache`: lists, verifies, prunes, exports and imports a KV store."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def run(args: Parsed) -> int:
 
 
 def _open(url: str, *, may_be_new: bool) -> PageStore:
-    """A store; a directory must be one already, unless pages are to be put there."""
+    """Open a store; a directory must already be one, unless pages are imported."""
     if scheme_of(url) == "file" and not may_be_new and not (directory_of(url) / INDEX).is_file():
-        raise ConfigError(f"{url!r} is no store of KV pages")
+        raise ConfigError(f"{url!r} is not a store of KV pages")
     return open_store(url, StoreLimits())
 
 

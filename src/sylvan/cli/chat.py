@@ -1,4 +1,4 @@
-"""`sylvan chat`: a conversation in the terminal."""
+"""`sylvan chat`: chats in the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPEC = Spec(
 
 
 def run(args: Parsed) -> int:
-    from rich.console import Console  # help needs neither rich nor httpx
+    from rich.console import Console  # `--help` needs neither rich nor httpx
 
     from sylvan.cli.conversation import ChatHistory, read_line
     from sylvan.cli.local import connect

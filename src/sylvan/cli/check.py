@@ -1,4 +1,4 @@
-"""`sylvan check`: what this machine or a model directory has, and what each lack costs."""
+"""`sylvan check`: what this machine or a model directory supports, and what is missing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(args: Parsed) -> int:
 
 
 def report(findings: Sequence[Finding], *, as_json: bool) -> int:
-    """Print findings; returns the exit code: 1 if something is missing that serving needs."""
+    """Print findings; return the exit code: 1 if something needed for serving is missing."""
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -64,8 +64,8 @@ def _findings(args: Parsed) -> Iterable[Finding]:
 
 
 def check_kernels() -> Iterable[Finding]:
-    """Which compiled libraries there are, and what computes each op; says why."""
-    from sylvan import kernels  # looks at the built libraries
+    """Check which compiled libraries exist, and which kernels are used; say why."""
+    from sylvan import kernels  # inspects the built libraries
     from sylvan.kernels.inventory import op_uses
     from sylvan.runtime.platform.find import load_kinds
 
@@ -84,7 +84,7 @@ def check_kernels() -> Iterable[Finding]:
 
 
 def check_machine(machine: Machine, server: ServerConfig) -> Iterable[Finding]:
-    """Look at what a server needs, and at what makes it fast."""
+    """Check what a server needs, and what makes it fast."""
     yield Finding("ok", "Python", platform.python_version())
     yield _torch()
     yield Finding("ok", "CPU", f"{machine.cpu_name}, {machine.cores} cores usable")
@@ -93,6 +93,21 @@ def check_machine(machine: Machine, server: ServerConfig) -> Iterable[Finding]:
     yield _memory(machine)
     yield _port(server)
     yield from _libraries()
+    yield from check_devices()
+
+
+def check_devices() -> Iterable[Finding]:
+    """What each kind of device takes, those of this machine first; of others what is missing."""
+    from sylvan.runtime.engine.chips import chip_rows  # the rules of configurations
+
+    rows = chip_rows()
+    for row in sorted(rows, key=lambda row: bool(row.missing)):
+        name = f"device {row.name}"
+        if row.missing:
+            yield Finding("ok", name, f"not here: {row.missing} ({row.how})")
+        else:
+            cells = (f"{column}: {cell or 'none'}" for column, cell in row.cells.items())
+            yield Finding("ok", name, f"{row.state}; {'; '.join(cells)}")
 
 
 def _instructions(machine: Machine) -> Iterable[Finding]:
@@ -107,7 +122,7 @@ def _instructions(machine: Machine) -> Iterable[Finding]:
     for name, cost in wanted.items():
         there = name in machine.features
         if name == "avx512_vnni":
-            there |= "avx_vnni" in machine.features  # of half the width, as its registers
+            there |= "avx_vnni" in machine.features  # half the vector width, like its registers
         yield Finding("ok" if there else "slow", name, "" if there else "not there", cost)
 
 

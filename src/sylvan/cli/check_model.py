@@ -1,4 +1,4 @@
-"""What `sylvan check model` looks at: how a checkpoint would be served, and what is in the way."""
+"""`sylvan check model`: how a checkpoint would be served, and what prevents it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOKENIZERS = ("tokenizer.json", "tekken.json", "*.tiktoken", "tiktoken.model", 
 
 
 def check_model(directory: str, args: Parsed) -> Iterable[Finding]:
-    """Look at a model: its files, which path serves it, its memory, and its text side."""
+    """Check a model: its files, the runner, its memory, tokenizer and template."""
     given = Parsed(positions=[directory], options=args.options, given=args.given)
     config = load_settings(given).config
     fetch_models(directory, config.tokenizer)
@@ -46,8 +46,8 @@ def check_model(directory: str, args: Parsed) -> Iterable[Finding]:
 
 
 def _program(given: Parsed) -> Iterable[Finding]:
-    """What a step does, op by op; a floor is the time to read the op's weights from memory."""
-    from sylvan.kernels.native.cost import describe_costs, read_rate  # these load torch
+    """List the ops of a step; the floor is the time to read an op's weights from memory."""
+    from sylvan.kernels.native.cost import describe_costs, read_rate  # these import torch
     from sylvan.kernels.native.library import load
     from sylvan.runtime.engine.build import program_of
 
@@ -99,7 +99,7 @@ def _weights(path: Path, facts: CheckpointInfo, config: Config) -> Finding:
 
 
 def _kept(kinds: Iterable[str], dtype: str) -> str:
-    """Which kinds of numbers of a GGUF file stay as they are on a CPU."""
+    """Return which tensor types of a GGUF file stay unchanged on a CPU."""
     from sylvan.runtime.models.formats.gguf import KEPT  # needs torch
 
     kept = sorted(KEPT.keys() & set(kinds))
@@ -108,7 +108,7 @@ def _kept(kinds: Iterable[str], dtype: str) -> str:
 
 
 def _architecture(path: Path, *, trusted: bool) -> str:
-    from sylvan.runtime.models.config import read_config  # needs torch, as does the next
+    from sylvan.runtime.models.config import read_config  # needs torch, like the next
     from sylvan.runtime.models.registry import choose_path
 
     choice = choose_path(read_config(path), path if trusted else None)
@@ -123,7 +123,7 @@ def _tensors(path: Path, *, trusted: bool) -> Iterable[Finding]:
     try:
         config = load_config(path, trusted=trusted)
     except ConfigError:
-        return  # said already
+        return  # already reported
     if config.path == "native":
         yield _outcome(
             "tensors", lambda: f"{check_tensors(config, path)} compared by name and shape"
@@ -131,8 +131,8 @@ def _tensors(path: Path, *, trusted: bool) -> Iterable[Finding]:
 
 
 def _quantisation(path: Path) -> Iterable[Finding]:
-    """How matrices are stored, and what rows are when they meet them."""
-    from sylvan.runtime.models.config import read_config  # needs torch, as does the next
+    """Return how matrices are stored, and the dtype of their inputs."""
+    from sylvan.runtime.models.config import read_config  # needs torch, like the next
     from sylvan.runtime.models.formats import kept_format, stored_format
 
     raw = read_config(path)
@@ -170,7 +170,7 @@ def _memory(path: Path, config: Config) -> str:
 
 
 def _text(path: Path, config: Config) -> Iterable[Finding]:
-    """The tokenizer, its agreement with the model, templates and parsers."""
+    """Check the tokenizer, its match with the model, templates and parsers."""
     from sylvan.runtime.engine.text import (
         check_vocabulary,
         read_chat_template,

@@ -1,4 +1,4 @@
-"""A small client of the HTTP API: streams of text."""
+"""A small client of the HTTP API that streams text."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _CONNECT_S = 10.0
 
 
 class ServerError(SylvanError):
-    """The server could not be reached, or refused."""
+    """The server is unreachable, or rejected the call."""
 
 
 class ApiClient:
-    """Talks to one server; use it as a context.
+    """A client of one server; use it as a context manager.
 
     Args:
-        url: Base of the server, with or without `/v1`.
-        transport: How to connect, if not over TCP.
-        api_key: Key of the server.
+        url: Base URL, with or without `/v1`.
+        transport: HTTP transport, if not TCP.
+        api_key: Key for the server.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class ApiClient:
         self._http.close()
 
     def is_ready(self) -> bool:
-        """Whether the server answers and takes requests."""
+        """Whether the server answers and accepts requests."""
         try:
             return self._http.get("/ready").status_code == httpx.codes.OK
         except httpx.TransportError:
             return False
 
     def model(self) -> str:
-        """Name of the model that is served.
+        """Return the name of the served model.
 
         Raises:
-            ServerError: the server could not be reached, or refused.
+            ServerError: The server is unreachable, or rejected the call.
         """
         try:
             reply = self._http.get("/v1/models")
@@ -103,7 +103,7 @@ class ApiClient:
 
 
 def over_socket(path: Path) -> ApiClient:
-    """A client of a server of this machine that listens on a unix socket."""
+    """Make a client of a local server that listens on a Unix socket."""
     return ApiClient("http://localhost", transport=httpx.HTTPTransport(uds=str(path)))
 
 

@@ -1,4 +1,4 @@
-"""`sylvan config`: every setting with its value, where it came from, and why."""
+"""`sylvan config`: shows every setting with its value, its origin, and the reason."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPEC = Spec(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting for people."""
+    """One setting, for display."""
 
     path: str
     value: object
@@ -59,7 +59,7 @@ def run(args: Parsed) -> int:
 
 
 def explain(settings: Settings) -> Iterable[Row]:
-    """All settings, in the order of the tree."""
+    """Return all settings, in tree order."""
     config, given = settings.resolved.config, settings.loaded.given
     for path in fields():
         section = path.rpartition(".")[0]
@@ -76,12 +76,12 @@ def explain(settings: Settings) -> Iterable[Row]:
 
 
 def shown(value: object) -> object:
-    """A value as plain data, without what is secret."""
+    """Return a value as plain data, without secrets."""
     return str(value) if isinstance(value, Secret) else msgspec.to_builtins(value)
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Aligned columns."""
+    """Format aligned columns."""
     cells = [(row.path, _text(row), row.origin, row.reason) for row in rows]
     cells.insert(0, ("setting", "value", "origin", "reason"))
     widths = [max(len(row[i]) for row in cells) for i in range(3)]
@@ -100,6 +100,6 @@ def _text(row: Row) -> str:
 
 
 def _yaml(tree: dict[str, object]) -> str:
-    import yaml  # the other outputs do not need it
+    import yaml  # other output formats do not need it
 
     return yaml.safe_dump(tree, sort_keys=False) if tree else "{}\n"

@@ -1,4 +1,4 @@
-"""A conversation with a model: its turns, and the commands between them."""
+"""A conversation with a model: its turns, and commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELP = """\
 
 @dataclass(slots=True)
 class ChatHistory:
-    """The conversation so far. `messages` alternate between user and assistant."""
+    """The history. `messages` alternate between user and assistant."""
 
     client: ApiClient
     console: Console
@@ -29,7 +29,7 @@ class ChatHistory:
     messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
 
     def turn(self, line: str | None) -> bool:
-        """Handle one line of the user (None: the input ended); False to leave."""
+        """Process one line of input (None: end of input); False to quit."""
         if line is None or line.strip() in ("/quit", "/exit"):
             return False
         if line.startswith("/"):
@@ -85,7 +85,7 @@ class ChatHistory:
 
 
 def read_line(console: Console) -> str | None:
-    """The next line of the user; None at the end of input or Ctrl-C."""
+    """Read a line of input; None at the end or on Ctrl-C."""
     try:
         if sys.stdin.isatty():
             import readline  # noqa: F401 - gives input() history and editing

@@ -1,4 +1,4 @@
-"""`sylvan doctor`: everything about this machine that makes a server slow or ends it early."""
+"""`sylvan doctor`: checks everything about this machine that slows a server down or stops it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPEC = Spec(
     max_positions=0,
 )
 
-_FILES = 4096 + 128  # connections of a server, and everything else
+_FILES = 4096 + 128  # connections of a server, plus other descriptors
 _PROCESSES = 1024
 _SHM_BYTES = 512 << 20
 _VERSIONS = ("numpy", "tokenizers", "safetensors", "uvicorn", "fastapi", "pyzmq", "llguidance")
@@ -46,7 +46,7 @@ def run(args: Parsed) -> int:
 
 
 def check_limits(limits: Limits = resource.getrlimit) -> Iterable[Finding]:
-    """What this user may use."""
+    """Check the user's resource limits."""
     files, most = limits(resource.RLIMIT_NOFILE)
     few = files != resource.RLIM_INFINITY and files < _FILES
     cost = f"fewer connections than limits.connections: ulimit -n {_FILES}" + (
@@ -65,10 +65,10 @@ def check_limits(limits: Limits = resource.getrlimit) -> Iterable[Finding]:
 
 
 def check_system(root: Path = Path("/")) -> Iterable[Finding]:
-    """How the kernel is set up.
+    """Check the kernel's settings.
 
     Args:
-        root: Where `proc`, `sys` and `dev` are, for tests.
+        root: Directory with `proc`, `sys` and `dev`, for tests.
     """
     yield Finding("ok", "kernel", _text(root / "proc/sys/kernel/osrelease") or platform.release())
     yield from _huge_pages(root)
@@ -83,7 +83,7 @@ def check_system(root: Path = Path("/")) -> Iterable[Finding]:
 
 
 def check_versions() -> Iterable[Finding]:
-    """What a report of a fault has to name."""
+    """Return the versions that a bug report must contain."""
     yield Finding("ok", "sylvan", version().removeprefix("sylvan "))
     for name in _VERSIONS:
         try:

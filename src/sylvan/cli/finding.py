@@ -1,4 +1,4 @@
-"""What a check says of one thing."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Status = Literal["ok", "slow", "missing"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. `cost` is what its lack costs, and what to do."""
+    """The result of one check. `cost` says what its absence costs, and what to do."""
 
     status: Status
     what: str

@@ -1,4 +1,4 @@
-"""`sylvan generate`: continue one prompt."""
+"""`sylvan generate`: generates from one prompt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPEC = Spec(
 
 
 def run(args: Parsed) -> int:
-    from sylvan.cli.local import connect  # help does not need httpx
+    from sylvan.cli.local import connect  # `--help` needs no httpx
 
     if not args.positions:
         raise ConfigError(f"PROMPT is missing; usage: sylvan {SPEC.usage}")
@@ -44,10 +44,10 @@ def run(args: Parsed) -> int:
 
 
 def request_fields(args: Parsed) -> dict[str, object]:
-    """Fields of the request that the command line names.
+    """Return the request fields given on the command line.
 
     Raises:
-        ConfigError: a value is no number.
+        ConfigError: A value is not a number.
     """
     fields: dict[str, object] = {"max_tokens": 128, "temperature": 0.0}
     kinds = {"max_tokens": int, "temperature": float, "top_p": float, "stop": str}

@@ -1,4 +1,4 @@
-"""gRPC beside HTTP, where it is asked for."""
+"""Runs the gRPC server next to HTTP, if enabled."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sylvan.runtime.server.context import Context
 
 @asynccontextmanager
 async def grpc_server(context: Context, server: ServerConfig) -> AsyncGenerator[int | None]:
-    """Serve gRPC if `server.grpc_port` is given; gives the port.
+    """Serve gRPC if `server.grpc_port` is set; yields the port.
 
     Raises:
-        ConfigError: The port or the certificate cannot be used.
+        ConfigError: The port or the certificate is unusable.
     """
     if server.grpc_port is None:
         yield None

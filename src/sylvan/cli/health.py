@@ -1,4 +1,4 @@
-"""`sylvan health`: check a server's health, for supervisors and probes."""
+"""`sylvan health`: checks a server's health, for supervisors and probes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
     except ValueError as error:
         raise ConfigError(f"{url!r}: {error}") from error
     if host is None or parts.scheme not in ("http", "https"):
-        raise ConfigError(f"{url!r} is no address: expected http://HOST:PORT or unix:PATH")
+        raise ConfigError(f"{url!r} is not an address: expected http://HOST:PORT or unix:PATH")
     if parts.scheme == "http":
         return http.client.HTTPConnection(host, port, timeout=timeout_s)
     context = ssl.create_default_context()
@@ -73,7 +73,7 @@ def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
+    """HTTP over a Unix socket."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""Help texts and the reference page, generated from the tree."""
+"""Help texts and reference pages, generated from the configuration tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INDENT = 28
 def command_help(
     usage: str, doc: str, options: Sequence[Option], *, tree: Schema[Any] | None
 ) -> str:
-    """The text of `sylvan COMMAND --help`."""
+    """Return the text of `sylvan COMMAND --help`."""
     parts = [f"usage: sylvan {usage}", textwrap.fill(doc, WIDTH)]
     parts.append("options:\n" + "\n".join(_option(option) for option in options))
     if tree is not None:
@@ -38,23 +38,23 @@ def command_help(
 
 
 def shown_sections(schema: Schema[Any] = SERVE) -> Iterable[SectionInfo]:
-    """All of them."""
+    """Return all sections."""
     return schema.sections.values()
 
 
 def own_fields(info: SectionInfo, schema: Schema[Any] = SERVE) -> list[Field]:
-    """Fields of one section."""
+    """Return the fields of one section."""
     return [f for path, f in schema.fields.items() if path.rpartition(".")[0] == info.path]
 
 
 def short_names(path: str, schema: Schema[Any] = SERVE) -> tuple[str, ...]:
-    """Aliases that set `path`, as flags."""
+    """Return the aliases of `path`, as flags."""
     found = (name for name, alias in schema.aliases.items() if alias.target == path)
     return tuple("--" + name.replace("_", "-") for name in found)
 
 
 def default_text(field: Field) -> str:
-    """The default for people; "" if there is none to speak of."""
+    """Return the default for display; "" if there is none."""
     default = field.default
     if default is msgspec.NODEFAULT:
         return "required"
@@ -69,23 +69,23 @@ def default_text(field: Field) -> str:
 
 
 def markdown() -> str:
-    """The page `docs/reference/config.md`."""
+    """Return the page `docs/reference/config.md`."""
     pages = [_aliases_page(SERVE), _presets_page(), _rules_page()]
     return "\n\n".join([_INTRO, *_section_pages(SERVE), *pages]) + "\n"
 
 
 def route_markdown() -> str:
-    """The page `docs/reference/route.md`."""
+    """Return the page `docs/reference/route.md`."""
     return "\n\n".join([_ROUTE_INTRO, *_section_pages(ROUTE), _aliases_page(ROUTE)]) + "\n"
 
 
 def bench_markdown() -> str:
-    """The page `docs/reference/bench.md`."""
+    """Return the page `docs/reference/bench.md`."""
     return "\n\n".join([_BENCH_INTRO, *_section_pages(BENCH)]) + "\n"
 
 
 def simulate_markdown() -> str:
-    """The page `docs/reference/simulate.md`."""
+    """Return the page `docs/reference/simulate.md`."""
     return "\n\n".join([_SIMULATE_INTRO, *_section_pages(SIMULATE)]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Runs an ASGI application on the event loop that is there, and signals that stop it."""
+"""Runs an ASGI application on the running event loop, and handles stop signals."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _POLL_S = 0.01
 
 
 class StopSignal:
-    """Becomes set by the first SIGTERM or Ctrl-C; the second ends this process at once.
+    """Set by the first SIGTERM or Ctrl-C; the second one exits at once.
 
     Args:
-        at_eof: Becomes set when standard input ends, too.
+        at_eof: Also set it when stdin ends.
     """
 
     def __init__(self, *, at_eof: bool = False) -> None:
@@ -57,15 +57,15 @@ class StopSignal:
             loop.remove_reader(sys.stdin.fileno())
 
     def before_exit(self, kill: Callable[[], None]) -> None:
-        """What the second signal does before it ends this process."""
+        """Set what the second signal does before the exit."""
         self._kill = kill
 
     async def wait(self) -> None:
-        """Return when it is set."""
+        """Wait until it is set."""
         await self._event.wait()
 
     async def unless_stopped(self, work: Awaitable[T]) -> T | None:
-        """The result of `work`; None if it was cancelled because this became set first."""
+        """Return the result of `work`; None if this was set first and `work` was cancelled."""
         task = asyncio.ensure_future(work)
         stopped = asyncio.ensure_future(self._event.wait())
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -89,7 +89,7 @@ class StopSignal:
 
 
 class Encryption(Protocol):
-    """Where a server listens and how it speaks TLS: a section of a configuration."""
+    """Listening address and TLS settings: a section of a configuration."""
 
     @property
     def uds(self) -> str | None:
@@ -98,35 +98,35 @@ class Encryption(Protocol):
 
     @property
     def ssl_certfile(self) -> str | None:
-        """Certificate chain; turns on TLS."""
+        """Certificate chain; enables TLS."""
         ...
 
     @property
     def ssl_keyfile(self) -> str | None:
-        """Private key."""
+        """Private key file."""
         ...
 
     @property
     def ssl_keyfile_password(self) -> Secret | None:
-        """Password of the key."""
+        """Password of the private key."""
         ...
 
     @property
     def ssl_ca_certs(self) -> str | None:
-        """Authorities that must have signed clients' certificates."""
+        """CA certificates for client certificates."""
         ...
 
     @property
     def trusted_proxies(self) -> tuple[str, ...]:
-        """Whose headers say who calls."""
+        """Proxies whose forwarding headers are trusted."""
         ...
 
 
 class HttpServer:
-    """An application behind a socket; use it as an async context.
+    """An application behind a socket; use it as an async context manager.
 
     Attributes:
-        port: Where it listens; 0 for a unix socket.
+        port: Listening port; 0 for a Unix socket.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to `StopSignal`."""
+    """A server that leaves signals to `StopSignal`."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The listening socket, taken before anything slow starts."""
+"""Binds the listening socket, before anything slow starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PORTS_TRIED = 100
 
 
 class Listening(Protocol):
-    """Where a server listens: a section of a configuration."""
+    """Listening address: a section of a configuration."""
 
     @property
     def host(self) -> str:
@@ -31,21 +31,21 @@ class Listening(Protocol):
 
     @property
     def uds(self) -> str | None:
-        """Unix socket, instead of both."""
+        """Unix socket, instead of host and port."""
         ...
 
 
 def bind(server: Listening, *, share: bool = False) -> socket.socket | None:
-    """Listen on host and port; None with `server.uds`, whose path is only made free.
+    """Bind host and port; None with `server.uds`, whose path is only cleared.
 
-    A socket that a service manager opened there is taken as it is.
+    A socket passed by a service manager is used as it is.
 
     Args:
-        server: Where.
-        share: Other processes of this user that ask for it may use the port, too.
+        server: The address.
+        share: Other processes of this user that opt in may use the port too (SO_REUSEPORT).
 
     Raises:
-        ConfigError: the address cannot be used; says what can.
+        ConfigError: The address cannot be used; the message names alternatives.
     """
     if server.uds is not None:
         _free_path(Path(server.uds))
@@ -62,42 +62,42 @@ def listen(
     """Listen on an address.
 
     Args:
-        host: Of this machine.
-        port: 0 takes a free one.
-        names: Of the two settings, for messages.
-        flag: That sets the port.
-        share: As `bind`.
+        host: Local address.
+        port: 0: any free port.
+        names: Names of the two settings, for messages.
+        flag: Flag that sets the port.
+        share: As in `bind`.
 
     Raises:
-        ConfigError: the address cannot be used; says what can.
+        ConfigError: The address cannot be used; the message names alternatives.
     """
     try:
         return _listen(host, port, share=share)
     except socket.gaierror as error:
-        raise ConfigError(f"{names[0]}: {host!r} is no address of a machine") from error
+        raise ConfigError(f"{names[0]}: {host!r} is not an address of this machine") from error
     except OSError as error:
         raise ConfigError(_explain((host, port), names, flag, error)) from error
 
 
 def reserve(server: Listening) -> socket.socket:
-    """Take a port for processes that share it. They listen there; this socket never does.
+    """Reserve a port for processes that share it. They listen on it; this socket never does.
 
     Raises:
-        ConfigError: the address cannot be used; says what can.
+        ConfigError: The address cannot be used; the message names alternatives.
     """
     names = "server.host", "server.port"
-    listen(server.host, server.port, names, "--port").close()  # fails where others share the port
+    listen(server.host, server.port, names, "--port").close()  # fails if others share the port
     family = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)[0][0]
     made = socket.socket(family, socket.SOCK_STREAM)
     if family == socket.AF_INET6:
-        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as those that listen
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # like those that listen
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     made.bind((server.host, server.port))
     return made
 
 
 def free_port(host: str, after: int) -> int | None:
-    """The next port above `after` that can be listened on."""
+    """Return the next free port above `after`."""
     for port in range(after + 1, min(after + 1 + _PORTS_TRIED, 65536)):
         try:
             _listen(host, port).close()
@@ -129,7 +129,7 @@ def _explain(address: tuple[str, int], names: tuple[str, str], flag: str, error:
 
 
 def _free_path(path: Path) -> None:
-    """Remove a socket that a dead server left; refuse to touch anything else."""
+    """Delete a socket left by a dead server; refuse to delete anything else."""
     if not path.parent.is_dir():
         raise ConfigError(f"server.uds: there is no directory {str(path.parent)!r}")
     if len(os.fsencode(path)) > 100:
@@ -137,7 +137,7 @@ def _free_path(path: Path) -> None:
     if not path.exists():
         return
     if not stat.S_ISSOCK(path.stat().st_mode):
-        raise ConfigError(f"server.uds: {str(path)!r} exists and is no socket")
+        raise ConfigError(f"server.uds: {str(path)!r} exists and is not a socket")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))

@@ -1,4 +1,4 @@
-"""A server of our own for one command, on a private socket; it ends with this process."""
+"""Starts a server for one command, on a private socket; it exits with this process."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _STOP_S = 10.0
 
 @contextmanager
 def connect(args: Parsed, *, position: str | None) -> Iterator[ApiClient]:
-    """A client of the server at `--url`, or of one that is started with the settings given.
+    """Return a client of the server at `--url`, or of one started with the given settings.
 
     Args:
         args: The command line.
-        position: Path that the first word without a dash sets, if any.
+        position: Path of the setting that the first positional argument sets, if any.
 
     Raises:
-        ConfigError: the settings cannot work, or are given together with `--url`.
-        ServerError: the server could not start.
+        ConfigError: The settings conflict, or are given together with `--url`.
+        ServerError: The server did not start.
     """
     url = args.options.get("url")
     if url is not None:
@@ -45,9 +45,11 @@ def connect(args: Parsed, *, position: str | None) -> Iterator[ApiClient]:
         return
     for setting in args.given.settings:
         if setting.path.startswith("server."):
-            raise ConfigError(f"{setting.spelled}: the server of this command is private")
+            raise ConfigError(
+                f"{setting.spelled}: it cannot be set for a private server; use --url with your own"
+            )
     loaded = load_settings(args, position=position)
-    resolve_settings(loaded)  # complain here, where the flags were given
+    resolve_settings(loaded)  # fail here, where the flags were given
     tree = dump(loaded.config, defaults=False)
     tree.pop("server", None)
     with (
@@ -72,7 +74,7 @@ def _server(folder: Path, tree: Mapping[str, object]) -> Iterator[Path]:
             stdout=subprocess.DEVNULL,
             stderr=errors,
             env=without_settings(),
-            start_new_session=True,  # Ctrl-C ends an answer, not the server
+            start_new_session=True,  # Ctrl-C stops an answer, not the server
         ) as process,
     ):
         try:

@@ -7,9 +7,9 @@ import sys
 
 
 def fast_loop() -> type[asyncio.AbstractEventLoop] | None:
-    """A faster one where there is one; None: Python's own."""
+    """Return a faster event loop if one is installed; None: Python's own."""
     if sys.platform == "win32":
         return None
-    import uvloop  # not made for Windows
+    import uvloop  # not available on Windows
 
     return uvloop.new_event_loop  # pyright: ignore[reportReturnType]

@@ -1,4 +1,4 @@
-"""`sylvan lora`: check an adapter, or merge it into its model."""
+"""`sylvan lora`: checks an adapter, or merges it into its model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(args: Parsed) -> int:
     if not words or len(words) != _WORDS.get(words[0]):
         raise ConfigError(f"usage: sylvan {SPEC.usage}")
     adapter_dir, source = Path(words[1]).expanduser(), model_dir(words[2])
-    from sylvan.runtime.models.lora_merge import open_merged  # brings torch
+    from sylvan.runtime.models.lora_merge import open_merged  # imports torch
     from sylvan.runtime.models.writer import write_checkpoint
 
     adapter, merged = open_merged(source, adapter_dir)

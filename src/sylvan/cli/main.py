@@ -1,6 +1,6 @@
-"""Finds the command, runs it, and turns errors into messages and exit codes.
+"""Dispatches commands, and turns errors into messages and exit codes.
 
-Exit codes: 0 done, 1 it failed, 2 the command line or configuration is wrong, 130 interrupted.
+Exit codes: 0 success, 1 failure, 2 invalid command line or configuration, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
-    """How a command is called.
+    """The command line of a command.
 
     Attributes:
         usage: What follows `sylvan`.
         doc: What it does, in a few sentences.
         options: Its own flags.
-        tree: The settings of which each is a flag of it, if any.
-        max_positions: How many words without a dash it takes.
+        tree: The configuration tree whose settings are flags too, if any.
+        max_positions: Largest number of positional arguments.
     """
 
     usage: str
@@ -51,17 +51,17 @@ class Spec:
 
     @property
     def all_options(self) -> tuple[Option, ...]:
-        """Its own flags and those that it shares with others."""
+        """Return its own flags and the common ones."""
         return (*self.options, *(CONFIG_OPTIONS if self.tree else ()), HELP)
 
 
 class CommandModule(Protocol):
-    """What a module of a command defines."""
+    """The interface of a command's module."""
 
     SPEC: Spec
 
     def run(self, args: Parsed) -> int:
-        """Do it; returns the exit code. `SylvanError` becomes a message."""
+        """Run it; return the exit code. A `SylvanError` becomes a message."""
         ...
 
 
@@ -96,7 +96,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line (without the program's name); returns the exit code."""
+    """Run a command line (without the program name); return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     calm_threads()
     try:
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error, FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         sys.stderr.close()
         return DONE
 
@@ -139,13 +139,13 @@ def _run(words: list[str]) -> int:
 
 
 def version() -> str:
-    """The line of `sylvan --version`."""
+    """Return the output of `sylvan --version`."""
     found = commit()
     return f"sylvan {__version__}" + (f" (commit {found})" if found else "")
 
 
 def overview() -> str:
-    """The text of a bare `sylvan`."""
+    """Return the output of `sylvan` without arguments."""
     width = max(len(name) for name in COMMANDS)
     commands = "\n".join(f"  {name:{width}}  {c.doc}" for name, c in COMMANDS.items())
     return (

@@ -1,4 +1,4 @@
-"""Shows on the terminal that something goes on, and how far it has come."""
+"""Shows progress on the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sylvan.config.fields import size_text
 
 @contextmanager
 def loading(text: str) -> Iterator[None]:
-    """Show that something goes on, if a person is watching."""
+    """Show a spinner, if stdout is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -27,7 +27,7 @@ def loading(text: str) -> Iterator[None]:
 
 @contextmanager
 def starting(text: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """As `counting`, gone at its end; None if nobody is watching."""
+    """Like `counting`, but removed at the end; None without a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -37,7 +37,7 @@ def starting(text: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] |
 
 @contextmanager
 def counting(text: str) -> Iterator[Callable[[int, int], None]]:
-    """Show how far something has come, if a person is watching: give (done, total) as it goes."""
+    """Show a progress bar, if stdout is a terminal; call the result with (done, total)."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -47,7 +47,7 @@ def counting(text: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def counting_requests() -> Iterator[Callable[[int, int], None]]:
-    """Show how many requests have ended: a bar, or a line for each tenth where nobody watches."""
+    """Show the number of finished requests: a bar, or a line per tenth without a terminal."""
     if not sys.stderr.isatty():
         yield _tenths("requests", str)
         return
@@ -76,7 +76,7 @@ def _bar(text: str, *, transient: bool = False) -> Iterator[Callable[[int, int],
 
 @contextmanager
 def fetching(text: str) -> Iterator[Callable[[int, int], None]]:
-    """As `counting`, but told in lines where nobody watches: a copy may take long."""
+    """Like `counting`, but prints lines without a terminal, because copying may take long."""
     if sys.stderr.isatty():
         with counting(text) as progress:
             yield progress
@@ -85,7 +85,7 @@ def fetching(text: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _tenths(text: str, shown: Callable[[int], str]) -> Callable[[int, int], None]:
-    """Prints a line for each tenth; begins anew when less is done than before."""
+    """Prints a line per tenth; starts over when the count decreases."""
     tenths = -1
 
     def show(done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""`sylvan replay`: play a flight recording of the scheduler back, without a model."""
+"""`sylvan replay`: replays a flight recording of the scheduler, without a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(args: Parsed) -> int:
     from sylvan.runtime.features.flight_recorder.recording import (
         LIFE,
         lives,
-    )  # help does not need numpy
+    )  # `--help` needs no numpy
     from sylvan.runtime.features.flight_recorder.replay import replay
 
     if not args.positions:

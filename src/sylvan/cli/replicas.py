@@ -1,4 +1,4 @@
-"""Servers of one model on this machine, kept running behind a gateway."""
+"""Runs several servers of one model on this machine, for a gateway."""
 
 from __future__ import annotations
 
@@ -28,28 +28,32 @@ logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 STOP_S = 10.0
-"""Beyond `server.drain_s`, how long a server may take to end."""
-_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
+"""Seconds beyond `server.drain_s` that a server may take to exit."""
+_VISIBLE = {
+    "cuda": "CUDA_VISIBLE_DEVICES",
+    "rocm": "HIP_VISIBLE_DEVICES",
+    "tpu": "TPU_VISIBLE_CHIPS",
+}
 _PORT = re.compile(r":(\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaKeys:
-    """By which the servers know their gateway; nobody else knows them."""
+    """Random keys with which the gateway authenticates to the servers."""
 
     client: str
     gateway: str
 
     @classmethod
     def drawn(cls) -> ReplicaKeys:
-        """New ones."""
+        """Generate new keys."""
         return cls(secrets.token_hex(32), secrets.token_hex(32))
 
 
 class ReservedPort:
-    """A port of this machine that only processes which share it on purpose can listen on.
+    """A local port that only cooperating processes can listen on.
 
-    A connection to it is refused as long as none of them does.
+    Connections are refused until one of them listens.
     """
 
     def __init__(self) -> None:
@@ -59,20 +63,20 @@ class ReservedPort:
         self.number: int = self._socket.getsockname()[1]
 
     def close(self) -> None:
-        """Give it back."""
+        """Release the port."""
         self._socket.close()
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """How one of the servers is started.
+    """How one server is started.
 
     Attributes:
-        number: From 0.
-        url: Where it listens.
+        number: Index, from 0.
+        url: Its address.
         settings: Its configuration file.
-        environment: Variables that it gets besides those of this process.
-        words: Of its command line.
+        environment: Additional environment variables.
+        words: Its command line.
     """
 
     number: int
@@ -85,16 +89,16 @@ class ReplicaSpec:
 def replica_specs(
     given: Config, resolved: Resolved, keys: ReplicaKeys, ports: Sequence[int]
 ) -> list[ReplicaSpec]:
-    """One for each port, in order.
+    """Return one spec per port, in order.
 
     Args:
-        given: What the operator said.
-        resolved: What it became for a server that has its share of this machine.
-        keys: By which the servers know their gateway.
-        ports: Where they are to listen.
+        given: Settings as the operator gave them.
+        resolved: Settings as resolved for a server with its share of the machine.
+        keys: Keys of the gateway.
+        ports: Ports of the servers.
 
     Raises:
-        ConfigError: There are not so many devices.
+        ConfigError: There are not enough devices.
     """
     environments = _devices(resolved.config.device, len(ports))
     specs: list[ReplicaSpec] = []
@@ -102,7 +106,7 @@ def replica_specs(
         tree = dump(given, defaults=False)
         for path, info in SERVE.sections.items():
             if info.optional and getattr(given, path) is not None:
-                tree.setdefault(path, {})  # that it is there means on
+                tree.setdefault(path, {})  # the flag is on if it is present
         tree["server"] = _server_section(given, keys, number, port)
         tree["threads"] = resolved.config.threads
         cache = tree.setdefault("cache", {})
@@ -138,7 +142,7 @@ def _folder(path: str, number: int) -> str:
 
 
 def _shifted_endpoints(given: Config, number: int) -> dict[str, str]:
-    """Each server publishes on ports of its own: those given, plus its number."""
+    """Return publisher addresses per server: the given ports plus the server's index."""
     assert given.kv_events is not None, "asked for where they are on"
     named = {
         "endpoint": given.kv_events.endpoint,
@@ -157,8 +161,8 @@ def _shifted_endpoints(given: Config, number: int) -> dict[str, str]:
 
 
 def _devices(kind: str, count: int) -> list[dict[str, str]]:
-    """Variables by which each server sees a device of its own; CPUs are shared."""
-    if kind == "cpu":
+    """Return environment variables that give each server its own device; CPUs are shared."""
+    if kind in ("cpu", "jax"):
         return [{} for _ in range(count)]
     name = _VISIBLE.get(kind)
     visible = [part for part in (variable(name) or "").split(",") if part] if name else []
@@ -170,17 +174,17 @@ def _devices(kind: str, count: int) -> list[dict[str, str]]:
 
 
 class Replicas:
-    """Keeps the servers running, each in a process of its own; use it as an async context.
+    """Keeps the servers running, one process each; use it as an async context manager.
 
-    A server that ends is started again at the same address, as `RestartPolicy` allows. Belongs to
+    A server that exits is restarted at the same address, as `RestartPolicy` allows. Belongs to
     one event loop.
 
     Args:
-        specs: One for each server.
-        folder: Private; for configuration files.
-        on_loss: Told the address of each server that has ended.
-        drain_s: How long a server may take to finish what it has when all are stopped.
-        noun: What one is called.
+        specs: One spec per server.
+        folder: Private directory for configuration files.
+        on_loss: Called with the address of each server that exited.
+        drain_s: Seconds that a server may take to finish its requests at shutdown.
+        noun: What messages call a server.
     """
 
     def __init__(
@@ -203,7 +207,7 @@ class Replicas:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids by the number of the server."""
+        """Process IDs by index of the server."""
         return {number: process.pid for number, process in self._processes.items()}
 
     async def __aenter__(self) -> Replicas:
@@ -219,10 +223,10 @@ class Replicas:
         await asyncio.gather(*map(self._stop, self._processes.values()))
 
     async def ready(self, condition: Callable[[], bool], poll_s: float = 0.05) -> bool:
-        """Wait for the first start of all to succeed; returns True.
+        """Wait until all have started once; return True.
 
         Raises:
-            ConfigError: A server ended before; it has said why.
+            ConfigError: A server exited before; it has printed the reason.
         """
         while not condition():
             if self._stillborn.done():
@@ -232,7 +236,7 @@ class Replicas:
         return True
 
     def kill(self) -> None:
-        """End all at once."""
+        """Kill all servers."""
         for process in self._processes.values():
             if process.returncode is None:
                 process.kill()
@@ -242,7 +246,7 @@ class Replicas:
         path.touch(mode=0o600)
         path.write_text(json.dumps(spec.settings))
         command = ["-m", "sylvan", *spec.words, "--quiet", "--until-eof", "--share-port"]
-        # its own session: signals to the terminal's group are for this process to handle
+        # its own session: this process handles signals to the terminal's group
         return await asyncio.create_subprocess_exec(
             sys.executable,
             *command,
@@ -263,7 +267,7 @@ class Replicas:
                 if not self._stillborn.done():
                     self._stillborn.set_result(f"{self._noun} {spec.number} did not start ({how})")
                 return
-            logger.error("%s %d ended (%s) pid=%d", self._noun, spec.number, how, process.pid)
+            logger.error("%s %d exited (%s) pid=%d", self._noun, spec.number, how, process.pid)
             self._on_loss(spec.url)
             delay_s = backoff.next_delay_s()
             if delay_s is None:

@@ -1,4 +1,4 @@
-"""`sylvan serve --dp N`: servers of one model, and the gateway in front of them."""
+"""`sylvan serve --dp N`: several servers of one model behind a gateway."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from sylvan.utils.clock import monotonic
 logger = logging.getLogger(__name__)
 
 START_INTERVAL_S = 0.2
-"""Seconds between attempts to reach a server that starts on this machine."""
+"""Seconds between connection attempts to a local server that is starting."""
 _FRONT = ("server", "workers")
 
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
-    """What the command line says about the gateway: a file of settings, and a policy."""
+    """Gateway options on the command line: a configuration file, and a policy."""
 
     file: str | None = None
     policy: str | None = None
@@ -55,18 +55,18 @@ def serve_replicas(
     quiet: bool,
     until_eof: bool,
 ) -> int:
-    """Start the servers and their gateway, and serve until told to stop; returns the exit code.
+    """Start the servers and their gateway, and serve until stopped; return the exit code.
 
     Args:
-        settings: Of the servers; `server` says where the gateway listens.
-        sock: Where it does; None with `server.uds`.
-        options: What the command line says about the gateway.
-        roles: How many servers compute prompts and how many write answers; None: all do both.
+        settings: Settings of the servers; the gateway listens at `server`'s address.
+        sock: Listening socket; None with `server.uds`.
+        options: Gateway options on the command line.
+        roles: Number of prefill and decode servers; None: no disaggregation.
         quiet: Print nothing.
-        until_eof: Stop when standard input ends.
+        until_eof: Stop when stdin ends.
 
     Raises:
-        ConfigError: A setting cannot be used, or a server does not start.
+        ConfigError: A setting is unusable, or a server does not start.
     """
     job = _Job(settings, sock, options, roles, monotonic(), quiet, until_eof)
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
@@ -85,7 +85,7 @@ class _Job:
     until_eof: bool
 
     async def run(self) -> None:
-        """Start, serve until told to stop, drain, end the servers."""
+        """Start, serve until stopped, drain, stop the servers."""
         from sylvan.cli.http import StopSignal
         from sylvan.cli.route import Sockets, fronted
         from sylvan.gateway.build import GatewayRuntime
@@ -139,13 +139,13 @@ class _Job:
 def gateway_config(
     server: ServerConfig, keys: ReplicaKeys, urls: list[str], options: RouterOptions
 ) -> RouteConfig:
-    """The configuration of the gateway of some replicas.
+    """Return the gateway's configuration.
 
-    It listens as the server would; its other settings are those of `SYLVAN_ROUTE_...` and of the
-    file. It serves metrics only where it is told to.
+    It listens where a server would; its other settings come from `SYLVAN_ROUTE_...` and the
+    file. It serves metrics only if configured to.
 
     Raises:
-        ConfigError: One of them is malformed, or sets what the server's settings set.
+        ConfigError: A setting is malformed, or conflicts with the server's settings.
     """
     flags: list[Setting] = []
     if options.policy is not None:

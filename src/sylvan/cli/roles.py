@@ -1,4 +1,4 @@
-"""`sylvan serve --pd P:D`: servers for prompts and servers for answers behind one gateway."""
+"""`sylvan serve --pd P:D`: prefill and decode servers behind one gateway."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _SHAPE = re.compile(r"([1-9]\d{0,3}):([1-9]\d{0,3})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """How many servers compute prompts, and how many write answers."""
+    """Number of prefill servers, and of decode servers."""
 
     prefill: int
     decode: int
 
 
 def read_roles(args: Parsed) -> tuple[Parsed, Roles | None]:
-    """The command line with the number of servers that `--pd` means, and their roles.
+    """Return the command line with the number of servers that `--pd` requests, and their roles.
 
     Raises:
-        ConfigError: what was given is malformed, or `--dp` was given, too.
+        ConfigError: `--pd` is malformed, or was combined with `--dp`.
     """
     if not args.has("pd"):
         return args, None
@@ -50,12 +50,12 @@ def read_roles(args: Parsed) -> tuple[Parsed, Roles | None]:
 
 
 def with_roles(specs: Sequence[ReplicaSpec], roles: Roles, folder: Path) -> list[ReplicaSpec]:
-    """Servers with roles, in order: first those that compute prompts.
+    """Assign roles to servers, prefill first.
 
     Args:
         specs: As many as there are roles.
-        roles: How many of each.
-        folder: Private; for the secret by which the servers know each other.
+        roles: Number of each.
+        folder: Private directory for the servers' shared secret.
     """
     secret = folder / "disagg-secret"
     secret.touch(mode=0o600)
@@ -73,7 +73,7 @@ def with_roles(specs: Sequence[ReplicaSpec], roles: Roles, folder: Path) -> list
 
 
 def paired(config: RouteConfig, specs: Sequence[ReplicaSpec]) -> RouteConfig:
-    """The gateway's configuration for servers with roles."""
+    """Return the gateway's configuration for servers with roles."""
     prefill: list[str] = []
     decode: list[str] = []
     for spec in specs:
@@ -89,7 +89,7 @@ def paired(config: RouteConfig, specs: Sequence[ReplicaSpec]) -> RouteConfig:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Different ones; a server whose port was taken meanwhile says so."""
+    """Return distinct free ports; a server whose port was taken meanwhile reports that."""
     held = [socket.socket() for _ in range(count)]
     try:
         for sock in held:

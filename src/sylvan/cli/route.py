@@ -1,4 +1,4 @@
-"""`sylvan route`: one address in front of many servers; `sylvan route status` shows them."""
+"""`sylvan route`: a gateway in front of many servers; `sylvan route status` shows them."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def _peers(given: str | None, count: int) -> PeerPlace | None:
 
 
 def load_route(args: Parsed) -> LoadedConfig[RouteConfig]:
-    """Read all sources.
+    """Read all configuration sources.
 
     Raises:
-        ConfigError: something given is unknown, malformed or contradictory.
+        ConfigError: A setting is unknown, malformed or contradictory.
     """
     file = args.options.get("config") or config_file()
     loaded = gather_as(ROUTE, args.given, file=file)
@@ -115,26 +115,26 @@ def load_route(args: Parsed) -> LoadedConfig[RouteConfig]:
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """Taken before anything starts. `front` is None with `server.uds`, `metrics` without them."""
+    """Bound before anything starts. `front` is None with `server.uds`, `metrics` if disabled."""
 
     front: socket.socket | None
     metrics: socket.socket | None
 
     @classmethod
     def taken(cls, config: RouteConfig, *, share: bool = False) -> Sockets:
-        """Listen on all addresses; with `share` other processes may use the port of clients, too.
+        """Bind all addresses; with `share`, other processes may use the client port too.
 
         Raises:
-            ConfigError: one cannot be used; says what can.
+            ConfigError: An address cannot be used; the message names alternatives.
         """
         return cls.beside(bind(config.server, share=share), config.observe)
 
     @classmethod
     def beside(cls, front: socket.socket | None, observe: MeasureConfig) -> Sockets:
-        """Listen for metrics, too, beside clients.
+        """Also bind the metrics address.
 
         Raises:
-            ConfigError: as `taken`.
+            ConfigError: As in `taken`.
         """
         host, port = observe.metrics_host, observe.metrics_port
         if port is None:
@@ -153,12 +153,12 @@ class _Job:
     reread: Callable[[], RouteConfig]
 
     async def run(self) -> None:
-        """Serve until told to stop, drain, close."""
+        """Serve until stopped, drain, close."""
         config, peers = self.config, self.peers
         async with AsyncExitStack() as stack:
             stop = stack.enter_context(StopSignal(at_eof=self.until_eof))
             live = LiveSettings(ROUTE, config, LIVE, self.reread, since_1970)
-            changes = live if peers is None else None  # of several processes none has the whole
+            changes = live if peers is None else None  # one of several has only its part
             runtime = GatewayRuntime(config, peers=peers, live=changes)
             gateway = await stack.enter_async_context(runtime)
             front = fronted(gateway, config, self.sockets, live)
@@ -191,9 +191,9 @@ async def fronted(
     sockets: Sockets,
     live: LiveSettings[RouteConfig] | None = None,
 ) -> AsyncGenerator[int]:
-    """Serve a gateway and its metrics on these sockets; gives the port, 0 for a unix socket.
+    """Serve a gateway and its metrics on these sockets; yields the port, 0 for a Unix socket.
 
-    Bounds on connections of clients change with `live`.
+    Limits of client connections change with `live`.
     """
     limits = connection_limits(config.limits)
     async with AsyncExitStack() as stack:
@@ -214,7 +214,7 @@ def _bound(clients: Connections, limits: RouteLimitsConfig) -> None:
 
 
 def connection_limits(limits: RouteLimitsConfig) -> ConnectionLimits:
-    """Bounds on the connections of clients, as configured and as file descriptors allow."""
+    """Return the limits of client connections: configured, and capped by file descriptors."""
     asked = ConnectionLimits(
         total=limits.connections,
         per_address=limits.connections_per_address,

@@ -1,4 +1,4 @@
-"""`sylvan route --processes N`: processes that share the port of one gateway."""
+"""`sylvan route --processes N`: gateway processes that share a port."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOUN = "process"
 
 
 class GatewayProcesses:
-    """Starts the processes, keeps them running, and ends them.
+    """Starts the processes, keeps them running, and stops them.
 
     Raises:
         ConfigError: An address cannot be used.
@@ -41,14 +41,14 @@ class GatewayProcesses:
         self._port: int = self._front.getsockname()[1]
 
     async def run(self, greet: Callable[[int], None], *, until_eof: bool) -> None:
-        """Serve until told to stop.
+        """Serve until stopped.
 
         Args:
-            greet: Told the port once all processes serve.
-            until_eof: Stop when standard input ends.
+            greet: Called with the port once all processes serve.
+            until_eof: Stop when stdin ends.
 
         Raises:
-            ConfigError: A process did not start; it has said why.
+            ConfigError: A process did not start; it has printed the reason.
         """
         config, count = self._config, self._config.processes
         async with AsyncExitStack() as stack:
@@ -86,7 +86,7 @@ class GatewayProcesses:
 
 
 def divided(limits: RouteLimitsConfig, number: int, count: int) -> RouteLimitsConfig:
-    """The part of one process of what all of them may let in."""
+    """Return one process's share of the admission limits."""
 
     def whole(amount: int) -> int:
         return amount // count + (number < amount % count)
@@ -103,11 +103,11 @@ def divided(limits: RouteLimitsConfig, number: int, count: int) -> RouteLimitsCo
 
 
 def with_secrets(config: RouteConfig) -> dict[str, Any]:
-    """A configuration as a private file has it."""
+    """Return a configuration with secrets, for a private file."""
     tree = dump(config, defaults=False, schema=ROUTE)
     for path, info in ROUTE.sections.items():
         if info.optional and getattr(config, path) is not None:
-            tree.setdefault(path, {})  # that it is there means on
+            tree.setdefault(path, {})  # the flag is on if it is present
     for path, info in ROUTE.fields.items():
         section, _, leaf = path.rpartition(".")
         if not info.is_secret or (section and get(config, section) is None):
@@ -124,4 +124,4 @@ def with_secrets(config: RouteConfig) -> dict[str, Any]:
 
 
 def _nothing(name: str) -> None:
-    """Who has ended is started again; the others hear it by themselves."""
+    """Do nothing: an exited process is restarted, and the others notice by themselves."""

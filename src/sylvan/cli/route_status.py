@@ -1,4 +1,4 @@
-"""`sylvan route status`: how a gateway that runs and its servers are."""
+"""`sylvan route status`: shows the state of a running gateway and its servers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _COLUMNS = ("server", "model", "kind", "health", "breaker", "load", "queued toke
 
 
 def show(url: str, key: str | None, *, as_json: bool) -> int:
-    """Print a table of the servers of a gateway; returns 0 if it is ready.
+    """Print a table of a gateway's servers; return 0 if it is ready.
 
     Raises:
-        ServerError: the gateway cannot be reached, or refuses.
+        ServerError: The gateway is unreachable, or rejects the call.
     """
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
@@ -39,7 +39,7 @@ def show(url: str, key: str | None, *, as_json: bool) -> int:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns under their names."""
+    """Format aligned columns with headings."""
     cells = [_COLUMNS, *rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(_COLUMNS))]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)

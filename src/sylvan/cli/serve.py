@@ -1,4 +1,4 @@
-"""`sylvan serve`: start the runtime and put HTTP in front of it."""
+"""`sylvan serve`: starts the runtime, and serves it over HTTP."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from sylvan.cli.banner import address, decisions_text, greeting
 from sylvan.cli.listen import bind
 from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, Spec
+from sylvan.cli.node import as_torchrun_says, serve_node
 from sylvan.cli.progress import starting
 from sylvan.cli.replicated import RouterOptions, serve_replicas
 from sylvan.cli.roles import read_roles
@@ -56,7 +57,7 @@ logger = logging.getLogger(__name__)
 _ROUTER = ("router_config", "router_policy")
 
 _APP_MODULE = "sylvan.runtime.server.app"
-"""Takes a second to import, while the scheduler process imports PyTorch."""
+"""Imports that take a second, done while the scheduler process imports PyTorch."""
 
 
 def run(args: Parsed) -> int:
@@ -68,7 +69,7 @@ def run(args: Parsed) -> int:
 
 
 def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float, start: ExitStack) -> int:
-    args, roles = read_roles(args)
+    args, roles = read_roles(as_torchrun_says(args))
     settings = resolve_settings(load_settings(args))
     config = settings.resolved.config
     if config.processes == "one":
@@ -77,6 +78,10 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float, start: E
     logs.set_up("warning" if quiet else config.observe.log_level, config.observe.log_format)
     for note in settings.loaded.notes:
         logger.warning("%s", note)
+    if config.parallel.node_rank > 0:
+        prewarmed.close()
+        start.close()
+        return serve_node(settings, quiet=quiet, until_eof=args.has("until_eof"))
     if config.server.grpc_port is not None:
         _check_grpc()
     sock = bind(config.server, share=args.has("share_port"))
@@ -85,7 +90,7 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float, start: E
     if config.server.replicas > 1:
         prewarmed.close()
         if config.disagg is not None and roles is None:
-            raise ConfigError("disagg: which server does what is not said; use --pd, not --dp")
+            raise ConfigError("disagg: the servers' roles are not given; use --pd instead of --dp")
         front = RouterOptions(args.options.get("router_config"), args.options.get("router_policy"))
         eof = args.has("until_eof")
         start.close()
@@ -104,7 +109,7 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float, start: E
 
 @dataclass(frozen=True, slots=True)
 class ServeJob:
-    """Settings and resources of one run of the server.
+    """Settings and resources of one server run.
 
     `sock` is None with `server.uds`. `start` is closed when the server is ready.
     """
@@ -121,7 +126,7 @@ class ServeJob:
 
 
 async def _serve(job: ServeJob) -> None:
-    """Start, serve until told to stop, drain, close."""
+    """Start, serve until stopped, drain, close."""
     from sylvan.cli.http import HttpServer, StopSignal
     from sylvan.runtime.engine.runtime import Runtime
 
@@ -141,7 +146,7 @@ async def _serve(job: ServeJob) -> None:
             from sylvan.runtime.server.connections import ConnectionLimits, Connections
             from sylvan.runtime.server.context import make_context
             from sylvan.runtime.server.live import LIVE
-            from sylvan.runtime.server.registration import Presence, Registration
+            from sylvan.runtime.server.registration import Registration, RegistrationInfo
             from sylvan.runtime.server.settings import ServerSettings
 
             settings = ServerSettings.from_config(config, shown=dump(config))
@@ -157,7 +162,7 @@ async def _serve(job: ServeJob) -> None:
                 job.start.close()
                 _greet(job, http.port, grpc_port)
                 url = address(config.server, http.port)
-                presence = Presence.from_config(config.server, url)
+                presence = RegistrationInfo.from_config(config.server, url)
                 async with Registration(presence):
                     await _until(stop.wait(), live, job.service)
                 await runtime.drain(live.now.server.drain_s)
@@ -168,7 +173,7 @@ async def _serve(job: ServeJob) -> None:
 
 
 async def _until(stopped: Awaitable[None], live: LiveSettings[Config], service: Service) -> None:
-    """Let settings change until it is time to stop."""
+    """Apply changes of settings until stopped."""
     service.ready()
     with reloaded_by_signal(live, service):
         await stopped

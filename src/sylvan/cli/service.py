@@ -1,4 +1,4 @@
-"""What systemd gives to a server that it starts, and wants to hear from it."""
+"""Integration with systemd: socket activation and status notifications."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Tells the service manager how this process is; nobody is told where there is none.
+    """Notifies the service manager of this process's state; does nothing without one.
 
     Attributes:
-        address: Of the manager's socket; a leading `@` stands for an abstract one.
+        address: The manager's socket; a leading `@` means an abstract socket.
     """
 
     address: str | None
 
     @classmethod
     def from_environment(cls) -> Service:
-        """The manager that started this process, if one did."""
+        """Return the manager that started this process, if any."""
         return cls(notify_address())
 
     def ready(self) -> None:
-        """Requests are answered from now on, or again after `reloading`."""
+        """Requests are served from now on, or again after `reloading`."""
         self._say("READY=1")
 
     def reloading(self) -> None:
-        """Settings are read anew."""
+        """Settings are being reloaded."""
         self._say(f"RELOADING=1\nMONOTONIC_USEC={int(monotonic() * 1e6)}")
 
     def stopping(self) -> None:
-        """Requests under way end; nothing new is taken."""
+        """The process is draining."""
         self._say("STOPPING=1")
 
     def _say(self, text: str) -> None:
@@ -56,14 +56,14 @@ class Service:
             try:
                 sock.sendto(text.encode(), path)
             except OSError:
-                return  # a manager that went away wants to know nothing
+                return  # the manager is gone
 
 
 @contextmanager
 def on_hangup(do: Callable[[], None]) -> Iterator[None]:
-    """Do something on SIGHUP, in an event loop that runs.
+    """Run a callback on SIGHUP, on a running event loop.
 
-    Where there is a terminal the signal means that it has gone, and ends this process as ever.
+    With a controlling terminal, the signal means that it closed, and exits as by default.
     """
     if sys.stdin is not None and sys.stdin.isatty():
         yield
@@ -77,12 +77,12 @@ def on_hangup(do: Callable[[], None]) -> Iterator[None]:
 
 
 def no_reload() -> None:
-    """SIGHUP, where several processes have parts of the settings."""
-    logger.warning("SIGHUP: with several processes settings need a restart; nothing has changed")
+    """Reject SIGHUP: several processes share the settings."""
+    logger.warning("SIGHUP: with several processes, settings need a restart; nothing changed")
 
 
 def reloaded_by_signal(live: LiveSettings[Any], service: Service) -> AbstractContextManager[None]:
-    """Read all settings again on SIGHUP."""
+    """Reload all settings on SIGHUP."""
 
     def reread() -> None:
         service.reloading()
@@ -92,7 +92,7 @@ def reloaded_by_signal(live: LiveSettings[Any], service: Service) -> AbstractCon
             logger.warning("SIGHUP: nothing has changed: %s", error)
         else:
             changed = ", ".join(change.path for change in entry.changes) or "no setting"
-            logger.info("SIGHUP: keys were read again; %s changed", changed)
+            logger.info("SIGHUP: keys reloaded; %s changed", changed)
             if entry.restart:
                 logger.warning("SIGHUP: these need a restart: %s", ", ".join(entry.restart))
         service.ready()
@@ -101,21 +101,21 @@ def reloaded_by_signal(live: LiveSettings[Any], service: Service) -> AbstractCon
 
 
 def given_socket(host: str, port: int) -> socket.socket | None:
-    """The listening socket that this process was started with (`LISTEN_FDS`), if any.
+    """Return the listening socket passed to this process (`LISTEN_FDS`), if any.
 
     Args:
-        host: Where the configuration says that the server listens: who may call depends on it.
-        port: Likewise; 0 is any.
+        host: Configured address; must match, because access control depends on it.
+        port: Configured port; must match; 0: any.
 
     Raises:
-        ConfigError: There are several, or it is no TCP socket that listens there.
+        ConfigError: There are several, or it is not a TCP socket listening there.
     """
     files = given_sockets()
     if not files:
         return None
     if len(files) > 1:
         raise ConfigError(f"LISTEN_FDS: expected one socket, got {len(files)}")
-    os.set_inheritable(files[0], False)  # children are no servers
+    os.set_inheritable(files[0], False)  # child processes must not inherit it
     try:
         sock = socket.socket(fileno=files[0])
         listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
@@ -123,7 +123,7 @@ def given_socket(host: str, port: int) -> socket.socket | None:
         raise ConfigError(f"LISTEN_FDS: file descriptor {files[0]}: {error.strerror}") from error
     inet = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
     if not (listens and inet):
-        raise ConfigError(f"LISTEN_FDS: file descriptor {files[0]} is no TCP socket that listens")
+        raise ConfigError(f"LISTEN_FDS: file descriptor {files[0]} is not a listening TCP socket")
     there = sock.getsockname()
     wanted = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
     if there[0] != wanted[0] or port not in (0, there[1]):

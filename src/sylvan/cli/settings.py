@@ -1,4 +1,4 @@
-"""From a parsed command line to a resolved and checked configuration."""
+"""Resolves and checks the configuration of a parsed command line."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ CLIENT_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was given, and what it became."""
+    """The given settings, and the resolved ones."""
 
     loaded: LoadedConfig
     resolved: Resolved
 
 
 def load_settings(args: Parsed, *, position: str | None = "model") -> LoadedConfig:
-    """Read all sources.
+    """Read all configuration sources.
 
     Args:
         args: The command line.
-        position: Path that the first word without a dash sets, if any.
+        position: Path of the setting that the first positional argument sets, if any.
 
     Raises:
-        ConfigError: something given is unknown, malformed or contradictory.
+        ConfigError: A setting is unknown, malformed or contradictory.
     """
     given = args.given
     if position and args.positions:
@@ -45,12 +45,12 @@ def load_settings(args: Parsed, *, position: str | None = "model") -> LoadedConf
 
 
 def resolve_settings(loaded: LoadedConfig) -> Settings:
-    """Fill what is `auto` and check the whole.
+    """Resolve `auto`, and check all settings.
 
     Raises:
-        ConfigError: there is no such model, or rules are broken.
+        ConfigError: The model does not exist, or settings conflict.
     """
-    from sylvan.runtime.engine.facts import gather_facts  # help does not need numpy
+    from sylvan.runtime.engine.facts import gather_facts  # `--help` needs no numpy
 
     fetch_models(loaded.config.model, loaded.config.tokenizer)
     facts = gather_facts(loaded.config).shared_by(loaded.config.server.replicas)
@@ -60,10 +60,10 @@ def resolve_settings(loaded: LoadedConfig) -> Settings:
 
 
 def fetch_models(*models: str | None) -> None:
-    """Copy those that are remote into the cache, and show how that goes.
+    """Copy remote models into the cache, showing progress.
 
     Raises:
-        ConfigError: one cannot be had.
+        ConfigError: A model cannot be fetched.
     """
     for model in models:
         if model is not None and is_remote(model):

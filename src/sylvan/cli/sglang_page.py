@@ -1,4 +1,4 @@
-"""The page of SGLang's flags: what each does here."""
+"""Generates the page about SGLang's flags."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ accepted, since it asks for nothing. Fields: [configuration](config.md)."""
 
 
 def markdown() -> str:
-    """The page."""
+    """Return the page."""
     answers = {name: f"sets `{name}`" for name in SAME}
     answers |= {name: _answer(a) for name, a in aliases().items() if name not in own_names()}
     rows = [f"| `--{name.replace('_', '-')}` | {answers[name]} |" for name in sorted(answers)]
@@ -38,4 +38,4 @@ SAME = tuple(
     )
     if name in fields()
 )
-"""Flags of the same name there and here."""
+"""Flags with the same name in both."""

@@ -1,4 +1,4 @@
-"""`sylvan simulate`: find how many servers of which kind a load needs, without any."""
+"""`sylvan simulate`: finds how many servers a load needs, without running any."""
 
 from __future__ import annotations
 
@@ -68,22 +68,22 @@ def run(args: Parsed) -> int:
         gateway_s=sim.gateway_ms / 1e3,
     )
     settle(YOUNG_OBJECTS)  # the workload lives until the end
-    # a bar has a thread, and processes are forked
+    # a progress bar has a thread, and processes are forked
     shown = counting_requests() if config.sim.jobs == 1 else nullcontext(_silent)
     with shown as progress:
         results = [*run_all(study, planned, config.sim.jobs, progress)]
-    _tell(_Told(config, profile, results, measured))
+    _tell(_Reports(config, profile, results, measured))
     served = all(result.figures["completed"] for result in results)
     kept = not slo or all(each.keeps for each in answers(results, config.sim.share))
     return DONE if served and kept else FAILED
 
 
 def _silent(done: int, total: int) -> None:
-    """Scenarios that are simulated at the same time tell nothing before they end."""
+    """Report no progress: scenarios run concurrently."""
 
 
 def _checked(config: SimulateConfig) -> Bounds:
-    """The bounds to keep, after everything that can be refused without any file."""
+    """Return the SLO limits, after checking everything that needs no file."""
     if not config.sim.profile:
         raise ConfigError("sim.profile is missing: --model-profile FILE; see sylvan simulate fit")
     if config.load.timestamps and config.data.dataset != "trace":
@@ -101,7 +101,7 @@ def _checked(config: SimulateConfig) -> Bounds:
 
 
 def _measured(config: SimulateConfig, name: str) -> tuple[SimulateConfig, MeasuredRequest]:
-    """The configuration with data and load of a load test."""
+    """Return the configuration with data and load of a load test."""
     found = results_of.measured(name)
     data, load = settings_of(found, name)
     tokenizer = tokenizer_of(found, config.sim.tokenizer, name)
@@ -110,8 +110,8 @@ def _measured(config: SimulateConfig, name: str) -> tuple[SimulateConfig, Measur
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """All that there is to tell."""
+class _Reports:
+    """Receives all reports."""
 
     config: SimulateConfig
     profile: Profile
@@ -119,7 +119,7 @@ class _Told:
     measured: MeasuredRequest | None
 
 
-def _tell(told: _Told) -> None:
+def _tell(told: _Reports) -> None:
     config, results = told.config, told.results
     print(table.table(results), flush=True)
     sentences = _sentences(told)
@@ -142,7 +142,7 @@ def _tell(told: _Told) -> None:
         Path(config.result.html).expanduser().write_text(text)
 
 
-def _sentences(told: _Told) -> list[str]:
+def _sentences(told: _Reports) -> list[str]:
     config, results = told.config, told.results
     found = table.warnings(results, told.profile)
     for result in results:
@@ -157,9 +157,9 @@ def _sentences(told: _Told) -> list[str]:
 
 
 def _line(
-    told: _Told, result: Result, config: Mapping[str, Any], errors: Mapping[str, float]
+    told: _Reports, result: Result, config: Mapping[str, Any], errors: Mapping[str, float]
 ) -> dict[str, Any]:
-    """A scenario in the file of results, with the keys of load tests."""
+    """Return a scenario as a line of the results file, with the keys of load tests."""
     return {
         "tag": told.config.result.tag,
         "backend": "simulation",

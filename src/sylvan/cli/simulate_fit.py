@@ -1,4 +1,4 @@
-"""`sylvan simulate fit`: what a recorded server's steps cost, for `sylvan simulate`."""
+"""`sylvan simulate fit`: fits the step costs of a recorded server, for `sylvan simulate`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPEC = Spec(
 
 
 def run(args: Parsed) -> int:
-    from sylvan.sim import measured, profile, table  # help does not need numpy
+    from sylvan.sim import measured, profile, table  # `--help` needs no numpy
     from sylvan.sim.fit import fit
     from sylvan.sim.observed import observe
     from sylvan.sim.outside import fit_outside

@@ -1,4 +1,4 @@
-"""`sylvan train-draft`: make what guesses what a model says next, a head or a tree of contexts."""
+"""`sylvan train-draft`: trains a draft head or a context tree for a model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LIMITS = {
     "least": (1, 1_000_000),
     "threads": (0, 1024),
 }
-"""Default and largest value of the whole numbers."""
+"""Default and largest value of the integer options."""
 
 
 def run(args: Parsed) -> int:
@@ -61,7 +61,7 @@ def run(args: Parsed) -> int:
     keywords = {"model": model, "log_level": "warning"}
     threads = {"threads": sizes["threads"]} if sizes["threads"] else {}
     config = gather(from_keywords(keywords | threads)).config
-    from sylvan.training.loop import Schedule  # brings torch
+    from sylvan.training.loop import Schedule  # imports torch
     from sylvan.training.train import DraftTrainOptions, train_contexts, train_draft
 
     schedule = Schedule(

@@ -199,6 +199,15 @@ def _storage(value: object) -> Pairs:
         yield "tiers.storage", storage_of(value)
 
 
+def _placement(value: object) -> Pairs:
+    """A file; SGLang also takes JSON itself."""
+    if plain_text(value) in ("trivial", ""):
+        return
+    if str(value).lstrip().startswith("{"):
+        raise ValueError("give the JSON as a file")
+    yield "parallel.expert_placement", value
+
+
 def _gigabytes(value: object) -> Pairs:
     """10^9 bytes; 0 leaves the size to a ratio."""
     try:
@@ -299,6 +308,14 @@ _RENAMED = {
     "tensor_parallel_size": "parallel.tp",
     "tp": "parallel.tp",
     "dist_timeout": "parallel.join_timeout_s",
+    "ep_size": "parallel.ep",
+    "expert_parallel_size": "parallel.ep",
+    "ep": "parallel.ep",
+    "ep_num_redundant_experts": "parallel.redundant_experts",
+    "nnodes": "parallel.nodes",
+    "node_rank": "parallel.node_rank",
+    "dist_init_addr": "parallel.address",
+    "nccl_init_addr": "parallel.address",
     "speculative_num_steps": "speculative.num_steps",
     "speculative_eagle_topk": "speculative.topk",
     "speculative_num_draft_tokens": "speculative.num_draft_tokens",
@@ -347,12 +364,6 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "pp_size": ("pipeline parallelism", 1),
     "pipeline_parallel_size": ("pipeline parallelism", 1),
     "pp": ("pipeline parallelism", 1),
-    "ep_size": ("expert parallelism", 1),
-    "expert_parallel_size": ("expert parallelism", 1),
-    "ep": ("expert parallelism", 1),
-    "nnodes": ("several machines", 1),
-    "node_rank": ("several machines", 0),
-    "dist_init_addr": ("several machines",),
     "base_gpu_id": ("choosing a GPU by number (set CUDA_VISIBLE_DEVICES)", 0),
     "cpu_offload_gb": ("weights in host memory", 0),
     "tokenizer_mode": ("slow tokenizers", "auto"),
@@ -388,7 +399,7 @@ _NEEDLESS = {
     "enable_metrics": "/metrics is always served",
     "enable_memory_saver": "memory can always be given back",
     "disaggregation_decode_enable_radix_cache": "prefixes that it has never come again",
-    "disaggregation_enable_kv_checksum": "pages that are handed over always have checksums",
+    "disaggregation_enable_kv_checksum": "transferred pages always have checksums",
     "enable_response_store": "responses are stored unless server.response_store_size is 0",
 }
 
@@ -413,6 +424,7 @@ _ALL: Mapping[str, Alias] = {
     **{name: _needless(reason) for name, reason in _NEEDLESS.items()},
     **{name: _needless(reason, is_switch=False) for name, reason in _NEEDLESS_VALUES.items()},
     "chunked_prefill_size": Alias("scheduler.chunk_tokens", _chunk),
+    "init_expert_location": Alias("parallel.expert_placement", _placement),
     "mem_fraction_static": Alias("cache.memory", _fraction),
     "kv_cache_dtype": Alias("cache.dtype", _kv_dtype),
     "lora_paths": Alias("lora.adapters", _adapters, takes_many=True),

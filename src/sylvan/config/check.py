@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from sylvan.checkpoints.formats import PICKLED
 from sylvan.config.chaos_rules import CHAOS_RULES
-from sylvan.config.facts import Facts
+from sylvan.config.facts import ON_JAX, Facts
 from sylvan.config.fields import get, nearest, size_text
+from sylvan.config.jax_rules import JAX_RULES
+from sylvan.config.parallel_rules import PARALLEL_RULES
 from sylvan.config.parse import PLUG_INS
 from sylvan.config.resolve import CACHE_POLICIES, Resolved
 from sylvan.config.rules import Rule, RuleCase
@@ -126,13 +128,13 @@ def _not_with_a_role(case: RuleCase) -> Sequence[str]:
     reasons = {
         "tiers": (
             config.disagg.transfer == "store" and config.tiers is None,
-            "disagg.transfer=store hands over through a store; give tiers.storage",
+            "disagg.transfer=store transfers KV through a store: set tiers.storage",
         ),
         "{server.replicas}": (
             config.server.replicas > 1 and config.disagg.role is not None,
             "start them with --pd P:D instead",
         ),
-        "{device}": (config.device != "cpu", "KV is handed over between CPUs only so far"),
+        "{device}": (config.device != "cpu", "KV can only be transferred between CPUs so far"),
         "{task}": (config.task not in ("generate", "auto"), "only generation has two parts"),
         "{cache.prefix}": (config.cache.prefix == "none", "choose cache.prefix=radix"),
         "{observe.record}": (
@@ -201,33 +203,6 @@ RULES = (
             f"{path}: not with {{server.replicas}}: start the servers one by one, and sylvan route"
             for path in _not_behind_gateway(c)
         ),
-    ),
-    Rule(
-        "ranks in one process",
-        ("parallel.tp", "processes"),
-        lambda c: c.config.parallel.tp > 1 and c.config.processes == "one",
-        "{parallel.tp} ranks are processes of their own, but {processes}; leave processes out",
-    ),
-    Rule(
-        "ranks on this device",
-        ("parallel.tp", "device"),
-        lambda c: c.config.parallel.tp > 1 and c.config.device != "cpu",
-        "{parallel.tp}: ranks share a model on the CPU only so far, not on {device}; use "
-        "parallel.tp=1, or device=cpu",
-    ),
-    Rule(
-        "ranks with tiers",
-        ("parallel.tp", "tiers"),
-        lambda c: c.config.parallel.tp > 1 and c.config.tiers is not None,
-        "{parallel.tp}: KV tiers are kept by one rank only so far; use parallel.tp=1, or leave "
-        "tiers out",
-    ),
-    Rule(
-        "ranks with overlap",
-        ("parallel.tp", "scheduler.overlap"),
-        lambda c: c.config.parallel.tp > 1 and c.config.scheduler.overlap == "on",
-        "{scheduler.overlap} has steps launched ahead, and {parallel.tp} ranks agree on each step; "
-        "leave scheduler.overlap at auto",
     ),
     Rule(
         "no role",
@@ -494,7 +469,9 @@ RULES = (
     Rule(
         "quantised checkpoint not on this device",
         ("device",),
-        lambda c: c.facts.model.quantization is not None and c.config.device != "cpu",
+        lambda c: (
+            c.facts.model.quantization is not None and c.config.device not in ("cpu", *ON_JAX)
+        ),
         "{device} has no kernels for quantised matrices, and the checkpoint's are quantised; "
         "choose device=cpu, or a checkpoint that is not quantised",
     ),
@@ -566,7 +543,9 @@ RULES = (
             "lower it, or raise cache.memory (or cache.max_tokens)"
         ),
     ),
+    *PARALLEL_RULES,
     *SPECULATIVE_RULES,
+    *JAX_RULES,
     *CHAOS_RULES,
     Rule(
         "TLS key without certificate",

@@ -46,6 +46,38 @@ def read(environ: Mapping[str, str] | None = None, schema: Schema[Any] = SERVE) 
     return settings
 
 
+def torchrun_settings(environ: Mapping[str, str] | None = None) -> list[Setting]:
+    """Which of several machines this is, as `torchrun` tells the process that it starts on each.
+
+    The port is the one after `MASTER_PORT`, where torchrun's own store may be.
+
+    Args:
+        environ: Instead of this process's environment.
+
+    Raises:
+        ConfigError: torchrun starts several processes a machine.
+    """
+    found = os.environ if environ is None else environ
+    if "TORCHELASTIC_RUN_ID" not in found:
+        return []
+    if found.get("LOCAL_WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            f"torchrun starts {found['LOCAL_WORLD_SIZE']} processes on this machine, and each "
+            "would start all of its ranks; give torchrun --nproc-per-node 1, and sylvan --tp"
+        )
+    nodes = found.get("GROUP_WORLD_SIZE", "1")
+    if nodes == "1":
+        return []
+    port = found.get("MASTER_PORT", "")
+    address = f"{found.get('MASTER_ADDR', '')}:{int(port) + 1 if port.isdecimal() else port}"
+    told = (
+        ("parallel.nodes", nodes, "GROUP_WORLD_SIZE"),
+        ("parallel.node_rank", found.get("GROUP_RANK", "0"), "GROUP_RANK"),
+        ("parallel.address", address, "MASTER_ADDR"),
+    )
+    return [Setting(path, value, "environment", name) for path, value, name in told]
+
+
 def config_file(environ: Mapping[str, str] | None = None) -> str | None:
     """Configuration file named by `SYLVAN_CONFIG`."""
     return (os.environ if environ is None else environ).get(CONFIG_VARIABLE)

@@ -53,7 +53,7 @@ class LimitsConfig(Section, frozen=True):
     sessions: Count = 1024
     """Most sessions of one tenant; beyond it the longest idle one is closed."""
     session_tokens: Count = 1 << 24
-    """Most tokens in all sessions of one tenant; likewise."""
+    """Most tokens in all sessions of one tenant; beyond it, the longest idle ones are closed."""
     response_bytes: Bytes = 256 << 20
     """Total size of stored `/v1/responses` answers and their inputs; beyond it the oldest entries
     of the tenant with the most are deleted."""

@@ -38,7 +38,7 @@ class SettingsChange:
 
     Attributes:
         number: Counts from 1.
-        at: Seconds since 1970.
+        at: Unix time.
         cause: Who or what asked.
         changes: Of settings; empty if files that they name were read again, and no more.
         restart: Settings that differ from those of the start, and need a new one.
@@ -64,7 +64,7 @@ class LiveSettings(Generic[Root]):
         config: The tree at the start, as it was given: not resolved.
         live: Paths of settings that can change.
         read: Reads all sources again.
-        wall: Seconds since 1970.
+        wall: Wall clock, in seconds since the Unix epoch.
     """
 
     def __init__(

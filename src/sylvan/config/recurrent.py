@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 _ATTENDING = frozenset({"attention", "full_attention", "sliding_attention"})
@@ -18,6 +19,9 @@ def attending_and_state(config: Mapping[str, Any], layers: int) -> tuple[int, in
     Of models known to have recurrent layers; for all others (all layers, 0). An upper bound where
     a default of transformers is left unsaid.
     """
+    own = _OWN.get(str(config.get("model_type")))
+    if own is not None:
+        return own(config, layers)
     kinds = _kinds(config, layers)
     if kinds is None:
         return layers, 0
@@ -26,6 +30,39 @@ def attending_and_state(config: Mapping[str, Any], layers: int) -> tuple[int, in
     return attending, sum(
         numbers.get(kind) or _mamba(config) for kind in kinds if kind in _RECURRENT | _BOTH
     )
+
+
+def _rwkv(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
+    width = _first(config, 1, "hidden_size")
+    return 0, layers * (4 * width + 3 * _first(config, width, "attention_hidden_size"))
+
+
+def _griffin(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
+    """RecurrentGemma."""
+    width = _first(config, _first(config, 1, "hidden_size"), "lru_width")
+    pattern = config.get("block_types") or ["recurrent", "recurrent", "attention"]
+    attends = sum(pattern[i % len(pattern)] == "attention" for i in range(layers))
+    return attends, (layers - attends) * width * (1 + _first(config, 4, "conv1d_width"))
+
+
+def _lightning(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
+    """MiniMax-Text-01 and M1."""
+    kinds = config.get("attn_type_list") or config.get("layer_types") or ()
+    attends = sum(kind in (1, "full_attention") for kind in kinds)
+    heads = _first(config, 1, "num_attention_heads")
+    size = _first(config, _first(config, heads, "hidden_size") // heads, "head_dim")
+    return attends, (layers - attends) * heads * size * size
+
+
+_OWN: Mapping[str, Callable[[Mapping[str, Any], int], tuple[int, int]]] = MappingProxyType(
+    {
+        "minimax": _lightning,
+        "minimax_m1": _lightning,
+        "minimax_text_01": _lightning,
+        "recurrent_gemma": _griffin,
+        "rwkv": _rwkv,
+    }
+)
 
 
 def _kinds(config: Mapping[str, Any], layers: int) -> Sequence[str] | None:

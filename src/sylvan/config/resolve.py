@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from sylvan.config.exact import obstacle
-from sylvan.config.facts import DTYPE_BYTES, AttentionFacts, DeviceFacts, Facts
+from sylvan.config.facts import DTYPE_BYTES, ON_JAX, AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get, replaced, size_text
 from sylvan.config.plan import (
     CPU_SHARE,
@@ -122,9 +122,12 @@ def _device(state: _State) -> None:
     why = "all cores that this process may use"
     if ranks > 1:
         why = f"its share of the cores, of {ranks} ranks"
-    state.decide("threads", max(1, state.device.cores // ranks), why)
+    here = max(1, ranks // state.config.parallel.nodes)
+    state.decide("threads", max(1, state.device.cores // here), why)
     compiled = "program" in state.device.runners
     why = "faster than gloo" if compiled else "no kernels are compiled"
+    if state.config.parallel.nodes > 1:
+        compiled, why = False, "machines share no memory"
     state.decide("parallel.backend", "shared" if compiled else "gloo", why)
 
 
@@ -151,6 +154,8 @@ def _fallback(state: _State) -> None:
     chosen = [name for name in ("runner", "attention") if get(config, name) != "auto"]
     if config.deterministic is True:
         chosen.append("deterministic")
+    if config.parallel.same_bits:
+        chosen.append("parallel.same_bits")
     why = f"{chosen[0]} was chosen" if chosen else "every model can be served somehow"
     state.decide("runner_fallback", not chosen, why)
 
@@ -331,7 +336,8 @@ def _overlap(state: _State) -> None:
 
 def _plan(state: _State) -> MemoryPlan:
     config, model = state.config, state.facts.model
-    stored = config.quantization or model.quantization
+    kept = None if config.device in ON_JAX else model.quantization  # expanded while loading
+    stored = config.quantization or kept
     weights = weight_bytes(model, str(config.dtype), stored)
     running = _number(config.scheduler.max_running_reqs)
     samples = config.speculative.most_samples(running) if config.speculative else running

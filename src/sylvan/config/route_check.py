@@ -44,7 +44,7 @@ def _idle(loaded: LoadedConfig[RouteConfig]) -> Iterable[str]:
     if discovery.kubernetes and not labelled:
         yield "discovery.kubernetes needs discovery.selector: else every pod would be a server"
     if bool(discovery.prefill_selector) is not bool(discovery.decode_selector):
-        yield "discovery.prefill_selector and discovery.decode_selector need each other"
+        yield "discovery.prefill_selector and discovery.decode_selector must be set together"
     for name in ("jwt_audience", "jwt_jwks_uri", "jwt_role_mapping"):
         setting = loaded.given.get(f"control.{name}")
         if setting is not None and loaded.config.control.jwt_issuer is None:

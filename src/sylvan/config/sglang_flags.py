@@ -142,11 +142,10 @@ REFUSED: Mapping[str, str] = {
         "load_balance_method=auto load_publish_endpoint= load_snapshot_publish_interval=15"
     ),
     "Ray": "use_ray",
-    "several machines": "nccl_init_addr=",
     "expert parallelism": (
         "moe_a2a_backend=none deepep_mode=auto deepep_v2_mode=direct deepep_config= "
         "deepep_dispatcher_output_dtype=auto flashinfer_a2a_dispatch_type= fuseep_mode=2 "
-        "ep_num_redundant_experts=0 ep_dispatch_algorithm= init_expert_location=trivial "
+        "ep_dispatch_algorithm= "
         "enable_eplb eplb_algorithm=auto eplb_rebalance_num_iterations=1000 "
         "eplb_rebalance_layers_per_chunk= eplb_min_rebalancing_utilization_threshold=1.0 "
         "expert_distribution_recorder_mode= expert_distribution_recorder_buffer_size= "

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, cast
 
 ENCODERS = frozenset(
     {
-        *("Bert", "Camembert", "Data2VecText", "DistilBert", "Electra", "Ernie", "Gte"),
-        *("ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
+        *("Bert", "Camembert", "Contriever", "Data2VecText", "DistilBert", "Electra", "Ernie"),
+        *("Gte", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
     }
 )
 """Starts of architectures whose tokens see each other both ways."""
@@ -60,22 +62,84 @@ def is_causal(config: dict[str, Any]) -> bool:
     return True
 
 
-_WHISPER = {
-    "num_hidden_layers": "decoder_layers",
-    "num_attention_heads": "decoder_attention_heads",
-    "intermediate_size": "decoder_ffn_dim",
-    "max_position_embeddings": "max_target_positions",
+_SPELT = {
+    "DistilBert": _DISTIL,
+    "Whisper": {  # of the half that writes
+        "num_hidden_layers": "decoder_layers",
+        "num_attention_heads": "decoder_attention_heads",
+        "intermediate_size": "decoder_ffn_dim",
+        "max_position_embeddings": "max_target_positions",
+    },
+    "ChatGLM": {
+        "num_hidden_layers": "num_layers",
+        "num_key_value_heads": "multi_query_group_num",
+        "head_dim": "kv_channels",
+        "intermediate_size": "ffn_hidden_size",
+        "vocab_size": "padded_vocab_size",
+        "max_position_embeddings": "seq_length",
+    },
+    "QWen": {"head_dim": "kv_channels"},
+    "Dbrx": {
+        "hidden_size": "d_model",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "max_position_embeddings": "max_seq_len",
+    },
 }
-"""What writes, which other sizes of the same names are not of."""
+"""Names of sizes in families that have others, by how their architectures begin."""
+
+
+def _searched(config: dict[str, Any]) -> dict[str, Any]:
+    """Key heads of a Nemotron NAS or DeciLM: those of the layer with most, which all keep."""
+    heads = config.get("num_attention_heads")
+    groups = [n for n in _entries(config.get("num_key_value_heads_per_layer")) if _counts(n)]
+    if not groups and isinstance(heads, int):
+        parts = (_inside(block, "attention") for block in _entries(config.get("block_configs")))
+        sizes = (_inside(part, "n_heads_in_group") for part in parts)
+        groups = [heads // size for size in sizes if _counts(size)]
+    return {"num_key_value_heads": max(groups)} if groups else {}
+
+
+def _entries(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def _inside(value: Any, name: str) -> Any:
+    return cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+def _longcat(config: dict[str, Any]) -> dict[str, Any]:
+    """A layer attends twice."""
+    layers = config.get("num_layers")
+    rounds = {"num_hidden_layers": 2 * layers} if isinstance(layers, int) else {}
+    inner = config.get("ffn_hidden_size")
+    return rounds | ({} if inner is None else {"intermediate_size": inner})
+
+
+def _mimo_v2(config: dict[str, Any]) -> dict[str, Any]:
+    """Layers with a window have twice the key heads, and the pages are as wide for all."""
+    heads = config.get("num_key_value_heads")
+    return {"num_key_value_heads": 2 * heads} if isinstance(heads, int) else {}
+
+
+_RESPELT: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType(
+    {"DeciLM": _searched, "LongcatFlash": _longcat, "MiMoV2Flash": _mimo_v2}
+)
 
 
 def ordinary(config: dict[str, Any]) -> dict[str, Any]:
     """The config with sizes spelt as most do, and positions that can be used."""
     stem = _stem(_architecture(config))
-    if stem == "DistilBert":
-        return config | {ours: config[old] for ours, old in _DISTIL.items() if old in config}
-    if stem.startswith("Whisper"):
-        return config | {ours: config[old] for ours, old in _WHISPER.items() if old in config}
+    for start, spelt in _SPELT.items():
+        if stem.startswith(start):
+            return config | {ours: config[old] for ours, old in spelt.items() if old in config}
+    for start, respelt in _RESPELT.items():
+        if stem.startswith(start):
+            return config | respelt(config)
     positions = config.get("max_position_embeddings")
     if stem.removesuffix("ForCausalLM") in _AFTER_PADDING and isinstance(positions, int):
         used = int(config.get("pad_token_id") or 0) + 1

@@ -50,9 +50,10 @@ class CacheConfig(Section, frozen=True):
     max_states: Count | Auto = "auto"
     """Slots of recurrent state, for models with recurrent layers: one empty slot, one per running
     request, the rest for cached prefixes."""
-    dtype: Literal["model", "fp8_e4m3", "int8"] = "model"
+    dtype: Literal["model", "fp8_e4m3", "fp8_e5m2", "int8"] = "model"
     """Data type of keys and values: the model's, or an 8-bit type, which halves the memory and
-    costs accuracy: floats (`fp8_e4m3`), or on the CPU `int8` with a scale per token and head."""
+    costs accuracy: floats with 4 or 5 bits of exponent (`fp8_e4m3`, `fp8_e5m2`), or on the CPU
+    `int8` with a scale per token and head."""
     prefix: Literal["radix", "none"] = "radix"
     """Reuse the KV of shared prefixes with a radix tree, or not at all."""
     eviction: str = "lru"
@@ -99,13 +100,35 @@ class SchedulerConfig(Section, frozen=True):
 
 
 class ParallelConfig(Section, frozen=True):
-    """Several processes that share one model."""
+    """Several processes or devices that share one model."""
 
     tp: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """Tensor-parallel ranks: each process holds a share of every layer and its KV, and uses its own
     `threads`."""
+    ep: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Expert-parallel groups of these ranks: each holds whole experts, instead of a share of every
+    expert; divides `parallel.tp`."""
+    redundant_experts: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    """Copies of experts beyond one of each, for the busiest ones; needs `parallel.ep`."""
+    expert_placement: str | None = None
+    """JSON file that says which group has which experts, or how busy experts are; default: in the
+    order of their numbers."""
+    same_bits: bool = False
+    """Answers have the same bits on 1, 2, 4 and 8 ranks, and whichever has an expert; needs plain
+    weights and native steps."""
+    devices: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Devices of one process that share the model, on JAX: tensor parallelism without ranks."""
     backend: Literal["auto", "shared", "gloo"] = "auto"
-    """Communication between ranks: shared memory, which needs the compiled kernels, or gloo."""
+    """Communication between ranks: shared memory, which needs the compiled kernels, or gloo, which
+    several machines use."""
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Machines that the ranks are divided among, equally and in order; each is started with the
+    same settings."""
+    node_rank: Annotated[int, msgspec.Meta(ge=0, le=63)] = 0
+    """Number of this machine; number 0 has the HTTP server, the others only ranks."""
+    address: str | None = None
+    """`HOST:PORT` of machine 0, where the others join; other ports of HOST are used, too. Nothing
+    is encrypted, and no password is asked for: the network must be private."""
     join_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
     """Seconds within which all ranks must connect at start."""
     rank_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 2.0
@@ -211,8 +234,9 @@ class TextConfig(Section, frozen=True):
 class EmbeddingConfig(Section, frozen=True):
     """Vectors of texts."""
 
-    pooling: Literal["cls", "mean", "last", "max"] | None = None
-    """How token vectors are pooled into one; default: as the checkpoint says."""
+    pooling: Literal["cls", "mean", "last", "max", "splade"] | None = None
+    """How token vectors are pooled into one; default: as the checkpoint says. `splade`: a number
+    for each word of the vocabulary, from the head that fills masks."""
     normalize: bool | None = None
     """Normalise vectors to unit length; default: as the checkpoint says."""
 
@@ -355,7 +379,7 @@ class DisaggConfig(Section, frozen=True):
     secret_file: str | None = None
     """File with a secret shared by both servers; peers without it are refused."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
-    """How long a request waits without a sign of life from its other server."""
+    """How long a request waits while its other server is silent."""
     fallback: Literal["local", "error"] = "local"
     """If KV does not arrive, a decode server computes the prompt itself, or fails the request."""
     retraction: Literal["local", "prefill"] = "local"
@@ -515,9 +539,23 @@ class Config(Section, frozen=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; `auto` uses the checkpoint's if the device supports it at
     full speed."""
-    quantization: Literal["w8a8", "w4a8", "int8", "int4", "w4a16", "fp8"] | None = None
+    quantization: (
+        Literal[
+            "w8a8",
+            "w4a8",
+            "int8",
+            "int4",
+            "w4a16",
+            "fp8",
+            "fp8-block",
+            "mxfp8",
+            "mxfp4",
+            "nvfp4",
+        ]
+        | None
+    ) = None
     """Quantise the weights of linear layers to 8 or 4 bits at load time, and their inputs to 8;
-    `int8` is `w8a8`, `int4` is `w4a8`. `w4a16` and `fp8` keep the inputs."""
+    `int8` is `w8a8`, `int4` is `w4a8`. All others keep the inputs."""
     context_len: Tokens | Auto = "auto"
     """Longest prompt plus output; `auto` is the model's limit."""
     device: str = "auto"

@@ -1,1 +1,1 @@
-"""Routes requests over many runtimes: by cached prefix and load, across failures."""
+"""Routes requests to many runtimes by cached prefix and load, and survives worker failures."""

@@ -1,4 +1,4 @@
-"""The application: finds the route of a call, checks who calls, and answers errors."""
+"""The ASGI application: matches the route, authenticates the caller, and formats errors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Protocol
 from starlette.types import Receive, Scope, Send
 
 from sylvan.api.errors import Family
-from sylvan.gateway.control.api import Own
+from sylvan.gateway.control.api import OwnRoute
 from sylvan.gateway.control.gauges import InflightAges
 from sylvan.gateway.errors import UnauthorizedError
 from sylvan.gateway.http.caller import Caller, CallerGoneError
-from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.http.routes import ProxyRoute
 from sylvan.gateway.observe.families import HttpFamilies
 from sylvan.gateway.observe.spans import NoTracing, Tracing
 from sylvan.gateway.security.gate import GatewayAuth
@@ -26,7 +26,7 @@ from sylvan.utils.room import Room
 
 access = logging.getLogger("sylvan.access")
 
-CLIENT_GONE = 499  # never sent; what the log says of a client that left
+CLIENT_GONE = 499  # never sent; logged as the status when the client disconnected
 MAX_ID_CHARS = 256
 _PREFIXES = (
     ("/v1/messages", Family.ANTHROPIC),
@@ -37,29 +37,29 @@ _PREFIXES = (
 
 
 class Serving(Protocol):
-    """Serves what is passed on."""
+    """Serves requests that are forwarded to workers."""
 
-    async def serve(self, caller: Caller, route: Passed, *, operator: bool) -> None:
+    async def serve(self, caller: Caller, route: ProxyRoute, *, operator: bool) -> None:
         """Serve one request; see `HttpRouter.serve`."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppParts:
-    """What the application works with.
+    """Dependencies of the application.
 
     Attributes:
         table: All routes.
         gate: Checks credentials.
-        router: Serves what is passed on to workers.
+        router: Forwards requests to workers.
         families: Metrics.
-        ages: Of requests under way.
-        clock: For durations.
-        id_headers: Headers that may carry the id of a request.
-        room: For bodies of requests.
-        tracing: Traces requests that are passed on.
+        ages: Ages of in-flight requests.
+        clock: Monotonic clock, for durations.
+        id_headers: Headers that may carry a request ID.
+        room: Memory budget of request bodies.
+        tracing: Traces forwarded requests.
         access_log: Log one line per call.
-        audit: Log what operators do.
+        audit: Log administrative calls.
     """
 
     table: Table
@@ -79,7 +79,7 @@ class Gateway:
     """The ASGI application.
 
     Attributes:
-        num_inside: Calls under way.
+        num_inside: Calls in flight.
     """
 
     def __init__(self, parts: AppParts) -> None:
@@ -87,7 +87,7 @@ class Gateway:
         self.num_inside = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run as ASGI application."""
+        """Handle one ASGI call."""
         if scope["type"] != "http":
             return
         parts = self._parts
@@ -101,7 +101,7 @@ class Gateway:
             found = self._find(caller)
             shown = found.route.path
             caller.request_id = self._request_id(caller, found.route)
-            if isinstance(found.route, Passed):
+            if isinstance(found.route, ProxyRoute):
                 caller.span = parts.tracing.begin(f"{caller.method} {shown}", caller.headers)
             await self._serve(caller, found)
         except CallerGoneError:
@@ -132,7 +132,7 @@ class Gateway:
 
     async def _serve(self, caller: Caller, found: RouteMatch) -> None:
         route, gate = found.route, self._parts.gate
-        if isinstance(route, Own):
+        if isinstance(route, OwnRoute):
             await self._admit(caller, route)
             await route.handler(caller, found.params)
             return
@@ -145,7 +145,7 @@ class Gateway:
             operator = route.path == "/abort_request" and await self._may_operate(caller)
         await self._parts.router.serve(caller, route, operator=operator)
 
-    async def _admit(self, caller: Caller, route: Own) -> None:
+    async def _admit(self, caller: Caller, route: OwnRoute) -> None:
         if route.level == "client":
             caller.tenant = (await self._parts.gate.client(caller.headers)).tenant
         elif route.level == "operator":
@@ -172,7 +172,7 @@ class Gateway:
             given = caller.headers.get(name, "")
             if given and len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable():
                 return given
-        prefix = route.prefix if isinstance(route, Passed) else "req-"
+        prefix = route.prefix if isinstance(route, ProxyRoute) else "req-"
         return prefix + secrets.token_hex(12)
 
     def _count(self, caller: Caller, shown: str, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Wires a gateway from its configuration; nothing else sees the whole of it."""
+"""Builds a gateway from its configuration; the only module that knows all its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sylvan.config.load import dump
 from sylvan.config.route import ControlConfig, RouteConfig
 from sylvan.config.schema import ROUTE
 from sylvan.gateway.app import AppParts, Gateway, Serving
-from sylvan.gateway.control.api import Own
+from sylvan.gateway.control.api import OwnRoute
 from sylvan.gateway.control.gauges import InflightAges, WorkerGauges
 from sylvan.gateway.control.information import Information, InformationParts
 from sylvan.gateway.control.page import PAGE
@@ -46,10 +46,10 @@ from sylvan.gateway.openai.router import PassThrough
 from sylvan.gateway.openai.upstreams import Upstreams, read_upstreams
 from sylvan.gateway.peers.channel import PeerChannel
 from sylvan.gateway.peers.sharing import Sharing, SharingParts
-from sylvan.gateway.placing import Placing
+from sylvan.gateway.placing import RequestPlacer
 from sylvan.gateway.policies.api import PolicyParts
 from sylvan.gateway.prefixes.blocks import BlockIndex
-from sylvan.gateway.prefixes.following import CacheFollowing
+from sylvan.gateway.prefixes.following import CacheFollower
 from sylvan.gateway.security.clients import Clients
 from sylvan.gateway.security.gate import GatewayAuth, Tokens
 from sylvan.gateway.security.operators import Operators
@@ -63,7 +63,7 @@ from sylvan.gateway.workers.health import HealthChecks
 from sylvan.gateway.workers.jobs import JobParts, Jobs
 from sylvan.gateway.workers.monitor import LoadMonitor
 from sylvan.gateway.workers.probe import HttpProbe
-from sylvan.gateway.workers.probes import GrpcAsking, Probes
+from sylvan.gateway.workers.probes import GrpcProbing, Probes
 from sylvan.gateway.workers.registry import Registry
 from sylvan.gateway.workers.spec import Kind, WorkerSpec, checked
 from sylvan.gateway.workers.worker import Worker
@@ -74,17 +74,17 @@ from sylvan.utils.room import Room
 
 DRAIN_POLL_S = 0.05
 PATIENT = 1_000_000
-"""Attempts to reach workers that are known to come; the time they may take is bounded as well."""
+"""Connection attempts to workers named at start-up; their total time is bounded as well."""
 
 
 def wall_clock() -> float:
-    """Seconds since 1970."""
+    """Return the seconds since the Unix epoch."""
     return datetime.now(tz=UTC).timestamp()
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Time: for durations, and of day."""
+    """The clocks: monotonic for durations, wall for timestamps."""
 
     monotonic: Clock = monotonic
     wall: Clock = wall_clock
@@ -92,12 +92,12 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class PeerPlace:
-    """Which of the processes of a gateway this is.
+    """Identifies this process among the processes of one gateway.
 
     Attributes:
-        folder: Private; where they meet.
-        number: Of this one, from 0.
-        count: Of all.
+        folder: Private directory with the sockets between the processes.
+        number: Index of this process, from 0.
+        count: Number of processes.
     """
 
     folder: Path
@@ -106,21 +106,21 @@ class PeerPlace:
 
 
 class GatewayRuntime:
-    """A gateway that runs on the event loop that is there; use it as an async context.
+    """A gateway on the running event loop; use it as an async context manager.
 
     Args:
-        config: Its settings.
-        clocks: Its time.
-        peers: The other processes of this gateway, if there are any.
-        live: Its settings, if operators may change them while it runs.
+        config: Its configuration.
+        clocks: Its clocks.
+        peers: This process among the others of the gateway, if there are others.
+        live: The settings that operators may change at run time, if any.
 
     Raises:
-        ConfigError: A setting cannot be used.
+        ConfigError: A setting is invalid.
 
     Attributes:
         app: The ASGI application.
         registry: All workers.
-        jobs: Adds and removes them.
+        jobs: Adds and removes workers.
         families: Metrics.
     """
 
@@ -133,7 +133,7 @@ class GatewayRuntime:
     ) -> None:
         self._config = config
         self._peers = peers
-        self._worker_changed: Changed = _nobody
+        self._worker_changed: Changed = _no_peers
         self._shown = public(config)
         self._clocks = clocks or Clocks()
         self._stack = AsyncExitStack()
@@ -157,7 +157,7 @@ class GatewayRuntime:
         operators = Operators(config.control.api_keys)
         self._gate = GatewayAuth(config.server, clients, operators, tokens)
         self._admission = GatewayAdmission(config.limits, self._clocks.monotonic)
-        self._settings: tuple[Own, ...] = ()
+        self._settings: tuple[OwnRoute, ...] = ()
         if live is not None:
             level = LogLevel(config.observe.log_level)
             live.add(GatewayCallerSettings(clients, operators, self._admission, level))
@@ -165,7 +165,7 @@ class GatewayRuntime:
         follows = config.routing.cache_events
         blocks = BlockIndex(config.routing.max_tree_bytes) if follows else None
         self._blocks = blocks
-        self._placing = Placing(
+        self._placing = RequestPlacer(
             self.registry,
             PolicyParts(
                 config=config.routing,
@@ -236,17 +236,17 @@ class GatewayRuntime:
 
     @property
     def num_healthy(self) -> int:
-        """Workers that are well."""
+        """Number of healthy workers."""
         return sum(worker.is_healthy for worker in self.registry.workers)
 
     def suspect(self, url: str) -> None:
-        """The worker at an address looks lost: ask it now."""
+        """Probe the worker at an address now: a connection to it failed."""
         worker = self.registry.by_url(url)
         if worker is not None:
             self._health.suspect(worker)
 
     async def drain(self, seconds: float) -> None:
-        """Take no new connections' worth of readiness, and wait until nothing runs."""
+        """Report not ready, so that load balancers send nothing new; wait until no call runs."""
         self._draining = True
         deadline = self._clocks.monotonic() + seconds
         while self._gateway.num_inside and self._clocks.monotonic() < deadline:
@@ -274,7 +274,7 @@ class GatewayRuntime:
     def _follow_caches(self) -> None:
         if self._blocks is None:
             return
-        following = CacheFollowing(self._blocks)
+        following = CacheFollower(self._blocks)
         self.registry.on_add.append(following.follow)
         self.registry.on_remove.append(following.leave)
         self._on_lost.append(following.lost)
@@ -368,7 +368,7 @@ class GatewayRuntime:
 
     @property
     def _tokenises(self) -> bool:
-        """Whether prompts to workers that take text are tokenised to know where they are."""
+        """Whether prompts for text workers are tokenised, to know which worker caches them."""
         return self._blocks is not None and self._config.tokens.tokenizer is not None
 
     def _with_cors(self, app: ASGIApp) -> ASGIApp:
@@ -394,20 +394,20 @@ class GatewayRuntime:
         worker.breaker.on_change.append(changed)
 
 
-def _nobody(url: str, spec: WorkerSpec | None) -> None:
-    """There are no other processes to tell."""
+def _no_peers(url: str, spec: WorkerSpec | None) -> None:
+    """Do nothing: the gateway has one process."""
 
 
 class ClosingTracing(Tracing, Protocol):
-    """Traces that have to be closed."""
+    """A tracer that must be closed."""
 
     async def close(self) -> None:
-        """Send what is left."""
+        """Flush the remaining spans."""
         ...
 
 
 def traces_of(config: RouteConfig) -> ClosingTracing | None:
-    """What traces requests, if that is asked for.
+    """Build the tracer, if tracing is enabled.
 
     Raises:
         ConfigError: A package is missing.
@@ -422,10 +422,10 @@ def traces_of(config: RouteConfig) -> ClosingTracing | None:
 
 
 def identity_tokens(control: ControlConfig, upstream: HttpUpstream, clock: Clock) -> Tokens | None:
-    """What accepts tokens of operators, if that is asked for.
+    """Build the verifier of operators' identity tokens, if one is configured.
 
     Raises:
-        ConfigError: A package is missing, or a setting.
+        ConfigError: A package or a setting is missing.
     """
     if control.jwt_issuer is None:
         return None
@@ -437,34 +437,34 @@ def identity_tokens(control: ControlConfig, upstream: HttpUpstream, clock: Clock
 
 
 class GrpcSide(Protocol):
-    """What serves workers that speak gRPC; needs the extra `grpc`."""
+    """Serves workers that speak gRPC; needs the extra `grpc`."""
 
     @property
     def upstream(self) -> AbstractAsyncContextManager[object]:
-        """Channels; to be entered."""
+        """The channels to workers; enter it before use."""
         ...
 
     @property
-    def probe(self) -> GrpcAsking:
-        """Asks workers about themselves."""
+    def probe(self) -> GrpcProbing:
+        """Probes workers."""
         ...
 
     def removed(self, worker: Worker) -> None:
-        """A worker is gone."""
+        """Forget a worker that was removed."""
         ...
 
     async def tokenizer(self, worker: Worker) -> tuple[bytes, str]: ...
 
     def router(self, exchange: ExchangeParts, library: TextLibrary) -> GrpcServing:
-        """Serves requests."""
+        """Build the router."""
         ...
 
 
 def grpc_side(config: RouteConfig) -> GrpcSide | None:
-    """The gRPC side of a gateway, if gRPC is installed.
+    """Build the gRPC side of a gateway, if gRPC is installed.
 
     Raises:
-        ConfigError: A worker is given that speaks gRPC, and it is not installed.
+        ConfigError: A gRPC worker is configured, but gRPC is not installed.
     """
     if importlib.util.find_spec("grpc") is not None:
         from sylvan.gateway.grpc.build import GrpcComponents  # needs an extra
@@ -477,10 +477,10 @@ def grpc_side(config: RouteConfig) -> GrpcSide | None:
 
 
 def client_keys(path: str | None) -> list[KeyEntry]:
-    """Keys of clients besides the one of the gateway.
+    """Load the keys of clients, besides the gateway's own key.
 
     Raises:
-        ConfigError: The file cannot be used, or says what only servers can check.
+        ConfigError: The file is invalid, or contains rules that only servers can enforce.
     """
     entries = read_key_file(path) if path else []
     for entry in entries:
@@ -491,14 +491,14 @@ def client_keys(path: str | None) -> list[KeyEntry]:
 
 
 def initial_specs(config: RouteConfig) -> list[WorkerSpec]:
-    """Workers that are given at the start; they may take their time.
+    """Read the workers named in the configuration; they may still be starting.
 
     Raises:
-        ConfigError: An address is none, or one of two kinds is missing.
+        ConfigError: An address is malformed, or only one side of prefill and decode is given.
     """
     workers = config.workers
     if bool(workers.prefill_urls) is not bool(workers.decode_urls):
-        raise ConfigError("workers.prefill_urls and workers.decode_urls need each other")
+        raise ConfigError("workers.prefill_urls and workers.decode_urls must be set together")
     given: list[tuple[str, Kind, str]] = [
         *(("workers.urls", "regular", url) for url in workers.urls),
         *(("workers.prefill_urls", "prefill", url) for url in workers.prefill_urls),
@@ -508,7 +508,7 @@ def initial_specs(config: RouteConfig) -> list[WorkerSpec]:
     for path, kind, text in given:
         url, _, port = text.partition("#")
         if port and not (port.isdigit() and kind == "prefill" and 0 < int(port) < 65536):
-            raise ConfigError(f"{path}: {text!r}: {port!r} is no bootstrap port")
+            raise ConfigError(f"{path}: {text!r}: {port!r} is not a bootstrap port")
         spec = WorkerSpec(
             url=url or " ",
             worker_type=kind,
@@ -527,7 +527,7 @@ def initial_specs(config: RouteConfig) -> list[WorkerSpec]:
 
 
 def discovery_sources(config: RouteConfig) -> list[WorkerSource]:
-    """What tells of workers that come and go.
+    """Build the configured discovery sources.
 
     Raises:
         ConfigError: A target is malformed.
@@ -564,5 +564,5 @@ def discovery_sources(config: RouteConfig) -> list[WorkerSource]:
 
 
 def public(config: RouteConfig) -> dict[str, Any]:
-    """Settings without secrets, for `/server_info`."""
+    """Return the settings without secrets, for `/server_info`."""
     return dump(config, schema=ROUTE)

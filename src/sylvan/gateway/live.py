@@ -1,4 +1,4 @@
-"""What of a gateway's settings can change while it runs, and how it takes effect."""
+"""Gateway settings that can change at run time, and how changes take effect."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ LIVE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GatewayCallerSettings:
-    """Who may call, and how much is let in.
+    """Settings for authentication, admission and logging.
 
     Attributes:
-        clients: Keys of clients.
-        operators: Keys of operators.
-        admission: Bounds requests.
-        level: Of logs.
+        clients: Client keys.
+        operators: Operator keys.
+        admission: Admission limits.
+        level: Log level.
     """
 
     clients: Clients

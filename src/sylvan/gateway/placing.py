@@ -1,4 +1,4 @@
-"""Policies in use: one for each model and part in serving, made when first needed."""
+"""Applies routing policies: one per model and worker kind, created on first use."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.utils.plugins import load
 
 POLICY_LABEL = "policy"
-"""Label of a worker that names the policy of its model."""
+"""Worker label that names the policy of its model."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedRequest:
-    """A request that a policy has placed.
+    """A request that was placed on a worker.
 
     Attributes:
-        placement: What it chose.
-        policy: Which policy.
-        request: What it was told.
+        placement: The choice.
+        policy: The policy that chose.
+        request: The policy's input.
     """
 
     placement: Placement
@@ -41,26 +41,26 @@ class PlacedRequest:
 
     @property
     def worker(self) -> Worker:
-        """Who takes the request."""
+        """The selected worker."""
         return self.placement.worker
 
     def completed(self, outcome: PlacementOutcome) -> None:
-        """The request is over."""
+        """Tell the policy that the request finished."""
         self.policy.completed(self.placement, self.request, outcome)
 
 
 PlaceListener = Callable[[str, Placement, RoutingRequest], None]
-"""Called with the model whose policy has placed a request, and how."""
+"""Called with the model whose policy placed a request, and the placement."""
 
 
-class Placing:
-    """Finds the worker for a request: candidates from the registry, the choice by policy.
+class RequestPlacer:
+    """Selects the worker of a request: the registry lists candidates, the policy chooses.
 
     Raises:
-        ConfigError: A policy that is configured does not exist.
+        ConfigError: A configured policy does not exist.
 
     Attributes:
-        on_place: Called with each choice of a policy.
+        on_place: Called with each placement.
     """
 
     def __init__(self, registry: Registry, parts: PolicyParts, families: Families) -> None:
@@ -81,7 +81,7 @@ class Placing:
 
     @property
     def policies(self) -> Sequence[RoutingPolicy]:
-        """Those in use."""
+        """The policies in use."""
         return [policy for _, policy in self._policies.values()]
 
     def place(
@@ -94,11 +94,11 @@ class Placing:
         avoid: AbstractSet[str] = frozenset(),
         continuing: bool = False,
     ) -> PlacedRequest:
-        """Choose a worker; see `Registry.candidates`.
+        """Select a worker; see `Registry.candidates`.
 
         Raises:
             UnknownModelError: No worker serves the model.
-            NoWorkerError: None of those that do is available.
+            NoWorkerError: No worker that serves the model is available.
         """
         workers = self._registry.candidates(
             model, kind, connection, avoid=avoid, continuing=continuing
@@ -120,25 +120,25 @@ class Placing:
     def learn(
         self, served: str, placement: Placement, request: RoutingRequest, at_s: float
     ) -> None:
-        """Another process of this gateway placed a request.
+        """Tell a policy that another process of this gateway placed a request.
 
         Args:
-            served: Name of the model; "" if any worker would do.
-            placement: What it chose.
-            request: What it was told.
-            at_s: When.
+            served: Model name; "" if any worker will do.
+            placement: The choice.
+            request: The policy's input.
+            at_s: Time of the placement.
         """
         _, policy = self._policy(served, placement.worker.kind, [placement.worker])
         policy.learn(placement, request, at_s)
 
     def pin(self, worker: Worker, request: RoutingRequest) -> PlacedRequest:
-        """Have a certain worker take a request."""
+        """Place a request on a given worker."""
         served = worker.models[0] if worker.models else ""
         _, policy = self._policy(served, worker.kind, [worker])
         return PlacedRequest(Placement(worker, request.num_tokens), policy, request)
 
     def forget(self, worker: Worker) -> None:
-        """A worker is gone, or begins anew with an empty cache."""
+        """Forget a worker that was removed, or restarted with an empty cache."""
         for policy in self.policies:
             policy.forget(worker)
 
@@ -157,5 +157,5 @@ class Placing:
     def _made(self, name: str, otherwise: str) -> tuple[str, RoutingPolicy]:
         try:
             return name, load(policies, name).create(self._parts)
-        except ConfigError:  # a label of a worker, which is no reason to serve nobody
+        except ConfigError:  # an unknown policy in a label must not stop requests
             return otherwise, load(policies, otherwise).create(self._parts)

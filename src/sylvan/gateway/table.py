@@ -1,26 +1,26 @@
-"""Which route a path leads to."""
+"""Matches paths to routes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sylvan.gateway.control.api import Own
-from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.control.api import OwnRoute
+from sylvan.gateway.http.routes import ProxyRoute
 
-Route = Own | Passed
+Route = OwnRoute | ProxyRoute
 
 
 @dataclass(frozen=True, slots=True)
 class RouteMatch:
-    """A route, and what its path names."""
+    """A matched route, and its path parameters."""
 
     route: Route
     params: Mapping[str, str]
 
 
 class Table:
-    """Routes by path and method. In a path `{name}` stands for one segment."""
+    """Routes by path and method. `{name}` in a path matches one segment."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._exact: dict[str, dict[str, Route]] = {}
@@ -31,7 +31,7 @@ class Table:
                 methods.setdefault(method, route)
 
     def find(self, path: str, method: str) -> RouteMatch | frozenset[str] | None:
-        """The route; None if there is no such path, the methods if it is for others."""
+        """Return the route; None if the path is unknown, the allowed methods if the method is."""
         methods, params = self._exact.get(path), {}
         if methods is None:
             methods, params = self._match(path)

@@ -163,12 +163,63 @@ class Routing:
     scale_inputs: bool = False
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ExpertRanks:
+    """How the experts of a layer are divided among ranks that all have the rows of a step.
+
+    Consecutive ranks form `groups`. A group has `per_group` slots, each with one expert, and its
+    ranks share the columns of these. An expert may have slots in several groups: rows take turns.
+
+    Attributes:
+        ranks: All of them.
+        groups: Number of groups.
+        per_group: Slots of a group; those of group g are g * per_group and the following ones.
+        slots_EC: int32 (E, C) on the CPU: the slots of each expert, repeated up to C. The numbers
+            may change between steps.
+    """
+
+    ranks: Communicator
+    groups: int
+    per_group: int
+    slots_EC: torch.Tensor
+
+    @property
+    def width(self) -> int:
+        """Ranks of a group."""
+        return self.ranks.size // self.groups
+
+    @property
+    def first_slot(self) -> int:
+        """Of this rank's group."""
+        return self.ranks.rank // self.width * self.per_group
+
+    def dispatch(self, ids_TK: torch.Tensor) -> torch.Tensor:
+        """Which expert of this rank computes each pair; -1: another rank does. Shape: (T, K)."""
+        table = self.slots_EC.to(ids_TK.device)
+        turns = torch.arange(len(ids_TK), device=ids_TK.device) % table.shape[1]
+        held = table[ids_TK.long(), turns[:, None]].long() - self.first_slot
+        return torch.where((held >= 0) & (held < self.per_group), held, -1)
+
+    def combine(self, outputs_PD: torch.Tensor, pairs: torch.Tensor, count: int) -> torch.Tensor:
+        """The outputs of all pairs, wherever they were computed, in float32.
+
+        Args:
+            outputs_PD: Of this rank's pairs.
+            pairs: Their numbers, int64.
+            count: Of all pairs.
+        """
+        every = outputs_PD.new_zeros(count, outputs_PD.shape[-1], dtype=torch.float32)
+        every[pairs] = outputs_PD.float()
+        return self.ranks.all_sum(every)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertWeights:
-    """All experts of a layer, stacked: E experts, D columns in and out, F within.
+    """The experts of a layer that this rank holds, stacked: E of them, D columns, F within.
 
     A quantised stack is one of quantised matrices. `limit` None: act(gate) * up; else GPT-OSS's
-    clamped form of it. `lora` are the places for adapters of `gate_up` and `down`.
+    clamped form of it. `lora` are the places for adapters of `gate_up` and `down`. `spread`: where
+    the others are; None: all experts are here.
     """
 
     gate_up: LinearWeight  # (E, 2 F, D), gate then up
@@ -179,6 +230,12 @@ class ExpertWeights:
     alpha: float = 1.0
     limit: float | None = None
     lora: tuple[LoraLayer, LoraLayer] | None = None
+    spread: ExpertRanks | None = None
+
+    @property
+    def num_experts(self) -> int:
+        """Of the layer, on all ranks together."""
+        return self.down.shape[0] if self.spread is None else len(self.spread.slots_EC)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -283,7 +340,12 @@ class Tracer(Protocol):
     ) -> tuple[TracedTensor, TracedTensor]: ...
 
     def linear(
-        self, x: TracedTensor, weight: LinearWeight, bias: torch.Tensor | None, out_f32: bool
+        self,
+        x: TracedTensor,
+        weight: LinearWeight,
+        bias: torch.Tensor | None,
+        out_f32: bool,
+        parts: int = 1,
     ) -> TracedTensor: ...
 
     def lora(self, x: TracedTensor, y: TracedTensor, layer: LoraLayer) -> TracedTensor: ...

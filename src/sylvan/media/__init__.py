@@ -1,1 +1,1 @@
-"""Images, videos and sounds as clients send them: fetched, decoded and prepared; no torch here."""
+"""Fetches, decodes and prepares images, videos and audio of clients; imports no torch."""

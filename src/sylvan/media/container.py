@@ -1,4 +1,4 @@
-"""Files of videos and sounds, with PyAV (FFmpeg): frames at even distances, and samples."""
+"""Decodes video and audio files with PyAV (FFmpeg): evenly spaced frames, and samples."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ FORMATS = (
     *("aac", "aiff", "asf", "avi", "flac", "flv", "gif", "matroska", "mjpeg", "mov", "mp3"),
     *("mpeg", "mpegts", "ogg", "wav", "webm"),
 )
-"""Readers that are used. Those of playlists are not among them: they would open other addresses."""
+"""Allowed demuxers. Playlist demuxers are excluded, because they open other URLs."""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """Of the frames of a video.
+    """Properties of a video.
 
     Attributes:
-        count: How many there are.
-        fps: How many are shown in a second.
-        width: In pixels.
-        height: In pixels.
+        count: Number of frames.
+        fps: Frames per second.
+        width: Width in pixels.
+        height: Height in pixels.
     """
 
     count: int
@@ -38,16 +38,16 @@ class VideoFacts:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Duration in seconds."""
         return self.count / self.fps
 
 
 @contextmanager
 def opened(data: bytes, kind: str) -> Iterator[Any]:
-    """A container of one file.
+    """Open the container of a file.
 
     Raises:
-        UnreadableError: It is none, or damaged; also from inside the block.
+        UnreadableError: It is malformed; also raised for errors inside the context.
     """
     try:
         import av
@@ -64,25 +64,23 @@ def opened(data: bytes, kind: str) -> Iterator[Any]:
     except (FFmpegError, OSError, ValueError, IndexError) as error:
         if isinstance(error, UnreadableError):
             raise
-        raise UnreadableError(
-            f"it is no {kind} that can be read ({type(error).__name__})"
-        ) from None
+        raise UnreadableError(f"the {kind} cannot be decoded ({type(error).__name__})") from None
 
 
 def video_facts(data: bytes, max_pixels: int, max_seconds: float) -> VideoFacts:
-    """Count the frames of a video; what its header says of them is not believed.
+    """Count the frames of a video, without trusting its header.
 
     Args:
         data: The file.
-        max_pixels: Of a frame.
-        max_seconds: Of the video.
+        max_pixels: Limit of a frame.
+        max_seconds: Limit of the duration.
 
     Raises:
-        UnreadableError: It is none, has no frames, or is too large or too long.
+        UnreadableError: It is malformed, has no frames, or is too large or too long.
     """
     with opened(data, "video") as container:
         if not container.streams.video:
-            raise UnreadableError("it has no pictures")
+            raise UnreadableError("it has no video track")
         stream = container.streams.video[0]
         width, height = stream.codec_context.width, stream.codec_context.height
         if width * height > max_pixels:
@@ -100,15 +98,15 @@ def video_facts(data: bytes, max_pixels: int, max_seconds: float) -> VideoFacts:
 
 
 def video_frames(data: bytes, wanted: Sequence[int], max_pixels: int) -> Iterator[Any]:
-    """Frames of a video as `PIL.Image.Image`.
+    """Return frames of a video as `PIL.Image.Image`.
 
     Args:
         data: The file.
-        wanted: Their numbers, ascending; a video that ends early repeats its last frame.
-        max_pixels: Of a frame; a stream may change its size.
+        wanted: Their indices, ascending; a truncated video repeats its last frame.
+        max_pixels: Limit of a frame; a stream may change its size.
 
     Raises:
-        UnreadableError: It cannot be read, or has no frame.
+        UnreadableError: It is malformed, or has no frames.
     """
     left = list(wanted)
     last = None
@@ -131,17 +129,17 @@ def video_frames(data: bytes, wanted: Sequence[int], max_pixels: int) -> Iterato
 
 
 def sound_samples(data: bytes, rate: int, max_seconds: float) -> np.ndarray:
-    """All of a sound, its channels mixed.
+    """Decode audio to mono.
 
     Args:
-        data: The file; of a video its sound.
-        rate: Samples of a second.
-        max_seconds: Of the sound.
+        data: The file; for a video, its audio track.
+        rate: Samples per second.
+        max_seconds: Limit of the duration.
 
     Returns: float32 (N,), from -1 to 1.
 
     Raises:
-        UnreadableError: It is none, is empty, or too long.
+        UnreadableError: It is malformed, empty, or too long.
     """
     import av
 
@@ -149,7 +147,7 @@ def sound_samples(data: bytes, rate: int, max_seconds: float) -> np.ndarray:
     total, most = 0, int(max_seconds * rate)
     with opened(data, "sound") as container:
         if not container.streams.audio:
-            raise UnreadableError("it has no sound")
+            raise UnreadableError("it has no audio track")
         stream = container.streams.audio[0]
         resampler = av.AudioResampler(format="fltp", rate=rate)  # its mix of channels is louder
 
@@ -166,10 +164,10 @@ def sound_samples(data: bytes, rate: int, max_seconds: float) -> np.ndarray:
             take(frame)
         take(None)
     if not total:
-        raise UnreadableError("it has no sound")
+        raise UnreadableError("it has no audio track")
     samples = np.concatenate(parts).astype(np.float32, copy=False)
     if not np.isfinite(samples).all():
-        raise UnreadableError("it has samples that are no numbers")
+        raise UnreadableError("it contains samples that are not numbers")
     return samples
 
 

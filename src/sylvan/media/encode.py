@@ -1,4 +1,4 @@
-"""Images of a program as requests carry them."""
+"""Encodes a program's images for requests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 def encode_image(source: Any) -> str:
-    """Base64 of a picture, or its URL as it is.
+    """Return the base64 of an image, or its URL unchanged.
 
     Args:
-        source: Path, http(s) URL, bytes of a picture file, or a PIL image.
+        source: Path, http(s) URL, bytes of an image file, or a PIL image.
 
     Raises:
-        OSError: the file cannot be read.
-        TypeError: any other type.
+        OSError: The file is unreadable.
+        TypeError: Another type.
     """
     if isinstance(source, str) and source.startswith(("http://", "https://", "data:")):
         return source
@@ -32,11 +32,11 @@ def encode_image(source: Any) -> str:
 
 
 def encode_images(given: Any) -> Any:
-    """Images in the nesting in which a program gives them; text that names no file stays as it is.
+    """Encode images in their nested lists; text that names no file stays unchanged.
 
     Raises:
-        OSError: a file cannot be read.
-        TypeError: something that is no image.
+        OSError: A file is unreadable.
+        TypeError: Something is not an image.
     """
     if given is None or isinstance(given, dict):
         return given

@@ -1,7 +1,7 @@
-"""Items by address: bounded in bytes, seconds and redirects, and never from private networks.
+"""Fetches URLs with limits on bytes, time and redirects, and never from private networks.
 
-The name of a host is looked up once, every address that it has is checked, and the connection goes
-to the address that was checked: a name that answers differently the next time gains nothing.
+A host name is resolved once, all its addresses are checked, and the connection uses a checked
+address, so a name that resolves differently the next time gains nothing (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchLimits:
-    """What may be fetched; the names of settings are in errors.
+    """Limits of fetching; errors name the settings.
 
     Attributes:
-        fetch: Whether addresses are fetched from at all.
-        allowed_hosts: If not empty, the only ones; they may be private.
-        allowed_dirs: Directories that files may be read from.
-        item_bytes: Of one item.
-        fetch_s: For one item.
+        fetch: Whether URLs are fetched at all.
+        allowed_hosts: If not empty, the only allowed hosts; they may be private.
+        allowed_dirs: Directories from which files may be read.
+        item_bytes: Size of one item.
+        fetch_s: Timeout of one item.
     """
 
     fetch: bool = False
@@ -44,17 +44,17 @@ class FetchLimits:
 
 
 class Fetcher:
-    """Gets the bytes of items."""
+    """Fetches the bytes of items."""
 
     def __init__(self, limits: FetchLimits) -> None:
         self._limits = limits
         self._client: httpx.AsyncClient | None = None
 
     async def read(self, source: MediaSource) -> bytes:
-        """The bytes of an item.
+        """Return the bytes of an item.
 
         Raises:
-            RequestError: They cannot or may not be had; names the path in the body.
+            RequestError: It cannot or may not be fetched; the message names the path in the body.
         """
         if source.data is not None:
             data = source.data
@@ -69,7 +69,7 @@ class Fetcher:
         return data
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         if self._client is not None:
             await self._client.aclose()
 
@@ -83,27 +83,27 @@ class Fetcher:
             real = None
         allowed = [Path(folder).resolve() for folder in self._limits.allowed_dirs]
         if real is None or not any(real.is_relative_to(folder) for folder in allowed):
-            # the same words whether it exists or not
+            # the same message whether it exists or not
             raise RequestError(
-                f"{source.path}: this file is not in a directory that files may be read from "
+                f"{source.path}: this file is outside the directories from which files may be read "
                 "(media.allowed_dirs).",
                 param=source.path,
             )
         try:
             if not real.is_file():
-                raise RequestError(f"{source.path}: this is no file.", param=source.path)
+                raise RequestError(f"{source.path}: this is not a file.", param=source.path)
             with real.open("rb") as file:
                 return file.read(self._limits.item_bytes + 1)
         except OSError as error:
             message = f"{source.path}: the file cannot be read: {error.strerror}."
             raise RequestError(message, param=source.path) from error
 
-    # ---- addresses
+    # ---- URLs
 
     async def _fetch(self, source: MediaSource) -> bytes:
         if not self._limits.fetch:
             raise RequestError(
-                f"{source.path}: this server fetches nothing by address (media.fetch); send the "
+                f"{source.path}: this server does not fetch URLs (media.fetch); send the "
                 f"{source.kind} as a data URL.",
                 param=source.path,
             )
@@ -112,7 +112,7 @@ class Fetcher:
                 return await self._follow(source)
         except TimeoutError as error:
             raise RequestError(
-                f"{source.path}: it did not come within {self._limits.fetch_s:g} s "
+                f"{source.path}: it could not be fetched within {self._limits.fetch_s:g} s "
                 "(media.fetch_s).",
                 param=source.path,
             ) from error
@@ -132,7 +132,7 @@ class Fetcher:
         raise RequestError(message, param=source.path)
 
     async def _get(self, source: MediaSource, url: str) -> bytes | str:
-        """The body, or where it is instead."""
+        """Return the body, or the redirect target."""
         parts = urlsplit(url)
         try:
             host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme)
@@ -174,7 +174,7 @@ class Fetcher:
         return b"".join(chunks)
 
     async def _checked(self, source: MediaSource, host: str, port: int) -> str:
-        """An address of a host that may be connected to."""
+        """Return a permitted address of a host."""
         allowed = self._limits.allowed_hosts
         if allowed and host not in allowed:
             message = f"{source.path}: {host[:80]!r} is not among media.allowed_hosts."

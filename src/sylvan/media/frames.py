@@ -10,7 +10,7 @@ HEADER_BYTES = _LENGTH.size
 
 
 def read_frame(source: BinaryIO) -> bytes | None:
-    """The next message; None at the end."""
+    """Read the next message; None at the end."""
     head = source.read(HEADER_BYTES)
     if len(head) < HEADER_BYTES:
         return None
@@ -27,11 +27,11 @@ def write_frame(sink: BinaryIO, data: bytes) -> None:
 
 
 def header(size: int) -> bytes:
-    """The header of a message of that many bytes."""
+    """Encode the header of a message of that many bytes."""
     return _LENGTH.pack(size)
 
 
 def length(head: bytes) -> int:
-    """How many bytes follow."""
+    """Decode the number of bytes that follow."""
     [size] = _LENGTH.unpack(head)
     return size

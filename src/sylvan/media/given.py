@@ -1,4 +1,4 @@
-"""Vectors that a client brings instead of an item: no file is decoded, and no encoder runs."""
+"""Precomputed embeddings that a client sends instead of an item: neither decoded nor encoded."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from sylvan.protocol.media import MediaKind
 
 FORMAT = "precomputed_embedding"
 VECTORS = "vectors"
-"""Name of the features that are vectors; option of an item: their shape."""
+"""Name of the feature with the embeddings; item option with their shape."""
 
 _GRID = "grid"
 MAX_VECTORS = 1 << 17
 
 
 def read_vectors(kind: MediaKind, given: Mapping[str, Any], path: str) -> MediaSource:
-    """An item of the form `{"format": "precomputed_embedding", "feature": ..., "shape": [N, D]}`.
+    """Parse an item `{"format": "precomputed_embedding", "feature": ..., "shape": [N, D]}`.
 
     Args:
-        kind: What the vectors are of.
+        kind: Kind of the item.
         given: `feature` is base64 of float32 (little endian), an array, or a list of lists; `shape`
-            is needed for base64; `grid` counts times, rows and columns, where positions have axes.
-        path: Where it stands in the body.
+            is needed for base64; `grid` counts times, rows and columns, for three-axis positions.
+        path: Its path in the body.
 
     Raises:
-        RequestError: It has no such form; names the field.
+        RequestError: It has another form; the message names the field.
     """
     feature, where = given.get("feature"), f"{path}.feature"
     if isinstance(feature, str):
@@ -61,7 +61,7 @@ def read_vectors(kind: MediaKind, given: Mapping[str, Any], path: str) -> MediaS
 
 
 def given_vectors(source: MediaSource, token: int) -> PreparedItem:
-    """The prompt tokens for vectors that a client provides."""
+    """Return the prompt tokens for embeddings that a client provides."""
     assert source.data is not None
     shape, grid = source.options[VECTORS], source.options.get(_GRID)
     found = hashlib.sha256(f"{FORMAT}|{source.kind}|{shape}|{grid}|".encode())

@@ -1,4 +1,4 @@
-"""Files of images to RGB pixels, with Pillow."""
+"""Decodes image files to RGB pixels, with Pillow."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
 
 
 class UnreadableError(ValueError):
-    """A file is no image that can be read; the message says why."""
+    """A file cannot be decoded; the message says why."""
 
 
 def decode_image(data: bytes, max_pixels: int) -> Any:
-    """The first frame of an image, turned upright, in RGB; transparency is on white.
+    """Return the first frame of an image, upright, in RGB, with transparency on white.
 
     Args:
         data: The file.
-        max_pixels: Width times height.
+        max_pixels: Limit of width times height.
 
     Returns: A `PIL.Image.Image`.
 
@@ -28,8 +28,8 @@ def decode_image(data: bytes, max_pixels: int) -> Any:
     """
     from PIL import Image, ImageOps
 
-    Image.init()  # finds readers once
-    Image.MAX_IMAGE_PIXELS = None  # the size is checked here, before anything is decoded
+    Image.init()  # registers decoders once
+    Image.MAX_IMAGE_PIXELS = None  # check the size here, before decoding
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -41,9 +41,7 @@ def decode_image(data: bytes, max_pixels: int) -> Any:
     except UnreadableError:
         raise
     except Exception as error:
-        raise UnreadableError(
-            f"it is no image that can be read ({type(error).__name__})"
-        ) from error
+        raise UnreadableError(f"the image cannot be decoded ({type(error).__name__})") from error
 
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:

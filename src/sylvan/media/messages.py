@@ -1,4 +1,4 @@
-"""Messages between the server and a process that prepares items."""
+"""Messages between the server and a media process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MAX_FRAME_BYTES = 2 << 30
 
 
 class PrepareItem(msgspec.Struct, frozen=True, kw_only=True):
-    """Decode an item and make the inputs of the encoder of it.
+    """Decode an item, and compute the encoder's inputs.
 
-    Of a video at most `max_frames` are looked at; videos and sounds are no longer than
+    At most `max_frames` of a video are sampled; videos and audio are limited to
     `max_seconds`.
     """
 
@@ -29,18 +29,18 @@ class PrepareItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An item, prepared; or why it cannot be.
+    """A prepared item, or the error.
 
     Attributes:
-        id: Of the order.
-        placeholder: The token of the prompt that stands for the item.
-        tokens: Of the prompt, in place of that one.
+        id: ID of the order.
+        placeholder: Placeholder token of the item in the prompt.
+        tokens: Tokens that replace it.
         features: Inputs of the encoder, by name.
-        around: Tokens before and after the placeholder that are replaced, too, if they are there.
+        around: Tokens before and after the placeholder that are replaced too, if present.
         grid: See `MediaItem.grid`.
         time_step: See `MediaItem.time_step`.
-        digest: Of the features.
-        error: Why not; empty: it was.
+        digest: Hash of the features.
+        error: Error; empty on success.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""Processes that prepare items, each for one at a time; one that is too slow is replaced."""
+"""Processes that prepare items, one at a time each; a process that is too slow is replaced."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _START_S = 120.0  # importing transformers on a busy machine
 
 
 class MediaWorkers:
-    """Prepares items in processes, so that no file can hold up or end the server.
+    """Prepares items in processes, so that no file can block or crash the server.
 
     Args:
         model_dir: Checkpoint whose processor is used.
-        count: Processes; they start when they are needed.
-        process_s: For one item.
+        count: Number of processes; started on demand.
+        process_s: Time limit of one item.
     """
 
     def __init__(self, model_dir: Path, count: int, process_s: float) -> None:
@@ -38,10 +38,10 @@ class MediaWorkers:
         self._closed = False
 
     async def prepare(self, order: PrepareItem, path: str) -> PreparedItem:
-        """Prepare one item; `path` is where it stands in the body.
+        """Prepare one item; `path` is its path in the body.
 
         Raises:
-            RequestError: The item is to blame; names the path.
+            RequestError: The item is invalid; the message names the path.
             CapacityError: No process could be started.
         """
         async with self._free:
@@ -61,7 +61,7 @@ class MediaWorkers:
                 message = f"{path}: the process that prepares the {order.kind} ended on it."
                 raise RequestError(message, param=path) from error
             except BaseException:
-                await worker.end()  # otherwise a stale answer would be taken for the next one's
+                await worker.end()  # otherwise a stale answer could be taken for the next item's
                 raise
             if self._closed:
                 await worker.end()
@@ -72,7 +72,7 @@ class MediaWorkers:
         return answer
 
     async def close(self) -> None:
-        """End all processes."""
+        """Stop all processes."""
         self._closed = True
         while self._idle:
             await self._idle.pop().end()
@@ -88,10 +88,10 @@ class _Worker:
 
     @classmethod
     async def start(cls, model_dir: Path) -> _Worker:
-        """Start one, and wait until it can serve.
+        """Start the process, and wait until it is ready.
 
         Raises:
-            CapacityError: It cannot.
+            CapacityError: It did not start.
         """
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -115,7 +115,7 @@ class _Worker:
         return worker
 
     async def ask(self, order: PrepareItem, number: int) -> PreparedItem:
-        """Its answer to an order."""
+        """Return its answer to an order."""
         stdin = self._process.stdin
         assert stdin is not None
         data = self._encoder.encode(msgspec.structs.replace(order, id=number))
@@ -128,7 +128,7 @@ class _Worker:
         return answer
 
     async def end(self) -> None:
-        """End it at once."""
+        """Kill it."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()

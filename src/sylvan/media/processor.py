@@ -1,4 +1,4 @@
-"""The processor that a checkpoint brings, run by transformers: pixels and samples to features."""
+"""Runs a checkpoint's processor with transformers: pixels and samples to features."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from sylvan.media.sounds import Sounds
 from sylvan.media.videos import prepare_video, video_rules
 
 MAX_PIXELS = "max_pixels"
-"""Option of an item: at most so many pixels are looked at."""
+"""Item option: scale to at most this many pixels."""
 
 
 _NOT_READ = ("rows", "cols")  # by encoders
-_TILES = "return_row_col_info"  # how an image was cut, which some processors write into the prompt
+_TILES = "return_row_col_info"  # how an image was tiled; some processors write it into the prompt
 
 _PLACEHOLDERS: Mapping[str, str] = {
     "Gemma3Processor": "boi_token",
     "Llama4Processor": "fake_image_token",
 }
-"""Where processors keep the text that stands for an image in a prompt, if not in `image_token`."""
+"""Attributes of processors with an item's placeholder text, if not `image_token`."""
 
 
 class ProcessorError(Exception):
-    """The checkpoint's processor cannot be used; the message says why."""
+    """The checkpoint's processor is unusable; the message says why."""
 
 
 class Processor:
     """Prepares items for one checkpoint.
 
     Raises:
-        ProcessorError: it has none, or one that cannot be used here.
+        ProcessorError: There is none, or it is unusable here.
     """
 
     def __init__(self, model_dir: Path) -> None:
@@ -75,7 +75,7 @@ class Processor:
         """Prepare one item.
 
         Raises:
-            UnreadableError: the item is to blame.
+            UnreadableError: The item is invalid.
         """
         if order.kind not in self._placeholders:
             takes = " and ".join(f"{kind}s" for kind in self._placeholders)
@@ -117,10 +117,10 @@ class Processor:
         return {name: value for name, value in made.items() if name not in _NOT_READ}, text
 
     def _found_placeholders(self, kind: Any) -> dict[str, int]:
-        """Tokens that stand for an item in a prompt, by the kinds that can be prepared.
+        """Return the placeholder tokens, by the media kinds that can be prepared.
 
         Raises:
-            ProcessorError: there are none.
+            ProcessorError: There are none.
         """
         names = {"image": _PLACEHOLDERS.get(kind.__name__, "image_token")}
         if self._images is None:
@@ -141,7 +141,7 @@ class Processor:
         return found
 
     def _fences(self, text: str) -> tuple[int, int] | None:
-        """Tokens around a video that its text brings for each of its times."""
+        """Return the tokens around a video for which its text has a counterpart per time."""
         names = ("vision_start_token", "vision_end_token")
         ends: list[Any] = [getattr(self._processor, name, None) for name in names]
         if None in ends or not text.endswith(ends[1]):
@@ -150,7 +150,7 @@ class Processor:
         return first, last
 
     def _sizes(self, order: PrepareItem) -> dict[str, Any]:
-        """What a request chooses of the sizes of images, as far as this processor knows them."""
+        """Return the image size options of a request that this processor supports."""
         most = order.options.get(MAX_PIXELS)
         size = getattr(self._images, "size", None)
         if most is None or MAX_PIXELS not in self._known or size is None:
@@ -168,14 +168,14 @@ class Processor:
 
 
 def _defaults(kind: Any, modality: str) -> dict[str, Any]:
-    """Settings that a class of processors gives to one of its parts."""
+    """Return a processor class's defaults for one of its parts."""
     own = getattr(kind, modality, None)
     older = getattr(kind.valid_processor_kwargs, "_defaults", {}).get(modality, {})
     return {**older, **(own if isinstance(own, dict) else {})}
 
 
 def digest_of(kind: str, features: Mapping[str, np.ndarray]) -> bytes:
-    """SHA-256 of all that an encoder reads."""
+    """Return the SHA-256 of all encoder inputs."""
     found = hashlib.sha256(kind.encode())
     for name in sorted(features):
         array = np.ascontiguousarray(features[name])
@@ -190,7 +190,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _processor_class(model_dir: Path) -> str:
-    """Name of the class, from the files that may say it."""
+    """Return the class name, from the files that may contain it."""
     for name in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
         path = model_dir / name
         if path.exists():
@@ -201,10 +201,10 @@ def _processor_class(model_dir: Path) -> str:
 
 
 def _find(name: str) -> Any:
-    """The class of a processor, also where parts of it that are not used lack a library.
+    """Return a processor class, even if libraries for unused parts are missing.
 
     Raises:
-        ProcessorError: there is none of that name.
+        ProcessorError: There is none of that name.
     """
     mapping: Any = importlib.import_module("transformers.models.auto.processing_auto")
     known = mapping.PROCESSOR_MAPPING_NAMES.items()
@@ -216,7 +216,7 @@ def _find(name: str) -> Any:
             module = importlib.import_module(path)
         except ModuleNotFoundError as error:
             if error.name and path.startswith(error.name):
-                continue  # a family that shares the processor of another one
+                continue  # a family that shares another family's processor
             raise ProcessorError(f"{name} needs the package {error.name}") from error
         if hasattr(module, name):
             return getattr(module, name)
@@ -224,13 +224,13 @@ def _find(name: str) -> Any:
 
 
 def _without_checks(kind: Any, parts: Mapping[str, Any], model_dir: Path) -> Any:
-    """A processor that has only these parts."""
+    """Return a processor class with only these parts."""
 
     class SomeParts(kind):
-        """Its constructor insists on all parts, each of the class that it knows."""
+        """Its constructor requires all parts, each of the expected class."""
 
         def check_argument_for_proper_class(self, *arguments: Any) -> None:
-            """Anything will do."""
+            """Accept anything."""
 
     said: dict[str, Any] = {}
     if (path := model_dir / "processor_config.json").exists():

@@ -1,4 +1,4 @@
-"""Sounds as models take them: samples to mel spectrograms, by the extractor of the checkpoint."""
+"""Prepares audio: samples to mel spectrograms, with the checkpoint's feature extractor."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from sylvan.media.images import UnreadableError
 from sylvan.media.messages import PrepareItem
 
 SAMPLES, RAW = "samples", "raw"
-"""Options: answer with samples instead of features; the data are samples (float32) already."""
+"""Options: return samples instead of features; the data is already samples (float32)."""
 
 Features = dict[str, np.ndarray]
 
-_PROCESS = "_process_audio"  # makes features and text; transformers has no public name for it
+_PROCESS = "_process_audio"  # creates features and text; transformers has no public name for it
 
 _VOXTRAL, _WHISPER = "VoxtralProcessor", "WhisperProcessor"
 
 
 class Sounds:
-    """Prepares sounds for one checkpoint.
+    """Prepares audio for one checkpoint.
 
     Args:
-        model_dir: Of the checkpoint.
-        extractor: Of features.
-        processor: Of all kinds of items; writes the text that stands for a sound.
-        name: Of its class.
-        defaults: What the class wants of the extractor.
+        model_dir: Directory of the checkpoint.
+        extractor: Feature extractor.
+        processor: Processor of all media; writes the placeholder text.
+        name: Name of its class.
+        defaults: The class's settings of the extractor.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Sounds:
             self._make = self._in_windows
 
     def prepare(self, order: PrepareItem) -> tuple[Features, str]:
-        """Features of a sound, and its text in a prompt.
+        """Return the features of audio, and its text in a prompt.
 
         Raises:
-            UnreadableError: The sound is to blame.
+            UnreadableError: The audio is invalid.
         """
         if order.options.get(RAW):
             samples = np.frombuffer(order.data, np.float32)
@@ -75,7 +75,7 @@ class Sounds:
             raise UnreadableError(f"the model's processor refuses it: {error}") from error
 
     def _alone(self, samples: np.ndarray) -> tuple[Features, str]:
-        """Whisper's: one window, and one token."""
+        """Whisper: one window, and one token."""
         self._check_length(samples)
         made = self._extractor(samples, **self._defaults)
         return {"input_features": made["input_features"]}, self._processor.audio_token
@@ -96,7 +96,7 @@ class Sounds:
         return {name: np.asarray(x) for name, x in made.items() if name not in unused}, text
 
     def _in_windows(self, samples: np.ndarray) -> tuple[Features, str]:
-        """Voxtral's: as many windows as it takes, the last one padded."""
+        """Voxtral: as many windows as needed, the last one padded."""
         settings = self._defaults | {"padding": True, "truncation": False}
         hop = self._positions * self._extractor.hop_length
         made = self._extractor(samples, **settings | {"pad_to_multiple_of": hop})

@@ -1,4 +1,4 @@
-"""Where an item comes from, as a request says it."""
+"""The source of a media item, as given in a request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.media import MediaKind
 
 FRAMES = "video:"
-"""Before the base64 of JPEG files, one after another: how programs of SGLang send videos."""
+"""Prefix before the base64 of concatenated JPEG files: how SGLang programs send videos."""
 
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w.+=-]+)*),", re.ASCII)
 _ADDRESS = re.compile(r"(https?|file)://", re.IGNORECASE)
@@ -23,11 +23,11 @@ class MediaSource:
     """One item of a request.
 
     Attributes:
-        kind: Image, video or sound.
-        path: Where it stands in the body.
-        data: Its bytes; None: `url` says where they are.
+        kind: Image, video or audio.
+        path: Its path in the body.
+        data: Its bytes; None: see `url`.
         url: An `http`, `https` or `file` address.
-        options: Settings of the processor, such as `max_pixels`.
+        options: Processor options, such as `max_pixels`.
     """
 
     kind: MediaKind
@@ -40,16 +40,16 @@ class MediaSource:
 def read_source(
     kind: MediaKind, given: object, path: str, options: dict[str, Any] | None = None
 ) -> MediaSource:
-    """What a string in a body means: an address, a data URL, or base64, of frames of a video, too.
+    """Parse a string in a body: a URL, a data URL, or base64, including video frames.
 
     Args:
-        kind: Of the item.
+        kind: Kind of the item.
         given: The string, or bytes.
-        path: Where it stands in the body.
-        options: Settings of the processor.
+        path: Its path in the body.
+        options: Processor options.
 
     Raises:
-        RequestError: It is none of these; names the path.
+        RequestError: It is none of these; the message names the path.
     """
     extra = options or {}
     if isinstance(given, bytes):
@@ -66,10 +66,10 @@ def read_source(
 
 
 def decode_base64(text: str, path: str) -> bytes:
-    """Bytes of base64.
+    """Decode base64.
 
     Raises:
-        RequestError: It is not base64; names the path.
+        RequestError: It is not base64; the message names the path.
     """
     try:
         return base64.b64decode(text, validate=True)

@@ -1,7 +1,7 @@
-"""Videos as Qwen's models take them: frames at even distances, in patches of two.
+"""Prepares videos for Qwen models: evenly spaced frames, in patches of two frames.
 
-The processors of transformers for videos need torchvision, which a server has no other use for.
-The rules are those of Qwen's own code (qwen-vl-utils), by which the models were trained.
+The video processors of transformers need torchvision, which the server needs for nothing else.
+The rules are those of Qwen's own code (qwen-vl-utils), used to train the models.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from sylvan.media.images import UnreadableError
 from sylvan.media.messages import PrepareItem
 
 FPS, MAX_FRAMES = "fps", "max_frames"
-"""Options of a video: frames that are looked at in a second, and at most."""
+"""Video options: frames sampled per second, and at most."""
 
 _QWEN = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor", "Qwen2_5OmniProcessor")
-_LONGEST_SIDE = 200  # times the other one
+_LONGEST_SIDE = 200  # largest aspect ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoRules:
-    """How many frames are looked at, and how large.
+    """How many frames are sampled, and at which size.
 
     Attributes:
-        whole: Bounds of pixels are of the whole video, not of each frame.
-        least: Pixels.
-        most: Pixels.
-        max_tokens: That a video takes (of a frame, if `whole`).
-        fps: Frames that are looked at in a second.
-        min_frames: Looked at, if there are so many.
-        max_frames: Looked at.
+        whole: The pixel limits apply to the whole video instead of each frame.
+        least: Smallest number of pixels.
+        most: Largest number of pixels.
+        max_tokens: Largest number of tokens of a video (of a frame, if `whole`).
+        fps: Frames sampled per second.
+        min_frames: Fewest sampled frames, if available.
+        max_frames: Most sampled frames.
         patch: Side of a patch in pixels.
-        merge: Patches of a side that become one vector.
+        merge: Patches per side that become one embedding.
         depth: Frames of a patch.
-        tokens_per_second: Of positions along time; 0: they count patches.
+        tokens_per_second: Time positions per second; 0: they count patches.
     """
 
     whole: bool
@@ -60,11 +60,11 @@ class VideoRules:
 
     @property
     def factor(self) -> int:
-        """Sides of frames are multiples of it."""
+        """Sides of frames are multiples of this."""
         return self.patch * self.merge
 
     def chosen(self, facts: VideoFacts, order: PrepareItem) -> list[int]:
-        """Numbers of the frames that are looked at, even in number where they can be."""
+        """Return the indices of the sampled frames, an even number if possible."""
         fps = float(order.options.get(FPS) or self.fps)
         most = min(self.max_frames, order.max_frames, order.options.get(MAX_FRAMES) or 1 << 30)
         count = min(max(int(facts.count / facts.fps * fps), self.min_frames), most, facts.count)
@@ -72,7 +72,7 @@ class VideoRules:
         return np.linspace(0, facts.count - 1, count).round().astype(int).tolist()
 
     def size(self, facts: VideoFacts, count: int) -> tuple[int, int]:
-        """Height and width of frames.
+        """Return height and width of frames.
 
         Raises:
             UnreadableError: One side is too long.
@@ -106,7 +106,7 @@ class VideoRules:
 
 
 def video_rules(model_dir: Path, processor: str, images: Any) -> VideoRules | None:
-    """What the files of a checkpoint say, or else the class of its processor; None: no videos."""
+    """Return the rules of a checkpoint's files, or of its processor class; None: no videos."""
     if processor not in _QWEN:
         return None
     said = _read(model_dir / "video_preprocessor_config.json")
@@ -136,16 +136,16 @@ def video_rules(model_dir: Path, processor: str, images: Any) -> VideoRules | No
 def prepare_video(
     order: PrepareItem, rules: VideoRules, images: Any, processor: Any
 ) -> tuple[dict[str, np.ndarray], str, tuple[int, int, int], float]:
-    """Features of a video, its text in a prompt, its grid, and how far times are apart.
+    """Return a video's features, its text in a prompt, its grid, and its time step.
 
     Args:
-        order: With the file.
-        rules: Of the model.
-        images: The processor of its images.
-        processor: Of all; writes the text.
+        order: The order, with the file.
+        rules: Rules of the model.
+        images: Image processor.
+        processor: Processor of all media; writes the placeholder text.
 
     Raises:
-        UnreadableError: The video is to blame.
+        UnreadableError: The video is invalid.
     """
     facts = video_facts(order.data, order.max_pixels, order.max_seconds)
     chosen = rules.chosen(facts, order)
@@ -166,7 +166,7 @@ def prepare_video(
 def patches_of(
     frames: Sequence[Any], rules: VideoRules, images: Any
 ) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """Patches through `depth` frames, (N, C depth patch patch), and how many along each axis."""
+    """Return patches through `depth` frames, (N, C depth patch patch), and the counts per axis."""
     depth = rules.depth
     frames = [*frames, *[frames[-1]] * (-len(frames) % depth)]
     wide, tall = frames[0].size

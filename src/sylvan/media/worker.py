@@ -1,7 +1,7 @@
 """A process that prepares items: `python -m sylvan.media.worker MODEL_DIR`.
 
-Orders come on standard input, answers go to standard output; each is its length (u64, little
-endian) and msgpack. The first answer, without an order, says whether it can serve.
+Orders arrive on stdin, answers go to stdout; each is its length (u64, little
+endian) and msgpack. The first answer, without an order, says whether it is ready.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sylvan.utils.threads import give_way
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve until stdin ends."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # libraries print
-    give_way()  # to the steps of the server
+    give_way()  # leave the CPU to the server's steps
     encoder, decoder = MessageEncoder(limit=None), MessageDecoder[PrepareItem](PrepareItem)
     try:
         processor = Processor(Path(sys.argv[1]))

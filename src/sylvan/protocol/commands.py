@@ -124,6 +124,14 @@ class HashWeights(msgspec.Struct, frozen=True, tag="hash_weights"):
     skip: tuple[str, ...] = ()
 
 
+class BalanceExperts(msgspec.Struct, frozen=True, tag="balance_experts"):
+    """Move experts between groups of ranks, by the rows that they had since the last time.
+
+    The result has `moved`, how many experts came to a group that did not have them; and `before`
+    and `after`: the mean over layers of the mean work of a group by that of the busiest one.
+    """
+
+
 class ReleaseMemory(msgspec.Struct, frozen=True, tag="release_memory"):
     """Give memory back to the system until `ResumeMemory`. Nothing is computed meanwhile.
 
@@ -210,6 +218,7 @@ ExecutorCommand = (
     | UpdateWeights
     | ReadWeights
     | HashWeights
+    | BalanceExperts
     | ReleaseMemory
     | ResumeMemory
     | DescribeMemory

@@ -1,4 +1,4 @@
-"""How a gateway and a worker serve one request such that another worker can go on with it.
+"""How a gateway and a worker serve one request so that another worker can continue it.
 
 The gateway sends a ticket in a header: what the answer is to be made from besides the request, so
 that whoever makes it makes the same. The worker answers with frames. A frame carries bytes for the
@@ -48,8 +48,8 @@ class JournalTicket(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: From which all names in the answer are derived; no two requests have the same.
         seed: For sampling, where neither the request nor the server says otherwise.
-        created: Time of the request, in seconds since 1970.
-        tenant: Whose request it is; None: as the worker finds.
+        created: Time of the request, in seconds since the Unix epoch.
+        tenant: Tenant of the request; None: the worker determines it.
         elapsed_s: How long the request has been served elsewhere.
     """
 

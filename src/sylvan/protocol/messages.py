@@ -434,4 +434,14 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
     total: int
 
 
-FromScheduler = ControlReply | Heartbeat | Loading | Ready | StartFailed
+class RankMeeting(msgspec.Struct, frozen=True, kw_only=True, tag="meeting"):
+    """Where the first rank gives its steps to ranks of other machines, before any is there.
+
+    `tokens`: by which each rank is to show who it is.
+    """
+
+    port: int
+    tokens: dict[int, str]
+
+
+FromScheduler = RankMeeting | ControlReply | Heartbeat | Loading | Ready | StartFailed

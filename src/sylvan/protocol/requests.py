@@ -73,7 +73,7 @@ class GenerateRequest(RequestOptions, frozen=True, kw_only=True, tag="generate")
     against `max_new_tokens`, and are continued, never repeated.
 
     `sampling.max_new_tokens` and `sampling.sampling_seed` are never None here. `interval` None says
-    that nobody waits for single tokens: they are told of together, at the end, and now and then
+    that no reader waits for single tokens: they are sent together, at the end, and now and then
     before it so that little is computed again when a process is lost.
     """
 

@@ -1,1 +1,1 @@
-"""Messages of gRPC between gateways and servers; the modules `*_pb2` are generated."""
+"""gRPC messages between gateways and servers; the modules `*_pb2` are generated."""

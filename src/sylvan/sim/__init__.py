@@ -1,1 +1,1 @@
-"""The real scheduler, cache and routing policies on a virtual clock (`sylvan simulate`)."""
+"""Runs the real scheduler, cache and routing policies on a virtual clock (`sylvan simulate`)."""

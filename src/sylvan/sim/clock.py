@@ -1,13 +1,13 @@
-"""A virtual clock whose owner may set it: replicas run each at their own time."""
+"""A settable virtual clock, one per replica."""
 
 from __future__ import annotations
 
 
 class ReplicaClock:
-    """Time of one replica in seconds; moves forward only.
+    """The time of one replica in seconds; never decreases.
 
     Attributes:
-        now_s: The time.
+        now_s: Current time.
     """
 
     __slots__ = ("now_s",)
@@ -19,9 +19,9 @@ class ReplicaClock:
         return self.now_s
 
     def reach(self, moment_s: float) -> None:
-        """Move to a moment, unless it is past already."""
+        """Advance to a time, unless it has passed."""
         self.now_s = max(self.now_s, moment_s)
 
     def advance(self, seconds: float) -> None:
-        """Move forward."""
+        """Advance by a duration."""
         self.now_s += seconds

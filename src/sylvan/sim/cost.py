@@ -1,4 +1,4 @@
-"""How long steps take: a fitted cost model, with the scatter that was measured."""
+"""Step durations: a fitted cost model with the measured noise."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Seconds of the model's part of a step; see `features`.
 
     Attributes:
-        constant: Of any step that computes something.
-        rows: For each row more, between one knot and the next.
-        sample: For each row that samples.
-        context: For each token that a decoding row attends to.
-        pair: For each pair of tokens of prompts.
-        decode_scatter: Quantiles, evenly spaced, of measured over modelled time of steps in which
-            each request computes one token. Empty: no scatter.
-        prompt_scatter: Likewise of other steps.
+        constant: Fixed cost of a step.
+        rows: Cost per row in each segment between knots.
+        sample: Cost per sampled row.
+        context: Cost per token that a decoding row attends to.
+        pair: Cost per query-key pair of prompts.
+        decode_scatter: Evenly spaced quantiles of measured over modelled time, for steps in which
+            each request computes one token. Empty: no noise.
+        prompt_scatter: The same for other steps.
     """
 
     constant: Seconds
@@ -41,13 +41,13 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class HostCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds between the model's parts of two steps: the scheduler, its loop, and sending.
+    """Seconds between the model's parts of two steps: scheduler, main loop, and sending.
 
     Attributes:
-        constant: Of any step.
-        slice: For each request that takes part.
-        start: For each request that joins.
-        scatter: As that of steps.
+        constant: Fixed cost of a step.
+        slice: Cost per request in the step.
+        start: Cost per request that joins.
+        scatter: Noise, as in `StepCost`.
     """
 
     constant: Seconds
@@ -57,21 +57,21 @@ class HostCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class RequestCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds that a request spends outside the scheduler: HTTP, tokenising, channels, client.
+    """Seconds that a request spends outside the scheduler: HTTP, tokenisation, channels, client.
 
     Attributes:
-        constant: Of any request.
+        constant: Fixed cost of a request.
     """
 
     constant: Seconds = 0.0
 
 
 class Scatter:
-    """Draws from quantiles, the same for the same seed.
+    """Draws from quantiles, reproducibly by seed.
 
     Args:
-        quantiles: Evenly spaced; empty: 1 is drawn always.
-        seed: Of the draws; None: 1 is drawn always.
+        quantiles: Evenly spaced; empty: always draw 1.
+        seed: Random seed; None: always draw 1.
     """
 
     def __init__(self, quantiles: Sequence[float], seed: Sequence[int] | None) -> None:
@@ -82,7 +82,7 @@ class Scatter:
         self._at = DRAWS if len(self._quantiles) else 0
 
     def draw(self) -> float:
-        """One ratio."""
+        """Draw one ratio."""
         if not len(self._quantiles):
             return 1.0
         if self._at >= len(self._drawn):
@@ -91,7 +91,7 @@ class Scatter:
         return self._drawn.item(self._at - 1)
 
     def ahead(self, count: int) -> NDArray[np.float64]:
-        """What the next so many draws will give; at most `DRAWS`."""
+        """Return the next ratios without consuming them; at most `DRAWS`."""
         if self._at + count > len(self._drawn):
             at = self._rng.random(DRAWS) * (len(self._quantiles) - 1)
             fresh = np.interp(at, self._places, self._quantiles)
@@ -100,18 +100,18 @@ class Scatter:
         return self._drawn[self._at : self._at + count]
 
     def skip(self, count: int) -> None:
-        """So many draws were made by `ahead`."""
+        """Consume ratios returned by `ahead`."""
         if len(self._quantiles):
             self._at += count
 
 
 class NoisyStepTimes:
-    """Seconds of one step after the other, with scatter.
+    """Durations of consecutive steps, with noise.
 
     Args:
-        cost: The model.
-        host: What comes between steps.
-        seed: Of the scatter; None: none.
+        cost: Cost model of steps.
+        host: Cost model of the time between steps.
+        seed: Seed of the noise; None: no noise.
     """
 
     def __init__(self, cost: StepCost, host: HostCost, seed: Sequence[int] | None) -> None:
@@ -123,24 +123,24 @@ class NoisyStepTimes:
         self._curve = curve(cost)
 
     def step_s(self, shape: PlanShape) -> float:
-        """Of the model's part."""
+        """Return the duration of the model's part."""
         if not shape.rows:
             return 0.0
         scatter = self._decode if shape.rows == shape.slices else self._prompt
         return self.mean_s(shape) * scatter.draw()
 
     def mean_s(self, shape: PlanShape) -> float:
-        """Of the model's part, without scatter."""
+        """Return the mean duration of the model's part."""
         cost = self._cost
         fixed = self._rows_s(shape.rows) + cost.sample * shape.samples + cost.pair * shape.pairs
         return fixed + cost.context * shape.context
 
     def host_s(self, shape: PlanShape) -> float:
-        """Of what follows."""
+        """Return the duration of the host's part."""
         return self._host_mean_s(shape) * self._between.draw()
 
     def decodes_s(self, shape: PlanShape, steps: int) -> tuple[NDArray[np.float64], ...]:
-        """What `step_s` and `host_s` will say of so many steps of decodes after one of `shape`."""
+        """Return what `step_s` and `host_s` will return for decode steps after one of `shape`."""
         cost, rows = self._cost, shape.rows
         contexts = shape.context + rows * np.arange(1, steps + 1)
         fixed = self._rows_s(rows) + cost.sample * rows + cost.pair * 0.0
@@ -149,7 +149,7 @@ class NoisyStepTimes:
         return model, host
 
     def skip(self, steps: int) -> None:
-        """So many of the steps that `decodes_s` told of are done."""
+        """Consume steps returned by `decodes_s`."""
         self._decode.skip(steps)
         self._between.skip(steps)
 
@@ -165,7 +165,7 @@ class NoisyStepTimes:
 
 
 def curve(cost: StepCost) -> list[float]:
-    """Seconds of a step of as many rows as each knot says, and nothing else."""
+    """Return the modelled seconds at each knot, without other terms."""
     found = [cost.constant]
     for place in range(1, SEGMENTS):
         found.append(found[-1] + cost.rows[place - 1] * (KNOTS[place] - KNOTS[place - 1]))

@@ -1,7 +1,7 @@
-"""Workloads of the data sets of load tests, without a tokenizer: as long, and sharing as much.
+"""Workloads with the lengths and shared prefixes of load test data sets, without a tokenizer.
 
-Lengths are drawn from the same distributions as by `sylvan.bench.datasets`, whose prompts are
-texts; these are ids.
+Lengths are drawn from the same distributions as in `sylvan.bench.datasets`, whose prompts are
+texts; these are token IDs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.sim.workload import Part, PromptBlock, SimulatedConversation, SimulatedTurn, Workload
 
 OUTPUT_TOKENS = {"random": 1024, "shared-prefix": 256}
-TRACE_BLOCK = 512  # tokens that stand behind one number of a trace
+TRACE_BLOCK = 512  # tokens per hash ID of a trace
 WARMUP_TOKENS = 32
 MAX_REQUESTS = 10_000_000
 MAX_TRACE_BYTES = 4 << 30
@@ -28,7 +28,7 @@ _OWN, _GROUP, _TRACE, _REST = range(4)  # kinds of blocks, in their seeds
 
 Length = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 Draft = Sequence[tuple[Sequence[SimulatedTurn], float | None]]
-"""Turns of each conversation, and when a trace says that it begins."""
+"""Turns of each conversation, and its start time in a trace."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -41,10 +41,10 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def drawn(config: DataConfig) -> Draft:
-    """The conversations of a data set, the same for the same seed.
+    """Draw the conversations of a data set, reproducibly by seed.
 
     Raises:
-        ConfigError: The file is wrong, holds nothing, or the data set needs texts.
+        ConfigError: The file is invalid or empty, or the data set needs texts.
     """
     if config.dataset not in _DATA_SETS:
         raise ConfigError(
@@ -68,10 +68,10 @@ def drawn(config: DataConfig) -> Draft:
 
 
 def arranged(turns: Draft, load: ArrivalConfig, seed: int) -> Workload:
-    """Conversations with the times at which they begin; those of a load test of the same seed.
+    """Return conversations with start times, the same as a load test with the same seed.
 
     Raises:
-        ConfigError: There are no times, and they are wanted.
+        ConfigError: Start times are needed, but the data has none.
     """
     rng, due_s = random.Random(seed), 0.0
     made: list[SimulatedConversation] = []
@@ -154,10 +154,10 @@ def _blocks(config: DataConfig, line: Line) -> Sequence[Part]:
 
 
 def lines(name: str) -> Iterator[Line]:
-    """Of a trace.
+    """Read the lines of a trace.
 
     Raises:
-        ConfigError: It cannot be read, or a line is wrong; names line, field and limit.
+        ConfigError: It is unreadable, or a line is invalid; names line, field and limit.
     """
     path = Path(name).expanduser()
     decoder = msgspec.json.Decoder(Line)
@@ -187,7 +187,7 @@ class _Lengths:
         self._ratio = config.range_ratio
 
     def draw(self, most: int) -> int:
-        """Between `range_ratio * most` (at least 1) and `most`."""
+        """Draw a length between `range_ratio * most` (at least 1) and `most`."""
         return self.rng.randint(max(1, int(self._ratio * most)), most)
 
 

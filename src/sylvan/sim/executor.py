@@ -14,33 +14,33 @@ from sylvan.sim.clock import ReplicaClock
 from sylvan.sim.features import PlanShape, shape_of
 
 TOKEN = 1
-"""The id of all that is generated: the same prompt is continued the same way, as by greedy
+"""ID of every generated token: equal prompts are continued equally, as by greedy
 decoding."""
 
 StepTime = Callable[[PlanShape], float]
 
 
 class TimedExecutor:
-    """Moves the replica's clock when a step is waited for.
+    """Advances the replica's clock when a step is awaited.
 
-    With one step in flight the model runs when it is waited for, as on a CPU. With more it runs
-    beside the scheduler, one step after the other, as on a device.
+    With one step in flight, the model runs while it is awaited, as on a CPU. With more, it runs
+    concurrently with the scheduler, one step after the other, as on a device.
 
     Args:
-        caps: Of the executor that was recorded.
-        clock: Of the replica.
-        step_s: Seconds of a step.
-        lazily: Whether the model runs when it is waited for.
+        caps: Capabilities of the recorded executor.
+        clock: Clock of the replica.
+        step_s: Returns the duration of a step.
+        lazily: Whether the model runs when it is awaited.
 
     Attributes:
-        shape: Of the step launched last.
-        in_flight_s: Seconds of the step launched last.
-        steps: Launched so far that computed something.
-        rows: Tokens computed so far.
-        most_rows: Of one step.
-        busy_s: Time that steps took.
+        shape: Shape of the last launched step.
+        in_flight_s: Its duration.
+        steps: Number of non-empty steps launched.
+        rows: Number of tokens computed.
+        most_rows: Largest number of rows of a step.
+        busy_s: Total duration of steps.
         on_plan: Called with each plan.
-        answers: What each step brings, as when a recording is followed; None: `TOKEN` for each
+        answers: Result of each step, when following a recording; None: `TOKEN` for each
             request.
     """
 
@@ -56,7 +56,7 @@ class TimedExecutor:
         self.on_plan: Callable[[StepPlan], None] | None = None
         self.answers: Callable[[StepPlan], StepResult] | None = None
         self._clock, self._step_s, self._lazily = clock, step_s, lazily
-        self._free_s = 0.0  # when the device has done all that was launched
+        self._free_s = 0.0  # when the device has finished everything launched
         self._results: dict[int, StepResult] = {}
 
     def launch(self, plan: StepPlan) -> TimedStep:
@@ -76,7 +76,7 @@ class TimedExecutor:
         return TimedStep(self._clock, self._free_s, 0.0, result)
 
     def skip(self, steps: int, model_s: NDArray[np.float64]) -> TimedStep:
-        """The last of so many steps of decodes after the one in flight, which took `model_s`."""
+        """Skip to the last of several decode steps after that in flight, which took `model_s`."""
         shape = self.shape
         self.shape = shape._replace(context=shape.context + steps * shape.rows, starts=0)
         self.steps += steps
@@ -91,7 +91,7 @@ class TimedExecutor:
         pass
 
     def _result(self, slices: int) -> StepResult:
-        """Nobody changes a result, so that one serves for all steps of a size."""
+        """Return a shared result: results are never modified, so one serves all steps of a size."""
         found = self._results.get(slices)
         if found is None:
             found = self._results[slices] = StepResult((TOKEN,) * slices)

@@ -1,9 +1,9 @@
-"""What of a step decides how long it takes, as numbers.
+"""The features of a step that determine its duration.
 
-A step's time is a sum of: a constant; a piecewise linear, rising function of the rows that it
-computes, so that both memory-bound small steps and compute-bound large ones are met; and terms
-proportional to sampled rows, to tokens that decodes attend to, and to pairs of tokens that
-prompts attend to.
+The duration is a sum of: a constant; a piecewise linear, increasing function of the number of
+rows, which fits both memory-bound small steps and compute-bound large ones; and terms
+proportional to sampled rows, to the context of decodes, and to query-key pairs of
+prompts.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from sylvan.runtime.core.step import StepPlan
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""Rows at which the slope of the time over rows may change."""
+"""Numbers of rows at which the slope of the duration may change."""
 SEGMENTS = len(KNOTS)
 FEW = 16
-"""Slices of a step that are looked at one by one."""
+"""Slices of a step up to which a plain loop is faster than arrays."""
 NAMES = (
     "constant",
     *(f"row above {knot}" for knot in KNOTS),
@@ -33,15 +33,15 @@ Vector = NDArray[np.float64]
 
 
 class PlanShape(NamedTuple):
-    """A step plan in numbers.
+    """A step plan as numbers.
 
     Attributes:
-        rows: Tokens computed.
-        slices: Requests that take part.
-        samples: Rows that sample.
-        context: Tokens that decoding rows attend to, summed.
-        pairs: Pairs of tokens (query, key) of prompts.
-        starts: Requests that join.
+        rows: Number of tokens computed.
+        slices: Number of requests.
+        samples: Number of sampled rows.
+        context: Total context of decoding rows, in tokens.
+        pairs: Query-key pairs of prompts.
+        starts: Number of requests that join.
     """
 
     rows: int
@@ -53,12 +53,12 @@ class PlanShape(NamedTuple):
 
     @property
     def is_decode(self) -> bool:
-        """Whether each request computes one token, as in nearly all steps."""
+        """Whether each request computes one token, as in most steps."""
         return self.rows == self.slices
 
 
 def shape_of(plan: StepPlan) -> PlanShape:
-    """The shape of a plan."""
+    """Return the shape of a plan."""
     rows, slices = plan.num_tokens, plan.num_slices
     return shape(plan.numbers, rows, slices, plan.num_samples, len(plan.joins))
 
@@ -66,7 +66,7 @@ def shape_of(plan: StepPlan) -> PlanShape:
 def shape(
     numbers: NDArray[np.int32], rows: int, slices: int, samples: int, starts: int
 ) -> PlanShape:
-    """From the numbers of a plan; see `StepPlan`."""
+    """Compute the shape from the arrays of a plan; see `StepPlan`."""
     stops = numbers[2 * slices : 3 * slices]
     if rows == slices:
         return PlanShape(rows, slices, samples, int(stops.sum()), 0.0, starts)
@@ -82,7 +82,7 @@ def shape(
 
 
 def _shape_of_few(ends: list[int], rows: int, samples: int, starts: int) -> PlanShape:
-    """The same, from where slices start and then stop: arrays start slowly."""
+    """Compute it for few slices, without arrays, which have a high fixed cost."""
     slices, context, pairs = len(ends) // 2, 0, 0.0
     for first, stop in zip(ends[:slices], ends[slices:], strict=True):
         if stop - first == 1:
@@ -93,7 +93,7 @@ def _shape_of_few(ends: list[int], rows: int, samples: int, starts: int) -> Plan
 
 
 def step_features(found: PlanShape) -> list[float]:
-    """In the order of `NAMES`."""
+    """Return the features in the order of `NAMES`."""
     return [
         1.0,
         *segments(found.rows),
@@ -104,7 +104,7 @@ def step_features(found: PlanShape) -> list[float]:
 
 
 def segments(rows: int) -> list[float]:
-    """How many rows lie in each segment between `KNOTS`, the last one being open."""
+    """Return the number of rows in each segment between `KNOTS`; the last segment is open."""
     found = [0.0] * SEGMENTS
     for place, low in enumerate(KNOTS):
         if rows <= low:

@@ -1,4 +1,4 @@
-"""What a scenario comes to, under the names that results of load tests have."""
+"""The results of a scenario, under the names of load test results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_POINTS = 200
 
 
 def figures(fleet: Fleet, slo: Bounds) -> dict[str, Any]:
-    """All figures of a scenario; times are 0 where there were none."""
+    """Return all figures of a scenario; times are 0 if nothing was measured."""
     outcomes, done = fleet.outcomes, fleet.outcomes.done
     end_s = np.asarray(outcomes.end_s)
     duration_s = max(float(end_s.max(initial=0.0)), 1e-9)
@@ -56,7 +56,7 @@ def figures(fleet: Fleet, slo: Bounds) -> dict[str, Any]:
 
 
 def times_ms(outcomes: Outcomes) -> dict[str, Column]:
-    """Each time over the requests that did not fail, in milliseconds."""
+    """Return each duration for the successful requests, in milliseconds."""
     done = outcomes.done
     several = done & (np.asarray(outcomes.output) > 1)
     return {
@@ -67,7 +67,7 @@ def times_ms(outcomes: Outcomes) -> dict[str, Column]:
 
 
 def kept(outcomes: Outcomes, slo: Bounds) -> NDArray[np.bool_]:
-    """Which requests keep all bounds."""
+    """Return which requests met all SLO limits."""
     times = {"ttft": outcomes.ttft_s, "tpot": outcomes.tpot_s, "e2e": outcomes.latency_s}
     found = np.ones(len(outcomes), np.bool_)
     for name, bound_s in slo.items():
@@ -76,7 +76,7 @@ def kept(outcomes: Outcomes, slo: Bounds) -> NDArray[np.bool_]:
 
 
 def shares(values: Column) -> list[tuple[float, float]]:
-    """Points (time, share of requests that took no longer)."""
+    """Return points (time, share of requests that took at most that long)."""
     if not len(values):
         return []
     at = np.linspace(0, 100, min(MAX_POINTS, 2 * len(values)))

@@ -1,4 +1,4 @@
-"""Fits a profile to a recording, and to the load test that was its cause."""
+"""Fits a profile to a recording, and to the load test that produced it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sylvan.sim.profile import Profile, ProfileOrigin
 
 LEAST_STEPS = 50
 QUANTILES = 257
-SCATTER_BETWEEN = (0.0, 99.9)  # percentiles kept of measured over modelled times
-ROUNDS = 6  # of weighting
-SMOOTH = 1e-3  # weight of what is assumed of segments without steps
-WILD = 4.0  # times the median error beyond which a step counts less
+SCATTER_BETWEEN = (0.0, 99.9)  # number of stored quantiles of measured over modelled times
+ROUNDS = 6  # reweighting iterations
+SMOOTH = 1e-3  # weight of the smoothness prior for segments without steps
+WILD = 4.0  # multiple of the median error beyond which a step is down-weighted
 
 Matrix = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
 def fit(observed: Observed) -> Profile:
-    """The profile without what happens outside the scheduler; see `clients.outside`.
+    """Fit the profile, except for time outside the scheduler; see `outside`.
 
     Raises:
         ConfigError: There are too few steps.
@@ -91,26 +91,26 @@ def _hosts(hosts: Sequence[TimedShape]) -> HostCost:
 
 
 def host_features(shape: PlanShape) -> list[float]:
-    """In the order of the fields of `HostCost`."""
+    """Return the features in the order of the fields of `HostCost`."""
     return [1.0, float(shape.slices), float(shape.starts)]
 
 
 def scatter(ratios: NDArray[np.float64]) -> tuple[float, ...]:
-    """Quantiles of ratios; their mean makes up for what `weighted` left out."""
+    """Return quantiles of ratios; their mean corrects the bias of `weighted`."""
     if len(ratios) < LEAST_STEPS:
         return ()
     return tuple(np.percentile(ratios, np.linspace(*SCATTER_BETWEEN, QUANTILES)).tolist())
 
 
 def weighted(features: Matrix, values: Matrix, more: Matrix | None = None) -> Matrix:
-    """Coefficients, none negative, of the least relative errors.
+    """Return non-negative coefficients that minimise relative errors.
 
     Args:
-        features: A row for each value.
-        values: Measured.
-        more: Rows that are to come to 0, relative to the mean value.
+        features: One row per measurement.
+        values: Measurements.
+        more: Additional rows with target 0, relative to the mean measurement.
 
-    Steps that took far longer than modelled, as when the machine did something else, count less.
+    Steps that took far longer than modelled, because the machine was disturbed, get less weight.
     """
     found = nonnegative(features, values)
     floor = max(1e-9, float(np.median(values)) / 100)
@@ -129,8 +129,8 @@ def weighted(features: Matrix, values: Matrix, more: Matrix | None = None) -> Ma
 
 
 def nonnegative(features: Matrix, values: Matrix) -> Matrix:
-    """Least squares with no negative coefficient (Lawson and Hanson, 1974)."""
-    # the triangle has the same least squares, in as many rows as there are columns
+    """Solve non-negative least squares (Lawson and Hanson, 1974)."""
+    # the triangular factor yields the same solution with as many rows as columns
     _, whole = np.linalg.qr(np.column_stack([features, values]))
     scale = np.sqrt((features**2).sum(axis=0))
     rows, wanted = whole[:, :-1] / np.where(scale > 0, scale, 1.0), whole[:, -1]
@@ -146,7 +146,7 @@ def nonnegative(features: Matrix, values: Matrix) -> Matrix:
 
 
 def _kept_positive(rows: Matrix, wanted: Matrix, found: Matrix, free: Mask) -> Matrix:
-    """Least squares of the `free` coefficients; those that it makes negative are 0 from now on."""
+    """Solve for the `free` coefficients; clamp those that get negative to 0 from now on."""
     while free.any():
         best = np.zeros(len(found))
         best[free] = np.linalg.lstsq(rows[:, free], wanted, rcond=None)[0]
@@ -160,10 +160,10 @@ def _kept_positive(rows: Matrix, wanted: Matrix, found: Matrix, free: Mask) -> M
 
 
 def _smoothness(count: int, most_rows: int) -> Matrix:
-    """What the slopes are of segments in which no step ends.
+    """Return a prior for the slopes of segments without steps.
 
-    Between those that were seen the time rises late rather than early, as where memory is read at
-    the same speed for few rows as for some more. Beyond them it goes on rising as it did.
+    Between observed segments the slope rises late rather than early, as when reading memory
+    dominates for small steps. Beyond them the last slope continues.
     """
     rows = np.zeros((SEGMENTS, count))
     for place, knot in enumerate(KNOTS):

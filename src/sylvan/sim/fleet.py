@@ -1,4 +1,4 @@
-"""All replicas, their router and their clients, event by event in the order of time."""
+"""Discrete-event simulation of all replicas, their router and their clients."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from sylvan.sim.workload import (
 )
 
 Progress = Callable[[int, int], None]
-"""Called with the number of requests that ended, and of all."""
+"""Called with the number of finished requests, and of all."""
 
 YOUNG_OBJECTS = 200_000
-"""For `garbage.settle`: most requests are over before so many objects are new."""
+"""For `garbage.settle`: most requests finish before this many objects are new."""
 TOLD_EVERY = 256  # requests between two calls of `Progress`
-_BEGIN, _ARRIVE, _RUN, _TELL = range(4)  # of events at the same time, in this order
+_BEGIN, _ARRIVE, _RUN, _TELL = range(4)  # order of simultaneous events
 
 
 @dataclass(slots=True)
-class _Talk:
-    """A conversation under way."""
+class _ActiveConversation:
+    """A conversation in progress."""
 
     conversation: SimulatedConversation
     number: int
@@ -52,10 +52,10 @@ class _Talk:
 
 @dataclass(slots=True)
 class _Live:
-    """A request under way. `place`: in the outcomes; -1 while warming up."""
+    """A request in flight. `place`: index in the outcomes; -1 while warming up."""
 
     rid: str
-    talk: _Talk
+    talk: _ActiveConversation
     turn: SimulatedTurn
     ids: Ids
     place: int
@@ -63,20 +63,20 @@ class _Live:
 
 
 class Fleet:
-    """One scenario: replicas of one profile behind one router.
+    """One scenario: replicas with one profile behind one router.
 
     Args:
-        profile: Of each replica.
-        routing: Policy of the router.
-        replicas: Their number.
-        seed: Of the scatter of times, and of policies that draw.
-        scatter: Whether times scatter as they were measured to.
+        profile: Profile of each replica.
+        routing: Routing policy.
+        replicas: Number of replicas.
+        seed: Seed of the noise and of random policies.
+        scatter: Whether durations have the measured noise.
         skips: See `SimulatedReplica`.
 
     Attributes:
         replicas: By number.
-        outcomes: Of what was served so far, with times from the start of the measurement.
-        most_concurrent: Most requests that were under way at the same time.
+        outcomes: Outcomes so far, with times from the start of the measurement.
+        most_concurrent: Largest number of concurrent requests.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class Fleet:
         self._prompts = SimulatedPrompts()
         self._events: list[tuple[float, int, int, Callable[[Any, float], None], Any]] = []
         self._pushed = 0
-        self._planned: list[float | None] = [None] * replicas  # when each will run
+        self._planned: list[float | None] = [None] * replicas  # time of each replica's next run
         self._live: dict[str, _Live] = {}
-        self._queue: deque[_Talk] = deque()  # at the limit of concurrency
+        self._queue: deque[_ActiveConversation] = deque()  # waiting at the concurrency limit
         self._rids = 0
         self._ended = 0
         self._limit = 0
@@ -120,7 +120,7 @@ class Fleet:
         self._params: dict[int, SamplingParams] = {}
 
     def run(self, workload: Workload, progress: Progress = lambda done, total: None) -> Outcomes:
-        """Serve all of it, once."""
+        """Serve the whole workload, once."""
         self._ttft_ms, self._tpot_ms = (
             1e3 * workload.slo[name] if name in workload.slo else None for name in ("ttft", "tpot")
         )
@@ -136,7 +136,7 @@ class Fleet:
     def _serve(
         self, work: Sequence[SimulatedConversation], began_s: float, limit: int, progress: Progress
     ) -> float:
-        """Serve conversations; returns when all was quiet again."""
+        """Serve conversations until all are finished."""
         self._began_s, self._limit, self._ended = began_s, limit, 0
         total, told, now_s = sum(len(each.turns) for each in work), 0, began_s
         self._coming = enumerate(sorted(work, key=lambda each: each.due_s))
@@ -159,16 +159,16 @@ class Fleet:
         number, conversation = next(self._coming, (0, None))
         if conversation is not None:
             due_s = self._began_s + conversation.due_s
-            self._push(due_s, _BEGIN, self._begin, _Talk(conversation, number, due_s))
+            self._push(due_s, _BEGIN, self._begin, _ActiveConversation(conversation, number, due_s))
 
     # ---- clients
 
-    def _begin(self, talk: _Talk, now_s: float) -> None:
+    def _begin(self, talk: _ActiveConversation, now_s: float) -> None:
         self._next_conversation()
         self._ask(talk, now_s)
 
-    def _ask(self, talk: _Talk, now_s: float) -> None:
-        """Send the next turn of a conversation, now or when others have ended."""
+    def _ask(self, talk: _ActiveConversation, now_s: float) -> None:
+        """Send the next turn of a conversation, now or when the concurrency limit allows."""
         if len(self._live) >= self._limit:
             self._queue.append(talk)
             return
@@ -188,7 +188,7 @@ class Fleet:
         self._push(now_s + self._outside_s, _ARRIVE, self._arrive, live)
 
     def _arrive(self, live: _Live, now_s: float) -> None:
-        """A request comes to the router, and is with its replica at once."""
+        """A request reaches the router, and immediately its replica."""
         sent = live.sent = self._router.send(live.ids, now_s, str(live.talk.number))
         if live.place >= 0:
             self.outcomes.replica[live.place] = sent.replica
@@ -216,7 +216,7 @@ class Fleet:
     # ---- replicas
 
     def _plan(self, number: int) -> None:
-        """Have a replica run when it is to, unless that is planned already."""
+        """Schedule a replica's next run, unless it is already scheduled."""
         at_s = self.replicas[number].next_s()
         if at_s != self._planned[number]:
             self._planned[number] = at_s
@@ -225,7 +225,7 @@ class Fleet:
 
     def _run(self, number: int, now_s: float) -> None:
         if now_s != self._planned[number]:
-            return  # it was planned anew since
+            return  # rescheduled since
         told = self.replicas[number].run()
         self._planned[number] = None
         if told is not None:
@@ -252,7 +252,7 @@ class Fleet:
             column[live.place] = now_s - self._began_s
 
     def _end(self, live: _Live, now_s: float, error: str, output: TokenOutput | None) -> None:
-        """A request is over; the next one may begin."""
+        """A request finished; the next one may start."""
         del self._live[live.rid]
         self._ended += 1
         usage = None if output is None else output.usage

@@ -1,4 +1,4 @@
-"""A load test as its file of results holds it, and how far a simulation is from it."""
+"""Load test results, and the simulation's error relative to them."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class MeasuredRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> Sequence[int]:
-        """Places of the requests that did not fail, in the order in which they were sent."""
+        """Return the indices of the successful requests, in sending order."""
         places = [place for place, error in enumerate(self.errors) if not error]
         return sorted(places, key=lambda place: self.sent[place])
 
 
 def measured(name: str) -> MeasuredRequest:
-    """The last run in a file of results.
+    """Return the last run in a results file.
 
     Raises:
-        ConfigError: It cannot be read, or has no details of requests.
+        ConfigError: It is unreadable, or has no details of requests.
     """
     path = Path(name).expanduser()
     try:
@@ -81,7 +81,7 @@ COMPARED = (
 
 
 def errors(simulated: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, float]:
-    """Simulated over measured, less 1, of each figure that both have."""
+    """Return simulated over measured, minus 1, for each common figure."""
     return {
         name: float(simulated[name]) / float(found[name]) - 1
         for name in COMPARED

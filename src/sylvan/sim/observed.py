@@ -1,4 +1,4 @@
-"""What a flight recording says about time: each step's shape and seconds, and all requests."""
+"""Extracts timing from a flight recording: each step's shape and duration, and all requests."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ NOT_SIMULATED = {
     "stop_loading": "KV tiers",
     "review": "guarded grammars",
 }
-"""Questions that are asked only where something is used that is not simulated."""
+"""Questions that only occur with features that the simulation does not support."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedShape:
-    """A shape, and the seconds that it took."""
+    """A shape, and its duration in seconds."""
 
     shape: PlanShape
     seconds: float
@@ -46,15 +46,15 @@ class TimedShape:
 
 @dataclass(slots=True)
 class Observed:
-    """One life of a scheduler.
+    """One run of a scheduler.
 
     Attributes:
-        folder: Of the life.
-        setup: How the scheduler was made.
-        steps: The model's part of steps.
-        hosts: What came between: from the end of one step's model part to the beginning of the
-            next, where the loop had no reason to wait. The shape is that of the step planned then.
-        requests: With the times at which the scheduler took them in.
+        folder: Folder of the run.
+        setup: Setup of the scheduler.
+        steps: Durations of the model's part of steps.
+        hosts: Durations between them: from the end of one step's model part to the start of the
+            next, if the loop did not wait. The shape is that of the step planned then.
+        requests: With the times at which they reached the scheduler.
     """
 
     folder: Path
@@ -67,10 +67,10 @@ class Observed:
 
 
 def observe(name: str) -> Observed:
-    """Read a recording of one life.
+    """Read a recording of one run.
 
     Raises:
-        ConfigError: There is none, it has several lives or uses what is not simulated.
+        ConfigError: There is none, it has several runs, or uses unsupported features.
     """
     found = lives(Path(name).expanduser())
     if len(found) > 1:
@@ -85,7 +85,7 @@ def observe(name: str) -> Observed:
 
 
 def engine_of(setup: SchedulerSetup) -> SchedulerProfile:
-    """How the recorded scheduler was made."""
+    """Return how the recorded scheduler was built."""
     return SchedulerProfile(
         kv_groups=setup.kv_groups,
         prefix=setup.prefix,
@@ -103,22 +103,22 @@ def engine_of(setup: SchedulerSetup) -> SchedulerProfile:
 class _Reader:
     """Follows the scheduler's loop through a recording.
 
-    The clock is asked first when a step begins, and next, if a result was awaited, when it is
-    there. With one step in flight the model runs in between; with more it has run since it was
-    launched, or since the step before was done.
+    The clock is read first when a step begins, and next, if a result was awaited, when it
+    arrives. With one step in flight the model runs in between; with more it has run since it was
+    launched, or since the step before ended.
     """
 
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
         self._overlaps = observed.setup.limits.get("inflight", 1) > 1
-        self._plans: deque[tuple[PlanShape, float]] = deque()  # in flight, and when launched
+        self._plans: deque[tuple[PlanShape, float]] = deque()  # in flight, with launch time
         self._now_s = 0.0
         self._begin_s: float | None = None  # of the step call
         self._planned: PlanShape | None = None  # by it
-        self._waited_s: float | None = None  # when its result was there
-        self._done_s = 0.0  # when the newest result was there
+        self._waited_s: float | None = None  # when its result arrived
+        self._done_s = 0.0  # when the newest result arrived
         self._completing = False
-        self._before: tuple[PlanShape, float] | None = None  # a plan, and when the model was done
+        self._before: tuple[PlanShape, float] | None = None  # a plan, and when the model finished
 
     def read(self, events: Iterator[Event]) -> None:
         for event in events:
@@ -141,12 +141,12 @@ class _Reader:
     def _add(self, request: object, following: Event | None) -> None:
         if not isinstance(request, GenerateRequest):
             raise self._unknown("embedding requests")
-        if isinstance(following, Now):  # else it was refused
+        if isinstance(following, Now):  # otherwise it was rejected
             self._observed.requests.append((following.seconds, request))
             self._now_s = following.seconds
 
     def _check(self, event: Called | CapabilitiesAnswered) -> None:
-        """Refuse what is not simulated."""
+        """Reject recordings with unsupported features."""
         if isinstance(event, Called):
             if event.method in ("loaded", "load_failed", "release"):
                 raise self._unknown("requests that load KV")
@@ -166,7 +166,7 @@ class _Reader:
             self._complete(seconds)
 
     def _between(self, begin_s: float) -> None:
-        """What the host did since the model's part before, unless the loop had to wait."""
+        """Record the host's time since the model's previous part, unless the loop waited."""
         if self._before is None:
             return
         shape, done_s = self._before
@@ -188,7 +188,7 @@ class _Reader:
         numbers = np.frombuffer(plan.numbers, np.int32)
         starts, stops = numbers[count : 2 * count], numbers[2 * count : 3 * count]
         rows = int((stops - starts).sum())
-        # slices that sample: what is left of the numbers beside slots, positions and ids; steps in
+        # slices that sample: what remains of the numbers besides slots, positions and IDs; steps in
         # flight have rows of their own there, two numbers each
         samples = count if rows == count else min(count, len(numbers) - 3 * count - rows)
         found = shape(numbers, rows, count, samples, len(plan.joins))
@@ -196,7 +196,7 @@ class _Reader:
         return found
 
     def _end(self) -> None:
-        """The host's part goes on until the next step begins."""
+        """The host's part lasts until the next step begins."""
         launched = self._planned
         done_s = self._waited_s if self._waited_s is not None else self._begin_s
         if launched is not None and done_s is not None:

@@ -1,4 +1,4 @@
-"""What became of all requests, as columns."""
+"""The outcomes of all requests, as columns."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Column = NDArray[np.float64]
 
 @dataclass(slots=True)
 class Outcomes:
-    """One place for each request, in the order in which they were sent. Times are in seconds.
+    """One entry per request, in sending order. Times are in seconds.
 
     Attributes:
-        due_s: When it should have been sent; that of later turns is when it was.
-        sent_s: When it was sent; from this on its times count.
-        first_s: When the client had its first token.
-        end_s: When the client had all of it.
-        prompt: Tokens of the prompt.
-        output: Tokens generated.
-        cached: Tokens of the prompt that came from the prefix cache.
-        retractions: Times that it lost its memory to others.
-        replica: Who served it.
-        errors: Why requests failed, by place.
+        due_s: Scheduled sending time; for later turns the actual one.
+        sent_s: Actual sending time, from which durations count.
+        first_s: When the client received its first token.
+        end_s: When the client had received everything.
+        prompt: Prompt tokens.
+        output: Output tokens.
+        cached: Prompt tokens from the prefix cache.
+        retractions: Number of retractions.
+        replica: Replica that served it.
+        errors: Reasons of failures, by index.
     """
 
     due_s: list[float] = field(default_factory=list[float])
@@ -42,7 +42,7 @@ class Outcomes:
         return len(self.sent_s)
 
     def add(self, due_s: float, sent_s: float, prompt: int) -> int:
-        """A request is sent; returns its place."""
+        """Add a sent request; return its index."""
         self.due_s.append(due_s)
         self.sent_s.append(sent_s)
         self.prompt.append(prompt)
@@ -54,24 +54,24 @@ class Outcomes:
 
     @property
     def done(self) -> NDArray[np.bool_]:
-        """Which requests did not fail."""
+        """Which requests succeeded."""
         found = np.ones(len(self), np.bool_)
         found[list(self.errors)] = False
         return found
 
     @property
     def ttft_s(self) -> Column:
-        """Time to the first token, of all requests."""
+        """Time to first token of all requests."""
         return np.asarray(self.first_s) - np.asarray(self.sent_s)
 
     @property
     def latency_s(self) -> Column:
-        """Time to the end, of all requests."""
+        """Time to the end of all requests."""
         return np.asarray(self.end_s) - np.asarray(self.sent_s)
 
     @property
     def tpot_s(self) -> Column:
-        """Mean time of an output token after the first, of all requests; 0 where there is none."""
+        """Mean time per output token after the first, of all requests; 0 if there are none."""
         more = np.asarray(self.output) - 1
         spent = np.asarray(self.end_s) - np.asarray(self.first_s)
         return np.divide(spent, more, out=np.zeros(len(self)), where=more > 0)

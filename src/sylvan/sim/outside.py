@@ -1,4 +1,4 @@
-"""What requests spend outside the scheduler: client times less those of a simulation."""
+"""Fits the time that requests spend outside the scheduler: client times minus simulated times."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from sylvan.sim.observed import Observed
 from sylvan.sim.profile import Profile
 from sylvan.sim.workload import SimulatedConversation, SimulatedTurn, Workload
 
-WINDOW = 64  # how far a request may have been overtaken on its way to the scheduler
-SEEDS = 3  # simulations that are compared with
-LEAST_SHARE = 0.9  # of the measured requests that have to be in the recording
+WINDOW = 64  # how far a request may be overtaken on its way to the scheduler
+SEEDS = 3  # number of simulations to compare with
+LEAST_SHARE = 0.9  # share of the measured requests that must be in the recording
 
 
 def matched(measured: MeasuredRequest, observed: Observed) -> list[tuple[int, GenerateRequest]]:
-    """Places in the results with the recorded requests, in the order in which they were sent.
+    """Return the indices of the recorded requests in the results, in sending order.
 
-    The last requests that were recorded are those of the load test, in about the same order;
-    requests of the same lengths may be taken for each other, which changes nothing.
+    The last recorded requests are those of the load test, in about the same order;
+    requests of equal lengths may be swapped, which changes nothing.
 
     Raises:
-        ConfigError: The results are those of another server.
+        ConfigError: The results are of another server.
     """
     order = measured.order
     coming = [request for _, request in observed.requests]
@@ -54,7 +54,7 @@ def _lengths(request: GenerateRequest) -> tuple[int, int]:
 
 
 def workload(measured: MeasuredRequest, pairs: Sequence[tuple[int, GenerateRequest]]) -> Workload:
-    """The measured requests with the recorded prompts, at the times when they were sent."""
+    """Return the measured requests with the recorded prompts, at their sending times."""
     first_s = measured.sent[pairs[0][0]] if pairs else 0.0
     return Workload(
         [
@@ -70,22 +70,22 @@ def workload(measured: MeasuredRequest, pairs: Sequence[tuple[int, GenerateReque
 def fit_outside(
     profile: Profile, measured: MeasuredRequest, observed: Observed, name: str
 ) -> Profile:
-    """The profile with the times outside the scheduler.
+    """Return the profile with the time outside the scheduler.
 
     Args:
-        profile: Without them.
-        measured: The load test.
-        observed: What the scheduler did meanwhile.
-        name: Of the file of the load test.
+        profile: Profile without it.
+        measured: Results of the load test.
+        observed: The recording made meanwhile.
+        name: File name of the results.
 
     Raises:
-        ConfigError: The results are those of another server.
+        ConfigError: The results are of another server.
     """
     pairs = matched(measured, observed)
     work, routing = workload(measured, pairs), RoutingConfig(policy="round_robin")
     inside = [Fleet(profile, routing, 1, seed=seed).run(work).ttft_s for seed in range(SEEDS)]
     clients = np.array([measured.ttfts[place] for place, _ in pairs])
-    # of medians, since a queue that forms a little later makes single differences wild
+    # use medians: a slightly later queue makes single differences extreme
     constant = max(0.0, float(np.median(clients) - np.median(inside)))
     cost = RequestCost(constant=constant)
     origin = msgspec.structs.replace(profile.origin, model=measured.model, results=name)

@@ -1,4 +1,4 @@
-"""Results of simulations as one HTML page with the curves."""
+"""Simulation results as one HTML page with charts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sylvan.sim.table import COLUMNS
 from sylvan.utils.charts import STYLE, chart
 
 AXES = ("replicas", "request_rate", "max_concurrency", "cache_tokens")
-"""What curves may be drawn over, the first that varies; lines differ in the others."""
+"""Possible x axes, in order of preference; lines differ in the others."""
 _NAMES = {
     "replicas": "{} replicas",
     "request_rate": "{:g}/s",
@@ -37,18 +37,18 @@ _SHARES = {
     "tpot": "Time per output token",
     "e2e_latency": "End to end",
 }
-MOST_LINES = 8  # of a chart
+MOST_LINES = 8  # pixels of a chart
 
 
 def page(
     title: str, results: Sequence[Result], sentences: Sequence[str], about: Mapping[str, Any]
 ) -> str:
-    """The whole page.
+    """Return the whole page.
 
     Args:
         title: Heading.
-        results: Of all scenarios.
-        sentences: What they come to.
+        results: Results of all scenarios.
+        sentences: Conclusions.
         about: Settings, profile and errors, for the end of the page.
     """
     found = [*_curves(results), *_distributions(results)]
@@ -65,7 +65,7 @@ def page(
 
 
 def about(profile: Profile, config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """What a page tells at its end; the scatter of a profile is too long for it."""
+    """Return what the page shows at its end, without the long quantiles of a profile."""
     shown = msgspec.to_builtins(profile)
     for part in ("step", "host"):
         shown[part] = {k: v for k, v in shown[part].items() if not k.endswith("scatter")}
@@ -73,7 +73,7 @@ def about(profile: Profile, config: Mapping[str, Any], more: Mapping[str, Any]) 
 
 
 def _curves(results: Sequence[Result]) -> list[str]:
-    """Over the first axis that varies."""
+    """Draw over the first axis that varies."""
     varying = [axis for axis in (*AXES, "policy", "schedule") if len(_values(results, axis)) > 1]
     axis = next((axis for axis in varying if axis in AXES), None)
     if axis is None or None in _values(results, axis):
@@ -107,7 +107,7 @@ def _distributions(results: Sequence[Result]) -> list[str]:
 
 
 def name_of(result: Result, parts: Sequence[str]) -> str:
-    """A scenario by those of its settings that matter."""
+    """Name a scenario by the settings that vary."""
     return ", ".join(_NAMES[part].format(result.figures[part]) for part in parts)
 
 

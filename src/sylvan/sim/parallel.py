@@ -1,4 +1,4 @@
-"""Simulates several scenarios at the same time, each in a process of its own."""
+"""Simulates several scenarios in parallel, one process each."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class _Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class SimulationError(SylvanError):
-    """A process that simulated has died."""
+    """A simulating process died."""
 
 
 def run_all(
     study: Study, scenarios: Sequence[Scenario], jobs: int, progress: Progress
 ) -> Iterator[Result]:
-    """The results, in order; with one job in this process, which tells `progress` of requests.
+    """Return the results, in order; with one job, simulate in this process and report `progress`.
 
     Raises:
         ConfigError: A scenario cannot be simulated.
@@ -42,7 +42,7 @@ def run_all(
         for scenario in scenarios:
             yield study.run(scenario, progress)
         return
-    context = multiprocessing.get_context("fork")  # the workload is there already in a fork
+    context = multiprocessing.get_context("fork")  # a fork inherits the workload
     running: list[tuple[Connection, BaseProcess]] = []
     left = list(scenarios)
     try:
@@ -69,7 +69,7 @@ def _start(
     assert isinstance(theirs, Connection)
     process = context.Process(target=_simulate, args=(theirs, study, scenario), daemon=True)
     with warnings.catch_warnings():
-        # a fork may find locks of other threads held: what it runs takes none but its own
+        # a fork may inherit locks held by other threads: what it runs takes only its own
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     theirs.close()

@@ -1,4 +1,4 @@
-"""The profile of a model on a machine: how its scheduler is made, and what its steps cost."""
+"""The profile of a model on a machine: setup of the scheduler, and cost of its steps."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ MAX_BYTES = 1 << 20
 class SchedulerProfile(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True
 ):
-    """How a scheduler is made; as in `flight_recorder.recording.SchedulerSetup`.
+    """Setup of a scheduler; as in `flight_recorder.recording.SchedulerSetup`.
 
     Attributes:
-        kv_groups: Memory, in the order of page tables.
+        kv_groups: KV groups, in page table order.
         prefix: Whether prefixes are cached.
-        eviction: Policy of the cache.
-        policy: Order of waiting requests.
+        eviction: Eviction policy of the cache.
+        policy: Scheduling policy.
         settings: Fields of `sched.limits.SchedulerLimits`.
         num_slots: Request slots of the executor.
         lockstep: See `ExecutorCaps`.
         max_samples: See `ExecutorCaps`.
-        seed: Of policies that draw.
-        tenant_weights: Of policies that weigh.
+        seed: Seed of random policies.
+        tenant_weights: Weights for weighted policies.
     """
 
     kv_groups: tuple[KVGroup, ...]
@@ -49,12 +49,12 @@ class SchedulerProfile(
 
     @cached_property
     def limits(self) -> SchedulerLimits:
-        """Bounds of the scheduler."""
+        """Limits of the scheduler."""
         return SchedulerLimits(**self.settings)
 
     @cached_property
     def caps(self) -> ExecutorCaps:
-        """Facts of the executor."""
+        """Capabilities of the executor."""
         return ExecutorCaps(
             max_batch_tokens=self.limits.max_batch_tokens,
             max_running_reqs=self.num_slots,
@@ -65,15 +65,15 @@ class SchedulerProfile(
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens that the KV cache holds."""
+        """Capacity of the KV cache in tokens."""
         first = self.kv_groups[0]
         return (first.num_pages - 1) * first.page_size
 
     def with_cache(self, tokens: int) -> SchedulerProfile:
-        """The same with another size of the KV cache; all groups grow and shrink alike.
+        """Return the same with another KV cache size; all groups scale alike.
 
         Raises:
-            ConfigError: It holds too few for a request.
+            ConfigError: It is too small for a request.
         """
         ratio = tokens / self.cache_tokens
         groups: list[KVGroup] = []
@@ -90,17 +90,17 @@ class SchedulerProfile(
 
 
 class ProfileOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a profile comes from.
+    """Origin of a profile.
 
     Attributes:
-        recording: Folder of the recording.
-        started: When the recorded scheduler did, UTC.
-        results: File of the load test, if there was one.
-        steps: Steps that it was fitted to.
-        requests: Requests in them.
-        most_rows: Rows of the largest of these steps.
-        step_error: Mean relative error of the time of a step.
-        model: Name of the model, if a load test told it.
+        recording: Directory of the recording.
+        started: UTC start time of the recorded scheduler.
+        results: Results file of the load test, if there was one.
+        steps: Number of steps in the fit.
+        requests: Number of requests in them.
+        most_rows: Rows of the largest step.
+        step_error: Mean relative error of step durations.
+        model: Name of the model, if a load test reported it.
     """
 
     recording: str = ""
@@ -114,7 +114,7 @@ class ProfileOrigin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `sylvan simulate fit` writes."""
+    """The file written by `sylvan simulate fit`."""
 
     format: int = FORMAT
     engine: SchedulerProfile
@@ -128,7 +128,7 @@ def read(name: str) -> Profile:
     """Read a profile.
 
     Raises:
-        ConfigError: It cannot be read, or is wrong; names the field and its limit.
+        ConfigError: It is unreadable or invalid; the message names the field and its limit.
     """
     path = Path(name).expanduser()
     try:

@@ -1,4 +1,4 @@
-"""One replica: the real scheduler and cache, driven as `SchedulerLoop` drives them."""
+"""One replica: the real scheduler and cache, driven as by `SchedulerLoop`."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from sylvan.sim.executor import TOKEN, TimedExecutor
 from sylvan.sim.profile import SchedulerProfile
 
 _MIN_WAIT_S, _MAX_WAIT_S = 0.001, 0.05  # as in `engine.scheduler_loop`
-LEAST_SKIPPED, MOST_SKIPPED = 4, 512  # iterations passed at once
-_MAX_REQUESTS_PER_STEP = 1024  # likewise
+LEAST_SKIPPED, MOST_SKIPPED = 4, 512  # most iterations skipped at once
+_MAX_REQUESTS_PER_STEP = 1024  # as above
 
 
 @dataclass(frozen=True, slots=True)
 class EmittedOutputs:
-    """What a replica told its clients at one moment.
+    """What a replica sent to its clients at one time.
 
     Attributes:
-        at_s: When.
-        outputs: First tokens and ends; other tokens are told of with these.
-        refused: Requests that were not let in, and why.
+        at_s: Time.
+        outputs: First tokens and ends; other tokens are included with the ends.
+        refused: Rejected requests, with reasons.
     """
 
     at_s: float
@@ -48,31 +48,31 @@ class _Ahead:
     """Iterations that only decode.
 
     Attributes:
-        begins_s: When each of them begins, and when the first one after them does.
-        model_s: The model's part of the step that each of them launches.
+        begins_s: Start of each, and of the first one after them.
+        model_s: Duration of the model's part of each.
     """
 
     begins_s: Sequence[float]
     model_s: NDArray[np.float64]
 
     def steps_until(self, arrival_s: float | None) -> int:
-        """Iterations that begin before a request arrives; None: none does."""
+        """Return the number of iterations that start before a request arrives; None: none does."""
         last = len(self.begins_s) - 1
         return last if arrival_s is None else min(last, bisect_left(self.begins_s, arrival_s))
 
 
 class SimulatedReplica:
-    """Takes in requests, and runs one iteration of the scheduler's loop at a time.
+    """Receives requests, and runs one iteration of the scheduler's loop at a time.
 
     Args:
-        engine: How its scheduler is made.
-        times: What its steps cost.
-        skips: Pass steps of decodes at once where nothing can come between them; the result is the
-            same, in less time.
+        engine: Setup of its scheduler.
+        times: Step durations.
+        skips: Skip runs of decode steps if nothing can happen in between; the result is the
+            same, but faster.
 
     Attributes:
-        clock: Its time; the end of the last iteration.
-        executor: What it launched.
+        clock: Its clock; the end of the last iteration.
+        executor: Its executor.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class SimulatedReplica:
         self._ahead: _Ahead | None = None
 
     def deliver(self, request: GenerateRequest, at_s: float) -> None:
-        """A request arrives; deliveries are in the order of time."""
+        """Deliver a request; calls are in order of time."""
         self._inbox.append((at_s, request))
 
     def next_s(self) -> float | None:
-        """When the next iteration begins; None: not before a request arrives."""
+        """Return when the next iteration starts; None: not before a request arrives."""
         now_s = self.clock.now_s
         arrival_s = self._inbox[0][0] if self._inbox else None
         if self._ahead is not None:
@@ -120,7 +120,7 @@ class SimulatedReplica:
         return waited_s if arrival_s is None else min(waited_s, max(now_s, arrival_s))
 
     def run(self) -> EmittedOutputs | None:
-        """One iteration, begun at `next_s()`; what clients are told, if anything."""
+        """Run one iteration, which starts at `next_s()`; return what clients get, if anything."""
         begin_s = self.next_s()
         if begin_s is None:
             return None
@@ -129,7 +129,7 @@ class SimulatedReplica:
             self._pass(self._ahead)
         clock.reach(begin_s)
         refused = self._receive()
-        if self._quiescent and scheduler.idle:  # all that came was refused
+        if self._quiescent and scheduler.idle:  # everything that arrived was rejected
             return EmittedOutputs(clock.now_s, (), refused)
         progressed = scheduler.step()
         outputs, told_s = tuple(self._outputs), clock.now_s
@@ -143,19 +143,19 @@ class SimulatedReplica:
         return EmittedOutputs(told_s, outputs, refused) if outputs or refused else None
 
     def _look_ahead(self) -> None:
-        """Find when the next iterations begin, if all that they do is to decode."""
+        """Compute when the next iterations start, if they only decode."""
         steps = self.scheduler.skipping.steps(MOST_SKIPPED)
         if steps < LEAST_SKIPPED:
             return
         executor = self.executor
         model_s, host_s = self._times.decodes_s(executor.shape, steps)
-        moments = np.empty(2 * steps + 1)  # one after the other, as the clock adds them
+        moments = np.empty(2 * steps + 1)  # sequentially, in the clock's order of additions
         moments[0], moments[1] = self.clock.now_s, executor.in_flight_s
         moments[3::2], moments[2::2] = model_s[:-1], host_s
         self._ahead = _Ahead(np.cumsum(moments)[::2].tolist(), model_s)
 
     def _pass(self, ahead: _Ahead) -> None:
-        """Do the iterations before the one that begins now."""
+        """Skip the iterations before the one that starts now."""
         self._ahead = None
         steps = ahead.steps_until(self._inbox[0][0] if self._inbox else None)
         if steps:

@@ -1,4 +1,4 @@
-"""Which replica takes a request: a real policy of the gateway over real workers' load counts."""
+"""Routes requests to replicas with the gateway's real policies and worker load counts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from sylvan.utils.plugins import load
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """A request that is under way.
+    """A request in flight.
 
     Attributes:
-        replica: Who has it.
-        dispatch: It counts as load of that worker until this is closed.
-        placement: The choice of the policy.
-        request: What the policy was told.
+        replica: Its replica.
+        dispatch: Counts as load of that worker until it is closed.
+        placement: The policy's choice.
+        request: The policy's input.
     """
 
     replica: int
@@ -40,14 +40,14 @@ class RoutedRequest:
 
 
 class SimulatedRouter:
-    """What a gateway does to choose a worker, without its connections.
+    """The gateway's choice of a worker, without connections.
 
     Args:
-        config: Policy and its settings.
+        config: Routing policy and its settings.
         replicas: Number of workers.
-        cache_tokens: That each of them holds.
-        clock: Time of the gateway.
-        seed: Of policies that draw.
+        cache_tokens: Cache size of each.
+        clock: Clock of the gateway.
+        seed: Seed of random policies.
 
     Raises:
         ConfigError: There is no policy of that name.
@@ -76,12 +76,12 @@ class SimulatedRouter:
         self._policy: RoutingPolicy = load(policies, config.policy).create(parts)
 
     def send(self, ids: Ids, now_s: float, key: str = "") -> RoutedRequest:
-        """Choose who takes a request.
+        """Select the replica of a request.
 
         Args:
             ids: Its prompt.
-            now_s: When it comes to the gateway; never goes back.
-            key: Routing key; that of its conversation.
+            now_s: Its arrival time; never decreases.
+            key: Routing key; identifies its conversation.
         """
         self._clock.reach(now_s)
         request = RoutingRequest(prompt=ids.tobytes(), key=key, token_ids=ids.data)
@@ -92,7 +92,7 @@ class SimulatedRouter:
     def ended(
         self, sent: RoutedRequest, *, success: bool, prompt: int, cached: int, now_s: float
     ) -> None:
-        """A request is over."""
+        """A request finished."""
         self._clock.reach(now_s)
         if success:
             sent.dispatch.succeeded()

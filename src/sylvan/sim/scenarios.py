@@ -1,4 +1,4 @@
-"""The scenarios of a simulation: each load with each number of replicas, cache and policies."""
+"""The scenarios of a simulation: each load with each number of replicas, cache size and policy."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MAX_SCENARIOS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One of them.
+    """One scenario.
 
     Attributes:
-        load: When requests come.
-        replicas: Servers.
-        cache_tokens: Of each.
-        policy: Of routing.
-        schedule: Of each server's queue.
+        load: Arrival of requests.
+        replicas: Number of servers.
+        cache_tokens: Cache size of each.
+        policy: Routing policy.
+        schedule: Scheduling policy of each server.
     """
 
     load: ArrivalConfig
@@ -46,7 +46,7 @@ class Scenario:
 
     @property
     def load_name(self) -> str:
-        """The load in words."""
+        """Return the load in words."""
         load = self.load
         if load.timestamps:
             return "the trace" if load.slowdown == 1 else f"the trace, gaps x {load.slowdown:g}"
@@ -56,12 +56,12 @@ class Scenario:
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one.
+    """The result of a scenario.
 
     Attributes:
-        figures: See `figures`; with the scenario under `replicas`, `cache_tokens` and so on.
-        shares: For each time, points (ms, share of requests that took no longer).
-        errors: Reasons of failures, and how many failed for each.
+        figures: See `figures`; plus the scenario's parameters.
+        shares: For each duration, points (ms, share of requests that took at most that long).
+        errors: Number of failures by reason.
     """
 
     figures: dict[str, Any]
@@ -71,16 +71,16 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """All that its scenarios have in common.
+    """What all scenarios share.
 
     Attributes:
-        profile: Of the server.
-        turns: What is asked.
-        slo: Bounds to be kept.
-        arrivals: Seed of the moments at which requests come.
-        seed: Of all else that is drawn.
+        profile: Profile of the server.
+        turns: The workload.
+        slo: Limits to be met.
+        arrivals: Seed of arrival times.
+        seed: Seed of everything else.
         scatter: See `Fleet`.
-        gateway_s: What a gateway adds to the way of a request.
+        gateway_s: Latency that a gateway adds to a request.
     """
 
     profile: Profile
@@ -92,7 +92,7 @@ class Study:
     gateway_s: float = 0.0
 
     def run(self, scenario: Scenario, progress: Progress = lambda done, total: None) -> Result:
-        """Simulate one.
+        """Simulate one scenario.
 
         Raises:
             ConfigError: The cache is too small for any request.
@@ -131,7 +131,7 @@ class Study:
 
 
 def scenarios(config: SimConfig, load: ArrivalConfig, profile: Profile) -> list[Scenario]:
-    """All of them: loads first, then replicas, then the rest.
+    """Return all scenarios: by load, then by number of replicas, then the rest.
 
     Raises:
         ConfigError: A policy or load does not exist, or there are too many.
@@ -169,9 +169,9 @@ class CapacityPlan:
     """What a load needs.
 
     Attributes:
-        load: In words.
-        best: The smallest that keeps the bounds; else the one that keeps them for most requests.
-        keeps: Whether it does.
+        load: The load in words.
+        best: The smallest that meets the limits; else the one that meets them for most requests.
+        keeps: Whether it meets them.
     """
 
     load: str
@@ -180,7 +180,7 @@ class CapacityPlan:
 
 
 def answers(results: Sequence[Result], share: float) -> list[CapacityPlan]:
-    """For each load: fewest replicas, then the smallest cache, then the most good requests."""
+    """Return for each load: fewest replicas, then smallest cache, then most good requests."""
     found: list[CapacityPlan] = []
     for load in dict.fromkeys(result.figures["load"] for result in results):
         those = [result for result in results if result.figures["load"] == load]

@@ -1,4 +1,4 @@
-"""Results of simulations as text for a terminal."""
+"""Simulation results as text for a terminal."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ COLUMNS = (
     ("failed", "failed", "d"),
 )
 DISTURBED = 0.2
-"""Mean error of a step's time beyond which the recorded machine did other things as well."""
+"""Mean error of a step's duration at which the recorded machine was probably disturbed."""
 _LEFT = frozenset({"load", "policy", "schedule"})
 
 
 def table(results: Sequence[Result]) -> str:
-    """A line for each scenario."""
+    """Format a line per scenario."""
     columns = [each for each in COLUMNS if each[0] in results[0].figures]
     rows = [[title for _, title, _ in columns]]
     rows += [
@@ -47,7 +47,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def sentence(answer: CapacityPlan, slo: Mapping[str, str], share: float) -> str:
-    """What a load needs, in words."""
+    """Say what a load needs."""
     figures = answer.best.figures
     wanted = ", ".join(f"{name} {bound} ms" for name, bound in slo.items())
     what = (
@@ -64,7 +64,7 @@ def sentence(answer: CapacityPlan, slo: Mapping[str, str], share: float) -> str:
 
 
 def comparison(result: Result, measured: Mapping[str, object], errors: Mapping[str, float]) -> str:
-    """Simulated and measured figures side by side."""
+    """Format simulated and measured figures side by side."""
     lines = [f"{'':24}{'measured':>12}{'simulated':>12}{'error':>9}"]
     for name, error in errors.items():
         values = f"{measured[name]:12.2f}{result.figures[name]:12.2f}"
@@ -73,7 +73,7 @@ def comparison(result: Result, measured: Mapping[str, object], errors: Mapping[s
 
 
 def warnings(results: Sequence[Result], profile: Profile) -> list[str]:
-    """What makes results less certain than the fit."""
+    """Return warnings about uncertain results."""
     most, found = profile.origin.most_rows, list[str]()
     larger = max(result.figures["most_rows"] for result in results)
     if most and larger > 2 * most:
@@ -95,7 +95,7 @@ def _disturbed(profile: Profile) -> list[str]:
 
 
 def described(profile: Profile) -> str:
-    """A profile in a few lines."""
+    """Describe a profile in a few lines."""
     origin, step, host, request = profile.origin, profile.step, profile.host, profile.request
     alone = step.constant + step.sample
     return "\n".join(

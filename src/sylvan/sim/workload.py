@@ -1,8 +1,8 @@
-"""What is asked, and when: requests whose prompts are made when they are sent.
+"""The workload: requests whose prompts are generated when they are sent.
 
-A million prompts do not fit into memory as lists of ids, so a prompt is a list of blocks, each a
+A million prompts as lists of IDs do not fit into memory, so a prompt is a list of blocks, each a
 seed and a length; prompts with the same first blocks share that prefix. Prompts that are known
-exactly are one block of ids.
+exactly are one block of IDs.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from sylvan.config.objectives import Bounds, Latency
 Ids = NDArray[np.int32]
 
 KEPT_BLOCKS = 4096
-_ODD, _MIX, _MASK = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, (1 << 64) - 1  # those of SplitMix64
+_ODD, _MIX, _MASK = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, (1 << 64) - 1  # constants of SplitMix64
 
 
 @dataclass(frozen=True, slots=True)
 class PromptBlock:
-    """A part of prompts: `length` ids drawn from `seed`.
+    """A part of prompts: `length` IDs derived from `seed`.
 
     Attributes:
-        seed: The same numbers are the same ids, as far as both go.
-        length: Ids.
-        shared: Whether other prompts have it, too.
+        seed: Equal seeds yield equal IDs, up to the shorter length.
+        length: Number of IDs.
+        shared: Whether other prompts contain it too.
     """
 
     seed: tuple[int, ...]
@@ -44,8 +44,8 @@ class SimulatedTurn:
     """One request.
 
     Attributes:
-        parts: Of its prompt, or of what a conversation goes on with.
-        output_tokens: Generated.
+        parts: Parts of its prompt, or of the continuation of a conversation.
+        output_tokens: Tokens to generate.
     """
 
     parts: Sequence[Part]
@@ -53,17 +53,17 @@ class SimulatedTurn:
 
     @property
     def length(self) -> int:
-        """Tokens of the parts."""
+        """Number of tokens of the parts."""
         return sum(p.length if isinstance(p, PromptBlock) else len(p) for p in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedConversation:
-    """Turns that follow each other; each repeats what was said.
+    """Sequential turns; each repeats the history.
 
     Attributes:
         turns: At least one.
-        due_s: When it begins.
+        due_s: When it starts.
     """
 
     turns: Sequence[SimulatedTurn]
@@ -72,13 +72,13 @@ class SimulatedConversation:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """All that is asked.
+    """The whole workload.
 
     Attributes:
-        conversations: In the order of their beginnings.
-        concurrency: Most requests at a time; None: no limit.
-        warmup: Turns that are served before the clock of the measurement starts.
-        slo: Bounds that requests tell the scheduler, of which its policy `slo` makes use.
+        conversations: In order of start.
+        concurrency: Largest number of concurrent requests; None: no limit.
+        warmup: Turns that are served before the measurement starts.
+        slo: SLO limits that requests carry, for the scheduling policy `slo`.
     """
 
     conversations: Sequence[SimulatedConversation]
@@ -88,18 +88,18 @@ class Workload:
 
     @property
     def num_requests(self) -> int:
-        """Turns of all conversations."""
+        """Number of turns of all conversations."""
         return sum(len(each.turns) for each in self.conversations)
 
 
 @dataclass(slots=True)
 class SimulatedPrompts:
-    """Makes the ids of prompts; keeps those of shared blocks."""
+    """Generates the IDs of prompts; caches those of shared blocks."""
 
     _kept: dict[tuple[int, ...], Ids] = field(default_factory=dict[tuple[int, ...], Ids])
 
     def ids(self, parts: Sequence[Part]) -> Ids:
-        """Of a prompt."""
+        """Return the IDs of a prompt."""
         found = [self._part(part) for part in parts]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
@@ -118,7 +118,7 @@ class SimulatedPrompts:
 
 
 def drawn(block: PromptBlock) -> Ids:
-    """The ids of a block: a hash of its seed and of each place, since generators start slowly."""
+    """Return the IDs of a block: a hash of seed and position, because generators start slowly."""
     state = 0
     for number in block.seed:
         state = (state + number + 1) * _ODD & _MASK

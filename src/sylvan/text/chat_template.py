@@ -61,7 +61,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         tools: Tool definitions in the OpenAI shape, or None.
         documents: Documents for retrieval templates, or None.
         add_generation_prompt: End with the start of an assistant message.
-        continue_final_message: Leave the last message open, for the model to go on with.
+        continue_final_message: Leave the last message open, for the model to continue.
         template: Name of one of the checkpoint's templates, or None for the usual choice.
         kwargs: Further variables (`chat_template_kwargs`).
         forge_ok: Let control tokens in contents count.
@@ -331,7 +331,7 @@ def _mark_end(message: dict[str, Any]) -> None:
             part["text"] += _CONTINUE + " "
             return
     raise RequestError(
-        "continue_final_message needs a last message with text to go on with.",
+        "continue_final_message needs a last message with text to continue.",
         param="continue_final_message",
     )
 

@@ -20,7 +20,7 @@ class Parsers:
         reasoning: Where thinking begins and ends.
         tools: How calls are written.
         special_thinking: A marker of thinking is a special token, which the text must show.
-        special_tools: Likewise for calls.
+        special_tools: The same for calls.
         marks: Where thinking begins and ends, as tokens; there if `reasoning` is.
         headers: Ids of what may stand before an answer.
         call_headers: Ids of what may stand before a call.

@@ -38,7 +38,12 @@ _RENUMBERED = (
     *("Plbart", "PLBart", "Speech2Text", "SeamlessM4T", "CPM", "Ernie"),
 )
 """Starts of tokenizer classes whose ids are not those of their SentencePiece model."""
-_WITHOUT_START = ("Baichuan", "T5", "Qwen", "ChatGLM")
+_WITHOUT_START = ("Baichuan", "T5", "Qwen")
+_CHATGLM = (
+    *("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop"),
+    *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+)
+"""What the code of ChatGLM 2 and 3 adds behind the pieces of its model."""
 
 
 def foreign_tokenizer(
@@ -79,8 +84,10 @@ def _rewritten(path: Path, config: Mapping[str, Any], model: Mapping[str, Any]) 
     if kind.startswith(_RENUMBERED):
         return None
     start = config.get("add_bos_token", not kind.startswith(_WITHOUT_START))
-    found = read_sentencepiece(data)
-    return found.build(bos=bool(start), eos=bool(config.get("add_eos_token", False)))
+    found, eos = read_sentencepiece(data), bool(config.get("add_eos_token", False))
+    if kind.startswith("ChatGLM"):
+        return found.build(bos=False, eos=eos, more=_CHATGLM, before=("[gMASK]", "sop"))
+    return found.build(bos=bool(start), eos=eos)
 
 
 def _by_rank(path: Path, data: bytes, config: Mapping[str, Any], model: Mapping[str, Any]) -> Json:

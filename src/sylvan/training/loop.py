@@ -1,7 +1,7 @@
 """Trains an EAGLE-3 head: it learns what the model would have said, several guesses deep.
 
-As in use, the head goes on from its own vectors where the model's are not known yet, and is taught
-at each depth what the model thinks there (`training-time test` of the EAGLE-3 paper).
+As at inference, the head continues from its own vectors where the model's are unknown, and learns
+at each depth what the model predicts there (`training-time test` of the EAGLE-3 paper).
 
 Shapes: B texts, T positions, D hidden, F columns that are read of the model, W tokens that the head
 can guess, V vocabulary.

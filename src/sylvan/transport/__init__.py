@@ -1,1 +1,1 @@
-"""Channels between processes: in one process, over pipes, over ZeroMQ."""
+"""Channels between processes: in-process, over pipes, over ZeroMQ."""

@@ -19,23 +19,23 @@ class MessageError(SylvanError):
 
 
 class ChannelFullError(CapacityError):
-    """The other side does not take messages as fast as they come."""
+    """The receiver does not keep up with the messages."""
 
 
 class MessageSender(Protocol[SendContra]):
     """The sending end. Messages arrive whole and in order, or not at all."""
 
     def send(self, message: SendContra) -> None:
-        """Hand over a message; blocks while the other side is far behind.
+        """Send a message; blocks while the receiver is far behind.
 
         Raises:
-            ChannelFullError: it stayed behind; the message was not taken.
-            MessageError: the message is too large to be sent at all.
+            ChannelFullError: It stayed behind; the message was not sent.
+            MessageError: The message is too large to send.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the end; messages under way may be lost. Idempotent."""
+        """Close the end; messages in transit may be lost. Idempotent."""
         ...
 
 
@@ -46,12 +46,12 @@ class MessageReceiver(Protocol[RecvCo]):
         """Return the next message, or None if there is none within `timeout_s`.
 
         Raises:
-            MessageError: what arrived is malformed; it is dropped.
+            MessageError: The received data is malformed; it is dropped.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the end; unread messages are lost. Idempotent."""
+        """Close the end; unread messages are lost. Idempotent."""
         ...
 
 
@@ -62,12 +62,12 @@ class AsyncReceiver(Protocol[RecvCo]):
         """Wait for the next message.
 
         Raises:
-            MessageError: what arrived is malformed; it is dropped.
+            MessageError: The received data is malformed; it is dropped.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the end; unread messages are lost. Idempotent."""
+        """Close the end; unread messages are lost. Idempotent."""
         ...
 
 
@@ -79,7 +79,7 @@ class DuplexChannel(Protocol[SendContra, RecvCo]):
     def receive(self, timeout_s: float = 0.0) -> RecvCo | None: ...
 
     def close(self) -> None:
-        """Let go of both ends."""
+        """Close both ends."""
         ...
 
 
@@ -91,7 +91,7 @@ class AsyncChannel(Protocol[SendContra, RecvCo]):
     async def receive(self) -> RecvCo: ...
 
     def close(self) -> None:
-        """Let go of both ends."""
+        """Close both ends."""
         ...
 
 

@@ -32,10 +32,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def pack(array: Array, store: SharedArrays | None) -> tuple[bool, bytes]:
-    """Encode an array; returns whether it went to the store, and the payload.
+    """Encode an array; return whether it went to the store, and the payload.
 
     Raises:
-        MessageError: the dtype is not one that may travel.
+        MessageError: The dtype is not supported.
     """
     code = _CODES.get(array.dtype.newbyteorder("<"))
     if code is None or array.ndim > _MAX_DIMS:
@@ -50,10 +50,10 @@ def pack(array: Array, store: SharedArrays | None) -> tuple[bool, bytes]:
 
 
 def unpack(payload: bytes | memoryview, store: SharedArrays | None, *, shared: bool) -> Array:
-    """Decode what `pack` made; the array is a copy of its own.
+    """Decode the result of `pack` into a new array.
 
     Raises:
-        MessageError: the payload is malformed, or the file is not there.
+        MessageError: The payload is malformed, or the file is missing.
     """
     view = memoryview(payload)
     dtype, shape, offset = _header(view)
@@ -80,10 +80,10 @@ def _header(view: memoryview) -> tuple[np.dtype[Any], tuple[int, ...], int]:
 
 
 class SharedArrays:
-    """Arrays too large for a message, one file each in a private memory-backed directory.
+    """Large arrays, one file each in a private memory-backed directory.
 
-    The reader removes the file. Names start with the writer's process id, so that what a dead
-    process left can be found.
+    The reader deletes the file. Names start with the writer's PID, so that leftovers of a dead
+    process can be found.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -91,7 +91,7 @@ class SharedArrays:
         self._numbers = itertools.count()
 
     def put(self, array: Array) -> str | None:
-        """Write a contiguous array; None if there is no room for it."""
+        """Write a contiguous array; None if there is no space."""
         name = f"a{os.getpid()}-{next(self._numbers)}"
         path = self._directory / name
         try:
@@ -106,10 +106,10 @@ class SharedArrays:
         return name
 
     def take(self, name: bytes, num_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Read and remove the file of that name, whose size is known.
+        """Read and delete the file of that name and size.
 
         Raises:
-            MessageError: it is not one of ours, is not there, or has another size.
+            MessageError: It is not one of ours, is missing, or has another size.
         """
         text = name.decode("ascii", "replace")
         if not _NAME.match(text):

@@ -1,4 +1,4 @@
-"""Messages as bytes: msgpack of msgspec structs, checked against one tagged union a direction."""
+"""Serialises messages: msgpack of msgspec structs, one tagged union per direction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MessageEncoder:
         """Bytes of a message.
 
         Raises:
-            MessageError: it is too large, or holds something that may not travel.
+            MessageError: It is too large, or contains an unsupported type.
         """
         try:
             data = self._encoder.encode(message)
@@ -50,11 +50,11 @@ class MessageEncoder:
 
 
 class MessageDecoder(Generic[Message]):
-    """Turns bytes into messages of one type, strictly.
+    """Decodes messages of one type, strictly.
 
     Args:
         kind: The union of messages that may arrive.
-        store: Where large arrays are found.
+        store: Store of large arrays.
     """
 
     def __init__(self, kind: object, store: SharedArrays | None = None) -> None:
@@ -64,10 +64,10 @@ class MessageDecoder(Generic[Message]):
         )
 
     def decode(self, data: bytes | memoryview) -> Message:
-        """The message.
+        """Decode a message.
 
         Raises:
-            MessageError: the bytes are no message of this type.
+            MessageError: The bytes are not a message of this type.
         """
         try:
             return self._decoder.decode(data)

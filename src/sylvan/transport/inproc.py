@@ -62,7 +62,7 @@ class AsyncPipe(Generic[Message]):
         self._loop = loop
         self._pipe: Pipe[Message] = Pipe(capacity)
         self._arrived = asyncio.Event()
-        self._waking = threading.Lock()  # held from the first unread message to its reading
+        self._waking = threading.Lock()  # held from the first unread message until it is read
         self._closed = False
 
     def send(self, message: Message) -> None:
@@ -70,7 +70,7 @@ class AsyncPipe(Generic[Message]):
         if not self._closed and self._waking.acquire(blocking=False):
             try:
                 self._loop.call_soon_threadsafe(self._arrived.set)
-            except RuntimeError:  # the loop has ended, so nobody reads this
+            except RuntimeError:  # the loop is closed, so nothing reads this
                 self.close()
 
     async def receive(self) -> Message:

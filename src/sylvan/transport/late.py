@@ -1,4 +1,4 @@
-"""Channels whose messages are late, to see whether everything else bears it."""
+"""Channels with delayed messages, for fault injection."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sylvan.transport.api import (
 )
 
 Delay = Callable[[], float]
-"""Seconds by which the next message is late."""
+"""Returns the delay of the next message in seconds."""
 
 
 class LateSender(Generic[Message]):
-    """A sender that delays messages, in order; undeliverable ones are lost."""
+    """Sends messages with delays, in order; undeliverable ones are lost."""
 
     def __init__(self, sender: MessageSender[Message], delay: Delay) -> None:
         self._sender = sender
@@ -34,7 +34,7 @@ class LateSender(Generic[Message]):
         loop = asyncio.get_running_loop()
         self._due_s = max(self._due_s, loop.time() + self._delay())
         self._waiting.append(message)
-        loop.call_at(self._due_s, self._leave)  # those of the same time come in any order
+        loop.call_at(self._due_s, self._leave)  # equal times have no order
 
     def close(self) -> None:
         self._closed = True
@@ -47,7 +47,7 @@ class LateSender(Generic[Message]):
 
 
 class LateReceiver(Generic[Message]):
-    """A receiver that gives messages out late, and in order."""
+    """Delivers received messages with delays, in order."""
 
     def __init__(self, receiver: AsyncReceiver[Message], delay: Delay) -> None:
         self._receiver = receiver
@@ -60,7 +60,7 @@ class LateReceiver(Generic[Message]):
         try:
             await asyncio.wait({get, self._pump}, return_when=asyncio.FIRST_COMPLETED)
             if not get.done():
-                await self._pump  # raises what the other receiver raised
+                await self._pump  # re-raises the receiver's error
             due_s, message = await get
         finally:
             get.cancel()

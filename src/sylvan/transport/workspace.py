@@ -1,4 +1,4 @@
-"""The private directory of one engine: sockets and shared arrays, and their removal."""
+"""The private directory of one engine: sockets and shared arrays, and its removal."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def _default_parent() -> Path:
 class Workspace:
     """A directory of mode 0700 that lives as long as its owner.
 
-    The owner holds a file lock in it. A directory whose lock is free has lost its owner, however
-    that ended, and the next engine to start removes it.
+    The owner holds a file lock in it. If the lock is free, the owner has exited in whatever
+    way, and the next engine to start removes the directory.
 
     Attributes:
         path: The directory.
@@ -41,14 +41,14 @@ class Workspace:
 
     @classmethod
     def create(cls, parent: Path | None = None) -> Workspace:
-        """Make a directory under `parent` (default: where memory is shared) and own it.
+        """Create a directory under `parent` (default: in shared memory) and own it.
 
-        Directories left behind there by engines that were killed are removed first.
+        Removes directories left behind there by killed engines first.
         """
         parent = parent or _default_parent()
         sweep(parent)
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        # named only once it is locked: a sweeper never sees a free lock of a living owner
+        # renamed only after locking: a sweep never sees a free lock of a living owner
         draft = path / f"{_LOCK}.new"
         lock_fd = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,18 +61,18 @@ class Workspace:
         return cls(path, None)
 
     def address(self, name: str) -> str:
-        """ZeroMQ address of the socket called `name`."""
+        """Return the ZeroMQ address of the socket called `name`."""
         return f"ipc://{self.path / name}"
 
     def sweep_arrays(self, pid: int) -> None:
-        """Remove shared arrays that process `pid` wrote and no process will read."""
+        """Delete shared arrays written by process `pid` that no process will read."""
         for file in self.path.glob(f"a{pid}-*"):
             file.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Delete the directory with all in it; idempotent.
+        """Delete the directory and its contents; idempotent.
 
-        Others may be deleting it, or writing to it, at the same moment.
+        Other processes may delete it or write to it concurrently.
         """
         for _ in range(_REMOVE_TRIES):
             shutil.rmtree(self.path, ignore_errors=True)
@@ -85,7 +85,7 @@ class Workspace:
 
 
 def sweep(parent: Path) -> int:
-    """Remove the directories under `parent` whose owners have ended; return how many."""
+    """Delete the directories under `parent` whose owners have exited; return their number."""
     removed = 0
     for path in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -99,7 +99,7 @@ def _remove_orphan(path: Path) -> bool:
         return False
     lock_fd = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: the owner lives
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: the owner is alive
         shutil.rmtree(path, ignore_errors=True)
     finally:
         os.close(lock_fd)

@@ -1,7 +1,7 @@
 """Channels between the processes of one machine: ZeroMQ over unix sockets.
 
-The receiving end binds, the sending ends connect and reconnect by themselves, so either process
-may start first or come back. Messages sent to a process that is gone wait for the next one that
+The receiving end binds, the sending ends connect and reconnect automatically, so either process
+may start first or restart. Messages to a dead process wait for the next one that
 binds the address.
 """
 
@@ -46,7 +46,7 @@ class PushSender(Generic[Message]):
 
 
 class AsyncPushSender(Generic[Message]):
-    """The sending end inside an event loop; what the socket cannot take waits in a backlog."""
+    """The sending end on an event loop; what the socket cannot take waits in a backlog."""
 
     def __init__(self, context: Context, address: str, encoder: MessageEncoder) -> None:
         self._socket = _push(context, address)
@@ -107,7 +107,7 @@ class PullReceiver(Generic[Message]):
 
 
 class AsyncPullReceiver(Generic[Message]):
-    """The receiving end inside an event loop; for one task."""
+    """The receiving end on an event loop; for one task."""
 
     def __init__(
         self,

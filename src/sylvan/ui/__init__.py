@@ -1,1 +1,1 @@
-"""The web page: its built files, as servers and gateways send them. Sources are in `ui/`."""
+"""The web UI: its built files, as servers and gateways send them. Sources are in `ui/`."""

@@ -1,4 +1,4 @@
-"""The files of the page: bytes, types and headers, the same for a server and a gateway."""
+"""Serves the files of the web UI: bytes, types and headers, for servers and gateways."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
-        "img-src 'self' data: blob:",  # pictures that a user adds to a message
+        "img-src 'self' data: blob:",  # pictures that a user attaches to a message
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",  # text of models can never become HTML
+        "require-trusted-types-for 'script'",  # model output can never become HTML
         "trusted-types 'none'",
     )
 )
@@ -43,24 +43,24 @@ class PageFile:
 
     Attributes:
         body: Its bytes.
-        headers: Of the answer, by name in small letters.
+        headers: Response headers, by lower-case name.
     """
 
     body: bytes
     headers: Mapping[str, str]
 
     def is_known(self, etags: str | None) -> bool:
-        """Whether a browser that sent these `If-None-Match` has it already."""
+        """Whether a browser that sent this `If-None-Match` has the current version."""
         return etags is not None and self.headers["etag"] in etags
 
 
 @functools.cache
 def page_file(name: str, site: Site) -> PageFile | None:
-    """A file of the page; None if there is none of that name.
+    """Return a file of the UI; None if there is none of that name.
 
     Args:
-        name: Without a folder.
-        site: Who sends it; the page shows what there is.
+        name: File name without directory.
+        site: Kind of server, on which the contents depend.
     """
     if name != INDEX and _NAME.fullmatch(name) is None:
         return None
@@ -76,7 +76,7 @@ def page_file(name: str, site: Site) -> PageFile | None:
         "cross-origin-opener-policy": "same-origin",
         "referrer-policy": "no-referrer",
         "x-content-type-options": "nosniff",
-        "cache-control": "no-cache",  # asked for again each time, so that an update shows
+        "cache-control": "no-cache",  # revalidated each time, so that updates take effect
         "etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
     }
     return PageFile(body, headers)

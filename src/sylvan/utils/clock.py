@@ -16,7 +16,7 @@ process_cpu: Clock = time.process_time
 
 
 def since_1970() -> float:
-    """Wall-clock seconds since 1970, for files and other machines; may go back."""
+    """Wall-clock seconds since the Unix epoch, for files and other machines; may go back."""
     return datetime.now(tz=UTC).timestamp()
 
 

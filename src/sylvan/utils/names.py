@@ -1,4 +1,4 @@
-"""Names that nobody can guess."""
+"""Unguessable names."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ WRITTEN = "commit.txt"
 
 
 def commit(package: Path = _PACKAGE) -> str | None:
-    """Short id of the commit, with `-dirty` if files were changed; None if nobody knows.
+    """Short id of the commit, with `-dirty` if files were changed; None if unknown.
 
     Args:
         package: Directory of `sylvan`, installed or in a checkout.

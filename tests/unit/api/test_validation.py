@@ -46,7 +46,7 @@ def test_names_without_an_effect_are_listed_where_they_ask_for_something():
 
 
 def test_known_names_that_cannot_be_honoured_are_refused():
-    with pytest.raises(RequestError, match="video_config cannot be honoured"):
+    with pytest.raises(RequestError, match="video_config is not supported"):
         unknown_fields(parse(GenerateBody, {"text": "x", "video_config": {"fps": 2}}))
 
 

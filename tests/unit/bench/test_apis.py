@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sylvan.bench.apis import APIS
-from sylvan.bench.outcome import Reception, RequestRecord
+from sylvan.bench.outcome import RequestRecord, TokenTimer
 from sylvan.config.bench import AnswerConfig
 
 
 def read(name, events):
-    reception = Reception(RequestRecord(4), sent_s=0.0)
+    reception = TokenTimer(RequestRecord(4), sent_s=0.0)
     api = APIS[name](AnswerConfig())
     for now_s, event in enumerate(events, 1):
         api.read(event, reception, float(now_s))

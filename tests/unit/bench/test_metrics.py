@@ -4,7 +4,7 @@ import pytest
 
 from sylvan.bench.load import Measured
 from sylvan.bench.metrics import summary, token_moments
-from sylvan.bench.outcome import Reception, RequestRecord
+from sylvan.bench.outcome import RequestRecord, TokenTimer
 
 
 def outcome(**fields):
@@ -14,7 +14,7 @@ def outcome(**fields):
 
 def test_times_of_a_stream():
     found = RequestRecord(prompt_tokens=4)
-    reception = Reception(found, sent_s=10.0)
+    reception = TokenTimer(found, sent_s=10.0)
     reception.tokens(1, 10.5)
     reception.tokens(0, 10.6)
     reception.tokens(2, 11.5)
@@ -25,7 +25,7 @@ def test_times_of_a_stream():
 
 def test_an_answer_in_one_piece_has_no_first_token_of_its_own():
     found = RequestRecord(prompt_tokens=4)
-    Reception(found, sent_s=10.0).end(12.0)
+    TokenTimer(found, sent_s=10.0).end(12.0)
     assert (found.ttft_s, found.latency_s) == (2.0, 2.0)
 
 

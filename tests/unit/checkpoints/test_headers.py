@@ -35,8 +35,8 @@ BROKEN = {
     "a few bytes": (b"abc", "is cut off: it ends after 3 bytes, in its header"),
     "half a header": (packed({"w": {}})[:12], "is cut off: it ends after 12 bytes, in its header"),
     "pointer": (LFS, "is a pointer of Git LFS, not the weights; `git lfs pull` fetches them"),
-    "noise": (b"\xff" * 64, "is no safetensors file, or has a broken header"),
-    "a list": (packed([1]), "is no safetensors file, or has a broken header"),
+    "noise": (b"\xff" * 64, "is not a safetensors file, or its header is malformed"),
+    "a list": (packed([1]), "is not a safetensors file, or its header is malformed"),
     "no entry": (packed({"w": []}), "cannot read the entry of tensor 'w'"),
     "no shape": (packed({"w": {"dtype": "F32"}}), "cannot read the entry of tensor 'w'"),
 }

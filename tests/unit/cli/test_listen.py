@@ -59,7 +59,7 @@ def test_other_files_are_never_removed(tmp_path):
     path = tmp_path / "s"
     path.write_text("mine")
 
-    with pytest.raises(ConfigError, match="is no socket"):
+    with pytest.raises(ConfigError, match="is not a socket"):
         bind(server(uds=str(path)))
     with pytest.raises(ConfigError, match="no directory"):
         bind(server(uds=str(tmp_path / "none" / "s")))

@@ -78,7 +78,10 @@ def test_help_fits_the_terminal(capsys):
         (("generate",), "PROMPT is missing"),
         (("generate", "x", "--max-tokens", "many"), "--max-tokens: expected a number"),
         (("chat", "--url", "http://x", "--page-size", "3"), "leave out --page-size"),
-        (("chat", "--port", "3"), "--port: the server of this command is private"),
+        (
+            ("chat", "--port", "3"),
+            "--port: it cannot be set for a private server",
+        ),
         (("check", "modle"), "unexpected argument 'modle'"),
     ],
 )

@@ -152,6 +152,15 @@ FLAGS = {
     "--tp-size 2": ("parallel.tp", 2),
     "--tensor-parallel-size 2": ("parallel.tp", 2),
     "--tp 2": ("parallel.tp", 2),
+    "--ep-size 2": ("parallel.ep", 2),
+    "--expert-parallel-size 2": ("parallel.ep", 2),
+    "--ep 2": ("parallel.ep", 2),
+    "--ep-num-redundant-experts 4": ("parallel.redundant_experts", 4),
+    "--init-expert-location f.json": ("parallel.expert_placement", "f.json"),
+    "--nnodes 2": ("parallel.nodes", 2),
+    "--node-rank 1": ("parallel.node_rank", 1),
+    "--dist-init-addr h:1": ("parallel.address", "h:1"),
+    "--nccl-init-addr h:1": ("parallel.address", "h:1"),
     "--dist-timeout 30": ("parallel.join_timeout_s", 30.0),
     "--disaggregation-mode prefill": ("disagg.role", "prefill"),
     "--disaggregation-mode null": ("disagg", None),
@@ -226,7 +235,7 @@ def test_flags_of_missing_features_are_refused(name):
 
 @pytest.mark.parametrize(
     "line",
-    ["--pp-size 1", "--ep 1", "--nnodes 1 --node-rank 0"],
+    ["--pp-size 1", "--init-expert-location trivial"],
 )
 def test_flags_of_missing_features_may_say_that_they_are_not_wanted(line):
     assert flags(line).given.settings == ()

@@ -21,6 +21,7 @@ from sylvan.protocol.errors import ConfigError
 from tests.support.config_facts import make_facts, make_model
 
 STANDALONE = SpeculativeConfig(algorithm="standalone", draft_model="d")
+NODES = {"parallel.tp": 2, "parallel.nodes": 2, "parallel.address": "h:1"}
 BROKEN = {
     "tiers without prefixes": (
         {"tiers": TiersConfig(), "cache.prefix": "none"},
@@ -54,7 +55,7 @@ BROKEN = {
     "no role": ({"disagg": DisaggConfig()}, "disagg.role is missing: give --disagg"),
     "roles with others": (
         {"disagg": DisaggConfig(role="prefill", transfer="store")},
-        "disagg.transfer=store hands over through a store; give tiers.storage",
+        "disagg.transfer=store transfers KV through a store: set tiers.storage",
     ),
     "prompts between steps with others": (
         {"pdmux": PdMuxConfig(), "lora": LoraConfig()},
@@ -80,6 +81,19 @@ BROKEN = {
         {"parallel.tp": 2, "device": "cuda"},
         "parallel.tp=2: ranks share a model on the CPU only so far, not on device=cuda",
     ),
+    "devices of one process": (
+        {"parallel.devices": 2},
+        "parallel.devices=2: only on JAX one process divides a model among devices, not on "
+        "device=cpu",
+    ),
+    "adapters on JAX": (
+        {"device": "jax", "lora": LoraConfig()},
+        "device=jax: adapters have no lowering to JAX",
+    ),
+    "8-bit keys on JAX": (
+        {"device": "jax", "cache.dtype": "int8"},
+        "device=jax: pages of cache.dtype=int8 have no lowering to JAX",
+    ),
     "ranks with tiers": (
         {"parallel.tp": 2, "tiers": TiersConfig()},
         "parallel.tp=2: KV tiers are kept by one rank only so far",
@@ -87,6 +101,46 @@ BROKEN = {
     "ranks with overlap": (
         {"parallel.tp": 2, "scheduler.overlap": "on"},
         "scheduler.overlap=on has steps launched ahead, and parallel.tp=2 ranks agree on each",
+    ),
+    "experts in groups of ranks": (
+        {"parallel.tp": 4, "parallel.ep": 3},
+        "parallel.ep=3: parallel.tp=4 ranks do not divide into so many groups",
+    ),
+    "copies of experts without groups": (
+        {"parallel.tp": 2, "parallel.redundant_experts": 2},
+        "parallel.redundant_experts=2: with parallel.ep=1 every rank has all experts",
+    ),
+    "placement of experts without groups": (
+        {"parallel.tp": 2, "parallel.expert_placement": "f.json"},
+        "parallel.expert_placement=f.json: with parallel.ep=1 every rank has all experts",
+    ),
+    "machines without an address": (
+        {"parallel.tp": 2, "parallel.nodes": 2},
+        "parallel.nodes=2: parallel.address is missing: HOST:PORT of machine 0",
+    ),
+    "ranks by machines": (
+        {"parallel.tp": 3, "parallel.nodes": 2, "parallel.address": "h:1"},
+        "parallel.tp=3 ranks do not divide among parallel.nodes=2 machines",
+    ),
+    "number of the machine": (
+        {"parallel.node_rank": 1},
+        "parallel.node_rank=1: parallel.nodes=1 machines have the numbers from 0 on",
+    ),
+    "memory of several machines": (
+        {**NODES, "parallel.backend": "shared"},
+        "parallel.backend=shared: machines share no memory",
+    ),
+    "replicas on several machines": (
+        {**NODES, "server.replicas": 2},
+        "server.replicas=2: with parallel.nodes=2 machines a server is one replica",
+    ),
+    "roles on several machines": (
+        {**NODES, "disagg": DisaggConfig(role="prefill")},
+        "disagg: ranks on parallel.nodes=2 machines hand over no KV yet",
+    ),
+    "the same bits with others": (
+        {"parallel.same_bits": True, "quantization": "w8a8"},
+        "parallel.same_bits and quantization=w8a8 exclude each other: ranks round",
     ),
     "registered where nobody listens": (
         {"server.register": ("http://g:1",), "server.uds": "/tmp/s"},

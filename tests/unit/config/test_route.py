@@ -128,7 +128,7 @@ def test_servers_that_speak_grpc_are_accepted():
         ("--selector a=b", "with discovery.kubernetes only"),
         ("--service-discovery-port 1", "with discovery.kubernetes only"),
         ("--prefill-selector a=b --decode-selector c=d", "with discovery.kubernetes only"),
-        ("--service-discovery --prefill-selector a=b", "need each other"),
+        ("--service-discovery --prefill-selector a=b", "must be set together"),
         ("--server.trusted-proxies proxy", "'proxy' is no IP address and no network"),
     ],
 )

@@ -30,10 +30,10 @@ def test_frames_are_those_that_are_wanted():
 @pytest.mark.parametrize(
     ("data", "most", "words"),
     [
-        (b"no video", (1 << 20, 60), "no video that can be read"),
-        (b"", (1 << 20, 60), "no video that can be read"),
+        (b"no video", (1 << 20, 60), "the video cannot be decoded"),
+        (b"", (1 << 20, 60), "the video cannot be decoded"),
         (mp4()[:400], (1 << 20, 60), "read|frames"),
-        (wav(), (1 << 20, 60), "no pictures"),
+        (wav(), (1 << 20, 60), "no video track"),
         (mp4(), (64 * 47, 60), "media.pixels"),
         (mp4(12, 6), (1 << 20, 1.5), "media.seconds"),
         (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", (1 << 20, 60), "read"),
@@ -59,9 +59,9 @@ def test_a_sound_is_mixed_and_resampled():
 @pytest.mark.parametrize(
     ("data", "seconds", "words"),
     [
-        (b"no sound", 60, "no sound that can be read"),
-        (mp4(), 60, "no sound"),
-        (wav(0.0), 60, "no sound"),
+        (b"no sound", 60, "the sound cannot be decoded"),
+        (mp4(), 60, "no audio track"),
+        (wav(0.0), 60, "no audio track"),
         (wav(2.0), 1, "media.seconds"),
     ],
 )

@@ -24,7 +24,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{/* A pool with what it leaves out taken from the first one: helm merges maps by name only. */}}
 {{- define "sylvan.pool" -}}
-{{- $defaults := dict "role" "regular" "replicas" 1 "model" "sapling" "config" dict "env" list "sharedMemory" "1Gi" "drainSeconds" 120 "startupSeconds" 600 -}}
+{{- $defaults := dict "role" "regular" "replicas" 1 "nodes" 1 "model" "sapling" "config" dict "env" list "sharedMemory" "1Gi" "drainSeconds" 120 "startupSeconds" 600 -}}
 {{- $defaults = merge $defaults (dict "strategy" (dict "maxSurge" 1 "maxUnavailable" 0) "disruptionBudget" (dict "maxUnavailable" 1)) -}}
 {{- $defaults = merge $defaults (dict "autoscaling" (dict "kind" "" "minReplicas" 1 "maxReplicas" 8 "queuedRequests" 4 "kvUse" 0.8 "stabilizationSeconds" 300)) -}}
 {{- $defaults = merge $defaults (dict "resources" dict "nodeSelector" dict "tolerations" list "affinity" dict "topologySpreadConstraints" list) -}}
@@ -61,4 +61,123 @@ preStop:
     secretKeyRef:
       name: {{ .secret }}
       key: {{ .key }}
+{{- end -}}
+
+{{/* What a pod of a pool does: root, pool, full, secret, settings, args; `served` if clients are answered there. */}}
+{{- define "sylvan.server" -}}
+{{- $root := .root }}{{ $pool := .pool }}{{ $full := .full }}{{ $secret := .secret }}{{ $settings := .settings -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ add $pool.drainSeconds 20 }}
+securityContext:
+  {{- include "sylvan.podSecurity" $root | nindent 2 }}
+{{- with $root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+containers:
+  - name: sylvan
+    image: {{ include "sylvan.image" $root }}
+    imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+    args: [serve, {{ $pool.model | quote }}, --config, /etc/sylvan/config/serve.yaml{{ range .args }}, {{ . | quote }}{{ end }}]
+    securityContext:
+      {{- include "sylvan.containerSecurity" $root | nindent 6 }}
+    env:
+      {{- include "sylvan.keyEnv" (dict "name" "SYLVAN_SERVER__API_KEY" "secret" $secret "key" "gateway-key") | nindent 6 }}
+      {{- include "sylvan.keyEnv" (dict "name" "SYLVAN_SERVER__GATEWAY_KEY" "secret" $secret "key" "gateway-key") | nindent 6 }}
+      {{- include "sylvan.keyEnv" (dict "name" "SYLVAN_SERVER__ADMIN_API_KEY" "secret" $secret "key" "admin-key") | nindent 6 }}
+      {{- with $pool.env }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
+    ports:
+      - name: http
+        containerPort: 30000
+      {{- if ne $pool.role "regular" }}
+      - name: bootstrap
+        containerPort: {{ $settings.disagg.bootstrap_port }}
+      {{- end }}
+    lifecycle:
+      {{- include "sylvan.lifecycle" $root | nindent 6 }}
+    {{- if .served }}
+    # Nothing listens before the model is loaded.
+    startupProbe:
+      httpGet: {path: /live, port: http}
+      periodSeconds: 2
+      timeoutSeconds: 2
+      failureThreshold: {{ div $pool.startupSeconds 2 }}
+    # Requests are admitted and a scheduler shows life; a pod that drains gets nothing new.
+    readinessProbe:
+      httpGet: {path: /ready, port: http}
+      periodSeconds: 5
+      timeoutSeconds: 3
+      failureThreshold: 2
+    # Processes run or are being restarted: overload and a restart inside do not end the pod.
+    livenessProbe:
+      httpGet: {path: /live, port: http}
+      periodSeconds: 10
+      timeoutSeconds: 5
+      failureThreshold: 6
+    {{- end }}
+    resources:
+      {{- toYaml $pool.resources | nindent 6 }}
+    volumeMounts:
+      - {name: config, mountPath: /etc/sylvan/config, readOnly: true}
+      {{- if ne $pool.role "regular" }}
+      - {name: secret, mountPath: /etc/sylvan/secret, readOnly: true}
+      {{- end }}
+      - {name: tmp, mountPath: /tmp}
+      - {name: shm, mountPath: /dev/shm}
+      - {name: cache, mountPath: /var/cache/sylvan}
+      {{- if $root.Values.models.existingClaim }}
+      - {name: models, mountPath: /models, readOnly: true}
+      {{- end }}
+volumes:
+  - name: config
+    configMap:
+      name: {{ $full }}
+  {{- if ne $pool.role "regular" }}
+  - name: secret
+    secret:
+      secretName: {{ $secret }}
+      defaultMode: 0440
+      items:
+        - {key: disagg-secret, path: disagg-secret}
+  {{- end }}
+  - name: tmp
+    emptyDir:
+      sizeLimit: 1Gi
+  - name: shm
+    emptyDir:
+      medium: Memory
+      sizeLimit: {{ $pool.sharedMemory }}
+  - name: cache
+    {{- if $root.Values.cache.existingClaim }}
+    persistentVolumeClaim:
+      claimName: {{ $root.Values.cache.existingClaim }}
+    {{- else }}
+    emptyDir:
+      sizeLimit: {{ $root.Values.cache.sizeLimit }}
+    {{- end }}
+  {{- if $root.Values.models.existingClaim }}
+  - name: models
+    persistentVolumeClaim:
+      claimName: {{ $root.Values.models.existingClaim }}
+      readOnly: true
+  {{- end }}
+{{- with $pool.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $pool.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $pool.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $pool.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}

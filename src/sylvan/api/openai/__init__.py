@@ -1,1 +1,1 @@
-"""Wire models of the OpenAI API, and their conversion."""
+"""Bodies of the OpenAI API, and their conversion."""

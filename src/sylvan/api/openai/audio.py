@@ -1,4 +1,4 @@
-"""Forms and replies of `/v1/audio/transcriptions` and `/v1/audio/translations`."""
+"""Forms and answers of `/v1/audio/transcriptions` and `/v1/audio/translations`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class FormPart(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AudioForm:
-    """What a client wants of a sound.
+    """A parsed transcription request.
 
     Attributes:
-        file: The sound.
-        language: Of what is said, as in ISO 639-1; empty: to be found out.
-        prompt: Text that might stand before.
-        format: Of the reply.
-        temperature: Of sampling.
-        stream: Send text as it comes.
-        segments: Whether times of segments are wanted.
+        file: The audio file.
+        language: Language as in ISO 639-1; empty: detect it.
+        prompt: Text that may precede the audio.
+        format: Format of the answer.
+        temperature: Sampling temperature.
+        stream: Stream the text.
+        segments: Return segment times.
     """
 
     file: bytes
@@ -47,7 +47,7 @@ class AudioForm:
 
 
 class TranscriptionReply(BaseModel):
-    """A reply; the last four only of the form `verbose_json`. Other forms are texts."""
+    """A transcription; the last four fields only in `verbose_json`. Other formats are text."""
 
     text: str
     usage: dict[str, Any]
@@ -59,7 +59,7 @@ class TranscriptionReply(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of what is said, and when, in seconds from the beginning."""
+    """A segment of speech, with times in seconds from the beginning."""
 
     start: float
     end: float
@@ -68,10 +68,10 @@ class Segment:
 
 
 def audio_form(parts: Mapping[str, FormPart]) -> AudioForm:
-    """Read a form.
+    """Parse a form.
 
     Raises:
-        RequestError: A field is missing or wrong; names it.
+        RequestError: A field is missing or invalid; the message names it.
     """
     if "file" not in parts:
         raise RequestError("file must be given.", param="file")
@@ -88,7 +88,7 @@ def audio_form(parts: Mapping[str, FormPart]) -> AudioForm:
     times = _text(parts, "timestamp_granularities[]") or _text(parts, "timestamp_granularities")
     if times not in ("", "segment"):
         raise RequestError(
-            "timestamp_granularities: only times of segments are known.",
+            "timestamp_granularities: only segment is supported.",
             param="timestamp_granularities",
         )
     prompt = _text(parts, "prompt")
@@ -109,7 +109,7 @@ def audio_form(parts: Mapping[str, FormPart]) -> AudioForm:
 def audio_reply(
     form: AudioForm, task: str, language: str, seconds: float, segments: Sequence[Segment]
 ) -> tuple[dict[str, Any] | str, str]:
-    """A reply, and its media type."""
+    """An answer, and its media type."""
     text = whole_text(segments)
     if form.format == "text":
         return f"{text}\n", "text/plain; charset=utf-8"
@@ -148,7 +148,7 @@ def audio_reply(
 
 
 def whole_text(segments: Sequence[Segment]) -> str:
-    """What is said in all segments."""
+    """Join the text of all segments."""
     return "".join(segment.text for segment in segments).strip()
 
 

@@ -1,4 +1,4 @@
-"""Wire models of `/v1/files` and `/v1/batches`."""
+"""Bodies of `/v1/files` and `/v1/batches`."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ MetadataValue = Annotated[str, Field(max_length=512)]
 
 
 class BatchBody(WireModel):
-    """A file of requests to be worked off."""
+    """A batch to create."""
 
     input_file_id: Name
     """A file of purpose `batch`: one request per line."""
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
-    """Where every request goes."""
+    """Route of every request."""
     completion_window: Literal["24h"]
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=64)] | None = None
 
 
 class ListQuery(WireModel):
-    """Which part of a list to return."""
+    """A page of a list."""
 
     limit: Annotated[int, Field(ge=1, le=10_000)] = 20
     after: Name | None = None
-    """The last id of the part before."""
+    """Return objects after this ID."""
     purpose: Name | None = None
 
 
@@ -50,7 +50,7 @@ class FileReply(BaseModel):
 
 
 class ListReply(BaseModel):
-    """A part of a list."""
+    """A page of a list."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]
@@ -60,7 +60,7 @@ class ListReply(BaseModel):
 
 
 class DeletedReply(BaseModel):
-    """Something that is gone."""
+    """A deleted object."""
 
     id: str
     object: str
@@ -68,7 +68,7 @@ class DeletedReply(BaseModel):
 
 
 class BatchReply(BaseModel):
-    """The state of a batch."""
+    """A batch and its state."""
 
     id: str
     object: Literal["batch"]

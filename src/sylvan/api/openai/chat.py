@@ -1,4 +1,4 @@
-"""Wire models of `/v1/chat/completions`."""
+"""Bodies of `/v1/chat/completions`."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _DROPPED_PARTS = ("thinking", "reasoning", "redacted_thinking")
 
 
 class ContentPart(WireModel):
-    """A piece of a message: text, or an image, video or sound for models that take them."""
+    """A content part of a message: text, or an image, video or audio for multimodal models."""
 
     type: str
     text: str | None = None
 
     @property
     def passes_on(self) -> bool:
-        """What holds media is read with all that it has."""
+        """Media parts keep all their fields."""
         return media_kind(self.type) is not None
 
 
 class CalledFunction(OpenModel):
-    """What an assistant called."""
+    """The function of a tool call."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
 class MessageToolCall(OpenModel):
-    """A call in an assistant's message."""
+    """A tool call in an assistant message."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -49,7 +49,7 @@ class MessageToolCall(OpenModel):
 
 
 class ChatMessage(OpenModel):
-    """One message of a conversation; templates read what else it has."""
+    """One message of a conversation; templates may read further fields."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[str | ContentPart] | None = None
@@ -60,11 +60,11 @@ class ChatMessage(OpenModel):
     """Older form of `tool_calls`."""
     reasoning_content: str | None = None
     prefix: bool | None = None
-    """Go on with this message, the last one, as `continue_final_message` does."""
+    """Continue this message, the last one, as `continue_final_message` does."""
 
 
 class FunctionTool(OpenModel):
-    """A function that the model may call; templates show what else it has."""
+    """A function that the model may call; templates may read further fields."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)]
     description: str | None = None
@@ -73,7 +73,7 @@ class FunctionTool(OpenModel):
 
 
 class ChatTool(OpenModel):
-    """A tool; templates show what else it has."""
+    """A tool; templates may read further fields."""
 
     type: Literal["function"] = "function"
     function: FunctionTool
@@ -93,7 +93,7 @@ class NamedChoice(WireModel):
 
 
 class AllowedTools(WireModel):
-    """A part of the tools, and whether one must be called."""
+    """A subset of the tools, and whether one must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS)]
@@ -107,21 +107,21 @@ class AllowedChoice(WireModel):
 
 
 class Thinking(WireModel):
-    """Switch for thinking."""
+    """Switches thinking."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: ThinkingBudget | None = None
-    """Tokens of thinking after which it is made to end."""
+    """Tokens of reasoning after which it is forced to end."""
 
 
 class ChatBody(GenerationBody):
-    """A conversation to be continued."""
+    """A conversation to answer."""
 
     messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)]
     max_tokens: int | None = None
     """Older name of `max_completion_tokens`."""
     max_completion_tokens: int | None = None
-    """Longest answer, in tokens; the rest of the context if not given."""
+    """Most tokens of the answer; default: the rest of the context."""
     logprobs: bool | None = None
     """Return log probabilities."""
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
@@ -132,45 +132,45 @@ class ChatBody(GenerationBody):
     functions: Annotated[list[FunctionTool], Field(min_length=1, max_length=MAX_TOOLS)] | None = (
         None
     )
-    """Older form of `tools`: at most one is called, in `function_call` of the message."""
+    """Older form of `tools`: at most one is called, in the message's `function_call`."""
     function_call: Literal["auto", "none"] | NamedFunction | None = None
     """Older form of `tool_choice`."""
     parallel_tool_calls: bool | None = None
-    """Whether several functions may be called at once; yes if not given."""
+    """Whether several functions may be called at once; default: true."""
     reasoning_effort: str | float | None = None
-    """How much to think: none, minimal, low, medium, high, xhigh, ...; "none" turns it off."""
+    """How much to think: none, minimal, low, medium, high, xhigh, ...; "none" disables thinking."""
     thinking: Thinking | None = None
     enable_thinking: bool | None = None
     thinking_budget: ThinkingBudget | None = None
-    """Tokens of thinking after which it is made to end."""
+    """Tokens of reasoning after which it is forced to end."""
     max_thinking_tokens: ThinkingBudget | None = None
-    """Other name of `thinking_budget`."""
+    """Synonym of `thinking_budget`."""
     chat_template: str | None = None
     """Name of one of the model's chat templates."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat template."""
     continue_final_message: bool | None = None
-    """Go on with the last message instead of answering it."""
+    """Continue the last message instead of answering it."""
     add_generation_prompt: bool | None = None
     separate_reasoning: bool | None = None
-    """Put thinking into `reasoning_content`; yes if not given."""
+    """Return reasoning in `reasoning_content`; default: true."""
     stream_reasoning: bool | None = None
-    """Stream thinking as it comes; yes if not given."""
+    """Stream reasoning as it arrives; default: true."""
     input_ids: TokenIds | None = None
-    """The prompt as token ids; replaces the rendering of `messages`."""
+    """The prompt as token IDs; replaces the rendering of `messages`."""
     return_prompt_token_ids: bool | None = None
     return_token_ids: bool | None = None
     return_meta_info: bool | None = None
-    """Add `meta_info` to choices, as `/generate` has it; in a stream, with the end of each."""
+    """Add `meta_info` to choices, in the format of `/generate`; in a stream, at the end of each."""
     return_input_ids_in_sglext: bool | None = None
     return_output_ids_in_sglext: bool | None = None
 
 
 def goes_on(body: ChatBody) -> bool:
-    """Whether the last message is to be gone on with, instead of answered.
+    """Whether to continue the last message instead of answering it.
 
     Raises:
-        RequestError: A message that is not the assistant's last one is to be gone on with.
+        RequestError: The message to continue is not the last one, or not the assistant's.
     """
     for i, message in enumerate(body.messages):
         if message.prefix and (message.role != "assistant" or i + 1 < len(body.messages)):
@@ -180,10 +180,10 @@ def goes_on(body: ChatBody) -> bool:
 
 
 def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as chat templates expect them: known roles, known parts.
+    """Convert messages for chat templates: known roles, known content parts.
 
     Raises:
-        RequestError: A part is of an unknown type, or holds nothing.
+        RequestError: A part has an unknown type, or is empty.
     """
     return [_template_message(i, message) for i, message in enumerate(messages)]
 
@@ -226,14 +226,14 @@ def _part(part: str | ContentPart, path: str) -> dict[str, Any] | None:
 
 
 class CallReply(BaseModel):
-    """The function that the model called."""
+    """The called function."""
 
     name: str
     arguments: str
 
 
 class ToolCallReply(BaseModel):
-    """A call."""
+    """A tool call."""
 
     id: str
     type: Literal["function"]
@@ -252,7 +252,7 @@ class MessageReply(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One answer."""
+    """One choice."""
 
     index: int
     message: MessageReply
@@ -264,7 +264,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatReply(BaseModel):
-    """All answers."""
+    """All choices."""
 
     id: str
     object: Literal["chat.completion"]
@@ -277,11 +277,11 @@ class ChatReply(BaseModel):
 
 
 class RenderReply(BaseModel):
-    """What a conversation becomes."""
+    """A rendered conversation."""
 
     text: str
     """The prompt as text."""
     input_ids: list[int]
-    """The prompt as token ids."""
+    """The prompt as token IDs."""
     count: int
     max_model_len: int

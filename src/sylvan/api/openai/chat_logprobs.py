@@ -13,12 +13,12 @@ from sylvan.text.visible_tokens import VisibleTokens
 
 
 class ChatLogprobs:
-    """Log probabilities of one choice: of the tokens of its thinking and its text.
+    """Log probabilities of one choice, for the tokens of its reasoning and its text.
 
     Args:
-        tokenizer: Spells tokens.
-        skip_special_tokens: The text of the sample leaves special tokens out.
-        every: One entry for each id of the output instead, for clients that get the ids too.
+        tokenizer: Decodes tokens.
+        skip_special_tokens: Whether the text of the sample omits special tokens.
+        every: Return one entry per output ID instead, for clients that also get the IDs.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool, every: bool) -> None:
@@ -36,13 +36,13 @@ class ChatLogprobs:
         text: str,
         spans: Sequence[TextSpan],
     ) -> dict[str, Any]:
-        """What can be said after more of the output.
+        """Return the entries due after more output.
 
         Args:
             ids: New tokens.
-            parts: Theirs.
+            parts: Their log probabilities.
             text: New text.
-            spans: Where thinking and text that were read of it stand.
+            spans: Where the reasoning and text parsed from it are.
         """
         entries = [entry for part in parts for entry in chat_content(part, self._bytes_of)]
         if self._visible is not None:

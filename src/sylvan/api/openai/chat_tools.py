@@ -1,4 +1,4 @@
-"""What a chat may or must call: tools, a part of them, or functions in the older form."""
+"""Tool choice of a chat: tools, a subset of them, or legacy functions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Tool = dict[str, Any]
 
 
 def tool_use(body: ChatBody) -> ToolUse:
-    """The tools of a body.
+    """Read the tools of a body.
 
     Raises:
-        RequestError: It chooses one that there is not, or has tools in both forms.
+        RequestError: It chooses an unknown tool, or has both tools and functions.
     """
     if body.functions is not None or body.function_call is not None:
         return _functions(body)
@@ -38,7 +38,7 @@ def tool_use(body: ChatBody) -> ToolUse:
 
 
 def _functions(body: ChatBody) -> ToolUse:
-    """Functions in the form before there were tools: at most one is called."""
+    """Read legacy functions: at most one is called."""
     for name in ("tools", "tool_choice"):
         if getattr(body, name) is not None:
             message = f"{name}: use either tools or functions, not both."

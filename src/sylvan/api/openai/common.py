@@ -1,4 +1,4 @@
-"""What the OpenAI bodies share."""
+"""Fields and helpers that the OpenAI bodies share."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MAX_STRINGS = 2048
 
 
 class JsonSchema(WireModel):
-    """A schema that the answer must follow."""
+    """A JSON schema for the answer."""
 
     name: str | None = None
     description: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | Literal["grammar"] | None = None
-    """`grammar`: refuse a schema that the grammar does not hold by itself; else what it does not
-    hold is checked as it is written, and written anew."""
+    """`grammar`: reject a schema that the grammar alone cannot enforce; else the rest is checked
+    while generating, and violating output is regenerated."""
 
     @property
     def without_effect(self) -> Collection[str]:
@@ -42,16 +42,16 @@ class JsonSchema(WireModel):
 
 
 class ResponseFormat(WireModel):
-    """Form of the answer."""
+    """Format of the answer."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    """Of `json_object`: the schema that the object must follow."""
+    """For `json_object`: the schema of the object."""
 
     @property
     def passes_on(self) -> bool:
-        """A structural tag is the object as a whole."""
+        """A structural tag is validated as a whole elsewhere."""
         return self.type == "structural_tag"
 
     @property
@@ -63,19 +63,19 @@ class ResponseFormat(WireModel):
 
 
 class StreamOptions(WireModel):
-    """What a stream brings beside the text."""
+    """Options of a stream."""
 
     include_usage: bool | None = False
-    """End with a chunk that holds the usage."""
+    """End with a chunk that contains the usage."""
     continuous_usage_stats: bool | None = False
     """Usage so far in every chunk."""
 
 
 class GenerationBody(MoreSamplingFields, OptionFields):
-    """Fields of completions and chat completions."""
+    """Fields common to completions and chat completions."""
 
     model: Name | None = None
-    """Name of the model; any name is served, `base:adapter` selects an adapter."""
+    """Model name; any name is accepted, `base:adapter` selects an adapter."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -86,7 +86,7 @@ class GenerationBody(MoreSamplingFields, OptionFields):
     extra_key: Name | None = None
     cache_salt: Name | None = None
     return_cached_tokens_details: bool | None = None
-    """Say in `sglext` where cached prompt tokens came from."""
+    """Report in `sglext` where cached prompt tokens came from."""
 
     @property
     def without_effect(self) -> Collection[str]:
@@ -100,17 +100,17 @@ def openai_sampling(
     max_tokens_name: str = "max_tokens",
     overrides: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
-    """Sampling parameters of an OpenAI body.
+    """Convert the sampling parameters of an OpenAI body.
 
     Args:
         body: The body.
-        defaults: Values for what it leaves out.
-        max_tokens: Longest answer; None: the rest of the context.
-        max_tokens_name: How the client spelt it.
-        overrides: Values that the route decides.
+        defaults: Values for fields left out.
+        max_tokens: Most output tokens; None: the rest of the context.
+        max_tokens_name: Which field the client used.
+        overrides: Values set by the route.
 
     Raises:
-        RequestError: Names the field as the client spelt it, and the limit.
+        RequestError: A value is invalid; the message names the client's field, and the limit.
     """
     params = sampling_values(body)
     params["max_new_tokens"] = max_tokens
@@ -147,7 +147,7 @@ def _grammar(body: GenerationBody) -> dict[str, Any]:
 
 
 def grammar_fields(body: GenerationBody) -> Mapping[str, str]:
-    """Where the body has what the engine knows as `json_schema` and the like."""
+    """Map the engine's grammar fields (`json_schema`, ...) to fields of the body."""
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return {}
@@ -159,17 +159,17 @@ def grammar_fields(body: GenerationBody) -> Mapping[str, str]:
 
 
 def salt_of(body: GenerationBody) -> str:
-    """The salt that isolates the request's cached prefixes."""
+    """Return the salt that isolates the request's cached prefixes."""
     return join_salt(body.extra_key, body.cache_salt)
 
 
 def adapter_fields(body: GenerationBody) -> dict[str, str]:
-    """Where the body has what the engine knows as `lora_path`."""
+    """Map the engine's `lora_path` to a field of the body."""
     return {} if body.lora_path else {"lora_path": "model"}
 
 
 class PromptTokensDetails(BaseModel):
-    """Where prompt tokens came from."""
+    """Origin of prompt tokens."""
 
     cached_tokens: int = 0
     image_tokens: int | None = None
@@ -178,13 +178,13 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """What output tokens were for."""
+    """Breakdown of output tokens."""
 
     reasoning_tokens: int
 
 
 class UsageReply(BaseModel):
-    """Counts of a request."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -197,13 +197,13 @@ class UsageReply(BaseModel):
 def usage_reply(
     usages: list[Usage], n: int, *, cached: bool, reasoning_tokens: int = 0
 ) -> dict[str, Any]:
-    """`usage` of an answer; the prompt of `n` samples counts once.
+    """Build the `usage` of an answer; the prompt of `n` samples counts once.
 
     Args:
-        usages: One per sample, prompt by prompt.
+        usages: Token counts of each sample, prompt by prompt.
         n: Samples per prompt.
-        cached: Whether to say how many prompt tokens came from the cache.
-        reasoning_tokens: How many output tokens were thinking.
+        cached: Whether to report cached prompt tokens.
+        reasoning_tokens: Number of reasoning tokens in the output.
     """
     firsts = usages[::n]
     prompt = sum(usage.prompt_tokens for usage in firsts)
@@ -224,7 +224,7 @@ def usage_reply(
 
 
 def _media_details(usages: Sequence[Usage]) -> dict[str, int]:
-    """Tokens of images, videos and sounds; names as OpenAI has them."""
+    """Count the tokens of images, videos and audio, under OpenAI's names."""
     found: dict[str, int] = {}
     for usage in usages:
         for kind, count in (usage.media_tokens or {}).items():

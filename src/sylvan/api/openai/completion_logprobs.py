@@ -14,7 +14,7 @@ from sylvan.text.visible_tokens import VisibleTokens
 class CompletionTokenLog:
     """Log probabilities of the tokens of one choice: of the echoed prompt, and of its text.
 
-    `visible` is None where the client asked for all ids too: then there is one for each.
+    `visible` is None if the client also gets all IDs: then each ID has an entry.
     """
 
     def __init__(
@@ -26,13 +26,13 @@ class CompletionTokenLog:
         self._length = 0
 
     def add_prompt(self, part: TokenLogprobs | None) -> None:
-        """Take in those of the prompt."""
+        """Add those of the prompt."""
         self._ready += [] if part is None else self._maker.tokens(part)
 
     def reply(
         self, ids: Sequence[int], parts: Sequence[TokenLogprobs], text: str
     ) -> dict[str, Any]:
-        """What can be said after more of the output."""
+        """Return the entries due after more output."""
         tokens = [token for part in parts for token in self._maker.tokens(part)]
         if self._visible is not None:
             start, self._length = self._length, self._length + len(text)

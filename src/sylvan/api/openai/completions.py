@@ -1,4 +1,4 @@
-"""Wire models of `/v1/completions`."""
+"""Bodies of `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionBody(GenerationBody):
-    """A prompt, or several, to be continued."""
+    """One or several prompts to continue."""
 
     prompt: str | TokenIds | list[str] | list[TokenIds]
-    """The prompt: text or token ids; or a list of prompts."""
+    """The prompt: text or token IDs; or a list of prompts."""
     max_tokens: int | None = None
-    """Longest answer, in tokens; 16 if not given."""
+    """Most tokens of the answer; default: 16."""
     best_of: Annotated[int, Field(ge=1)] | None = None
-    """Generate so many and return the `n` most likely ones."""
+    """Generate this many samples, and return the `n` most likely ones."""
     echo: bool | None = None
-    """Return the prompt in front of the answer."""
+    """Return the prompt before the answer."""
     logprobs: Annotated[int, Field(ge=0)] | None = None
-    """Log probabilities, with so many alternatives per position."""
+    """Return log probabilities, with this many alternatives per position."""
     suffix: str | None = None
-    """Text that follows the answer, for models made to fill in."""
+    """Text after the answer, for fill-in-the-middle models."""
     return_token_ids: bool | None = None
-    """Return the ids of the answer."""
+    """Return the token IDs of the answer."""
     return_prompt_token_ids: bool | None = None
-    """Return the ids of the prompt."""
+    """Return the token IDs of the prompt."""
 
 
 def prompts_of(body: CompletionBody) -> list[str | tuple[int, ...]]:
-    """The prompts of a body.
+    """Return the prompts of a body.
 
     Raises:
-        RequestError: One of them is empty.
+        RequestError: A prompt is empty.
     """
     prompt: Any = body.prompt
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
@@ -53,7 +53,7 @@ def prompts_of(body: CompletionBody) -> list[str | tuple[int, ...]]:
 
 
 class CompletionChoice(BaseModel):
-    """One answer."""
+    """One choice."""
 
     index: int
     text: str
@@ -65,7 +65,7 @@ class CompletionChoice(BaseModel):
 
 
 class CompletionReply(BaseModel):
-    """All answers."""
+    """All choices."""
 
     id: str
     object: Literal["text_completion"]

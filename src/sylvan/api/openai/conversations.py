@@ -1,4 +1,4 @@
-"""Wire models of `/v1/conversations`."""
+"""Bodies of `/v1/conversations`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=64)]
 
 
 class ConversationBody(WireModel):
-    """A conversation to be kept."""
+    """A conversation to create."""
 
     items: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)] | None = None
     """Its first items: messages, calls and their results."""
@@ -28,13 +28,13 @@ class ConversationChange(WireModel):
 
 
 class ItemsBody(WireModel):
-    """Items to be added."""
+    """Items to add."""
 
     items: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class ConversationReply(BaseModel):
-    """A conversation; its items are read apart."""
+    """A conversation; its items are read separately."""
 
     id: str
     object: Literal["conversation"]
@@ -43,7 +43,7 @@ class ConversationReply(BaseModel):
 
 
 class ConversationDeleted(BaseModel):
-    """A conversation that is gone."""
+    """A deleted conversation."""
 
     id: str
     object: Literal["conversation.deleted"]

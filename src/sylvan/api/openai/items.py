@@ -1,4 +1,4 @@
-"""Items of responses and conversations, as clients list them."""
+"""Items of responses and conversations, as the API returns them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sylvan.protocol.errors import RequestError
 
 
 def page(items: Sequence[dict[str, Any]], query: InputItemsQuery) -> dict[str, Any]:
-    """The part of a list that is asked for; items have ids, the oldest comes first.
+    """Return a page of a list; items have IDs, oldest first.
 
     Raises:
-        RequestError: `after` is none of them.
+        RequestError: `after` is not in the list.
     """
     found = list(items) if query.order == "asc" else list(reversed(items))
     if query.after is not None:
@@ -32,12 +32,12 @@ def page(items: Sequence[dict[str, Any]], query: InputItemsQuery) -> dict[str, A
 
 
 def input_item(place: int, item: dict[str, Any], response: str) -> dict[str, Any]:
-    """An item of the input of a response: with an id, and contents as parts.
+    """Return an input item of a response, with an ID, and its content as parts.
 
     Args:
-        place: Of the item in the input.
-        item: As it was kept.
-        response: Id of the response.
+        place: Index in the input.
+        item: The item as stored.
+        response: ID of the response.
     """
     content = item.get("content")
     kind = item.get("type", "message")
@@ -49,7 +49,7 @@ def input_item(place: int, item: dict[str, Any], response: str) -> dict[str, Any
 
 
 def conversation_item(item: dict[str, Any], fresh: str) -> dict[str, Any]:
-    """An item of a conversation: with a type, and an id; `fresh` is the end of a new one."""
+    """Return an item of a conversation, with a type and an ID; `fresh` is the end of a new ID."""
     kind = item.get("type", "message")
     name = item.get("id")
     if not isinstance(name, str):

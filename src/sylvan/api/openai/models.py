@@ -1,4 +1,4 @@
-"""Wire models of `/v1/models`."""
+"""Bodies of `/v1/models`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 
 class ModelCard(BaseModel):
-    """One model, or adapter of it."""
+    """One model, or one of its adapters."""
 
     id: str
     object: Literal["model"]

@@ -1,6 +1,6 @@
-"""`reasoning.encrypted_content`: thinking that clients keep for servers that store nothing.
+"""`reasoning.encrypted_content`: reasoning that clients keep for stateless servers.
 
-It is packed, not encrypted: a client may read it, as it may read the thinking itself.
+It is packed, not encrypted: clients may read it, as they may read the reasoning itself.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _MAX_BYTES = 16 * 2**20
 
 
 def pack(thinking: str) -> str:
-    """Thinking as clients keep it."""
+    """Pack reasoning for the client."""
     data = zlib.compress(thinking.encode("utf-8", "surrogatepass"))
     return _PREFIX + base64.urlsafe_b64encode(data).decode("ascii")
 
 
 def unpack(kept: object) -> str | None:
-    """Thinking that `pack` made; None for anything else."""
+    """Unpack the result of `pack`; None for anything else."""
     if not isinstance(kept, str) or not kept.startswith(_PREFIX):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Tools of `/v1/responses`: what the model is offered, and what its calls are to the client."""
+"""Tools of `/v1/responses`: which functions the model gets, and which tool each call belongs to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sylvan.api.validation import WireModel
 from sylvan.protocol.errors import RequestError
 
 INPUT = "input"
-"""The only argument of the function that stands for a custom tool."""
+"""The only argument of the function that replaces a custom tool."""
 
 _HOSTED = frozenset({
     "web_search", "web_search_preview", "web_search_preview_2025_03_11", "web_search_2025_08_26",
@@ -23,7 +23,7 @@ _HOSTED = frozenset({
 
 
 class ResponsesTool(WireModel):
-    """A function, a custom tool, a namespace of functions, or a tool that a host would run."""
+    """A function, a custom tool, a namespace of functions, or a hosted tool."""
 
     type: str
     name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)] | None = None
@@ -31,18 +31,18 @@ class ResponsesTool(WireModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: dict[str, Any] | None = None
-    """Of a custom tool: how its input is written."""
+    """Of a custom tool: the format of its input."""
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     """Of a namespace: its functions."""
 
     @property
     def passes_on(self) -> bool:
-        """Tools of hosts are listed as a whole."""
+        """Hosted tools are kept as a whole."""
         return self.type in _HOSTED
 
 
 class ToolReference(WireModel):
-    """A tool by its name."""
+    """A tool, by name."""
 
     type: str
     name: str | None = None
@@ -59,7 +59,7 @@ class ResponsesChoice(WireModel):
 
 @dataclass(frozen=True, slots=True)
 class ToolOrigin:
-    """What a function that the model is offered is to the client."""
+    """The client's tool behind a function that the model is offered."""
 
     name: str
     namespace: str | None = None
@@ -68,12 +68,12 @@ class ToolOrigin:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Tools in the shape of chat completions.
+    """Tools in the format of chat completions.
 
     Attributes:
-        tools: What the model is offered.
-        origins: By the names it is offered.
-        left_out: Paths of tools that are accepted, and not offered: nobody here would run them.
+        tools: The functions that the model is offered.
+        origins: The client's tools, by function name.
+        left_out: Paths of accepted tools that are not offered: nothing here could run them.
     """
 
     tools: Sequence[dict[str, Any]]
@@ -81,10 +81,10 @@ class Offer:
     left_out: Sequence[str] = ()
 
     def name_of(self, wanted: ToolReference | ResponsesChoice, path: str) -> str:
-        """The name under which a tool is offered.
+        """Return the function name under which a tool is offered.
 
         Raises:
-            RequestError: It is not.
+            RequestError: The tool is not offered.
         """
         for name, origin in self.origins.items():
             if (origin.name, origin.namespace) == (wanted.name, wanted.namespace):
@@ -93,16 +93,16 @@ class Offer:
         raise RequestError(f"{path}: {shown!r} is not one of the tools to call.", param=path)
 
     def only(self, names: set[str]) -> Offer:
-        """The same with fewer tools."""
+        """Return the same with fewer tools."""
         tools = [tool for tool in self.tools if tool["function"]["name"] in names]
         return Offer(tools, self.origins, self.left_out)
 
 
 def offer(tools: Sequence[ResponsesTool]) -> Offer:
-    """What the model is offered.
+    """Convert tools to functions.
 
     Raises:
-        RequestError: There is no such type of tool, or one lacks its name.
+        RequestError: A tool's type is unknown, or its name is missing.
     """
     found: list[dict[str, Any]] = []
     origins: dict[str, ToolOrigin] = {}
@@ -134,7 +134,7 @@ def offer(tools: Sequence[ResponsesTool]) -> Offer:
 
 
 def _custom(tool: ResponsesTool) -> dict[str, Any]:
-    """A tool that takes text as a function; its grammar is told, as SGLang does."""
+    """Convert a custom tool to a function; its grammar goes into the description, as in SGLang."""
     words = [tool.description] if tool.description else []
     if tool.format and tool.format.get("type") == "grammar":
         syntax, definition = tool.format.get("syntax", "lark"), tool.format.get("definition", "")

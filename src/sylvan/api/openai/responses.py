@@ -1,4 +1,4 @@
-"""Wire models of `/v1/responses`, and its items in the shape of chat messages."""
+"""Bodies of `/v1/responses`, and conversion of its items to chat messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sylvan.protocol.errors import RequestError
 
 Item = dict[str, Any]
 
-# what hosts did; the model saw no such tool here
+# records of hosted tools; the model here saw no such tool
 _HOSTED_ITEMS = frozenset({
     "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call",
     "computer_call", "computer_call_output", "local_shell_call", "local_shell_call_output",
@@ -51,7 +51,7 @@ Include = Literal[
 
 
 class TextFormat(WireModel):
-    """Form of the answer."""
+    """Format of the text."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -64,7 +64,7 @@ class TextFormat(WireModel):
 
 
 class TextOptions(WireModel):
-    """How the text is to be."""
+    """Options of the text."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
@@ -79,7 +79,7 @@ class ReasoningOptions(WireModel):
 
     effort: str | None = None
     budget_tokens: ThinkingBudget | None = None
-    """Tokens of thinking after which it is made to end."""
+    """Tokens of reasoning after which it is forced to end."""
     summary: str | None = None
 
     @property
@@ -88,13 +88,13 @@ class ReasoningOptions(WireModel):
 
 
 class ConversationReference(WireModel):
-    """A conversation by its id."""
+    """A conversation, by ID."""
 
     id: Name
 
 
 class ResponsesBody(SamplingFields, OptionFields):
-    """Input to be answered, perhaps in continuation of an earlier response."""
+    """Input to answer, optionally continuing an earlier response."""
 
     input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)]
     """Text, or items: messages, calls and their results."""
@@ -103,28 +103,28 @@ class ResponsesBody(SamplingFields, OptionFields):
     """A system message for this response only."""
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
-    """Bounds calls of tools that a host runs; there are none here."""
+    """Limits calls of hosted tools; there are none here."""
     metadata: Annotated[dict[str, str], Field(max_length=64)] | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: Name | None = None
-    """A stored response to go on from."""
+    """ID of a stored response to continue."""
     conversation: Name | ConversationReference | None = None
-    """A stored conversation to go on with; the input and the answer are added to it."""
+    """A stored conversation to continue; input and answer are appended to it."""
     reasoning: ReasoningOptions | None = None
     store: bool | None = True
-    """Keep the response, to be read or continued later."""
+    """Store the response, to be read or continued later."""
     stream: bool | None = None
     background: bool | None = None
-    """Answer at once; the response is read later by its id."""
+    """Answer at once; the client polls the response by its ID."""
     include: Annotated[list[Include], Field(max_length=64)] | None = None
-    """What else is returned: log probabilities of the text, thinking for the client to keep."""
+    """Additional output: log probabilities of the text, reasoning for the client to keep."""
     text: TextOptions | None = None
     tool_choice: Literal["auto", "none", "required"] | ResponsesChoice | AllowedTools | None = None
     tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     """Most likely alternatives in the log probabilities that `include` asks for."""
     truncation: Literal["disabled", "auto"] | None = None
-    """`auto` leaves out the oldest turns of a conversation that is too long."""
+    """`auto` drops the oldest turns of a conversation that is too long."""
     user: str | None = None
     request_id: Annotated[str, Field(pattern=r"^resp_[A-Za-z0-9_-]{1,64}$")] | None = None
     extra_key: Name | None = None
@@ -136,10 +136,10 @@ class InputItemsQuery(WireModel):
     """Query of `/v1/responses/{id}/input_items`."""
 
     limit: Annotated[int, Field(ge=1, le=100)] = 20
-    """Items of a page."""
+    """Items per page."""
     order: Literal["asc", "desc"] = "desc"
     after: Name | None = None
-    """Id of the item before the page."""
+    """ID of the item before the page."""
 
 
 class InputItemsReply(BaseModel):
@@ -153,7 +153,7 @@ class InputItemsReply(BaseModel):
 
 
 class InputTokensReply(BaseModel):
-    """Length of an input."""
+    """Token count of an input."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int
@@ -174,7 +174,7 @@ class ResponsesReply(BaseModel):
 
 
 def input_items(body: ResponsesBody) -> list[Item]:
-    """The input as items.
+    """Return the input as items.
 
     Raises:
         RequestError: It is empty.
@@ -189,16 +189,16 @@ def input_items(body: ResponsesBody) -> list[Item]:
 
 
 def conversation_of(body: ResponsesBody) -> str | None:
-    """Id of the conversation that goes on, if any."""
+    """Return the ID of the conversation to continue, if any."""
     named = body.conversation
     return named.id if isinstance(named, ConversationReference) else named
 
 
 def chat_messages(items: Iterable[Item], instructions: str | None) -> list[Item]:
-    """Items as chat messages; a thought or call joins the assistant's message it belongs to.
+    """Convert items to chat messages; reasoning and calls join their assistant message.
 
     Raises:
-        RequestError: An item cannot be taken.
+        RequestError: An item is not supported.
     """
     messages: list[Item] = []
     if instructions:
@@ -258,7 +258,7 @@ def _add_call(messages: list[Item], item: Item, path: str) -> None:
 
 
 def _assistant(messages: list[Item]) -> Item:
-    """The assistant's message at the end; a new one if the last is of somebody else."""
+    """Return the final assistant message; a new one if the last message has another role."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
@@ -272,7 +272,7 @@ def _string(item: Item, name: str, path: str) -> str:
 
 
 def _parts(parts: list[Any], path: str) -> str | list[Item]:
-    """Text, or where there are images and the like the parts as templates expect them."""
+    """Return text, or content parts for templates if there is media."""
     kinds = [part.get("type") if isinstance(part, dict) else None for part in parts]
     if not any(isinstance(kind, str) and media_kind(kind) for kind in kinds):
         return _content(parts, path)
@@ -302,7 +302,7 @@ def _content(content: Any, path: str) -> str:
 
 
 def text_schema(body: ResponsesBody) -> str | None:
-    """The JSON schema that the text must follow, if any."""
+    """Return the JSON schema for the text, if any."""
     wanted = body.text.format if body.text else None
     if wanted is None or wanted.type == "text":
         return None
@@ -314,7 +314,7 @@ def text_schema(body: ResponsesBody) -> str | None:
 
 
 def text_fields(body: ResponsesBody) -> Mapping[str, str]:
-    """Where the body has what the engine knows as `json_schema`."""
+    """Map the engine's `json_schema` to a field of the body."""
     wanted = body.text.format if body.text else None
     whole = wanted is None or wanted.schema_ is None
     return {"json_schema": "text.format" if whole else "text.format.schema"}

@@ -1,4 +1,4 @@
-"""Wire models of embeddings, scores, rankings and classes."""
+"""Bodies of embeddings, scores, rankings and classes."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ Inputs = (
 
 
 class EmbeddingsBody(WireModel):
-    """Texts to be embedded."""
+    """Texts to embed."""
 
     input: Inputs
     model: Name | None = None
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: Literal["float", "base64", "sparse"] | None = None
+    """`sparse`: `indices` and `values` of the numbers that are not 0."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: Name | None = None
-    """Which of the model's prompts goes before every text; the usual one if not given."""
+    """Which of the model's prompts precedes every text; default: the model's default."""
     rid: Rid | None = None
     priority: Priority | None = None
     lora_path: Name | None = None
 
 
 class EmbeddingsReply(BaseModel):
-    """One vector per text."""
+    """One embedding per text."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]
@@ -45,7 +46,7 @@ class EmbeddingsReply(BaseModel):
 
 
 class ClassifyBody(WireModel):
-    """Texts to be classified."""
+    """Texts to classify."""
 
     input: Inputs
     model: Name | None = None
@@ -65,7 +66,7 @@ class ClassifyReply(BaseModel):
 
 
 class RerankBody(WireModel):
-    """Documents to be ranked for a query."""
+    """Documents to rank for a query."""
 
     query: str
     documents: Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
@@ -76,7 +77,7 @@ class RerankBody(WireModel):
 
 
 class ScoreBody(WireModel):
-    """Items to be scored after a query."""
+    """Items to score after a query."""
 
     query: str | TokenIds | None = None
     items: (
@@ -86,10 +87,10 @@ class ScoreBody(WireModel):
         | None
     ) = None
     label_token_ids: Annotated[TokenIds, Field(max_length=1024)] | list[TokenIds] | None = None
-    """Ids whose probability at the end of query and item is returned."""
+    """Token IDs whose probability after query and item is returned."""
     apply_softmax: bool | None = False
     item_first: bool | None = False
-    """The item stands before the query."""
+    """Put the item before the query."""
     temperature: Annotated[float, Field(gt=0, le=1e6)] | None = 1.0
     return_token_logprobs: bool | None = False
     model: Name | None = None
@@ -117,10 +118,10 @@ class EncodeBody(WireModel):
     input_ids: TokenIds | Annotated[list[TokenIds], Field(max_length=MAX_INPUTS)] | None = None
     rid: Rid | list[Rid] | None = None
     is_cross_encoder_request: bool | None = False
-    """Accepted; the model knows what it is."""
+    """Accepted; the model determines it."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: Name | None = None
-    """Which of the model's prompts goes before every text; the usual one if not given."""
+    """Which of the model's prompts precedes every text; default: the model's default."""
     lora_path: Name | None = None
     priority: Priority | None = None
     return_prompt_token_ids: bool | None = False

@@ -1,4 +1,4 @@
-"""Where the prompts of a load test come from; one module per data set."""
+"""The data sets of load tests; one module each."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _LOADERS: Mapping[str, Callable[[DataConfig, RandomPrompts], Sequence[BenchConve
 
 
 def load(config: DataConfig, tokenizer: Tokenizer) -> Sequence[BenchConversation]:
-    """The conversations of a load test, the same for the same seed.
+    """Load the conversations of a load test, reproducibly by seed.
 
     Raises:
-        ConfigError: The file is missing, unreadable, malformed or holds nothing that fits.
+        ConfigError: The file is missing, unreadable or malformed, or contains nothing that fits.
     """
     if (config.dataset in _FROM_FILE) is (config.path is None):
         needs = "needs" if config.path is None else "takes no"

@@ -1,4 +1,4 @@
-"""Requests of a JSONL file of one's own.
+"""Requests from a custom JSONL file.
 
 Each line has `prompt` (text), `messages` (OpenAI's) or `conversations` (`content` or `value` of
 each), and may have `output_tokens` (or `max_tokens`) and `extra` (fields of the request).
@@ -20,10 +20,10 @@ _LENGTHS = ("output_tokens", "max_tokens", "max_completion_tokens", "max_new_tok
 
 
 def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversation]:
-    """See `sylvan.bench.datasets.load`. Lines are taken in their order.
+    """See `sylvan.bench.datasets.load`. Keeps the order of lines.
 
     Raises:
-        ConfigError: A line is not of this format.
+        ConfigError: A line has another format.
     """
     assert config.path is not None, "checked when the data set is chosen"
     made: list[BenchConversation] = []
@@ -73,7 +73,7 @@ def _output_tokens(
 
 
 def _messages(where: str, entry: dict[str, object]) -> tuple[list[dict[str, object]], str]:
-    """Messages up to the last one of the user, and the answer that follows it, if there is one."""
+    """Return messages up to the last one of the user, and the answer that follows it, if any."""
     if isinstance(entry.get("messages"), list):
         return cast("list[dict[str, object]]", entry["messages"]), ""
     said = entry.get("conversations")
@@ -90,5 +90,5 @@ def _messages(where: str, entry: dict[str, object]) -> tuple[list[dict[str, obje
 
 
 def _joined(messages: Sequence[Mapping[str, object]]) -> str:
-    """The texts of messages, for APIs that take a prompt."""
+    """Join the texts of messages, for APIs with a prompt."""
     return "\n\n".join(str(message.get("content") or "") for message in messages)

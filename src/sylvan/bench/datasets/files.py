@@ -13,10 +13,10 @@ MAX_BYTES = 4 << 30
 
 
 def json_lines(name: str) -> Iterator[tuple[str, dict[str, object]]]:
-    """Where each object of a JSONL file is, for messages, and the object.
+    """Yield each object of a JSONL file, with its location for messages.
 
     Raises:
-        ConfigError: The file cannot be read, or a line is no JSON object.
+        ConfigError: The file is unreadable, or a line is not a JSON object.
     """
     for number, line in enumerate(_text(name).splitlines(), 1):
         where = f"{name}, line {number}"
@@ -25,10 +25,10 @@ def json_lines(name: str) -> Iterator[tuple[str, dict[str, object]]]:
 
 
 def json_list(name: str) -> Iterator[tuple[str, dict[str, object]]]:
-    """As `json_lines`, of a JSON file that holds a list of objects.
+    """Like `json_lines`, for a JSON file with a list of objects.
 
     Raises:
-        ConfigError: The file cannot be read, or is no list of objects.
+        ConfigError: The file is unreadable, or not a list of objects.
     """
     whole = _parsed(_text(name), name)
     if not isinstance(whole, list):
@@ -39,10 +39,10 @@ def json_list(name: str) -> Iterator[tuple[str, dict[str, object]]]:
 
 
 def positive(value: object, where: str, field: str, most: int = 1 << 24) -> int:
-    """A whole number of at least 1.
+    """Check for a whole number of at least 1.
 
     Raises:
-        ConfigError: It is none, or above `most`.
+        ConfigError: It is not, or it exceeds `most`.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise ConfigError(f"{where}: {field} must be a number from 1 to {most}, got {value!r}")

@@ -1,4 +1,4 @@
-"""Random texts with pictures, after SGLang's data set `image`; for models that see."""
+"""Random texts with images, like SGLang's data set `image`; for multimodal models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sylvan.protocol.errors import ConfigError
 OUTPUT_TOKENS = 1024
 MAX_SIDE = 8192
 MAX_BYTES = 4 << 30
-"""Of all pictures together: they are made before the first request is sent."""
+"""Total size of all images: they are created before the first request."""
 _SIZES: Mapping[str, tuple[int, int]] = {
     "4k": (2160, 3840),
     "1080p": (1080, 1920),
@@ -27,10 +27,10 @@ _SIZES: Mapping[str, tuple[int, int]] = {
 
 
 def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversation]:
-    """See `sylvan.bench.datasets.load`. Each picture is another one, so that none is cached.
+    """See `sylvan.bench.datasets.load`. All images differ, so that none is cached.
 
     Raises:
-        ConfigError: `data.image_size` is none, there are too many pictures, or Pillow is missing.
+        ConfigError: `data.image_size` is invalid, there are too many images, or Pillow is missing.
     """
     size = size_of(config.image_size)
     rng = np.random.default_rng(config.seed)
@@ -49,10 +49,10 @@ def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversati
 
 
 def size_of(text: str) -> tuple[int, int]:
-    """Height and width of `data.image_size`.
+    """Parse height and width from `data.image_size`.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is malformed.
     """
     known = _SIZES.get(text.lower())
     if known is not None:
@@ -79,9 +79,9 @@ def _turn(config: DataConfig, prompts: RandomPrompts, pictures: Sequence[str]) -
 
 
 def _picture(config: DataConfig, size: tuple[int, int], rng: np.random.Generator) -> str:
-    """A data URL."""
+    """Return an image as data URL."""
     try:
-        from PIL import Image  # of an extra
+        from PIL import Image  # needs an extra
     except ImportError as error:
         raise ConfigError(
             "data.dataset image makes pictures with Pillow: pip install 'sylvan[multimodal]'"

@@ -1,4 +1,4 @@
-"""Makes prompts of a given number of tokens, and counts the tokens of others."""
+"""Generates prompts of a given number of tokens, and counts the tokens of others."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class RandomPrompts:
     """Draws texts from the ordinary tokens of a vocabulary.
 
     Args:
-        tokenizer: Of the model under load.
-        rng: Source of everything that is drawn.
-        suffix: Text that ends each prompt.
+        tokenizer: Tokenizer of the model under test.
+        rng: Random source.
+        suffix: Text at the end of each prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, rng: random.Random, suffix: str = "") -> None:
@@ -31,14 +31,14 @@ class RandomPrompts:
         ]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, without those that begin or end a text."""
+        """Tokenise, without the tokens that start or end a text."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def draw(self, num_tokens: int) -> tuple[str, list[int]]:
-        """A text and its ids: `num_tokens` of them, unless no text is found that has so many.
+        """Return a text and its IDs: `num_tokens` of them, unless no such text is found.
 
         Random tokens do not survive decoding and encoding, since neighbours merge; so the text is
-        encoded again, cut or made longer, until its length is right.
+        encoded again, and truncated or extended, until its length is right.
         """
         ids = self._some(num_tokens)
         best: list[int] = []
@@ -52,11 +52,11 @@ class RandomPrompts:
         return self._tokenizer.decode(best), best
 
     def length(self, most: int, ratio: float) -> int:
-        """A number of tokens between `ratio * most` (at least 1) and `most`."""
+        """Draw a length between `ratio * most` (at least 1) and `most`."""
         return self.rng.randint(max(1, int(ratio * most)), most)
 
     def with_suffix(self, text: str, ids: Sequence[int]) -> tuple[str, list[int]]:
-        """A prompt and its ids, ended by the suffix."""
+        """Append the suffix to a prompt; return text and IDs."""
         if not self.suffix:
             return text, list(ids)
         return text + self.suffix, [*ids, *self.encode(self.suffix)]

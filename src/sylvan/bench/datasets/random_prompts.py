@@ -1,4 +1,4 @@
-"""Random texts of drawn lengths."""
+"""Random texts of random lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of conversations that begin with the same system prompt.
+"""Groups of conversations that share a system prompt.
 
 After the benchmark of SGLang v0.4's cache-aware load balancer.
 """
@@ -15,7 +15,7 @@ OUTPUT_TOKENS = 256
 
 
 def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversation]:
-    """`data.requests` does not count here."""
+    """Load the data set; ignores `data.requests`."""
     made: list[BenchConversation] = []
     for _ in range(config.groups):
         system = prompts.draw(prompts.length(config.system_tokens, config.range_ratio))

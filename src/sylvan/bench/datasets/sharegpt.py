@@ -1,4 +1,4 @@
-"""Conversations of people, in the format of ShareGPT: first question, and length of its answer."""
+"""Human conversations in ShareGPT's format: first question, and length of its answer."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from sylvan.bench.datasets.prompts import RandomPrompts
 from sylvan.bench.workload import BenchConversation, BenchTurn
 from sylvan.config.bench import DataConfig
 
-LEAST_TOKENS = 2  # of a prompt and of an answer: shorter ones measure nothing
+LEAST_TOKENS = 2  # smallest prompt and answer: shorter ones measure nothing
 _Messages = list[dict[str, object]]
 
 
 def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversation]:
-    """See `sylvan.bench.datasets.load`. Entries are mixed, then taken until there are enough.
+    """See `sylvan.bench.datasets.load`. Entries are shuffled, then taken until there are enough.
 
     Raises:
-        ConfigError: The file is not of this format.
+        ConfigError: The file has another format.
     """
     assert config.path is not None, "checked when the data set is chosen"
     pairs = [pair for _, entry in json_list(config.path) if (pair := _first_pair(entry))]
@@ -38,7 +38,7 @@ def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversati
 
 
 def _first_pair(entry: dict[str, object]) -> tuple[str, str] | None:
-    """First two texts of a conversation."""
+    """Return the first two texts of a conversation."""
     said = entry.get("conversations", entry.get("conversation"))
     if not isinstance(said, list):
         return None

@@ -1,4 +1,4 @@
-"""Requests of a production trace, in the format that Mooncake published.
+"""Requests of a production trace, in Mooncake's published format.
 
 Each line has `timestamp` (milliseconds), `input_length`, `output_length` and `hash_ids`: one number
 for each 512 tokens of the prompt, the same number for the same tokens, so that prefixes are shared
@@ -23,7 +23,7 @@ def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversati
     """See `sylvan.bench.datasets.load`.
 
     Raises:
-        ConfigError: A line is not of this format.
+        ConfigError: A line has another format.
     """
     assert config.path is not None, "checked when the data set is chosen"
     blocks = _Blocks(prompts, config.seed)
@@ -51,7 +51,7 @@ def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversati
 
 
 class _Blocks:
-    """The tokens that stand behind the numbers of a trace."""
+    """The tokens for the hash IDs of a trace."""
 
     def __init__(self, prompts: RandomPrompts, seed: int) -> None:
         self._prompts = prompts
@@ -59,7 +59,7 @@ class _Blocks:
         self._known: dict[int, tuple[str, list[int]]] = {}
 
     def prompt(self, hashes: Sequence[int], length: int) -> tuple[str, list[int]]:
-        """A prompt of `length` tokens that begins with the blocks named."""
+        """Return a prompt of `length` tokens that starts with the given blocks."""
         ids: list[int] = []
         texts: list[str] = []
         for number in hashes[: length // BLOCK_TOKENS]:

@@ -6,7 +6,7 @@ Source: sentencepiece_model.proto of google/sentencepiece; only fields that are 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -34,8 +34,12 @@ class SentencePiece:
     prefix: bool = True
     squeeze: bool = True
 
-    def build(self, *, bos: bool, eos: bool) -> Json:
+    def build(
+        self, *, bos: bool, eos: bool, more: Sequence[str] = (), before: Sequence[str] = ()
+    ) -> Json:
         """The tokenizer.json; `bos` and `eos` say what is put around each text.
+
+        `more` are control tokens numbered after the pieces; those `before` come before each text.
 
         Raises:
             ConfigError: the model splits into words or characters.
@@ -43,6 +47,7 @@ class SentencePiece:
         if self.algorithm not in (_UNIGRAM, _BPE):
             raise ConfigError("its algorithm is neither unigram nor BPE")
         kinds = list(enumerate(self.kinds))
+        numbered = {text: len(self.texts) + i for i, text in enumerate(more)}
         unknown = next((self.texts[i] for i, kind in kinds if kind == _UNKNOWN), None)
         pieces = Pieces(
             pieces=tuple(zip(self.texts, self.scores, strict=True)),
@@ -51,7 +56,8 @@ class SentencePiece:
                 AddedToken(i, self.texts[i], kind != _OWN)
                 for i, kind in kinds
                 if kind in (_CONTROL, _OWN, _UNKNOWN)
-            ),
+            )
+            + tuple(AddedToken(id_, text) for text, id_ in numbered.items()),
             unused=frozenset(i for i, kind in kinds if kind == _UNUSED),
             bytes_too=_BYTE in self.kinds,
             prefix=self.prefix,
@@ -59,9 +65,9 @@ class SentencePiece:
             charsmap=self.charsmap,
             squeeze=self.squeeze,
         )
-        return piece_tokenizer(
-            pieces, around(self._named(bos, self.bos_id), self._named(eos, self.eos_id))
-        )
+        first = [(text, numbered[text]) for text in before]
+        first += self._named(bos, self.bos_id)
+        return piece_tokenizer(pieces, around(first, self._named(eos, self.eos_id)))
 
     def _named(self, wanted: bool, token: int) -> list[tuple[str, int]]:
         return [(self.texts[token], token)] if wanted and 0 <= token < len(self.texts) else []

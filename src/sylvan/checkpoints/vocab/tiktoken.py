@@ -66,20 +66,20 @@ class Rules:
     Attributes:
         pattern: How text is split into words.
         control: Control tokens, numbered after the ranks; used unless the checkpoint lists its own.
-        start: Put before each text, if any.
+        start: Tokens put before each text.
         normal_form: Text is brought into Unicode's form C first.
     """
 
     pattern: str
     control: tuple[str, ...] = ()
-    start: str | None = None
+    start: tuple[str, ...] = ()
     normal_form: bool = False
 
 
 RULES: Mapping[str, Rules] = {
     "qwen": Rules(QWEN, _QWEN1, normal_form=True),
-    "llama": Rules(CL100K, _LLAMA3, start="<|begin_of_text|>"),
-    "chatglm": Rules(CL100K, _GLM4),
+    "llama": Rules(CL100K, _LLAMA3, start=("<|begin_of_text|>",)),
+    "chatglm": Rules(CL100K, _GLM4, start=("[gMASK]", "<sop>")),
     "kimi": Rules(KIMI),
 }
 """By `model_type`, or what stands in for it."""
@@ -137,7 +137,7 @@ def tekken_json(content: Mapping[str, Any]) -> Json:
         pattern = str(config["pattern"])
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"it is no tekken.json: {type(error).__name__} {error}") from None
-    return _build(ranks, control, pattern, names.get(1))
+    return _build(ranks, control, pattern, (names[1],) if 1 in names else ())
 
 
 _TEKKEN = (
@@ -153,18 +153,18 @@ def _build(
     ranks: Mapping[bytes, int],
     control: Sequence[AddedToken],
     pattern: str,
-    start: str | None,
+    start: Sequence[str],
     *,
     normal_form: bool = False,
 ) -> Json:
     vocab = {spelled(token): rank for token, rank in ranks.items()}
     vocab |= {token.text: token.id for token in control}
     model = bpe(vocab, merges_by_rank(ranks, spelled), ignore_merges=True)
-    first = next((token for token in control if token.text == start), None)
+    ids = {token.text: token.id for token in control}
     return byte_level(
         model,
         control,
         [pattern],
         normalizer={"type": "NFC"} if normal_form else None,
-        post_processor=around([(first.text, first.id)] if first else []),
+        post_processor=around([(text, ids[text]) for text in start if text in ids]),
     )

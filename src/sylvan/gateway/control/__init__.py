@@ -1,1 +1,1 @@
-"""Routes of the gateway itself: workers, health, loads, models."""
+"""The gateway's own routes: workers, health, loads, models."""

@@ -1,4 +1,4 @@
-"""What the gateway's own routes have in common."""
+"""What the gateway's own routes share."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ METRICS = (("content-type", "text/plain; version=0.0.4; charset=utf-8"),)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Own:
+class OwnRoute:
     """A route that the gateway answers itself.
 
     Attributes:
-        path: As in `Passed`.
-        handler: What it does.
-        methods: Of HTTP.
-        level: Whom it is for.
-        family: Shape of errors.
+        path: Path, as in `ProxyRoute`.
+        handler: Answers the request.
+        methods: HTTP methods.
+        level: Required access level.
+        family: API whose error format is used.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Bodies of the gateway's own routes."""
+"""Decodes the bodies of the gateway's own routes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """A body of a known form.
+    """Decode a JSON body into a type.
 
     Raises:
-        RequestError: It is of another form; names the field.
+        RequestError: The body does not match; the message names the field.
     """
     try:
         return msgspec.json.decode(body, type=kind)
@@ -27,7 +27,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
 
 
 def malformed(error: msgspec.ValidationError) -> RequestError:
-    """What a client is told of a value that does not fit."""
+    """Build the error for a value that does not match its type."""
     message, _, path = str(error).partition(" - at ")
     param = path.strip("`$.") or None
     return RequestError(f"{param or 'body'}: {message}.", param=param)

@@ -1,4 +1,4 @@
-"""How workers are, for Prometheus: read at the moment when somebody asks."""
+"""Prometheus gauges of the workers, read at scrape time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from sylvan.gateway.observe.families import PREFIX
-from sylvan.gateway.placing import Placing
+from sylvan.gateway.placing import RequestPlacer
 from sylvan.gateway.policies.manual import Manual
 from sylvan.gateway.workers.breaker import BreakerState
 from sylvan.gateway.workers.registry import Registry
@@ -17,13 +17,13 @@ from sylvan.utils.clock import Clock
 
 _STATES = {BreakerState.CLOSED: 0, BreakerState.OPEN: 1, BreakerState.HALF_OPEN: 2}
 AGES = (30, 60, 180, 300, 600, 1200, 3600, 7200, 14400, 28800, 86400)
-"""Upper bounds of the ages of requests under way, in seconds."""
+"""Upper bounds of the buckets for ages of in-flight requests, in seconds."""
 
 
 class WorkerGauges(Collector):
-    """Gauges of the registry and of policies."""
+    """Gauges of the worker registry and of the policies."""
 
-    def __init__(self, registry: Registry, placing: Placing) -> None:
+    def __init__(self, registry: Registry, placing: RequestPlacer) -> None:
         self._registry = registry
         self._placing = placing
 
@@ -86,18 +86,18 @@ class WorkerGauges(Collector):
 
 
 class InflightAges(Collector):
-    """How long requests under way have been so."""
+    """Histogram of the ages of in-flight requests."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._began: dict[object, float] = {}
 
     def enter(self, request: object) -> None:
-        """A request came."""
+        """Count a new request."""
         self._began[request] = self._clock()
 
     def leave(self, request: object) -> None:
-        """It is over."""
+        """Count a finished request."""
         self._began.pop(request, None)
 
     def collect(self) -> Iterator[Metric]:

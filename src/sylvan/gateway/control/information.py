@@ -1,4 +1,4 @@
-"""Routes that tell how the gateway and its workers are, and what they serve."""
+"""Routes that report the state of the gateway and its workers, and the models they serve."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from sylvan.api.errors import Family
 from sylvan.api.version import VERSION
-from sylvan.gateway.control.api import METRICS, TEXT, Handler, Level, Own, Params
+from sylvan.gateway.control.api import METRICS, TEXT, Handler, Level, OwnRoute, Params
 from sylvan.gateway.control.merged import merged
 from sylvan.gateway.control.views import worker_view
 from sylvan.gateway.errors import NoWorkerError
@@ -27,15 +27,15 @@ GENERATE_S = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InformationParts:
-    """What these routes work with.
+    """Dependencies of these routes.
 
     Attributes:
         registry: All workers.
-        probe: Asks them.
+        probe: Asks workers for information.
         draining: Whether the gateway is stopping.
-        wall: Seconds since 1970.
+        wall: Wall clock, in seconds since the Unix epoch.
         started: When the gateway started.
-        shown: Its settings, free of secrets.
+        shown: Settings of the gateway, without secrets.
     """
 
     registry: Registry
@@ -47,22 +47,22 @@ class InformationParts:
 
 
 class Information:
-    """Answers questions."""
+    """The informational routes."""
 
     def __init__(self, parts: InformationParts) -> None:
         self._parts = parts
 
     @property
-    def routes(self) -> tuple[Own, ...]:
-        """Its routes."""
+    def routes(self) -> tuple[OwnRoute, ...]:
+        """Return the routes."""
         return (
             *self._all("open", self.live, "/liveness", "/live", "/health", "/ping"),
             *self._all("open", self.ready, "/readiness", "/ready"),
             *self._all("open", self.generates, "/health_generate"),
-            Own(path="/v1/models", handler=self.models, family=Family.OPENAI),
-            Own(path="/v1/models/{id}", handler=self.model, family=Family.OPENAI),
-            Own(path="/api/tags", handler=self.tags, family=Family.OLLAMA),
-            Own(path="/api/ps", handler=self.tags, family=Family.OLLAMA),
+            OwnRoute(path="/v1/models", handler=self.models, family=Family.OPENAI),
+            OwnRoute(path="/v1/models/{id}", handler=self.model, family=Family.OPENAI),
+            OwnRoute(path="/api/tags", handler=self.tags, family=Family.OLLAMA),
+            OwnRoute(path="/api/ps", handler=self.tags, family=Family.OLLAMA),
             *self._all("client", self.model_info, "/model_info", "/get_model_info"),
             *self._all("operator", self.server_info, "/server_info", "/get_server_info"),
             *self._all("client", self.loads, "/v1/loads"),
@@ -71,11 +71,11 @@ class Information:
         )
 
     async def live(self, caller: Caller, params: Params) -> None:
-        """200 while the event loop answers."""
+        """Answer 200 while the event loop runs."""
         await caller.reply(200, TEXT, b"OK")
 
     async def ready(self, caller: Caller, params: Params) -> None:
-        """200 while requests are let in and somebody can serve them."""
+        """Answer 200 while the gateway accepts requests and a worker can serve them."""
         workers = self._parts.registry.workers
         able = [worker for worker in workers if worker.available]
         ready = bool(able) and not self._parts.draining()
@@ -90,21 +90,21 @@ class Information:
         await caller.reply_json(content, 200 if ready else 503)
 
     async def generates(self, caller: Caller, params: Params) -> None:
-        """200 once a worker has generated a token."""
+        """Answer 200 once a worker has generated a token."""
         for worker in servers(self._parts.registry.workers):
             if worker.available:
                 said = await self._parts.probe.text(worker, "/health_generate", GENERATE_S)
                 if said is not None:
                     await caller.reply(200, TEXT, b"OK")
                     return
-        raise NoWorkerError("No worker generates.")
+        raise NoWorkerError("No worker has generated a token.")
 
     async def models(self, caller: Caller, params: Params) -> None:
-        """Models of all workers, each once."""
+        """List the models of all workers, without duplicates."""
         await caller.reply_json({"object": "list", "data": await self._cards()})
 
     async def model(self, caller: Caller, params: Params) -> None:
-        """One model."""
+        """Describe one model."""
         for card in await self._cards():
             if card.get("id") == params["id"]:
                 await caller.reply_json(card)
@@ -113,15 +113,15 @@ class Information:
         raise RequestError(message, param="model", status=404)
 
     async def tags(self, caller: Caller, params: Params) -> None:
-        """Models in the form of Ollama."""
+        """List the models in Ollama's format."""
         await caller.reply_json(await self._merged_models(caller.path))
 
     async def model_info(self, caller: Caller, params: Params) -> None:
-        """What the first worker says about its model."""
+        """Return the first worker's model information."""
         await caller.reply_json(await self._first_document("/model_info", "/get_model_info"))
 
     async def server_info(self, caller: Caller, params: Params) -> None:
-        """Settings of the gateway, and of all workers."""
+        """Return the settings of the gateway and of all workers."""
         asked = servers(self._parts.registry.workers)
         found = await asyncio.gather(*(self._document(w, "/get_server_info") for w in asked))
         told = {w.url: d for w, d in zip(asked, found, strict=True) if d is not None}
@@ -146,7 +146,7 @@ class Information:
         await caller.reply_json(content)
 
     async def loads(self, caller: Caller, params: Params) -> None:
-        """Loads of all workers, as `/v1/loads` of one tells its own."""
+        """Return the loads of all workers in the format of a worker's own `/v1/loads`."""
         asked = servers(self._parts.registry.workers)
         found = await asyncio.gather(*(self._document(w, "/v1/loads") for w in asked))
         rows: list[dict[str, Any]] = []
@@ -158,7 +158,7 @@ class Information:
         await caller.reply_json({"timestamp": now, "version": VERSION, "loads": rows})
 
     async def get_loads(self, caller: Caller, params: Params) -> None:
-        """How many requests each worker has."""
+        """Return the number of requests at each worker."""
         rows = [
             {
                 "worker": worker.url,
@@ -171,7 +171,7 @@ class Information:
         await caller.reply_json({"workers": rows})
 
     async def engine_metrics(self, caller: Caller, params: Params) -> None:
-        """Metrics of all workers together, each with its worker as a label."""
+        """Return the merged metrics of all workers, labelled by worker."""
         asked = servers(self._parts.registry.workers)
         texts = await asyncio.gather(*(self._parts.probe.text(w, "/metrics", ASK_S) for w in asked))
         told = {w.url: text for w, text in zip(asked, texts, strict=True) if text is not None}
@@ -195,7 +195,7 @@ class Information:
         for document in found:
             for card in _rows(document, "data"):
                 cards.setdefault(str(card.get("id")), card)
-        for name in self._parts.registry.models:  # given by the operator, or of silent workers
+        for name in self._parts.registry.models:  # set by the operator, or workers report none
             card = {"id": name, "object": "model", "created": int(self._parts.started)}
             cards.setdefault(name, {**card, "owned_by": "sylvan"})
         return list(cards.values())
@@ -210,12 +210,12 @@ class Information:
         return {"models": list(models.values())}
 
     @staticmethod
-    def _all(level: Level, handler: Handler, *paths: str) -> tuple[Own, ...]:
-        return tuple(Own(path=path, handler=handler, level=level) for path in paths)
+    def _all(level: Level, handler: Handler, *paths: str) -> tuple[OwnRoute, ...]:
+        return tuple(OwnRoute(path=path, handler=handler, level=level) for path in paths)
 
 
 def _rows(document: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
-    """The objects in a list of a document; whatever else a worker may say is left out."""
+    """Return the objects in a list of a document; ignore anything else a worker may send."""
     value: Any = (document or {}).get(name)
     if not isinstance(value, list):
         return []

@@ -1,4 +1,4 @@
-"""Metrics of several workers as one text."""
+"""Merges the metrics of several workers into one text."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LABEL = "worker_addr"
 
 
 def merged(texts: Mapping[str, str]) -> str:
-    """All samples, each with its worker as a label. What is no metrics is left out.
+    """Merge all samples, each labelled with its worker. Unparsable text is left out.
 
     Args:
-        texts: By worker.
+        texts: Metrics text by worker.
     """
     families: dict[str, Metric] = {}
     for worker, text in texts.items():
@@ -39,7 +39,7 @@ def merged(texts: Mapping[str, str]) -> str:
 
 
 class _Families(Collector):
-    """Families as they are."""
+    """A collector that returns given families unchanged."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)

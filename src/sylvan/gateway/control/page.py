@@ -1,28 +1,28 @@
-"""The web page of the gateway."""
+"""The web UI of the gateway."""
 
 from __future__ import annotations
 
-from sylvan.gateway.control.api import Own, Params
+from sylvan.gateway.control.api import OwnRoute, Params
 from sylvan.gateway.http.caller import Caller
 from sylvan.protocol.errors import RequestError
 from sylvan.ui.files import INDEX, page_file
 
 
 async def index(caller: Caller, params: Params) -> None:
-    """The page."""
+    """Serve the page."""
     await _send(caller, INDEX)
 
 
 async def file(caller: Caller, params: Params) -> None:
-    """A script, style sheet or picture of the page."""
-    if params["name"] == INDEX:  # its links lead on from `/ui`
+    """Serve a script, style sheet or picture of the page."""
+    if params["name"] == INDEX:  # the links in the page are relative to `/ui`
         await slash(caller, params)
     else:
         await _send(caller, params["name"])
 
 
 async def slash(caller: Caller, params: Params) -> None:
-    """Leads to `/ui`, from where the links of the page lead on."""
+    """Redirect to `/ui`, to which the links in the page are relative."""
     await caller.reply(308, (("location", "../ui"),), b"")
 
 
@@ -39,7 +39,7 @@ async def _send(caller: Caller, name: str) -> None:
 
 
 PAGE = (
-    Own(path="/ui", handler=index, level="open"),
-    Own(path="/ui/", handler=slash, level="open"),
-    Own(path="/ui/{name}", handler=file, level="open"),
+    OwnRoute(path="/ui", handler=index, level="open"),
+    OwnRoute(path="/ui/", handler=slash, level="open"),
+    OwnRoute(path="/ui/{name}", handler=file, level="open"),
 )

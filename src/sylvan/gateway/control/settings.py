@@ -1,4 +1,4 @@
-"""`/config`: settings that operators change while the gateway runs."""
+"""`/config`: settings that operators change at run time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from sylvan.config.fields import get
 from sylvan.config.live import LiveSettings, SettingsChange
 from sylvan.config.route import RouteConfig
-from sylvan.gateway.control.api import Own, Params
+from sylvan.gateway.control.api import OwnRoute, Params
 from sylvan.gateway.control.bodies import decoded
 from sylvan.gateway.http.caller import Caller
 from sylvan.protocol.errors import ConfigError, RequestError
@@ -27,30 +27,30 @@ class _Revert(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class SettingsRoutes:
-    """Shows settings that can change, changes them, and goes back; as a server's routes do."""
+    """Shows, changes and reverts run-time settings, with the same routes as a server."""
 
     live: LiveSettings[RouteConfig]
 
     @property
-    def routes(self) -> tuple[Own, ...]:
-        """Its routes."""
+    def routes(self) -> tuple[OwnRoute, ...]:
+        """Return the routes."""
         post = ("POST",)
         return (
-            Own(path="/config", handler=self.show, level="operator"),
-            Own(path="/config", handler=self.change, methods=("PATCH",), level="operator"),
-            Own(path="/config/reload", handler=self.reload, methods=post, level="operator"),
-            Own(path="/config/revert", handler=self.revert, methods=post, level="operator"),
+            OwnRoute(path="/config", handler=self.show, level="operator"),
+            OwnRoute(path="/config", handler=self.change, methods=("PATCH",), level="operator"),
+            OwnRoute(path="/config/reload", handler=self.reload, methods=post, level="operator"),
+            OwnRoute(path="/config/revert", handler=self.revert, methods=post, level="operator"),
         )
 
     async def show(self, caller: Caller, params: Params) -> None:
-        """Settings that can change, and who changed them since the start."""
+        """Return the settings that can change, and the journal of changes since start-up."""
         live = self.live
         values = {path: live.shown(path, get(live.now, path)) for path in live.live}
         journal = [entry.shown for entry in live.journal]
         await caller.reply_json({"settings": values, "journal": journal})
 
     async def change(self, caller: Caller, params: Params) -> None:
-        """Set some; all of them or none."""
+        """Change settings; all of them or none."""
         tree = decoded(await caller.body(MAX_BODY_BYTES), dict[str, Any])
         if not tree:
             raise RequestError("There is nothing to change: give sections and their fields.")
@@ -58,13 +58,13 @@ class SettingsRoutes:
         await self._done(caller, dry, lambda: self.live.change(tree, "PATCH /config", dry_run=dry))
 
     async def reload(self, caller: Caller, params: Params) -> None:
-        """Read files and key files again, as SIGHUP does."""
+        """Reload the configuration and key files, as SIGHUP does."""
         dry = _dry_run(caller)
         cause = "POST /config/reload"
         await self._done(caller, dry, lambda: self.live.reread(cause, dry_run=dry))
 
     async def revert(self, caller: Caller, params: Params) -> None:
-        """Go back to the settings after an entry of the journal."""
+        """Restore the settings as they were after a journal entry."""
         to = decoded(await caller.body(MAX_BODY_BYTES), _Revert).to
         dry, cause = _dry_run(caller), f"POST /config/revert to {to}"
         await self._done(caller, dry, lambda: self.live.revert(to, cause, dry_run=dry))

@@ -1,4 +1,4 @@
-"""Tokenizers of the gateway, and its parsers of outputs on their own."""
+"""Routes for the gateway's tokenizers and its output parsers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from sylvan.api.openai.chat import ChatTool
 from sylvan.api.validation import parse
-from sylvan.gateway.control.api import Own, Params
+from sylvan.gateway.control.api import OwnRoute, Params
 from sylvan.gateway.control.bodies import decoded
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.text.library import PendingTokenizer, TextLibrary
@@ -30,9 +30,9 @@ class AddTokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The body of `POST /v1/tokenizers`.
 
     Attributes:
-        name: Of the model.
-        source: Directory with its files.
-        chat_template_path: File with a template instead of its own.
+        name: Name of the model.
+        source: Directory with the tokenizer files.
+        chat_template_path: Template file that replaces the model's own.
     """
 
     name: Name
@@ -41,7 +41,7 @@ class AddTokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ParseCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of `/parse/function_call`; `parser` and `tool_call_parser` are the same."""
+    """The body of `/parse/function_call`; `parser` and `tool_call_parser` are synonyms."""
 
     text: str
     tools: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ class ParseCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParseReasoning(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of `/parse/reasoning`; `parser` and `reasoning_parser` are the same."""
+    """The body of `/parse/reasoning`; `parser` and `reasoning_parser` are synonyms."""
 
     text: str
     reasoning_parser: Name | None = None
@@ -59,47 +59,47 @@ class ParseReasoning(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TextRoutes:
-    """Shows, adds and removes tokenizers; reads texts.
+    """Lists, adds and removes tokenizers; parses texts.
 
     Attributes:
-        library: All tokenizers.
+        library: The loaded tokenizers.
     """
 
     library: TextLibrary
 
     @property
-    def routes(self) -> tuple[Own, ...]:
-        """Its routes."""
+    def routes(self) -> tuple[OwnRoute, ...]:
+        """Return the routes."""
         all_, one = "/v1/tokenizers", "/v1/tokenizers/{id}"
         calls, thinking = "/parse/function_call", "/parse/reasoning"
         return (
-            Own(path=all_, handler=self.show_all, level="operator"),
-            Own(path=all_, handler=self.add, methods=("POST",), level="operator"),
-            Own(path=one, handler=self.show, level="operator"),
-            Own(path=one, handler=self.remove, methods=("DELETE",), level="operator"),
-            Own(path=one + "/status", handler=self.status, level="operator"),
-            Own(path=calls, handler=self.parse_calls, methods=("POST",)),
-            Own(path=thinking, handler=self.parse_reasoning, methods=("POST",)),
+            OwnRoute(path=all_, handler=self.show_all, level="operator"),
+            OwnRoute(path=all_, handler=self.add, methods=("POST",), level="operator"),
+            OwnRoute(path=one, handler=self.show, level="operator"),
+            OwnRoute(path=one, handler=self.remove, methods=("DELETE",), level="operator"),
+            OwnRoute(path=one + "/status", handler=self.status, level="operator"),
+            OwnRoute(path=calls, handler=self.parse_calls, methods=("POST",)),
+            OwnRoute(path=thinking, handler=self.parse_reasoning, methods=("POST",)),
         )
 
     async def show_all(self, caller: Caller, params: Params) -> None:
-        """All tokenizers that are loaded."""
+        """List the loaded tokenizers."""
         loaded = [_view(one) for one in self.library.all if one.text is not None]
         await caller.reply_json({"tokenizers": loaded})
 
     async def add(self, caller: Caller, params: Params) -> None:
-        """Have a tokenizer loaded."""
+        """Start loading a tokenizer."""
         body = decoded(await caller.body(MAX_BODY_BYTES), AddTokenizer)
         made = self.library.add(body.name, body.source, body.chat_template_path)
         content = {"id": made.id, "status": "pending", "message": "The tokenizer is being loaded."}
         await caller.reply_json(content, 202, ("location", f"/v1/tokenizers/{made.id}"))
 
     async def show(self, caller: Caller, params: Params) -> None:
-        """One tokenizer."""
+        """Describe one tokenizer."""
         await caller.reply_json(_view(self._find(params)))
 
     async def status(self, caller: Caller, params: Params) -> None:
-        """How far a tokenizer is."""
+        """Return the loading state of a tokenizer."""
         found = self._find(params)
         status, message = "processing", "It is being loaded."
         if found.failure is not None:
@@ -109,18 +109,18 @@ class TextRoutes:
         await caller.reply_json({"id": found.id, "status": status, "message": message})
 
     async def remove(self, caller: Caller, params: Params) -> None:
-        """Forget a tokenizer."""
+        """Unload a tokenizer."""
         found = self._find(params)
         self.library.remove(found)
         await caller.reply_json({"success": True, "message": f"{found.name} is forgotten."})
 
     async def parse_calls(self, caller: Caller, params: Params) -> None:
-        """Find the calls in a text."""
+        """Extract tool calls from a text."""
         body = decoded(await caller.body(MAX_BODY_BYTES), ParseCalls)
         name = body.tool_call_parser or body.parser
         family = _parser("tool_call_parser", name, tools.family, "calls")
         if len(body.tools) > MAX_TOOLS:
-            raise RequestError(f"tools: at most {MAX_TOOLS} are taken.", param="tools")
+            raise RequestError(f"tools: at most {MAX_TOOLS} are allowed.", param="tools")
         given = [parse(ChatTool, tool).model_dump(exclude_none=True) for tool in body.tools]
         specs = ToolSpec.from_openai(given) if given else None
         found = await call_in_thread(tools.parse, body.text, family.grammar, specs)
@@ -129,7 +129,7 @@ class TextRoutes:
         await caller.reply_json(content)
 
     async def parse_reasoning(self, caller: Caller, params: Params) -> None:
-        """Split a text into thinking and answer."""
+        """Split a text into reasoning and answer."""
         body = decoded(await caller.body(MAX_BODY_BYTES), ParseReasoning)
         name = body.reasoning_parser or body.parser
         family = _parser("reasoning_parser", name, reasoning.family, "thinking")
@@ -160,10 +160,10 @@ _F = TypeVar("_F")
 
 
 def _parser(param: str, name: str | None, find: Callable[[str], _F | None], finds: str) -> _F:
-    """The parser of a name.
+    """Return the parser with a name.
 
     Raises:
-        RequestError: There is none; names the field.
+        RequestError: No parser has that name; the message names the field.
     """
     with _asked_for(param):
         if name is None:
@@ -176,7 +176,7 @@ def _parser(param: str, name: str | None, find: Callable[[str], _F | None], find
 
 @contextmanager
 def _asked_for(param: str) -> Generator[None]:
-    """What cannot be configured is the request's mistake here."""
+    """Turn a configuration error into a request error: here the request chose the parser."""
     try:
         yield
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""How workers are shown to operators."""
+"""JSON views of workers for operators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sylvan.gateway.workers.worker import Worker
 
 
 def worker_view(worker: Worker, job: WorkerJob | None = None) -> dict[str, Any]:
-    """One worker; keys are never shown."""
+    """One worker, without its keys."""
     spec, found = worker.spec, worker.found
     return {
         "id": worker.id,
@@ -37,12 +37,12 @@ def worker_view(worker: Worker, job: WorkerJob | None = None) -> dict[str, Any]:
 
 
 def pending_view(job: WorkerJob, worker_id: str) -> dict[str, Any]:
-    """A worker that is being added, or could not be."""
+    """A worker that is being added, or that could not be added."""
     return {"id": worker_id, "url": job.url, "is_healthy": False, "job_status": job.view()}
 
 
 def counts(workers: Sequence[Worker]) -> dict[str, int]:
-    """How many there are of each kind."""
+    """The number of workers of each kind."""
     return {
         f"{kind}_count": sum(worker.kind == kind for worker in workers)
         for kind in ("prefill", "decode", "regular")

@@ -1,4 +1,4 @@
-"""`/workers`: what operators do with workers."""
+"""`/workers`: routes that list, add, change and remove workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sylvan.gateway.control.api import Own, Params
+from sylvan.gateway.control.api import OwnRoute, Params
 from sylvan.gateway.control.bodies import decoded, malformed
 from sylvan.gateway.control.views import counts, pending_view, worker_view
 from sylvan.gateway.http.caller import Caller
@@ -24,13 +24,13 @@ MAX_BODY_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WorkerRoutes:
-    """Shows, adds, changes and removes workers.
+    """Lists, adds, changes and removes workers.
 
     Attributes:
         registry: All workers.
-        jobs: Does what takes time.
-        changed: Called with the address of each worker that an operator changes, and its new state;
-            None: it is removed.
+        jobs: Adds and removes workers in the background.
+        changed: Called with the address of each worker that an operator changes, and its new
+            state; None if the worker was removed.
     """
 
     registry: Registry
@@ -38,19 +38,19 @@ class WorkerRoutes:
     changed: Changed
 
     @property
-    def routes(self) -> tuple[Own, ...]:
-        """Its routes."""
+    def routes(self) -> tuple[OwnRoute, ...]:
+        """Return the routes."""
         one = "/workers/{id}"
         return (
-            Own(path="/workers", handler=self.show_all, level="operator"),
-            Own(path="/workers", handler=self.add, methods=("POST",), level="operator"),
-            Own(path=one, handler=self.show, level="operator"),
-            Own(path=one, handler=self.update, methods=("PUT",), level="operator"),
-            Own(path=one, handler=self.remove, methods=("DELETE",), level="operator"),
+            OwnRoute(path="/workers", handler=self.show_all, level="operator"),
+            OwnRoute(path="/workers", handler=self.add, methods=("POST",), level="operator"),
+            OwnRoute(path=one, handler=self.show, level="operator"),
+            OwnRoute(path=one, handler=self.update, methods=("PUT",), level="operator"),
+            OwnRoute(path=one, handler=self.remove, methods=("DELETE",), level="operator"),
         )
 
     async def show_all(self, caller: Caller, params: Params) -> None:
-        """All workers."""
+        """List all workers."""
         workers = self.registry.workers
         views = [worker_view(worker, self.jobs.get(worker.id)) for worker in workers]
         known = {worker.id for worker in workers}
@@ -61,7 +61,7 @@ class WorkerRoutes:
         await caller.reply_json(content)
 
     async def add(self, caller: Caller, params: Params) -> None:
-        """Have a worker added."""
+        """Start adding a worker."""
         spec = checked(decoded(await caller.body(MAX_BODY_BYTES), WorkerSpec))
         worker_id = self.jobs.add(spec)
         self.changed(spec.url, spec)
@@ -75,7 +75,7 @@ class WorkerRoutes:
         await caller.reply_json(content, 202, ("location", f"/workers/{worker_id}"))
 
     async def show(self, caller: Caller, params: Params) -> None:
-        """One worker."""
+        """Describe one worker."""
         job = self.jobs.get(params["id"])
         worker = self._find(params["id"])
         if worker is not None:
@@ -86,7 +86,7 @@ class WorkerRoutes:
             raise _unknown(params["id"])
 
     async def update(self, caller: Caller, params: Params) -> None:
-        """Have what is said about a worker changed."""
+        """Start changing the settings of a worker."""
         worker = self._find(params["id"])
         if worker is None:
             raise _unknown(params["id"])
@@ -101,7 +101,7 @@ class WorkerRoutes:
         await caller.reply_json(content, 202)
 
     async def remove(self, caller: Caller, params: Params) -> None:
-        """Have a worker removed once it has finished what it has."""
+        """Start removing a worker; it first finishes its requests."""
         worker = self._find(params["id"])
         job = self.jobs.get(params["id"])
         if worker is not None:

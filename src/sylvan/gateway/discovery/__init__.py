@@ -1,1 +1,1 @@
-"""Where workers are that come and go: one source a file."""
+"""Service discovery: sources that list the current workers, one per file."""

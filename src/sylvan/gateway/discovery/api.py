@@ -1,4 +1,4 @@
-"""What a source of workers is."""
+"""The interface of discovery sources."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from sylvan.gateway.workers.spec import WorkerSpec
 
 
 class LookError(Exception):
-    """A source could not tell which workers there are; those that it told of before stay."""
+    """A source could not list the workers; the known workers stay."""
 
 
 class WorkerSource(Protocol):
-    """Knows which workers there are.
+    """Lists the current workers.
 
     Attributes:
-        name: For logs and metrics.
+        name: Name in logs and metrics.
     """
 
     name: ClassVar[str]
 
     async def look(self) -> Sequence[WorkerSpec] | None:
-        """All workers that there are now; None if nothing has changed since the last look.
+        """Return all current workers; None if nothing changed since the last call.
 
         Raises:
-            LookError: That cannot be told now.
+            LookError: The workers cannot be listed now.
         """
         ...

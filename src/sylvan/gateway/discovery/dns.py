@@ -1,4 +1,4 @@
-"""A name, each of whose addresses is a worker: headless services, round-robin records."""
+"""Discovers workers from the addresses of a DNS name: headless services, round-robin records."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ TIMEOUT_S = 10.0
 
 
 class DnsSource:
-    """The addresses of a name.
+    """The addresses of a DNS name.
 
-    A name that does not resolve is taken for a failure of the resolver, not for the end of all
+    A name that does not resolve counts as a failure of the resolver, not as the removal of all
     workers.
 
     Args:
         target: `NAME:PORT`, with `http://` (the default) or `grpc://` before it.
-        template: What holds for all workers.
+        template: Settings common to all workers.
 
     Raises:
-        ConfigError: The target is of another form.
+        ConfigError: The target is malformed.
     """
 
     name: ClassVar[str] = "dns"

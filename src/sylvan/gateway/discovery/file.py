@@ -1,4 +1,4 @@
-"""A file that lists workers."""
+"""Discovers workers from a file."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class _Rows(msgspec.Struct):
 
 
 class FileSource:
-    """A YAML or JSON file: a list of workers, or an object whose `workers` is one.
+    """A YAML or JSON file with a list of workers, or an object whose `workers` is such a list.
 
-    A worker is an address, or an object as in `POST /workers`. The file is read when its time of
-    change, size or inode differs from the last look, so that both rewriting and replacing count.
+    A worker is an address or an object as in `POST /workers`. The file is read again when its
+    mtime, size or inode changes, so editing in place and replacing the file both work.
 
     Args:
-        path: Where it is; it may be missing at times.
-        template: What holds for workers where the file says nothing else.
+        path: Path of the file; it may be missing for a while.
+        template: Defaults for what the file leaves out.
     """
 
     name: ClassVar[str] = "file"

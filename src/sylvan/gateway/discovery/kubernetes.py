@@ -1,4 +1,4 @@
-"""Pods that match selectors; needs the extra `kubernetes`."""
+"""Discovers workers from pods that match selectors; needs the extra `kubernetes`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """Pods with the same part in serving.
+    """Pods with the same role.
 
     Attributes:
-        kind: Their part.
-        labels: That they have; not empty.
+        kind: Their role.
+        labels: Labels that select them; not empty.
     """
 
     kind: Kind
@@ -35,22 +35,22 @@ class PodGroup:
 
     @property
     def selector(self) -> str:
-        """As the API server wants it."""
+        """The label selector in the syntax of the API server."""
         return ",".join(f"{key}={value}" for key, value in sorted(self.labels.items()))
 
 
 class KubernetesSource:
-    """Pods that are ready, in one namespace or all of them.
+    """Ready pods in one namespace or in all.
 
-    Credentials are those of the pod that this gateway runs in, or of the kubeconfig; they are read
-    for each look, since tokens are replaced while pods live. Needs the rights `get` and `list` on
+    Uses the credentials of the pod that runs the gateway, or of the kubeconfig. They are read for
+    each call, because tokens are rotated while a pod lives. Needs the rights `get` and `list` on
     pods.
 
     Args:
-        groups: Which pods; one that is in several is in the first of them.
-        config: Namespace and port of the pods, and the annotation with the bootstrap port of a
-            prefill pod.
-        template: What holds for all workers.
+        groups: Which pods; a pod that matches several groups belongs to the first.
+        config: Namespace and port of the pods, and the annotation that holds the bootstrap port of
+            a prefill pod.
+        template: Settings common to all workers.
     """
 
     name: ClassVar[str] = "kubernetes"
@@ -82,7 +82,7 @@ class KubernetesSource:
         return specs
 
     async def _pods(self, selector: str) -> Sequence[Any]:
-        library: Any = client  # it has no types
+        library: Any = client  # untyped library
         loaders: Any = config
         settings = library.Configuration()
         try:
@@ -109,19 +109,19 @@ class KubernetesSource:
         )
 
     def _bootstrap_port(self, pod: Any) -> int | None:
-        """As the annotation says; what is no port is as good as none."""
+        """Read the port from the annotation; ignore a value that is not a port."""
         annotations: dict[str, str] = pod.metadata.annotations or {}
         given = annotations.get(self._config.bootstrap_annotation, "")
         if given.isascii() and given.isdigit() and 0 < int(given) < 65536:
             return int(given)
         if given:
             name = self._config.bootstrap_annotation
-            logger.warning("pod %s: %s=%r is no port", pod.metadata.name, name, given[:40])
+            logger.warning("pod %s: %s=%r is not a port", pod.metadata.name, name, given[:40])
         return None
 
 
 def _serves(pod: Any) -> bool:
-    """Whether a pod is up, ready, and not about to end."""
+    """Whether a pod is running, ready, and not terminating."""
     status = pod.status
     if pod.metadata.deletion_timestamp is not None or status.phase != "Running":
         return False

@@ -1,4 +1,4 @@
-"""Keeps the registry in step with a source."""
+"""Keeps the registry in step with a discovery source."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ logger = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Adds workers that a source tells of, and removes those that it no longer tells of.
+    """Adds workers that a source lists, and removes those that it no longer lists.
 
-    Workers that were added otherwise are left alone. A worker that is told of with other settings
-    is removed and added again. What an operator removes comes back with the next change only.
+    Leaves workers alone that were added in other ways. A worker whose settings changed is
+    removed and added again. A worker that an operator removed returns with the next change only.
 
     Args:
-        source: Tells of workers.
+        source: Lists the workers.
         registry: All workers.
-        jobs: Adds and removes them.
+        jobs: Adds and removes workers.
         families: Metrics.
         clock: For durations.
     """
@@ -44,18 +44,18 @@ class Reconciler:
         self._jobs = jobs
         self._families = families
         self._clock = clock
-        self._added: dict[str, tuple[str, WorkerSpec]] = {}  # by address, with the worker's id
+        self._added: dict[str, tuple[str, WorkerSpec]] = {}  # worker ID and spec, by address
         self._wanted: dict[str, WorkerSpec] = {}
         self._complaint = ""
 
     async def run(self, interval_s: float) -> None:
-        """Look again and again, until cancelled."""
+        """Poll the source until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(interval_s)
 
     async def look(self) -> None:
-        """Look once, and start what is to be done."""
+        """Poll once, and start the resulting additions and removals."""
         name, began = self._source.name, self._clock()
         try:
             specs = await self._source.look()
@@ -87,7 +87,7 @@ class Reconciler:
                 self._jobs.cancel(worker_id)
 
     def _add_new(self, *, changed: bool) -> None:
-        """Also workers that could not be added before."""
+        """Add new workers, and retry those that could not be added before."""
         pending = [spec for url, spec in self._wanted.items() if not self._is_added(url)]
         name = self._source.name
         for spec in pending:

@@ -1,1 +1,1 @@
-"""How much is let in, and how often it is tried."""
+"""Flow control: admission and retries."""

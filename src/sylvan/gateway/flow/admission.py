@@ -1,4 +1,4 @@
-"""Who may come in now, who waits, and who is turned away."""
+"""Admission control: which requests run now, which wait, which are rejected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sylvan.utils.clock import Clock
 
 
 class Permit:
-    """One admitted request. Its holder closes it after the last byte was sent."""
+    """One admitted request. Its owner closes it after the last byte of the answer was sent."""
 
     __slots__ = ("_admission", "_open")
 
@@ -22,7 +22,7 @@ class Permit:
         self._open = True
 
     def close(self) -> None:
-        """The request is over; closing it again changes nothing."""
+        """Release the slot; closing again has no effect."""
         if self._open:
             self._open = False
             self._admission.left()
@@ -35,15 +35,15 @@ class _Waiter:
 
 
 class GatewayAdmission:
-    """Bounds requests at a time and per second; the others wait in a bounded, fair queue.
+    """Limits concurrent requests and requests per second; the rest wait in a bounded, fair queue.
 
-    Tenants take turns: the one who has many requests waiting delays its own. When the queue is
-    full, a newcomer takes the place of the latest request of the tenant that has most of them
-    waiting, if that is not its own; so nobody can fill the queue for others.
+    Tenants are served round-robin, so a tenant with many queued requests only delays itself. When
+    the queue is full, a new request replaces the newest request of the tenant with the most
+    queued requests, unless that tenant sent it. No tenant can fill the queue for others.
 
     Attributes:
-        num_inside: Requests that were let in and are not over.
-        num_waiting: Requests in the queue.
+        num_inside: Admitted requests that have not finished.
+        num_waiting: Queued requests.
     """
 
     def __init__(self, config: RouteLimitsConfig, clock: Clock) -> None:
@@ -56,18 +56,18 @@ class GatewayAdmission:
         self.num_waiting = 0
 
     def change(self, config: RouteLimitsConfig) -> None:
-        """Hold to other bounds from now on; who is inside stays."""
+        """Set new limits; admitted requests stay."""
         if config.rate_per_s != self._config.rate_per_s:
             self._rate = _Rate(config, self._clock) if config.rate_per_s else None
         self._config = config
         self._serve()
 
     async def enter(self, tenant: str = "") -> Permit:
-        """Wait until a request may come in.
+        """Wait until a request is admitted.
 
         Raises:
-            QueueFullError: Too many wait already.
-            QueueTimeoutError: It waited too long.
+            QueueFullError: Too many requests are queued.
+            QueueTimeoutError: The request was queued too long.
         """
         if not self.num_waiting and self._may_enter():
             return self._let_in()
@@ -86,7 +86,7 @@ class GatewayAdmission:
             self._forget(waiter)
 
     def left(self) -> None:
-        """A request is over: the next may come in."""
+        """Count a finished request, and admit the next."""
         self.num_inside -= 1
         self._serve()
 
@@ -112,10 +112,10 @@ class GatewayAdmission:
         return waiter
 
     def _make_room(self, tenant: str) -> None:
-        """Reject the latest request of the client with the most waiting requests.
+        """Reject the newest queued request of the tenant with the most queued requests.
 
         Raises:
-            QueueFullError: That is the newcomer.
+            QueueFullError: The newcomer's tenant is that one.
         """
         error = QueueFullError(
             f"{self.num_inside} requests are being served and {self.num_waiting} wait; "
@@ -130,7 +130,7 @@ class GatewayAdmission:
         victim.future.set_exception(error)
 
     def _serve(self) -> None:
-        """Let in as many as may come, one of each tenant in turn."""
+        """Admit as many requests as the limits allow, one per tenant in turn."""
         while self._queues and self._may_enter():
             tenant, queue = next(iter(self._queues.items()))
             waiter = queue[0]
@@ -142,7 +142,7 @@ class GatewayAdmission:
         self._plan()
 
     def _plan(self) -> None:
-        """Come back when the rate allows more."""
+        """Schedule the next admission for when the rate allows it."""
         if self._rate is None or not self._queues or self._timer is not None:
             return
         delay_s = self._rate.delay_s()
@@ -163,14 +163,14 @@ class GatewayAdmission:
 
 
 def _give_back(waiter: _Waiter) -> None:
-    """Close the permit that came too late."""
+    """Close a permit that was granted after its waiter gave up."""
     future = waiter.future
     if future.done() and not future.cancelled() and future.exception() is None:
         future.result().close()
 
 
 class _Rate:
-    """A bucket of permissions that fills at a steady rate."""
+    """A token bucket that fills at a steady rate."""
 
     def __init__(self, config: RouteLimitsConfig, clock: Clock) -> None:
         assert config.rate_per_s is not None
@@ -181,12 +181,12 @@ class _Rate:
         self._seen_s = clock()
 
     def delay_s(self) -> float:
-        """Seconds until there is a permission."""
+        """Seconds until a token is available."""
         now = self._clock()
         self._left = min(self._most, self._left + (now - self._seen_s) * self._per_s)
         self._seen_s = now
         return max(0.0, (1.0 - self._left) / self._per_s)
 
     def take(self) -> None:
-        """Use one."""
+        """Take one token."""
         self._left -= 1.0

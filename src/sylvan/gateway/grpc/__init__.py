@@ -1,1 +1,1 @@
-"""The gRPC router: requests to workers that take and give token ids, in seven stages."""
+"""The gRPC router: sends token IDs to workers and gets token IDs back, in seven stages."""

@@ -1,4 +1,4 @@
-"""Wires the gRPC router."""
+"""Builds the gRPC router."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sylvan.gateway.workers.worker import Worker
 
 
 class GrpcComponents:
-    """Channels, probe, text and router of workers that speak gRPC.
+    """Channels, probe, text processing and router for workers that speak gRPC.
 
     Attributes:
-        upstream: Channels; to be entered.
-        probe: Asks workers about themselves.
+        upstream: The channels; enter it before use.
+        probe: Probes workers.
     """
 
     def __init__(self, config: RouteConfig) -> None:
@@ -28,7 +28,7 @@ class GrpcComponents:
         self._closing: set[asyncio.Task[None]] = set()
 
     def removed(self, worker: Worker) -> None:
-        """A worker is gone."""
+        """Forget a worker that was removed."""
         if worker.connection != "grpc":
             return
         task = asyncio.get_running_loop().create_task(self.upstream.forget(worker.spec.url))
@@ -39,7 +39,7 @@ class GrpcComponents:
         return await self.probe.tokenizer(worker)
 
     def router(self, exchange: ExchangeParts, library: TextLibrary) -> GrpcRouter:
-        """Serves requests, with what it shares with the HTTP router."""
+        """Build the router, with parts shared with the HTTP router."""
         return GrpcRouter(
             GrpcParts(
                 registry=exchange.registry,

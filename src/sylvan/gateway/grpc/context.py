@@ -1,4 +1,4 @@
-"""What a request carries from stage to stage."""
+"""The state that a request carries from stage to stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sylvan.gateway.grpc.prefill import Prefill
 from sylvan.gateway.http.answer import Answer
 from sylvan.gateway.http.asked import ParsedBody
 from sylvan.gateway.http.caller import Caller
-from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.http.routes import ProxyRoute
 from sylvan.gateway.observe.meter import RequestMeter
 from sylvan.gateway.placing import PlacedRequest
 from sylvan.gateway.text.model import ModelText
@@ -26,23 +26,23 @@ from sylvan.text.detokenizer import DetokenizerOptions
 from sylvan.text.output import OutputRules
 
 EMBEDDINGS = "/v1/embeddings"
-"""The one route that asks for vectors."""
+"""The only route that returns embeddings."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestInput:
-    """What came, and where the answer goes.
+    """The incoming request, and the sink for its answer.
 
     Attributes:
-        caller: Who asks.
-        route: For what.
+        caller: The client.
+        route: The requested route.
         asked: The body.
-        answer: To the client.
-        meter: Measures the request.
+        answer: The answer to the client.
+        meter: Records metrics of the request.
     """
 
     caller: Caller
-    route: Passed
+    route: ProxyRoute
     asked: ParsedBody
     answer: Answer
     meter: RequestMeter
@@ -50,16 +50,16 @@ class RequestInput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleText:
-    """What is new of one sample, as text.
+    """The next piece of one sample's text.
 
     Attributes:
-        index: Which of the samples.
+        index: Index of the sample.
         text: New text.
-        token_ids: New ids.
-        usage: Counts so far.
-        finish: Why it ended, with the last delta.
-        logprobs: Of the new ids, if they were asked for.
-        prompt_logprobs: Of the prompt, once, likewise.
+        token_ids: New token IDs.
+        usage: Token counts so far.
+        finish: Finish reason, in the last delta.
+        logprobs: Log probabilities of the new IDs, if requested.
+        prompt_logprobs: Those of the prompt, if requested; sent once.
     """
 
     index: int
@@ -72,37 +72,37 @@ class SampleText:
 
 
 class ReplyFormat(Protocol):
-    """Makes the answer of one route."""
+    """Formats the answer of one route."""
 
     def events(self, delta: SampleText) -> bytes:
-        """What a stream sends for a delta; empty if nothing is due."""
+        """Return the stream events for a delta; empty if none is due."""
         ...
 
     def end(self) -> bytes:
-        """The end of a stream."""
+        """Return the end of a stream."""
         ...
 
     def whole(self) -> Any:
-        """The answer without a stream, once every sample has ended; JSON."""
+        """Return the whole answer as JSON, once every sample has ended."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedRequest:
-    """A request as token ids.
+    """A request as token IDs.
 
     Attributes:
-        model: Name by which workers are looked for.
-        text: Of the model.
+        model: Model name by which workers are selected.
+        text: Text processing of the model.
         input_ids: The prompt.
-        sampling: How to continue it.
-        detokenizer: How ids become text.
-        rules: How text becomes an answer.
-        format: Makes the answer.
-        namespace: Prompts of different namespaces share nothing in a cache.
-        logprobs: Log probabilities that were asked for.
-        thinking: Where the answer thinks.
-        adapter: Name of the adapter; None: the model itself.
+        sampling: Sampling parameters.
+        detokenizer: How IDs are decoded.
+        rules: How the text is parsed into an answer.
+        format: Formats the answer.
+        namespace: Cache namespace; prompts of different namespaces share no cached prefix.
+        logprobs: Requested log probabilities.
+        thinking: Where the answer contains reasoning.
+        adapter: Name of the LoRA adapter; None: the base model.
     """
 
     model: str | None
@@ -119,38 +119,38 @@ class PreparedRequest:
 
 
 class SampleProgress(Protocol):
-    """One sample as far as it has come; see `sylvan.gateway.grpc.samples`."""
+    """The progress of one sample; see `sylvan.gateway.grpc.samples`."""
 
     token_ids: list[int]
     usage: Usage
     finish_reason: str
 
     def take(self, part: pb.GenerateStreamChunk | pb.GenerateComplete) -> SampleText:
-        """What a reply brings."""
+        """Apply a reply of the worker."""
         ...
 
     def emitted(self, index: int) -> pb.EmittedSample:
-        """What another worker must know to go on with it."""
+        """Return the state that another worker needs to continue the sample."""
         ...
 
 
 @dataclass(slots=True)
 class RequestState:
-    """What the stages have found so far; those of an attempt are replaced by the next one.
+    """Results of the stages; a new attempt replaces those of the attempt before.
 
     Attributes:
-        prepared: By preparation.
-        placed: By worker selection.
+        prepared: Result of preparation.
+        placed: Result of worker selection.
         dispatch: Counts the request against its worker, until it is closed.
-        prefill: Of a pair, who computes the prompt; `placed` is then who continues it.
-        client: By client acquisition.
-        message: By request building.
-        metadata: By dispatch metadata.
-        replies: By request execution; the first one has been read.
-        samples: As far as they have come; kept from attempt to attempt.
-        seed: Of samples, where neither the client nor the operator has one.
-        losses: Workers lost in a row, without progress.
-        avoid: Ids of workers that have failed.
+        prefill: The prefill worker of a pair; `placed` is then the decode worker.
+        client: Result of client acquisition.
+        message: Result of request building.
+        metadata: Result of dispatch metadata.
+        replies: Result of request execution; the first reply has been read.
+        samples: Progress of the samples; kept across attempts.
+        seed: Sampling seed, if neither the client nor the operator sets one.
+        losses: Workers lost in a row without progress.
+        avoid: IDs of workers that failed.
     """
 
     prepared: PreparedRequest | None = None
@@ -168,7 +168,7 @@ class RequestState:
 
     @property
     def begun(self) -> bool:
-        """Whether there is something to be continued."""
+        """Whether there is output that another worker can continue."""
         return any(sample.token_ids or sample.finish_reason for sample in self.samples)
 
 
@@ -181,39 +181,39 @@ class RequestContext:
 
     @property
     def prepared(self) -> PreparedRequest:
-        """What preparation found."""
+        """The result of preparation."""
         assert self.state.prepared is not None, "preparation comes first"
         return self.state.prepared
 
     @property
     def placed(self) -> PlacedRequest:
-        """What worker selection found."""
+        """The result of worker selection."""
         assert self.state.placed is not None, "worker selection comes first"
         return self.state.placed
 
     @property
     def message(self) -> pb.GenerateRequest:
-        """What request building made."""
+        """The result of request building."""
         assert self.state.message is not None, "request building comes first"
         return self.state.message
 
 
 class PipelineStage(Protocol):
-    """One step; `name` is its label in metrics."""
+    """One stage; `name` is its label in metrics."""
 
     name: str
 
     async def run(self, context: RequestContext) -> None:
-        """Do it.
+        """Run the stage.
 
         Raises:
             RequestError: The request cannot be served.
-            CapacityError: Not now.
-            UpstreamError: The worker failed; another may not.
+            CapacityError: The request cannot be served now.
+            UpstreamError: The worker failed; another may succeed.
         """
         ...
 
 
 def garbage(why: str) -> UpstreamError:
-    """A worker sent something that it must not send."""
-    return UpstreamError(f"The worker sent garbage: {why}", kind="protocol")
+    """Build the error for an invalid message of a worker."""
+    return UpstreamError(f"The worker sent an invalid message: {why}", kind="protocol")

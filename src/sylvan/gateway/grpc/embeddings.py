@@ -1,4 +1,4 @@
-"""`/v1/embeddings` by workers that speak gRPC: one call for each text."""
+"""`/v1/embeddings` with gRPC workers: one call per text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sylvan.gateway.grpc.bodies.common import check_passed
 from sylvan.gateway.grpc.context import EMBEDDINGS, RequestInput
 from sylvan.gateway.grpc.metadata import metadata_of
 from sylvan.gateway.http.attempts import Attempts
-from sylvan.gateway.placing import Placing
+from sylvan.gateway.placing import RequestPlacer
 from sylvan.gateway.policies.api import PlacementOutcome, RoutingRequest
 from sylvan.gateway.text.library import TextLibrary
 from sylvan.gateway.upstream.grpc import GrpcUpstream
@@ -28,28 +28,28 @@ from sylvan.protocol.journal import Totals
 from sylvan.rpc import scheduler_pb2 as pb
 
 PARALLEL = 32
-"""Texts of one request that are computed at a time."""
+"""Texts of one request that are computed concurrently."""
 _PASSED = frozenset({"input", "model", "encoding_format", "user"})
 _NEUTRAL: Sequence[object] = (None, "", 0)
 
 
 class GrpcEmbeddings:
-    """Has texts embedded, each where the policy says; each is tried again elsewhere if need be.
+    """Embeds texts, each on the worker that the policy selects, with retries on other workers.
 
     Args:
         registry: All workers.
-        placing: Chooses them.
-        library: Text of their models.
+        placing: Selects workers.
+        library: Text processing of their models.
         upstream: Channels to them.
-        probe: Knows how they know us.
-        attempts: Makes what is remembered of failed attempts.
-        timeout_s: Longest time of one text.
+        probe: Knows the keys of workers.
+        attempts: Makes the record of failed attempts.
+        timeout_s: Time limit of one text.
     """
 
     def __init__(
         self,
         registry: Registry,
-        placing: Placing,
+        placing: RequestPlacer,
         library: TextLibrary,
         calls: tuple[GrpcUpstream, GrpcProbe],
         attempts: Callable[[str], Attempts],
@@ -63,11 +63,11 @@ class GrpcEmbeddings:
         self._timeout_s = timeout_s
 
     async def serve(self, given: RequestInput) -> Totals:
-        """Answer one request; returns its tokens.
+        """Answer one request; return its token count.
 
         Raises:
-            RequestError: It cannot be served; names the field.
-            CapacityError: Not now.
+            RequestError: The request is invalid; the message names the field.
+            CapacityError: No worker can take the request now.
         """
         body = parse(EmbeddingsBody, given.asked.fields)
         check_passed(body, _PASSED, _NEUTRAL)
@@ -144,7 +144,7 @@ class GrpcEmbeddings:
 
 
 def _is_ids(value: Any) -> bool:
-    """Whether an input is the ids of one text."""
+    """Whether an input is one text given as token IDs."""
     items = cast("list[Any]", value) if isinstance(value, list) else []
     return bool(items) and isinstance(items[0], int)
 

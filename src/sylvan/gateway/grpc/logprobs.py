@@ -1,4 +1,4 @@
-"""Log probabilities as messages of gRPC have them."""
+"""Reads log probabilities from gRPC messages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sylvan.rpc import scheduler_pb2 as pb
 
 
 def read_outputs(message: pb.OutputLogProbs, count: int) -> TokenLogprobs | None:
-    """Those of the last `count` tokens of an output; None if there are none.
+    """Read the log probabilities of the last `count` output tokens; None if there are none.
 
     Raises:
-        UpstreamError: The parts do not fit together.
+        UpstreamError: The fields of the message are inconsistent.
     """
     total = len(message.token_ids)
     if not total or not count:
@@ -37,10 +37,10 @@ def read_outputs(message: pb.OutputLogProbs, count: int) -> TokenLogprobs | None
 
 
 def read_inputs(message: pb.InputLogProbs) -> TokenLogprobs | None:
-    """Those of a prompt; None if there are none.
+    """Read the log probabilities of a prompt; None if there are none.
 
     Raises:
-        UpstreamError: The parts do not fit together.
+        UpstreamError: The fields of the message are inconsistent.
     """
     total = len(message.token_ids)
     if not total:
@@ -60,7 +60,7 @@ def read_inputs(message: pb.InputLogProbs) -> TokenLogprobs | None:
 def _alternatives(
     rows: Sequence[pb.TopLogProbs], count: int
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Ids and values by position; -1 where a position has fewer than others."""
+    """Return IDs and values by position; -1 pads positions with fewer alternatives."""
     if not rows:
         return None, None
     if len(rows) != count or any(len(row.token_ids) != len(row.values) for row in rows):

@@ -1,4 +1,4 @@
-"""What goes to workers beside messages: keys, the tenant, the trace."""
+"""Metadata of calls to workers: keys, tenant, trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TENANT_KEY = "x-sylvan-tenant"
 
 
 def metadata_of(probe: GrpcProbe, worker: Worker, caller: Caller) -> Metadata:
-    """What goes to a worker beside a client's message."""
+    """Return the metadata that accompanies a client's request."""
     pairs = [*probe.metadata(worker.spec), ("x-request-id", caller.request_id)]
     if caller.tenant:
         pairs.append((TENANT_KEY, caller.tenant))

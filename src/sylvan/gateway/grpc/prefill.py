@@ -1,4 +1,4 @@
-"""The prefill worker of a request that two workers serve together."""
+"""The prefill worker of a request under prefill-decode disaggregation."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sylvan.gateway.policies.api import PlacementOutcome
 from sylvan.rpc import scheduler_pb2 as pb
 
 MAX_ROOM = (1 << 31) - (1 << 16)
-"""Rooms have 31 bits here."""
+"""Bootstrap rooms have 31 bits in this protocol."""
 BOOTSTRAP_PORT = 8998
-"""Where prefill workers meet decode workers unless they say otherwise."""
+"""Default bootstrap port of prefill workers."""
 
 
 class Prefill:
-    """Counts against its worker until it is closed.
+    """The prefill half of a request; counts against its worker until it is closed.
 
     Attributes:
-        worker: Who computes the prompt.
-        dispatch: The request, as it counts against the worker.
-        error: Why it failed.
+        worker: The prefill worker.
+        dispatch: The request, as counted against the worker.
+        error: Why the worker failed.
     """
 
     def __init__(self, placed: PlacedRequest) -> None:
@@ -36,7 +36,7 @@ class Prefill:
         self._ended = False
 
     def meeting(self) -> pb.DisaggregatedParams:
-        """Where both workers meet."""
+        """Return the rendezvous of both workers."""
         made = new_meeting(self.worker, MAX_ROOM)
         return pb.DisaggregatedParams(
             bootstrap_host=made.host,
@@ -45,13 +45,13 @@ class Prefill:
         )
 
     def begin(self, replies: AsyncGenerator[pb.GenerateResponse, None]) -> asyncio.Task[None]:
-        """Read its replies, which nobody needs; the task fails with the call."""
+        """Start reading the worker's replies and drop them; the task fails with the call."""
         self._task = asyncio.get_running_loop().create_task(self._drain(replies))
-        self._task.add_done_callback(_seen)
+        self._task.add_done_callback(_retrieve_exception)
         return self._task
 
     def close(self) -> None:
-        """The request is over, or another pair is tried."""
+        """Release the worker: the request finished, or another pair is tried."""
         if self._task is not None:
             self._task.cancel()
         if self._ended:
@@ -70,7 +70,7 @@ class Prefill:
             raise
 
 
-def _seen(task: asyncio.Task[None]) -> None:
-    """Who waits for the task has its failure, if anybody still does."""
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
+    """Retrieve the task's exception, so that asyncio does not log it as unhandled."""
     if not task.cancelled():
         task.exception()

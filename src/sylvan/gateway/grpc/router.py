@@ -23,10 +23,10 @@ from sylvan.gateway.http.answer import Answer
 from sylvan.gateway.http.asked import ParsedBody
 from sylvan.gateway.http.attempts import Attempts
 from sylvan.gateway.http.caller import Caller
-from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.http.routes import ProxyRoute
 from sylvan.gateway.observe.families import Families
 from sylvan.gateway.observe.meter import RequestMeter
-from sylvan.gateway.placing import Placing
+from sylvan.gateway.placing import RequestPlacer
 from sylvan.gateway.policies.api import PlacementOutcome
 from sylvan.gateway.text.library import TextLibrary
 from sylvan.gateway.upstream.grpc import GrpcUpstream
@@ -44,27 +44,27 @@ _WORKERS_FAULT = ("connect", "closed", "stall", "protocol")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrpcParts:
-    """What the router works with.
+    """Dependencies of the router.
 
     Attributes:
         registry: All workers.
-        placing: Chooses them.
-        library: Text of their models.
+        placing: Selects workers.
+        library: Text processing of their models.
         upstream: Channels to them.
-        probe: Knows how they know us.
-        health: Looks after those that look lost.
+        probe: Knows the keys of workers.
+        health: Probes workers that look lost.
         families: Metrics.
-        budget: Of retries, for all requests together.
-        retry: When to try again.
-        failover: When to move a stream.
-        limits: How long a client may be.
-        clock: For durations.
-        wall: Seconds since 1970.
-        rng: For jitter.
+        budget: Retry budget of all requests.
+        retry: When to retry.
+        failover: When to move a stream to another worker.
+        limits: Timeouts of clients.
+        clock: Monotonic clock, for durations.
+        wall: Wall clock, in seconds since the Unix epoch.
+        rng: Random source of the jitter.
     """
 
     registry: Registry
-    placing: Placing
+    placing: RequestPlacer
     library: TextLibrary
     upstream: GrpcUpstream
     probe: GrpcProbe
@@ -80,11 +80,11 @@ class GrpcParts:
 
 
 class GrpcRouter:
-    """Serves requests by workers that speak gRPC.
+    """Serves requests with workers that speak gRPC.
 
-    Preparation is done once. Another attempt begins with the selection of a worker. What a worker
-    has given is kept, and another one goes on from there if it can; else a request begins anew as
-    long as the client has seen nothing of it.
+    Preparation runs once; another attempt starts at worker selection. The router keeps what a
+    worker has sent, and another worker continues from there if it can. Otherwise the request
+    starts over, as long as the client has seen none of the answer.
     """
 
     def __init__(self, parts: GrpcParts) -> None:
@@ -113,14 +113,14 @@ class GrpcRouter:
         return Attempts(retries, parts.families.worker, parts.health, endpoint)
 
     async def serve(
-        self, caller: Caller, route: Passed, asked: ParsedBody, meter: RequestMeter
+        self, caller: Caller, route: ProxyRoute, asked: ParsedBody, meter: RequestMeter
     ) -> Totals:
-        """Serve one request, or tell the client why not; returns its tokens.
+        """Serve one request, or send the client an error; return its token count.
 
         Raises:
-            RequestError: It cannot be served.
-            CapacityError: Not now.
-            CallerGoneError: The client left.
+            RequestError: The request cannot be served.
+            CapacityError: The request cannot be served now.
+            CallerGoneError: The client disconnected.
         """
         answer = Answer(caller, route.family, self._parts.limits.slow_client_s)
         given = RequestInput(caller, route, asked, answer, meter)
@@ -133,7 +133,7 @@ class GrpcRouter:
             try:
                 await self._try(context)
             except (UpstreamError, NoWorkerError) as error:
-                if not await self._tries_again(context, error, retries):
+                if not await self._should_retry(context, error, retries):
                     if not caller.started and isinstance(error, NoWorkerError):
                         raise
                     meter.failed(error)
@@ -150,20 +150,20 @@ class GrpcRouter:
         try:
             totals = await self._embeddings.serve(given)
         except ExceptionGroup as group:
-            error = group.exceptions[0]  # the others were cancelled, or have failed likewise
+            error = group.exceptions[0]  # the others were cancelled or failed for the same reason
             if isinstance(error, UpstreamError):
                 given.meter.failed(error)
             raise error from None
         given.meter.done(totals)
         return totals
 
-    async def _tries_again(
+    async def _should_retry(
         self, context: RequestContext, error: UpstreamError | NoWorkerError, retries: Retries
     ) -> bool:
-        """Whether another attempt is to be made; returns when it is time."""
+        """Whether to make another attempt; returns after the pause before it."""
         state, started = context.state, context.input.caller.started
         if isinstance(error, NoWorkerError):
-            return started and await self._waits(context)
+            return started and await self._wait_for_worker(context)
         state.losses += error.kind in ("closed", "stall")
         if state.begun and self._can_continue(context):
             context.input.meter.continued()
@@ -172,7 +172,7 @@ class GrpcRouter:
         if pause_s is None:
             return False
         await asyncio.sleep(pause_s)
-        if state.begun:  # nobody goes on with it, so it begins anew
+        if state.begun:  # no worker can continue it, so it starts over
             await self._run(self._preparation, context)
         return True
 
@@ -183,8 +183,8 @@ class GrpcRouter:
         workers = self._parts.registry.workers
         return any(w.found.journals and w.connection == "grpc" for w in workers)
 
-    async def _waits(self, context: RequestContext) -> bool:
-        """Whether a worker has come that can go on with the stream; waits for one."""
+    async def _wait_for_worker(self, context: RequestContext) -> bool:
+        """Wait for a worker that can continue the stream; return whether one appeared."""
         parts, model = self._parts, context.prepared.model
         deadline = parts.clock() + parts.failover.stall_s
         while parts.clock() < deadline:
@@ -208,13 +208,13 @@ class GrpcRouter:
             self._blame(context, error)
             raise
         except RequestError:
-            success = state.dispatch is not None  # a working worker refuses bad requests
+            success = state.dispatch is not None  # a healthy worker rejects bad requests
             raise
         finally:
             await self._close(context, success=success)
 
     async def _close(self, context: RequestContext, *, success: bool) -> None:
-        """Waits for nothing before the counts are right: its client may be gone by now."""
+        """Update the counts before the first await: the client may be gone by then."""
         state = context.state
         if state.prefill is not None:
             state.prefill.close()
@@ -259,7 +259,7 @@ class GrpcRouter:
 
 
 def _totals(context: RequestContext) -> Totals:
-    """Tokens so far; the prompt that samples share counts once."""
+    """Sum the token counts; the prompt that samples share counts once."""
     samples = context.state.samples
     first = samples[0].usage if samples else Usage()
     return Totals(

@@ -1,4 +1,4 @@
-"""The samples of one request, as far as they have come; they outlive the worker that began them."""
+"""The progress of a request's samples; it outlives the worker that started them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.text.detokenizer import IncrementalDetokenizer
 
 PROMPT_TAIL = 8
-"""Tokens of the prompt that decide whether an output continues a text."""
+"""Prompt tokens that are checked to decide whether an output continues a text."""
 
 
 class RelayedSample:
-    """One sample.
+    """The progress of one sample.
 
     Attributes:
-        token_ids: All that came.
-        usage: Counts so far.
-        finish_reason: Why it ended, as the worker says it; "": it goes on.
+        token_ids: All tokens received.
+        usage: Token counts so far.
+        finish_reason: Finish reason as the worker sent it; "" while the sample runs.
     """
 
     def __init__(self, prepared: PreparedRequest) -> None:
@@ -34,10 +34,10 @@ class RelayedSample:
         self._has_prompt = False
 
     def take(self, part: pb.GenerateStreamChunk | pb.GenerateComplete) -> SampleText:
-        """What a reply brings.
+        """Apply a reply of the worker.
 
         Raises:
-            UpstreamError: It cannot be of this sample.
+            UpstreamError: The reply cannot belong to this sample.
         """
         self.usage = Usage(
             prompt_tokens=part.prompt_tokens,
@@ -52,7 +52,7 @@ class RelayedSample:
         return self._delta(part, ids[len(self.token_ids) :], part)
 
     def emitted(self, index: int) -> pb.EmittedSample:
-        """What another worker must know to go on with it."""
+        """Return the state that another worker needs to continue the sample."""
         return pb.EmittedSample(
             index=index,
             token_ids=self.token_ids,

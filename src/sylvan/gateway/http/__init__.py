@@ -1,1 +1,1 @@
-"""The HTTP router: from a client's request to workers' answers."""
+"""The HTTP router: forwards clients' requests to workers and relays the answers."""

@@ -1,4 +1,4 @@
-"""The answer to a client, as it is put together from what workers send."""
+"""The answer to a client, assembled from what workers send."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from sylvan.protocol.journal import Totals
 from sylvan.protocol.malformed import MALFORMED
 
 WHOLE_BYTES = 1 << 20
-"""Smaller whole answers are passed on when they are complete, so that a worker that is lost while
-it sends one can still be replaced."""
+"""Shorter answers are buffered and forwarded when complete, so that a worker that is lost while
+sending one can still be replaced."""
 _OURS = ("date", "server", "content-length", "x-request-id", "x-sylvan-journal")
 
 
 class Answer:
-    """Passes on one answer. What has not begun yet can be begun anew.
+    """Relays one answer. An answer that has not started can start over on another worker.
 
     Args:
-        caller: Who gets it.
-        family: Shape of errors.
-        slow_s: A client that takes nothing for so long is gone.
+        caller: The client.
+        family: API whose error format is used.
+        slow_s: A client that reads nothing for this long is disconnected.
     """
 
     def __init__(self, caller: Caller, family: Family, slow_s: float) -> None:
@@ -45,11 +45,11 @@ class Answer:
 
     @property
     def started(self) -> bool:
-        """Whether the client has seen anything of it."""
+        """Whether the client has received any of it."""
         return self._caller.started
 
     async def head(self, status: int, headers: HeaderPairs) -> None:
-        """Status and headers of a worker's answer."""
+        """Send the status and headers of a worker's answer."""
         found = dict(headers)
         self._media_type = found.get("content-type", "")
         length = found.get("content-length", "")
@@ -64,10 +64,10 @@ class Answer:
             await self._caller.start(status, kept)
 
     async def data(self, data: bytes) -> None:
-        """A part of the body.
+        """Send a part of the body.
 
         Raises:
-            CallerGoneError: The client takes nothing any more.
+            CallerGoneError: The client stopped reading.
         """
         if self._held is not None:
             self._body += data
@@ -79,7 +79,7 @@ class Answer:
             raise CallerGoneError from None
 
     async def end(self) -> None:
-        """The body is complete."""
+        """Finish the body."""
         if self._held is not None:
             status, headers = self._held
             await self._caller.reply(status, headers, bytes(self._body))
@@ -87,24 +87,24 @@ class Answer:
             await self._caller.write(b"", more=False)
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Give a worker's refusal as the answer."""
+        """Send a worker's refusal as the answer."""
         kept = end_to_end(refusal.headers, _OURS)
         await self._caller.reply(refusal.status, kept, refusal.body)
 
     async def fail(self, error: CapacityError) -> None:
-        """There is no answer, or no more of it."""
+        """Send an error, or cut the answer off if it has started."""
         if not self.started:
             refusal = refusal_of(self._family, error)
             await self._caller.reply(refusal.status, refusal.headers, refusal.body)
             return
         tail = error_tail(self._family, self._media_type, error)
         if tail is None:
-            raise CallerGoneError  # all that is left is to close the connection
+            raise CallerGoneError  # the only thing left is to close the connection
         await self._caller.write(tail)
         await self._caller.write(b"", more=False)
 
     def totals(self) -> Totals:
-        """Tokens that the answer, if it is a whole one, says it took."""
+        """Return the token counts in the answer, if it was not a stream."""
         return usage_in(bytes(self._body)) if self._held is not None else Totals()
 
     @property
@@ -130,7 +130,7 @@ class _Counted(msgspec.Struct):
 
 
 def usage_in(body: bytes) -> Totals:
-    """Counts in a whole answer of any family; none, if it has none."""
+    """Read the token counts from a whole answer of any API family; zero if it has none."""
     if b"_tokens" not in body:
         return Totals()
     try:

@@ -1,4 +1,4 @@
-"""What the gateway must know of a request's body to place it; the rest is the worker's business."""
+"""Parses of a request body what routing needs; the worker validates the rest."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from sylvan.protocol.errors import RequestError
 
 Fields = Mapping[str, Any]
 PromptOf = Callable[[Fields], bytes]
-"""Bytes whose common prefixes are common prefixes of prompts."""
+"""Returns bytes such that prompts with a common prefix yield a common prefix."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedBody:
-    """A body, read as far as needed.
+    """A request body, parsed as far as routing needs.
 
     Attributes:
-        raw: As it came.
-        fields: Its fields; empty for a route whose body is not looked at.
-        model: Name of the model; None: not said.
-        stream: The answer is to be a stream.
+        raw: The bytes as received.
+        fields: Its fields; empty for a route whose body is not parsed.
+        model: Model name; None: not given.
+        stream: Whether a stream was requested.
         prompt: See `RoutingRequest.prompt`.
         namespace: See `RoutingRequest.namespace`, less the tenant.
-        rid: Name of the request, if the client gave one.
+        rid: Request ID, if the client set one.
         token_ids: See `RoutingRequest.token_ids`.
     """
 
@@ -43,10 +43,10 @@ class ParsedBody:
 
 
 def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -> ParsedBody:
-    """Read a body.
+    """Parse a JSON body.
 
     Raises:
-        RequestError: It is no JSON object, or its model is no name.
+        RequestError: It is not a JSON object, or `model` is not a string.
     """
     try:
         fields = orjson.loads(raw)
@@ -73,10 +73,10 @@ def read(raw: bytes, prompt_of: PromptOf, *, streams_by_default: bool = False) -
 
 
 def read_form(raw: bytes, content_type: str) -> ParsedBody:
-    """Read a body that is a form.
+    """Parse a form body.
 
     Raises:
-        RequestError: It is none.
+        RequestError: It is not a form.
     """
     parts = parse_form(content_type, raw)
     fields = {
@@ -89,10 +89,10 @@ def read_form(raw: bytes, content_type: str) -> ParsedBody:
 
 
 def conversation(fields: Fields) -> bytes:
-    """Of messages, in OpenAI's, Anthropic's or Ollama's shape.
+    """Read the prompt from messages in OpenAI's, Anthropic's or Ollama's format.
 
-    What templates put first comes first. The next turn of a conversation begins with the bytes of
-    this one.
+    Fields that chat templates render first come first. The next turn of a conversation starts with
+    the bytes of this turn.
     """
     first = [fields.get(name) for name in ("tools", "system") if fields.get(name)]
     ids = fields.get("input_ids")
@@ -103,7 +103,7 @@ def conversation(fields: Fields) -> bytes:
 
 
 def text(*names: str) -> PromptOf:
-    """Of the first of these fields that is given: a text, token ids, or a list of either."""
+    """Read the prompt from the first given field: a text, token IDs, or a list of either."""
 
     def prompt(fields: Fields) -> bytes:
         for name in names:
@@ -116,14 +116,14 @@ def text(*names: str) -> PromptOf:
 
 
 def responses(fields: Fields) -> bytes:
-    """Of `/v1/responses`."""
+    """Read the prompt of `/v1/responses`."""
     parts = [fields.get(name) for name in ("tools", "instructions") if fields.get(name)]
     given = fields.get("input") or ""
     return b"".join(map(_dumped, parts)) + _dumped(given)[:-1]
 
 
 def nothing(fields: Fields) -> bytes:
-    """Of routes without a prompt worth caching."""
+    """Return nothing, for routes without a prompt worth caching."""
     return b""
 
 
@@ -135,11 +135,11 @@ def _prompt(value: Any) -> bytes:
     items = cast("list[Any]", value)
     if isinstance(items[0], int):
         return _ids(items)
-    return _prompt(items[0])  # of a batch the first prompt decides
+    return _prompt(items[0])  # the first prompt of a batch decides
 
 
 def _given_ids(fields: Fields) -> Sequence[int] | None:
-    """Token ids of the one prompt, if it is given so."""
+    """Return the token IDs of the only prompt, if it was given as IDs."""
     for name in ("input_ids", "prompt"):
         value = fields.get(name)
         if value:
@@ -151,7 +151,7 @@ def _given_ids(fields: Fields) -> Sequence[int] | None:
 def _ids(value: Sequence[Any]) -> bytes:
     try:
         return array("i", value).tobytes()
-    except (TypeError, OverflowError):  # the worker will say what is wrong with it
+    except (TypeError, OverflowError):  # the worker will report the error
         return b""
 
 
@@ -160,7 +160,7 @@ def _dumped(value: Any) -> bytes:
 
 
 def _namespace(fields: Fields) -> str:
-    """What keeps prefixes apart in a worker's cache."""
+    """Return the cache namespace, which keeps prefixes apart in a worker's cache."""
     names = ("lora_path", "lora_name", "extra_key", "cache_salt")
     given = [fields[name] for name in names if fields.get(name)]
     if not given:

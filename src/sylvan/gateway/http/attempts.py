@@ -1,4 +1,4 @@
-"""The attempts at one request: whom to avoid after a failure, and when to try again."""
+"""The attempts at one request: which workers to avoid after a failure, and when to retry."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sylvan.gateway.workers.worker import Dispatch, Worker
 
 
 class Attempts:
-    """Counts failures against workers, and says when there is to be another attempt.
+    """Counts failures against workers, and decides whether to retry.
 
     Attributes:
-        avoid: Ids of workers that have failed at this request.
+        avoid: IDs of workers that failed at this request.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Attempts:
         self.avoid: set[str] = set()
 
     def blame(self, worker: Worker, dispatch: Dispatch, error: UpstreamError) -> None:
-        """Count a failed attempt against its worker, if it is to blame."""
+        """Count a failed attempt against its worker, unless the worker is not to blame."""
         self.avoid.add(worker.id)
         self._families.errors.labels(worker.kind, worker.connection, error.kind).inc()
         if isinstance(error, RetryableStatusError):
@@ -43,10 +43,10 @@ class Attempts:
         self._health.suspect(worker)
 
     async def another(self, kind: Kind) -> bool:
-        """Whether the whole request is to be tried again; returns when it is time.
+        """Decide whether to retry the whole request; wait for the pause before the retry.
 
         Args:
-            kind: Of the workers that it is for.
+            kind: Kind of worker to retry on.
         """
         families, labels = self._families, (kind, self._endpoint)
         pause_s = self._retries.next_pause_s()

@@ -1,4 +1,4 @@
-"""The client's side of one request: its body, its answer, and whether it is still there."""
+"""The client's side of one request: its body, its answer, and its connection."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _JSON = ("content-type", "application/json")
 
 
 class CallerGoneError(Exception):
-    """The client left; nobody reads an answer."""
+    """The client disconnected."""
 
 
 class Caller:
-    """One request as it came in.
+    """One incoming request.
 
     Attributes:
-        method: Of HTTP.
-        path: Without the query.
+        method: HTTP method.
+        path: Path without the query.
         query: The query string.
-        headers: By name in small letters; of several of one name the last.
-        request_id: Told to the client and to workers.
-        tenant: Whose request it is.
-        started: The answer has begun: its status can no longer be changed.
-        status: Of the answer.
-        gone: The client left.
-        span: Of the request in a trace.
-        held: Bytes of its body.
+        headers: Headers by lower-case name; of repeated headers, the last.
+        request_id: Request ID, sent to the client and to workers.
+        tenant: Tenant of the request.
+        started: The status was sent and can no longer change.
+        status: Status of the answer.
+        gone: The client disconnected.
+        span: Trace span of the request.
+        held: Bytes of the body held in memory.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Caller:
         self._send = send
 
     def asking(self, method: str, path: str) -> Caller:
-        """The same client asking for something else, without reading the answer."""
+        """Copy the request with another path and body, for a call whose answer is dropped."""
         scope = {
             "method": method,
             "path": path,
@@ -80,26 +80,26 @@ class Caller:
         return other
 
     def recorded(self, send: Send) -> Caller:
-        """The same client, whose answer goes to `send` and who never leaves."""
+        """Copy the request with `send` as its sink, for work that outlives the client."""
         scope = {
             "method": self.method,
             "path": self.path,
             "query_string": self.query.encode("latin-1"),
             "headers": [(n.encode("latin-1"), v.encode("latin-1")) for n, v in self.raw_headers],
         }
-        other = Caller(scope, _stays, send)
+        other = Caller(scope, _never_disconnects, send)
         other.tenant, other.request_id = self.tenant, self.request_id
         other.span = self.span
         return other
 
     async def body(self, max_bytes: int) -> bytes:
-        """The whole body, unpacked: what reads it on its way needs no coding.
+        """Read the whole body, and decompress it so that workers need not.
 
         Raises:
-            RequestError: With status 413, as soon as it is, or says that it is, larger; or it is
-                not in the coding that it is said to be in.
-            CapacityError: The bodies of all calls hold too much.
-            CallerGoneError: The client left before its end.
+            RequestError: The body is too large (413), as soon as its length or header shows that,
+                or does not match its `content-encoding`.
+            CapacityError: The bodies of all calls use too much memory.
+            CallerGoneError: The client disconnected before its end.
         """
         announced = self.headers.get("content-length", "")
         if announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
@@ -135,7 +135,7 @@ class Caller:
             self.held += num_bytes
 
     async def start(self, status: int, headers: HeaderPairs) -> None:
-        """Begin the answer."""
+        """Send status and headers."""
         self.started, self.status = True, status
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         if self.request_id:
@@ -143,7 +143,7 @@ class Caller:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
-        """Send a part of the body; waits while the client is slow."""
+        """Send a part of the body; waits while the client reads slowly."""
         message: Message = {"type": "http.response.body", "body": data, "more_body": more}
         await self._send(message)
 
@@ -155,19 +155,19 @@ class Caller:
         await self.write(data, more=False)
 
     async def reply_json(self, content: Any, status: int = 200, *headers: tuple[str, str]) -> None:
-        """Send a whole answer in JSON."""
+        """Send a whole JSON answer."""
         await self.reply(status, [_JSON, *headers], orjson.dumps(content))
 
     async def reply_error(self, family: Family, error: SylvanError) -> None:
-        """Send what an error tells the client."""
+        """Send an error in the format of the route's API."""
         refusal = refusal_of(family, error)
         await self.reply(refusal.status, refusal.headers, refusal.body)
 
     async def until_gone(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do work, which is cancelled if the client leaves first. The body must have been read.
+        """Run `work`, and cancel it if the client disconnects first. The body must have been read.
 
         Raises:
-            CallerGoneError: The client left.
+            CallerGoneError: The client disconnected.
         """
         task = asyncio.current_task()
         assert task is not None, "called outside of a task"
@@ -195,19 +195,19 @@ class Caller:
             pass
 
 
-async def _stays() -> Message:
-    """A client that never leaves says nothing."""
+async def _never_disconnects() -> Message:
+    """Wait forever: this client never disconnects."""
     await asyncio.Event().wait()
     raise AssertionError("never set")
 
 
 async def _discard(message: Message) -> None:
-    """Nobody reads it."""
+    """Drop a message that has no reader."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A whole answer that says why there is no other."""
+    """A complete error answer."""
 
     status: int
     headers: HeaderPairs
@@ -215,7 +215,7 @@ class Refusal:
 
 
 def refusal_of(family: Family, error: SylvanError) -> Refusal:
-    """The answer that an error stands for, in the shape of the route's family."""
+    """Format an error as the route's API does."""
     status, param = 500, None
     headers: list[tuple[str, str]] = [_JSON]
     if isinstance(error, RequestError):
@@ -247,7 +247,7 @@ _HOP_BY_HOP = frozenset(
 
 
 def end_to_end(headers: HeaderPairs, drop: Iterable[str] = ()) -> list[tuple[str, str]]:
-    """Headers that a proxy passes on: without those of the connection, and those to drop."""
+    """Return the headers that a proxy forwards: no hop-by-hop headers, none of `drop`."""
     dropped = {*_HOP_BY_HOP, *drop}
     for name, value in headers:
         if name == "connection":

@@ -1,4 +1,4 @@
-"""How a stream ends that nobody goes on with: with an error in the shape of its family."""
+"""Ends a stream that no worker can continue with an error in its API's format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SSE, NDJSON = "text/event-stream", "application/x-ndjson"
 
 
 def error_tail(family: Family, media_type: str, error: CapacityError) -> bytes | None:
-    """The last bytes of a stream that was cut; None if its type has no room for an error."""
+    """Return the last bytes of a cut-off stream; None if its format has no error events."""
     content = orjson.dumps(error_body(family, error.status, str(error)))
     kind = media_type.partition(";")[0].strip().lower()
     if kind == NDJSON:

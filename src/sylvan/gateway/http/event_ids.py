@@ -1,8 +1,8 @@
-"""Streams whose events have ids, so that a client that lost its connection can go on.
+"""Streams with event IDs, so that a client can reconnect and continue.
 
-A client asks for ids with the header `x-sylvan-event-ids: 1`. Each event then begins with a line
-`id: STREAM-NUMBER`. A client that comes back with `Last-Event-ID` gets the events after that one,
-and the rest as it comes. The stream goes on meanwhile, for a bounded time and memory.
+A client asks for IDs with the header `x-sylvan-event-ids: 1`. Each event then starts with a line
+`id: STREAM-NUMBER`. A client that reconnects with `Last-Event-ID` gets the events after that one,
+then the rest as it arrives. Meanwhile the stream runs on, within limits of time and memory.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _END = b"\n\n"
 
 
 class NumberedStream:
-    """One stream: its events so far, and its reader.
+    """One stream: its recent events, and its reader.
 
     Attributes:
-        name: First part of the ids.
-        tenant: Whose it is.
-        status: Of the answer; None: it has not begun.
-        headers: Of the answer.
+        name: First part of its event IDs.
+        tenant: Tenant of the request.
+        status: Status of the answer; None: not started.
+        headers: Headers of the answer.
     """
 
     def __init__(self, tenant: str, max_bytes: int) -> None:
@@ -41,7 +41,7 @@ class NumberedStream:
         self.headers: HeaderPairs = ()
         self._max_bytes = max_bytes
         self._events: list[bytes] = []
-        self._first = 0  # number of the oldest event that is kept
+        self._first = 0  # number of the oldest event in the buffer
         self._num_bytes = 0
         self._partial = b""
         self._ended = False
@@ -51,23 +51,23 @@ class NumberedStream:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the stream is complete."""
         return self._ended
 
     def begin(self, status: int, headers: HeaderPairs) -> None:
-        """The answer has begun. Only events get ids; any other answer is kept as it is."""
+        """Record status and headers. Only event streams get IDs; other answers pass unchanged."""
         self.status = status
         self.headers = [p for p in headers if p[0] not in ("content-length", "x-request-id")]
         self._has_events = dict(headers).get("content-type", "").startswith(SSE)
         self._tell()
 
     async def begun(self) -> None:
-        """Wait until the answer has begun, or will never."""
+        """Wait until the answer starts, or can no longer start."""
         while self.status is None and not self._ended:
             await self._changed.wait()
 
     def add(self, data: bytes) -> None:
-        """More of the answer; events may be cut anywhere."""
+        """Append a part of the answer; it may end inside an event."""
         if not self._has_events:
             self._keep(data)
             self._tell()
@@ -79,7 +79,7 @@ class NumberedStream:
         self._tell()
 
     def end(self) -> None:
-        """The answer is complete, or nobody goes on with it."""
+        """Mark the answer as complete or abandoned."""
         if self._partial:
             self.add(_END)
         self._partial = b""
@@ -87,10 +87,10 @@ class NumberedStream:
         self._tell()
 
     def check(self, after: int) -> None:
-        """Whether a reader can go on after an event.
+        """Check that a reader can continue after an event.
 
         Raises:
-            RequestError: What follows it is not kept any more (410), or it has not come yet.
+            RequestError: The next event was dropped (410), or that event was not sent yet.
         """
         if after + 1 < self._first:
             message = "The events that follow are not kept any more."
@@ -99,9 +99,9 @@ class NumberedStream:
             raise RequestError("There is no such event yet.", param=LAST_HEADER)
 
     async def read(self, after: int = -1) -> AsyncGenerator[bytes, None]:
-        """Events after the one of that number, as they come, to the end.
+        """Yield the events after that number until the stream ends.
 
-        A reader so slow that what it needs is dropped gets no more.
+        Stops early if the reader is so slow that its next event was dropped.
         """
         place = after + 1
         while True:
@@ -132,28 +132,28 @@ class NumberedStream:
 
 
 class NumberedStreams:
-    """Streams that clients can come back to."""
+    """The streams to which clients can reconnect."""
 
     def __init__(self, config: FailoverConfig) -> None:
         self._config = config
         self._streams: dict[str, NumberedStream] = {}
 
     def wanted(self, caller: Caller) -> bool:
-        """Whether a client asks for ids, and there is room for another stream."""
+        """Whether a client asks for event IDs and there is room for another stream."""
         asked = caller.headers.get(ASK_HEADER, "") == "1" and self._config.resume_s > 0
         return asked and len(self._streams) < MAX_STREAMS
 
     def open(self, tenant: str) -> NumberedStream:
-        """A new stream; `forget_later` ends what is kept of it."""
+        """Create a stream; `forget_later` schedules its removal."""
         stream = NumberedStream(tenant, self._config.resume_bytes)
         self._streams[stream.name] = stream
         return stream
 
     def find(self, caller: Caller) -> tuple[NumberedStream, int] | None:
-        """The stream that a client comes back to, and the last event that it has.
+        """Return the stream that a client reconnects to, and its last event.
 
         Raises:
-            RequestError: There is no such stream any more (410), or not for this client.
+            RequestError: The stream is gone (410), or belongs to another tenant.
         """
         given = caller.headers.get(LAST_HEADER)
         if given is None:
@@ -168,6 +168,6 @@ class NumberedStreams:
         return stream, int(found[2])
 
     def forget_later(self, stream: NumberedStream) -> None:
-        """Keep a stream for a while yet."""
+        """Keep a stream for a while, then remove it."""
         loop = asyncio.get_running_loop()
         loop.call_later(self._config.resume_s, self._streams.pop, stream.name, None)

@@ -1,4 +1,4 @@
-"""One request and its answer, over as many workers as it takes."""
+"""Serves one request with as many workers as it takes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sylvan.gateway.http.attempts import Attempts
 from sylvan.gateway.http.caller import Caller, HeaderPairs
 from sylvan.gateway.http.outgoing import AnswerJournal, new_ticket
 from sylvan.gateway.http.relay import EventFilter, Relay, RetryableStatusError
-from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.http.routes import ProxyRoute
 from sylvan.gateway.http.sender import RequestSender
 from sylvan.gateway.observe.families import Families
 from sylvan.gateway.observe.meter import RequestMeter
-from sylvan.gateway.placing import PlacedRequest, Placing
+from sylvan.gateway.placing import PlacedRequest, RequestPlacer
 from sylvan.gateway.policies.api import PlacementOutcome, RoutingRequest
 from sylvan.gateway.workers.health import HealthChecks
 from sylvan.gateway.workers.registry import Registry
@@ -34,25 +34,25 @@ PATIENCE_STEP_S = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExchangeParts:
-    """What exchanges work with.
+    """Dependencies of exchanges.
 
     Attributes:
         registry: All workers.
-        placing: Chooses them.
-        sender: Speaks to them.
-        health: Looks after those that look lost.
+        placing: Selects workers.
+        sender: Sends requests to them.
+        health: Probes workers that look lost.
         families: Metrics.
-        budget: Of retries, for all requests together.
-        retry: When to try again.
-        failover: When to move a stream.
-        limits: How long anything may take.
-        clock: For durations.
-        wall: Seconds since 1970.
-        rng: For jitter.
+        budget: Retry budget of all requests.
+        retry: When to retry.
+        failover: When to move a stream to another worker.
+        limits: Timeouts.
+        clock: Monotonic clock, for durations.
+        wall: Wall clock, in seconds since the Unix epoch.
+        rng: Random source of the jitter.
     """
 
     registry: Registry
-    placing: Placing
+    placing: RequestPlacer
     sender: RequestSender
     health: HealthChecks
     families: Families
@@ -65,33 +65,33 @@ class ExchangeParts:
     rng: random.Random = field(default_factory=random.Random)
 
     def attempts(self, endpoint: str) -> Attempts:
-        """Of a request that has just come."""
+        """Make the attempts of a new request."""
         retries = Retries(self.retry, self.budget, self.rng)
         return Attempts(retries, self.families.worker, self.health, endpoint)
 
     def journal(self, caller: Caller) -> AnswerJournal:
-        """Of a request that has just come."""
+        """Make the journal of a new request."""
         return AnswerJournal(new_ticket(caller, self.wall()), self.failover.journal_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A worker that has what a request needs, or that the client has chosen (`strict`)."""
+    """A worker that holds what the request needs, or that the client chose (`strict`)."""
 
     worker: Worker
     strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """An answer that others have begun, for an exchange that goes on with it.
+class StartedAnswer:
+    """An answer that another exchange started and this one continues.
 
     Attributes:
-        kind: Of the workers that can.
-        answer: What the client gets.
-        attempts: Those made so far.
-        journal: Where the client is.
-        edits: What others have changed in the stream on its way.
+        kind: Kind of worker that can continue it.
+        answer: The answer to the client.
+        attempts: The attempts made so far.
+        journal: How much of the answer the client has.
+        edits: How the other exchange edits the stream.
     """
 
     kind: Kind
@@ -102,7 +102,7 @@ class Begun:
 
 
 def placed_as(caller: Caller, asked: ParsedBody) -> RoutingRequest:
-    """What policies are told of a request."""
+    """Return what policies see of a request."""
     return RoutingRequest(
         prompt=asked.prompt,
         namespace=f"{caller.tenant}/{asked.namespace}",
@@ -114,7 +114,7 @@ def placed_as(caller: Caller, asked: ParsedBody) -> RoutingRequest:
 async def give_up(
     answer: Answer, meter: RequestMeter, error: UpstreamError | NoWorkerError
 ) -> None:
-    """Tell the client, and the metrics, that nobody serves a request."""
+    """Send the client an error, and count the failure in metrics."""
     meter.failed(error)
     if isinstance(error, RetryableStatusError) and not answer.started:
         await answer.refuse(error.refusal)
@@ -127,26 +127,26 @@ async def give_up(
 class Exchange:
     """Serves one request.
 
-    Until the client has seen something of the answer, another attempt is an attempt at the whole
-    request. Then it is one at the rest of the stream, which needs a journal.
+    Until the client has seen part of the answer, another attempt repeats the whole request. After
+    that, another attempt continues the stream, which needs a journal.
 
     Args:
-        begun: What there is of the answer, if another exchange has begun it.
+        begun: The answer so far, if another exchange started it.
 
     Attributes:
-        totals: Tokens of the request, once it is served.
-        workers: Who served it last.
+        totals: Token counts of the request, once it was served.
+        workers: Workers of the last attempt.
     """
 
     def __init__(
         self,
         parts: ExchangeParts,
         caller: Caller,
-        route: Passed,
+        route: ProxyRoute,
         asked: ParsedBody,
         meter: RequestMeter,
         *,
-        begun: Begun | None = None,
+        begun: StartedAnswer | None = None,
     ) -> None:
         self._parts = parts
         self._begun = begun
@@ -164,25 +164,25 @@ class Exchange:
             self._answer = begun.answer
             self._attempts = begun.attempts
             self._journal = begun.journal
-        self._losses = 0  # in a row, without progress: it may be the request that does it
+        self._losses = 0  # lost workers in a row without progress: the request may crash them
         self._placed_as = placed_as(caller, asked)
         self.totals = Totals()
         self.workers: Sequence[Worker] = ()
 
     @property
     def tenant(self) -> str:
-        """Whose request it is."""
+        """Tenant of the request."""
         return self._caller.tenant
 
     async def run(self, pinned: Pinned | None = None) -> None:
-        """Serve it, or tell the client why not.
+        """Serve the request, or send the client an error.
 
         Args:
-            pinned: Who is to serve it.
+            pinned: The worker to use.
 
         Raises:
             UnknownModelError: No worker serves the model.
-            CallerGoneError: The client left.
+            CallerGoneError: The client disconnected.
         """
         if self._begun is not None:
             self._kind = self._begun.kind
@@ -194,11 +194,11 @@ class Exchange:
             try:
                 await self._attempt(self._place(pinned))
             except UpstreamError as error:
-                if not await self._tries_again(error):
+                if not await self._should_retry(error):
                     await give_up(self._answer, self._meter, error)
                     return
             except NoWorkerError as error:
-                if not await self._waits():
+                if not await self._wait_for_worker():
                     await give_up(self._answer, self._meter, error)
                     return
             else:
@@ -206,7 +206,7 @@ class Exchange:
                 return
 
     async def time_out(self, seconds: float) -> None:
-        """It took too long."""
+        """Answer that the request timed out."""
         message = f"The request took longer than {seconds:g} s."
         await give_up(self._answer, self._meter, UpstreamError(message, kind="timeout", status=504))
 
@@ -261,8 +261,8 @@ class Exchange:
         elapsed_s = self._meter.elapsed_s if self._losses or self._journal.begun else 0.0
         await sender.send(request, worker, self._journal, relay, elapsed_s)
 
-    async def _tries_again(self, error: UpstreamError) -> bool:
-        """Whether another attempt is to be made; returns when it is time."""
+    async def _should_retry(self, error: UpstreamError) -> bool:
+        """Whether to make another attempt; returns after the pause before it."""
         parts = self._parts
         if self._losses > parts.failover.max_moves:
             return False
@@ -273,8 +273,8 @@ class Exchange:
             return True
         return await self._attempts.another(self._kind)
 
-    async def _waits(self) -> bool:
-        """Whether a worker has come that can go on with the stream; waits for one."""
+    async def _wait_for_worker(self) -> bool:
+        """Wait for a worker that can continue the stream; return whether one appeared."""
         if not self._answer.started or self._journal.full:
             return False
         parts = self._parts

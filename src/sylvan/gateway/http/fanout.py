@@ -1,4 +1,4 @@
-"""Commands that go to all workers at once."""
+"""Sends administrative commands to all workers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import orjson
 from sylvan.gateway.errors import NoWorkerError, UpstreamError
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.http.exchange import ExchangeParts
-from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.http.routes import ProxyRoute
 from sylvan.gateway.workers.worker import Worker
 
 TIMEOUT_S = 620.0
-"""Longer than any of these commands may wait for running requests."""
+"""Longer than any of these commands may wait for running requests, in seconds."""
 MAX_SHOWN_BYTES = 4096
 
 
@@ -23,15 +23,15 @@ _CLIENTS_FAULTS = frozenset({400, 404, 409, 413, 415, 422})
 
 
 class FanOut:
-    """Sends a command to every worker, and tells what each answered."""
+    """Sends a command to every worker, and reports each answer."""
 
     def __init__(self, parts: ExchangeParts) -> None:
         self._parts = parts
 
-    async def serve(self, caller: Caller, route: Passed, raw: bytes) -> None:
-        """Send it, and answer with all outcomes: 200, 207 if some failed, 502 if all did.
+    async def serve(self, caller: Caller, route: ProxyRoute, raw: bytes) -> None:
+        """Send the command, and answer with all results: 200, 207 if some failed, 502 if all did.
 
-        If all refuse it for the same reason, the call is at fault: the status is theirs.
+        If all workers reject it for the same reason, the call is at fault: answer their status.
 
         Raises:
             NoWorkerError: There are no workers.
@@ -64,12 +64,12 @@ class FanOut:
 
 
 def servers(workers: Sequence[Worker]) -> list[Worker]:
-    """One worker for each server that speaks HTTP: ranks of one server share it."""
+    """Return one worker per HTTP server: the ranks of one server share its HTTP port."""
     return [w for w in workers if w.connection == "http" and w.dp_rank in (None, 0)]
 
 
 def _shown(body: bytes) -> Any:
-    """An answer as a value, or as text."""
+    """Return an answer as a JSON value, or else as text."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Lets clients leave a stream with event ids and come back to it."""
+"""Lets clients disconnect from a stream with event IDs and reconnect."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from sylvan.gateway.http.caller import Caller, CallerGoneError
 from sylvan.gateway.http.event_ids import NumberedStream, NumberedStreams
 
 Work = Callable[[Caller], Awaitable[None]]
-"""Serves a request; its answer goes to the caller it is given."""
+"""Serves a request; writes the answer to the given caller."""
 
 
-class Following:
-    """Serves requests in tasks of their own, and has clients read what they give.
+class ResumableRequests:
+    """Runs requests in their own tasks; clients read from the buffered streams.
 
-    A request whose client left goes on for `failover.resume_s`, and is ended if nobody came back.
+    A request whose client disconnected runs on for `failover.resume_s`, then is aborted unless the
+    client has reconnected.
     """
 
     def __init__(self, config: FailoverConfig) -> None:
@@ -29,14 +30,14 @@ class Following:
         self._tasks: dict[NumberedStream, asyncio.Task[None]] = {}
 
     def wanted(self, caller: Caller) -> bool:
-        """Whether a client wants to be able to come back."""
+        """Whether a client asks for a stream to which it can reconnect."""
         return self._streams.wanted(caller)
 
     async def serve(self, caller: Caller, work: Work) -> None:
-        """Serve a request such that its client can come back.
+        """Serve a request so that its client can reconnect.
 
         Raises:
-            CallerGoneError: The client left; the request goes on.
+            CallerGoneError: The client disconnected; the request runs on.
         """
         stream = self._streams.open(caller.tenant)
         recorded = caller.recorded(_recorder(stream))
@@ -45,11 +46,11 @@ class Following:
         await self._follow(caller, stream, -1)
 
     async def resume(self, caller: Caller) -> bool:
-        """Go on with the stream that a client comes back to; False if it names none.
+        """Continue the stream to which a client reconnects; False if it names none.
 
         Raises:
-            RequestError: There is no such stream any more.
-            CallerGoneError: The client left again.
+            RequestError: The stream is gone.
+            CallerGoneError: The client disconnected again.
         """
         found = self._streams.find(caller)
         if found is None:
@@ -58,7 +59,7 @@ class Following:
         return True
 
     async def close(self) -> None:
-        """End all requests that go on without a client."""
+        """Abort all requests that run without a client."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -86,7 +87,7 @@ class Following:
     async def _pass_on(self, caller: Caller, stream: NumberedStream, after: int) -> None:
         await stream.begun()
         if stream.status is None:
-            raise CallerGoneError  # it failed without an answer; the connection is closed
+            raise CallerGoneError  # the request failed without an answer; close the connection
         await caller.start(stream.status, stream.headers)
         async with aclosing(stream.read(after)) as parts:
             async for part in parts:

@@ -1,4 +1,4 @@
-"""Requests under way by the names that clients gave them, so that they can be aborted."""
+"""In-flight requests by client-chosen request ID, so that they can be aborted."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from sylvan.gateway.workers.worker import Worker
 
 
 class Running(Protocol):
-    """A request under way."""
+    """An in-flight request."""
 
     @property
     def tenant(self) -> str:
-        """Whose it is."""
+        """Its tenant."""
         ...
 
     @property
     def workers(self) -> Sequence[Worker]:
-        """Who serves it now."""
+        """The workers that serve it now."""
         ...
 
 
 class Inflight:
-    """Who runs under which name. A name may be that of several requests."""
+    """In-flight requests by ID. Several requests may have the same ID."""
 
     def __init__(self) -> None:
         self._running: dict[str, list[Running]] = {}
 
     @contextmanager
     def named(self, name: str | None, running: Running) -> Generator[None]:
-        """Within it, a request is under way."""
+        """Register a request while the context is open."""
         if name is None:
             yield
             return
@@ -45,5 +45,5 @@ class Inflight:
                 del self._running[name]
 
     def find(self, name: str, tenant: str) -> list[Running]:
-        """Requests of that name and tenant."""
+        """Return the requests of a tenant with this ID."""
         return [running for running in self._running.get(name, ()) if running.tenant == tenant]

@@ -1,4 +1,4 @@
-"""A client's request as workers get it."""
+"""Turns a client's request into the request to a worker."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ OWN_HEADERS = frozenset(
         "last-event-id",
     }
 )
-"""Headers between client and gateway, or gateway and worker; they go no further."""
+"""Hop-by-hop headers between client and gateway, or gateway and worker."""
 _REPLACED = ("host", "content-length", "expect", "x-request-id")
 _CREDENTIALS = ("authorization", "x-api-key")
 
 
 @dataclass(frozen=True, slots=True)
 class Forwarding:
-    """How requests are changed on their way to workers.
+    """How requests are rewritten for workers.
 
     Attributes:
-        config: Keys of workers and of the gateway.
-        keeps_credentials: Clients' keys are passed on, since the gateway has none of its own.
-        pages: Web pages that call as the gateway does.
+        config: Keys of the workers and of the gateway.
+        keeps_credentials: Forward clients' keys, because the gateway has none of its own.
+        pages: Web pages whose calls count as the gateway's.
     """
 
     config: WorkersConfig
@@ -54,7 +54,7 @@ class Forwarding:
     pages: TrustedPages
 
     def headers(self, caller: Caller) -> HeaderPairs:
-        """What goes to every worker."""
+        """Return the headers for every worker."""
         dropped = {*OWN_HEADERS, *_REPLACED}
         if not self.keeps_credentials:
             dropped.update(_CREDENTIALS)
@@ -69,7 +69,7 @@ class Forwarding:
         return kept
 
     def for_worker(self, headers: HeaderPairs, worker: Worker) -> list[tuple[str, str]]:
-        """What goes to one worker: with its own key, if it has one."""
+        """Return the headers for one worker, with its own key if it has one."""
         key = worker.spec.api_key
         if key is None:
             return list(headers)
@@ -77,23 +77,23 @@ class Forwarding:
         return [*kept, ("authorization", f"Bearer {key}")]
 
     def gateway_headers(self) -> HeaderPairs:
-        """By which a worker knows the gateway."""
+        """Return the headers with which the gateway authenticates to a worker."""
         key = self.config.gateway_key
         return [] if key is None else [(KEY_HEADER, key.reveal())]
 
 
 @dataclass(slots=True)
 class AnswerJournal:
-    """What is known of an answer so far, such that another worker can go on with it.
+    """What was relayed of an answer, so that another worker can continue it.
 
     Attributes:
-        ticket: What the answer is made from besides the request.
-        max_bytes: Bound on the entries kept.
-        entries: Of each frame that had any.
-        num_frames: Frames passed on since the last entry, that one included.
-        num_bytes: Of the entries.
-        full: Entries are missing, because there were too many.
-        begun: The client has seen the head of the answer.
+        ticket: Inputs of the answer besides the request (seed, IDs, time).
+        max_bytes: Limit of the stored entries.
+        entries: The entries of each frame that has some.
+        num_frames: Frames relayed since the last entry, including its frame.
+        num_bytes: Size of the entries.
+        full: Entries were dropped because the limit was reached.
+        begun: The client has received the head of the answer.
     """
 
     ticket: JournalTicket
@@ -105,7 +105,7 @@ class AnswerJournal:
     begun: bool = False
 
     def add(self, entries: bytes) -> None:
-        """A frame was passed on."""
+        """Record a relayed frame."""
         if not entries:
             self.num_frames += 1
             return
@@ -118,12 +118,12 @@ class AnswerJournal:
             self.entries.append(entries)
 
     def resume(self) -> ResumeFrom | None:
-        """Where the client is; None if it has seen nothing but the head."""
+        """Return where to continue; None if the client has at most the head."""
         return ResumeFrom(tuple(self.entries), self.num_frames) if self.num_frames else None
 
 
 def new_ticket(caller: Caller, created: float) -> JournalTicket:
-    """A ticket for a request that has just come."""
+    """Make the ticket of a new request."""
     name = secrets.token_hex(16)
     seed = secrets.randbits(62)
     return JournalTicket(name=name, seed=seed, created=created, tenant=caller.tenant or None)
@@ -132,7 +132,7 @@ def new_ticket(caller: Caller, created: float) -> JournalTicket:
 def with_ticket(
     request: Outgoing, ticket: JournalTicket, resume: ResumeFrom | None, gateway: HeaderPairs
 ) -> Outgoing:
-    """The request as a worker gets it that takes tickets."""
+    """Return the request for a worker that accepts tickets."""
     headers = [*request.headers, *gateway, (TICKET_HEADER, ticket.to_header())]
     body = request.body
     if resume is not None:

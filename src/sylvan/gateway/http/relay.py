@@ -1,4 +1,4 @@
-"""Passes one worker's answer on."""
+"""Relays one worker's answer to the client."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ MAX_REFUSAL_BYTES = 1 << 20
 
 
 class RetryableStatusError(UpstreamError):
-    """A worker answered with a status after which another one may be tried.
+    """A worker answered with a status after which another worker may be tried.
 
     Attributes:
-        refusal: Its answer, for the client if nobody else helps.
+        refusal: Its answer, sent to the client if no other worker can help.
     """
 
     def __init__(self, refusal: Refusal) -> None:
@@ -43,43 +43,43 @@ class RetryableStatusError(UpstreamError):
 
     @property
     def is_overload(self) -> bool:
-        """Whether the worker is too busy rather than broken."""
+        """Whether the worker is overloaded rather than broken."""
         names = {name for name, _ in self.refusal.headers}
         status = self.refusal.status
         return status in (408, 429) or (status == 503 and "retry-after" in names)
 
 
 class AnswerReceiver(Protocol):
-    """Takes one worker's answer."""
+    """Reads one worker's answer."""
 
     async def plain(self, incoming: Incoming) -> None:
-        """It comes as the client is to get it."""
+        """Read an unframed answer."""
         ...
 
     async def frames(self, incoming: Incoming, journal: AnswerJournal, stall_s: float) -> None:
-        """It comes in frames, with the entries of a journal."""
+        """Read a framed answer with journal entries."""
         ...
 
 
 class EventFilter(Protocol):
-    """Changes the events of a stream on their way."""
+    """Edits the events of a stream as they pass."""
 
     def events(self, chunk: bytes) -> bytes:
-        """A part of the stream; gives whole events."""
+        """Edit a part of the stream; return the complete events."""
         ...
 
     def end(self) -> bytes:
-        """What came after the last whole event."""
+        """Return what follows the last complete event."""
         ...
 
 
 class Relay:
-    """Passes on what one worker sends.
+    """Relays what one worker sends.
 
     Attributes:
-        edits: Changes a stream on its way; set at the latest by what is awaited `before`.
-        totals: Tokens of the request, once the answer is complete.
-        progressed: The worker gave something for the client.
+        edits: Edits the stream; set at the latest by the awaitable `before`.
+        totals: Token counts of the request, once the answer is complete.
+        progressed: The worker sent something for the client.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class Relay:
         refusals: AbstractSet[int] = RETRYABLE,
         before: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """Make one for one attempt.
+        """Relay one attempt.
 
         Args:
-            answer: What the client gets.
-            dispatch: Of the worker.
-            meter: Told when something comes.
+            answer: The answer to the client.
+            dispatch: Dispatch to the worker.
+            meter: Notified of the first byte.
             refusals: Statuses after which another worker may be tried.
-            before: Awaited before the client sees anything of an answer with a status below 300.
+            before: Awaited before the client sees any of an answer with a status below 300.
         """
         self._refusals = refusals
         self._before = before
@@ -109,11 +109,11 @@ class Relay:
         self.progressed = False
 
     async def plain(self, incoming: Incoming) -> None:
-        """Pass on an answer as it comes.
+        """Relay an unframed answer.
 
         Raises:
-            UpstreamError: It broke off.
-            RefusedError: The worker refused, and the client has seen nothing.
+            UpstreamError: The answer was cut off.
+            RefusedError: The worker rejected the request, and the client has seen nothing.
         """
         self._meter.answered(incoming.status)
         if incoming.status in self._refusals and not self._answer.started:
@@ -131,11 +131,11 @@ class Relay:
         await self._answer.end()
 
     async def frames(self, incoming: Incoming, journal: AnswerJournal, stall_s: float) -> None:
-        """Pass on the contents of frames, and keep what is needed to go on elsewhere.
+        """Relay the contents of frames, and record what another worker needs to continue.
 
         Raises:
-            UpstreamError: They broke off, or nothing came for too long.
-            RefusedError: The worker refused, and the client has seen nothing of its answer.
+            UpstreamError: The answer was cut off or stalled.
+            RefusedError: The worker rejected the request, and the client has seen nothing.
         """
         reader = FrameReader()
         refused: ResponseHead | None = None
@@ -155,10 +155,10 @@ class Relay:
         except JournalError as error:
             message = f"The worker does not keep to the protocol: {error}."
             raise UpstreamError(message, kind="protocol") from error
-        raise UpstreamError("The worker broke off its answer.", kind="closed")
+        raise UpstreamError("The worker's answer was cut off.", kind="closed")
 
     async def _head(self, head: ResponseHead, journal: AnswerJournal) -> ResponseHead | None:
-        """Pass the head on, or return it if it is a refusal."""
+        """Relay the head, or return it if it is a retryable refusal."""
         self._meter.answered(head.status)
         if journal.begun:
             return None if head.status == 200 else head

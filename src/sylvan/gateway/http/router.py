@@ -1,4 +1,4 @@
-"""The HTTP router: finds out what a request is about, lets it in, and has it served."""
+"""The HTTP router: parses a request, admits it, and has it served."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from sylvan.gateway.http.asked import ParsedBody, nothing, read, read_form
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.http.exchange import Exchange, ExchangeParts, Pinned
 from sylvan.gateway.http.fanout import FanOut, servers
-from sylvan.gateway.http.following import Following
+from sylvan.gateway.http.following import ResumableRequests
 from sylvan.gateway.http.inflight import Inflight
 from sylvan.gateway.http.outgoing import TARGET_WORKER
 from sylvan.gateway.http.pairs.exchange import PairExchange, needs_one_worker
-from sylvan.gateway.http.routes import Passed
-from sylvan.gateway.http.search import Search
+from sylvan.gateway.http.routes import ProxyRoute
+from sylvan.gateway.http.search import ObjectLocator
 from sylvan.gateway.observe.meter import ModelNames, RequestMeter, RouteLabels
 from sylvan.gateway.security.clients import Clients
 from sylvan.protocol.errors import RequestError, SylvanError
@@ -35,36 +35,36 @@ from sylvan.protocol.journal import Totals
 
 
 class GrpcServing(Protocol):
-    """Serves requests by workers that speak gRPC."""
+    """Serves requests with workers that speak gRPC."""
 
     async def serve(
-        self, caller: Caller, route: Passed, asked: ParsedBody, meter: RequestMeter
+        self, caller: Caller, route: ProxyRoute, asked: ParsedBody, meter: RequestMeter
     ) -> Totals:
-        """Serve one request, or tell the client why not; returns its tokens."""
+        """Serve one request, or send the client an error; return its token count."""
         ...
 
 
-class Tokenising(Protocol):
-    """Knows token ids of prompts that are given as text."""
+class PromptTokenizer(Protocol):
+    """Returns token IDs of prompts that are given as text."""
 
     async def of(self, path: str, asked: ParsedBody) -> Sequence[int] | None:
-        """Ids of the prompt of a request; None if they are not known."""
+        """Return the token IDs of a request's prompt; None if unknown."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterParts:
-    """What the router works with.
+    """Dependencies of the router.
 
     Attributes:
-        exchange: For requests to one worker.
-        admission: Lets requests in.
-        clients: Budgets of tenants.
-        limits: How long anything may take.
-        max_body_bytes: Bound on bodies.
-        has_peers: Other processes of this gateway serve requests, too.
-        grpc: For requests to workers that speak gRPC; None where that is not installed.
-        prompts: Tokenises prompts for policies that know ids; None: they are estimated.
+        exchange: Dependencies of requests to one worker.
+        admission: Admits requests.
+        clients: Tenants' budgets.
+        limits: Timeouts.
+        max_body_bytes: Limit of bodies.
+        has_peers: The gateway has other processes.
+        grpc: Serves requests with gRPC workers; None if gRPC is not installed.
+        prompts: Tokenises prompts for policies that use token IDs; None: lengths are estimated.
     """
 
     exchange: ExchangeParts
@@ -74,32 +74,32 @@ class RouterParts:
     max_body_bytes: int
     has_peers: bool = False
     grpc: GrpcServing | None = None
-    prompts: Tokenising | None = None
+    prompts: PromptTokenizer | None = None
 
 
 class HttpRouter:
-    """Serves the routes that are passed on to workers over HTTP."""
+    """Serves the routes that are forwarded to workers over HTTP."""
 
     def __init__(self, parts: RouterParts) -> None:
         self._parts = parts
         self._fanout = FanOut(parts.exchange)
-        self._search = Search(parts.exchange)
+        self._search = ObjectLocator(parts.exchange)
         self._inflight = Inflight()
         self._models = ModelNames()
-        self._following = Following(parts.exchange.failover)
+        self._following = ResumableRequests(parts.exchange.failover)
 
-    async def serve(self, caller: Caller, route: Passed, *, operator: bool) -> None:
+    async def serve(self, caller: Caller, route: ProxyRoute, *, operator: bool) -> None:
         """Serve one request.
 
         Args:
-            caller: Who asks.
-            route: For what.
-            operator: Whether the caller may steer the gateway.
+            caller: The client.
+            route: The requested route.
+            operator: Whether the caller is an operator.
 
         Raises:
-            RequestError: It cannot be served.
-            CapacityError: Not now.
-            CallerGoneError: The client left.
+            RequestError: The request cannot be served.
+            CapacityError: The request cannot be served now.
+            CallerGoneError: The client disconnected.
         """
         raw = await caller.body(self._parts.max_body_bytes)
         if route.path == "/abort_request":
@@ -123,11 +123,11 @@ class HttpRouter:
                 await caller.until_gone(self._serve_one(caller, route, asked))
 
     async def close(self) -> None:
-        """End what goes on without a client."""
+        """Abort requests that run without a client."""
         await self._following.close()
 
-    async def _answered(self, caller: Caller, route: Passed, asked: ParsedBody) -> None:
-        """Serve a request, whose errors are answers too."""
+    async def _answered(self, caller: Caller, route: ProxyRoute, asked: ParsedBody) -> None:
+        """Serve a request; errors are answers too."""
         try:
             await self._serve_one(caller, route, asked)
         except SylvanError as error:
@@ -135,7 +135,7 @@ class HttpRouter:
                 raise
             await caller.reply_error(route.family, error)
 
-    async def _serve_one(self, caller: Caller, route: Passed, asked: ParsedBody) -> None:
+    async def _serve_one(self, caller: Caller, route: ProxyRoute, asked: ParsedBody) -> None:
         parts = self._parts
         parts.clients.admit(caller.tenant)
         if parts.grpc is not None and self._only_grpc(asked):
@@ -167,7 +167,7 @@ class HttpRouter:
             parts.clients.charge(caller.tenant, totals.prompt_tokens + totals.completion_tokens)
 
     async def _serve_grpc(
-        self, grpc: GrpcServing, caller: Caller, route: Passed, asked: ParsedBody
+        self, grpc: GrpcServing, caller: Caller, route: ProxyRoute, asked: ParsedBody
     ) -> None:
         parts, totals = self._parts, Totals()
         permit = await self._enter(caller.tenant)
@@ -189,7 +189,7 @@ class HttpRouter:
             parts.clients.charge(caller.tenant, totals.prompt_tokens + totals.completion_tokens)
 
     def _only_grpc(self, asked: ParsedBody) -> bool:
-        """Whether only workers that speak gRPC serve the model."""
+        """Whether only gRPC workers serve the model."""
         registry = self._parts.exchange.registry
         return registry.speaks(asked.model, "grpc") and not registry.speaks(asked.model, "http")
 
@@ -207,7 +207,11 @@ class HttpRouter:
         return permit
 
     def _meter(
-        self, route: Passed, asked: ParsedBody, connection: str = "http", backend: str = "regular"
+        self,
+        route: ProxyRoute,
+        asked: ParsedBody,
+        connection: str = "http",
+        backend: str = "regular",
     ) -> RequestMeter:
         exchange = self._parts.exchange
         served = exchange.registry.models
@@ -216,7 +220,7 @@ class HttpRouter:
         return RequestMeter(exchange.families, way, exchange.clock, stream=asked.stream)
 
     async def _pinned(self, caller: Caller, asked: ParsedBody) -> Pinned | None:
-        """The worker that this request needs, if it needs a certain one."""
+        """The worker that this request must use, if any."""
         target = caller.headers.get(TARGET_WORKER)
         if target:
             registry = self._parts.exchange.registry
@@ -238,8 +242,10 @@ class HttpRouter:
                 return Pinned(found) if found is not None else None
         return None
 
-    async def _abort(self, caller: Caller, route: Passed, raw: bytes, *, operator: bool) -> None:
-        """End requests where they run: all of them for an operator, those of a tenant for it."""
+    async def _abort(
+        self, caller: Caller, route: ProxyRoute, raw: bytes, *, operator: bool
+    ) -> None:
+        """Abort requests where they run: all of them for an operator, else the tenant's own."""
         asked = read(raw, nothing)
         fields: dict[str, Any] = dict(asked.fields)
         if fields.get("abort_all") is True:
@@ -252,7 +258,7 @@ class HttpRouter:
         if not workers and not caller.tenant:
             await self._fanout.serve(caller, route, raw)
             return
-        if not workers and self._parts.has_peers:  # these know whose requests they have
+        if not workers and self._parts.has_peers:  # they know their tenants
             able = servers(self._parts.exchange.registry.workers)
             workers = {worker.id: worker for worker in able if worker.found.journals}
         told = orjson.dumps({"rid": asked.rid})

@@ -1,4 +1,4 @@
-"""Paths that are passed on to workers, as data."""
+"""The table of paths that are forwarded to workers."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from sylvan.gateway.http import asked
 from sylvan.gateway.http.asked import PromptOf
 
 Spread = Literal["one", "all", "search", "tenant"]
-"""Who gets a request: the worker that the policy chooses; all; whichever knows the thing that the
-path names; the one that keeps what belongs to the tenant."""
+"""Which workers get a request: the one that the policy selects; all; the one that stores the object
+named in the path; the one that stores the tenant's objects."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Passed:
+class ProxyRoute:
     """A path that workers serve.
 
     Attributes:
-        path: Of the first segments; what follows `{` stands for anything in one segment.
-        methods: Of HTTP.
-        family: Shape of errors.
-        spread: Who gets it.
-        prompt_of: Where the prompt is in the body; None: the body is passed on unread.
+        path: The path; a segment starting with `{` matches anything.
+        methods: HTTP methods.
+        family: API whose error format is used.
+        spread: Which workers get it.
+        prompt_of: Extracts the prompt from the body; None: the body is forwarded unparsed.
         streams: The answer is a stream unless the body says otherwise.
-        prefix: How ids of requests begin.
-        operator: For the operator only.
-        pairs: Needs prefill and decode where these are apart.
-        form: The body is a form, not JSON.
+        prefix: Prefix of request IDs.
+        operator: For operators only.
+        pairs: Needs a prefill and a decode worker under disaggregation.
+        form: The body is a form instead of JSON.
     """
 
     path: str
@@ -44,14 +44,14 @@ class Passed:
 
 
 _GENERATION = (
-    Passed(
+    ProxyRoute(
         path="/v1/chat/completions",
         prompt_of=asked.conversation,
         prefix="chatcmpl-",
         pairs=True,
     ),
-    Passed(path="/v1/completions", prompt_of=asked.text("prompt"), prefix="cmpl-", pairs=True),
-    Passed(
+    ProxyRoute(path="/v1/completions", prompt_of=asked.text("prompt"), prefix="cmpl-", pairs=True),
+    ProxyRoute(
         path="/generate",
         methods=("POST", "PUT"),
         family=Family.NATIVE,
@@ -59,22 +59,24 @@ _GENERATION = (
         prefix="gnt-",
         pairs=True,
     ),
-    Passed(
+    ProxyRoute(
         path="/v1/responses",
         family=Family.RESPONSES,
         prompt_of=asked.responses,
         prefix="resp-",
         pairs=True,
     ),
-    Passed(path="/v1/messages", family=Family.ANTHROPIC, prompt_of=asked.conversation, pairs=True),
-    Passed(
+    ProxyRoute(
+        path="/v1/messages", family=Family.ANTHROPIC, prompt_of=asked.conversation, pairs=True
+    ),
+    ProxyRoute(
         path="/api/chat",
         family=Family.OLLAMA,
         prompt_of=asked.conversation,
         streams=True,
         pairs=True,
     ),
-    Passed(
+    ProxyRoute(
         path="/api/generate",
         family=Family.OLLAMA,
         prompt_of=asked.text("prompt"),
@@ -84,26 +86,28 @@ _GENERATION = (
 )
 
 
-def _short(family: Family, *paths: str) -> tuple[Passed, ...]:
-    """Routes whose answers are short, and whose prompts are not cached."""
-    return tuple(Passed(path=path, family=family, prompt_of=asked.nothing) for path in paths)
+def _short(family: Family, *paths: str) -> tuple[ProxyRoute, ...]:
+    """Make routes with short answers and without cached prompts."""
+    return tuple(ProxyRoute(path=path, family=family, prompt_of=asked.nothing) for path in paths)
 
 
 _VECTORS = (
     *_short(Family.OPENAI, "/v1/embeddings", "/v1/classify", "/v1/score"),
     *(
-        Passed(path=path, methods=("POST", "PUT"), prompt_of=asked.nothing)
+        ProxyRoute(path=path, methods=("POST", "PUT"), prompt_of=asked.nothing)
         for path in ("/v1/rerank", "/v2/rerank", "/rerank")
     ),
     *(
-        Passed(path=path, methods=("POST", "PUT"), family=Family.NATIVE, prompt_of=asked.nothing)
+        ProxyRoute(
+            path=path, methods=("POST", "PUT"), family=Family.NATIVE, prompt_of=asked.nothing
+        )
         for path in ("/encode", "/classify")
     ),
     *_short(Family.OLLAMA, "/api/embed", "/api/embeddings"),
 )
 
 AUDIO = tuple(
-    Passed(path=f"/v1/audio/{name}", prompt_of=asked.nothing, form=True)
+    ProxyRoute(path=f"/v1/audio/{name}", prompt_of=asked.nothing, form=True)
     for name in ("transcriptions", "translations")
 )
 
@@ -124,22 +128,22 @@ _MESSAGE_BATCHES: tuple[tuple[str, tuple[str, ...], Spread], ...] = (
 )
 
 _STORED = (
-    Passed(
+    ProxyRoute(
         path="/v1/responses/{id}",
         methods=("GET", "DELETE"),
         family=Family.RESPONSES,
         spread="search",
     ),
-    Passed(path="/v1/responses/{id}/cancel", family=Family.RESPONSES, spread="search"),
-    Passed(
+    ProxyRoute(path="/v1/responses/{id}/cancel", family=Family.RESPONSES, spread="search"),
+    ProxyRoute(
         path="/v1/responses/{id}/input_items",
         methods=("GET",),
         family=Family.RESPONSES,
         spread="search",
     ),
-    Passed(path="/v1/conversations", family=Family.RESPONSES, spread="tenant"),
+    ProxyRoute(path="/v1/conversations", family=Family.RESPONSES, spread="tenant"),
     *(
-        Passed(
+        ProxyRoute(
             path="/v1/conversations/{conversation_id}" + path,
             methods=methods,
             family=Family.RESPONSES,
@@ -151,14 +155,14 @@ _STORED = (
             ("/items/{item_id}", ("GET", "DELETE")),
         )
     ),
-    Passed(path="/v1/files", methods=("GET", "POST"), spread="tenant"),
-    Passed(path="/v1/files/{id}", methods=("GET", "DELETE"), spread="search"),
-    Passed(path="/v1/files/{id}/content", methods=("GET",), spread="search"),
-    Passed(path="/v1/batches", methods=("GET", "POST"), spread="tenant"),
-    Passed(path="/v1/batches/{id}", methods=("GET", "DELETE"), spread="search"),
-    Passed(path="/v1/batches/{id}/cancel", spread="search"),
+    ProxyRoute(path="/v1/files", methods=("GET", "POST"), spread="tenant"),
+    ProxyRoute(path="/v1/files/{id}", methods=("GET", "DELETE"), spread="search"),
+    ProxyRoute(path="/v1/files/{id}/content", methods=("GET",), spread="search"),
+    ProxyRoute(path="/v1/batches", methods=("GET", "POST"), spread="tenant"),
+    ProxyRoute(path="/v1/batches/{id}", methods=("GET", "DELETE"), spread="search"),
+    ProxyRoute(path="/v1/batches/{id}/cancel", spread="search"),
     *(
-        Passed(
+        ProxyRoute(
             path="/v1/messages/batches" + path,
             methods=methods,
             family=Family.ANTHROPIC,
@@ -166,15 +170,19 @@ _STORED = (
         )
         for path, methods, spread in _MESSAGE_BATCHES
     ),
-    Passed(path="/open_session", methods=("GET", "POST"), family=Family.NATIVE, spread="tenant"),
-    Passed(path="/close_session", methods=("GET", "POST"), family=Family.NATIVE, spread="tenant"),
-    Passed(path="/cache/explain", methods=("GET",), family=Family.NATIVE, spread="search"),
+    ProxyRoute(
+        path="/open_session", methods=("GET", "POST"), family=Family.NATIVE, spread="tenant"
+    ),
+    ProxyRoute(
+        path="/close_session", methods=("GET", "POST"), family=Family.NATIVE, spread="tenant"
+    ),
+    ProxyRoute(path="/cache/explain", methods=("GET",), family=Family.NATIVE, spread="search"),
 )
 
 
-def _to_all(*paths: str) -> tuple[Passed, ...]:
+def _to_all(*paths: str) -> tuple[ProxyRoute, ...]:
     return tuple(
-        Passed(
+        ProxyRoute(
             path=path,
             methods=("GET", "POST"),
             family=Family.NATIVE,
@@ -186,7 +194,7 @@ def _to_all(*paths: str) -> tuple[Passed, ...]:
 
 
 _CONTROL = (
-    Passed(path="/abort_request", family=Family.NATIVE, spread="all"),
+    ProxyRoute(path="/abort_request", family=Family.NATIVE, spread="all"),
     *_to_all(
         "/flush_cache",
         "/pause_generation",
@@ -202,4 +210,4 @@ _CONTROL = (
     ),
 )
 
-PASSED: tuple[Passed, ...] = (*_GENERATION, *_VECTORS, *AUDIO, *_TEXT, *_STORED, *_CONTROL)
+PASSED: tuple[ProxyRoute, ...] = (*_GENERATION, *_VECTORS, *AUDIO, *_TEXT, *_STORED, *_CONTROL)

@@ -1,4 +1,4 @@
-"""Things that one worker keeps: stored responses, files, batches, sessions."""
+"""Finds objects that one worker stores: responses, files, batches, sessions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sylvan.gateway.http.caller import Caller, Refusal
 from sylvan.gateway.http.exchange import ExchangeParts
 from sylvan.gateway.http.outgoing import AnswerJournal, new_ticket
 from sylvan.gateway.http.relay import Relay, RetryableStatusError
-from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.http.routes import ProxyRoute
 from sylvan.gateway.observe.meter import RequestMeter, RouteLabels
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.errors import RequestError
@@ -24,11 +24,11 @@ MAX_REMEMBERED = 65536
 _NOT_HERE = frozenset({404})
 
 
-class Search:
-    """Finds the worker that keeps something.
+class ObjectLocator:
+    """Finds the worker that stores an object.
 
-    What belongs to a tenant as a whole (files, batches, sessions) is kept by the worker to which
-    the tenant's name leads on the hash ring. What has a name of its own is searched for, and
+    Objects that are listed per tenant (files, batches, sessions) are stored by the worker to which
+    the tenant hashes on the ring. Objects with unique IDs are searched for, and their worker is
     remembered.
     """
 
@@ -36,11 +36,11 @@ class Search:
         self._parts = parts
         self._known: OrderedDict[str, str] = OrderedDict()
 
-    async def serve(self, caller: Caller, route: Passed, raw: bytes) -> None:
+    async def serve(self, caller: Caller, route: ProxyRoute, raw: bytes) -> None:
         """Forward a request to the worker that stores its object.
 
         Raises:
-            NoWorkerError: There is nobody to ask.
+            NoWorkerError: There is no worker to ask.
             RequestError: Workers cannot tell tenants apart.
         """
         if route.spread == "tenant":
@@ -67,10 +67,10 @@ class Search:
         await Answer(caller, route.family, self._parts.limits.slow_client_s).refuse(refusal)
 
     def keeper(self, tenant: str) -> Worker:
-        """Who keeps what belongs to a tenant.
+        """Return the worker that stores a tenant's objects.
 
         Raises:
-            NoWorkerError: Nobody is available.
+            NoWorkerError: No worker is available.
         """
         for worker_id in self._parts.registry.ring.walk(f"tenant {tenant}".encode()):
             worker = self._parts.registry.get(worker_id)
@@ -79,7 +79,7 @@ class Search:
         raise NoWorkerError("No worker is available.")
 
     async def find(self, caller: Caller, path: str) -> Worker | None:
-        """The worker at which a GET of `path` succeeds."""
+        """Return the worker at which a GET of `path` succeeds."""
         for worker in self._order(path):
             probe = caller.asking("GET", path)
             try:
@@ -91,24 +91,24 @@ class Search:
         return None
 
     async def tell(self, caller: Caller, path: str, worker: Worker, body: bytes) -> None:
-        """Have a worker do something for a client; whether it did is not said."""
+        """Send a client's command to a worker; ignore whether it succeeded."""
         other = caller.asking("POST", path)
         with contextlib.suppress(UpstreamError):
             await self._ask(other, Family.NATIVE, worker, body)
 
     def _order(self, path: str) -> Sequence[Worker]:
-        """Workers to ask, the one first that is known to have it."""
+        """Return the workers to ask, the one known to store the object first."""
         workers = [
             worker
             for worker in self._parts.registry.workers
             if worker.is_healthy and worker.connection == "http" and worker.dp_rank in (None, 0)
         ]
-        known = self._known.get(_thing(path))
+        known = self._known.get(_object_path(path))
         return sorted(workers, key=lambda worker: worker.id != known)
 
     def _remember(self, path: str, worker: Worker) -> None:
-        self._known[_thing(path)] = worker.id
-        self._known.move_to_end(_thing(path))
+        self._known[_object_path(path)] = worker.id
+        self._known.move_to_end(_object_path(path))
         if len(self._known) > MAX_REMEMBERED:
             self._known.popitem(last=False)
 
@@ -135,12 +135,12 @@ class Search:
             meter.done(Totals())
 
 
-def _thing(path: str) -> str:
-    """`/v1/batches/batch_1` of `/v1/batches/batch_1/cancel`."""
+def _object_path(path: str) -> str:
+    """`/v1/batches/batch_1` for `/v1/batches/batch_1/cancel`."""
     depth = 5 if path.startswith("/v1/messages/batches/") else 4
     return "/".join(path.split("/")[:depth])
 
 
 def _shape(path: str) -> str:
-    """A path without names that clients make up."""
+    """Return a path without client-chosen names."""
     return "/".join(path.split("/")[:3])

@@ -1,4 +1,4 @@
-"""Sends one request to one worker, with a ticket if it takes them, and passes the answer on."""
+"""Sends one request to one worker, with a ticket if it accepts them, and relays the answer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class RequestSender:
     """Sends requests to workers.
 
     Attributes:
-        upstream: Speaks HTTP.
-        forwarding: How requests are changed on their way.
+        upstream: HTTP client.
+        forwarding: How requests are rewritten.
         failover: When a worker counts as lost.
     """
 
@@ -35,13 +35,13 @@ class RequestSender:
     def outgoing(
         self, caller: Caller, headers: HeaderPairs, worker: Worker, body: bytes
     ) -> Outgoing:
-        """A client's request as one worker gets it, without a ticket.
+        """Return a client's request for one worker, without a ticket.
 
         Args:
             caller: The client.
-            headers: Those that go to every worker.
-            worker: Which one.
-            body: Of the request.
+            headers: Headers for every worker.
+            worker: The worker.
+            body: Body of the request.
         """
         sent = self.forwarding.for_worker(headers, worker)
         if worker.dp_rank is not None:
@@ -65,14 +65,14 @@ class RequestSender:
         receiver: AnswerReceiver,
         elapsed_s: float,
     ) -> None:
-        """Have a request served, or what is left of it.
+        """Send a request, or the rest of one that another worker started.
 
         Args:
-            request: Without a ticket.
-            worker: Who is to serve it.
-            journal: Where the client is.
-            receiver: Takes the answer.
-            elapsed_s: How long others have served it.
+            request: The request without a ticket.
+            worker: The worker.
+            journal: How much of the answer the client has.
+            receiver: Reads the answer.
+            elapsed_s: Seconds that other workers spent on it.
 
         Raises:
             UpstreamError: The worker failed.
@@ -93,7 +93,7 @@ class RequestSender:
                 return
         worker.found.journals = False
         if journal.begun:
-            raise UpstreamError("The worker takes no tickets.", kind="protocol")
+            raise UpstreamError("The worker does not accept tickets.", kind="protocol")
         await self.send(request, worker, journal, receiver, elapsed_s)
 
 
@@ -102,7 +102,7 @@ def _refuses_ticket(incoming: Incoming) -> bool:
 
 
 def spliced(body: bytes, members: bytes) -> bytes:
-    """A JSON object with more members, which count if it has them already."""
+    """Add members to a JSON object; they override its own."""
     end = body.rindex(b"}")
     is_empty = body[:end].rstrip().endswith(b"{")
     return body[:end] + (b"" if is_empty else b",") + members + body[end:]

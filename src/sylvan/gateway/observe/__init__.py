@@ -1,1 +1,1 @@
-"""What operators see of the gateway: metrics, access log, traces."""
+"""Observability of the gateway: metrics, access log, traces."""

@@ -1,4 +1,4 @@
-"""Names and labels of all metrics: those of SGLang's gateway, and a few of our own."""
+"""Names and labels of all metrics: those of SGLang's gateway, and a few additions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ DURATIONS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 240.0),
 )
-"""Upper bounds of histograms of durations, in seconds."""
+"""Upper bounds of the duration buckets, in seconds."""
 
 _ROUTER = ("router_type", "backend_type", "connection_mode", "model_id", "endpoint")
 
 
 class Labelled(Generic[Metric]):
-    """A metric with labels, whose children are found without the library's checks and lock.
+    """A labelled metric whose children are found without the library's checks and lock.
 
-    A request is counted in a dozen of them.
+    Each request updates a dozen metrics.
     """
 
     def __init__(self, metric: Metric) -> None:
@@ -31,46 +31,46 @@ class Labelled(Generic[Metric]):
         self._children: dict[tuple[str, ...], Metric] = {}
 
     def labels(self, *values: str) -> Metric:
-        """The child with these values of the labels."""
+        """Return the child with these label values."""
         child = self._children.get(values)
         if child is None:
             child = self._children[values] = self._metric.labels(*values)
         return child
 
 
-class Maker:
-    """Makes metrics in one registry."""
+class MetricMaker:
+    """Creates metrics in one registry."""
 
     def __init__(self, registry: CollectorRegistry, buckets: Sequence[float] = ()) -> None:
         self.registry = registry
         self._buckets = tuple(buckets) or DURATIONS
 
     def total(self, name: str, doc: str) -> Counter:
-        """Something that only grows."""
+        """Make a counter."""
         return Counter(name, doc, registry=self.registry)
 
     def level(self, name: str, doc: str) -> Gauge:
-        """Something that comes and goes."""
+        """Make a gauge."""
         return Gauge(name, doc, registry=self.registry)
 
     def counter(self, name: str, doc: str, *labels: str) -> Labelled[Counter]:
-        """Something that only grows, by labels."""
+        """Make a labelled counter."""
         return Labelled(Counter(name, doc, labels, registry=self.registry))
 
     def gauge(self, name: str, doc: str, *labels: str) -> Labelled[Gauge]:
-        """Something that comes and goes, by labels."""
+        """Make a labelled gauge."""
         return Labelled(Gauge(name, doc, labels, registry=self.registry))
 
     def seconds(self, name: str, doc: str, *labels: str) -> Labelled[Histogram]:
-        """A duration, by labels."""
+        """Make a labelled histogram of durations."""
         histogram = Histogram(name, doc, labels, buckets=self._buckets, registry=self.registry)
         return Labelled(histogram)
 
 
 class HttpFamilies:
-    """What clients see."""
+    """Metrics of clients' requests."""
 
-    def __init__(self, make: Maker) -> None:
+    def __init__(self, make: MetricMaker) -> None:
         name = PREFIX + "http_"
         self.requests = make.counter(name + "requests", "Requests", "method", "path")
         self.duration = make.seconds(
@@ -82,9 +82,9 @@ class HttpFamilies:
 
 
 class RouterFamilies:
-    """What is passed on to workers."""
+    """Metrics of forwarded requests."""
 
-    def __init__(self, make: Maker) -> None:
+    def __init__(self, make: MetricMaker) -> None:
         name = PREFIX + "router_"
         self.requests = make.counter(name + "requests", "Requests", *_ROUTER, "streaming")
         self.duration = make.seconds(
@@ -112,9 +112,9 @@ class RouterFamilies:
 
 
 class WorkerFamilies:
-    """What workers do; how they are is read when somebody asks (`observe.state`)."""
+    """Metrics of events at workers; their state is read at scrape time (`control.gauges`)."""
 
-    def __init__(self, make: Maker) -> None:
+    def __init__(self, make: MetricMaker) -> None:
         name = PREFIX + "worker_"
         self.checks = make.counter(name + "health_checks", "Health checks", "worker_type", "result")
         self.selections = make.counter(
@@ -141,9 +141,9 @@ class WorkerFamilies:
 
 
 class PolicyFamilies:
-    """Why workers were chosen."""
+    """Metrics of routing decisions."""
 
-    def __init__(self, make: Maker) -> None:
+    def __init__(self, make: MetricMaker) -> None:
         names = ("manual", "prefix_hash", "consistent_hashing")
         self.branches = {
             name: make.counter(PREFIX + f"{name}_policy_branch", "Choices by reason", "branch")
@@ -155,9 +155,9 @@ class PolicyFamilies:
 
 
 class DiscoveryFamilies:
-    """Workers that came and went."""
+    """Metrics of service discovery."""
 
-    def __init__(self, make: Maker) -> None:
+    def __init__(self, make: MetricMaker) -> None:
         name = PREFIX + "discovery_"
         self.registrations = make.counter(
             name + "registrations", "Workers added", "source", "result"
@@ -170,9 +170,9 @@ class DiscoveryFamilies:
 
 
 class HistoryFamilies:
-    """The history of responses and conversations."""
+    """Metrics of stored responses and conversations."""
 
-    def __init__(self, make: Maker) -> None:
+    def __init__(self, make: MetricMaker) -> None:
         name = PREFIX + "db_"
         self.operations = make.counter(
             name + "operations", "Operations", "storage_type", "operation", "result"
@@ -187,11 +187,11 @@ class HistoryFamilies:
 
 
 class Families:
-    """All of them."""
+    """All metrics."""
 
     def __init__(self, buckets: Sequence[float] = ()) -> None:
         self.registry = CollectorRegistry()
-        make = Maker(self.registry, buckets)
+        make = MetricMaker(self.registry, buckets)
         self.http = HttpFamilies(make)
         self.router = RouterFamilies(make)
         self.worker = WorkerFamilies(make)

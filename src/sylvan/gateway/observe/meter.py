@@ -1,4 +1,4 @@
-"""Counts one request on its way through the gateway."""
+"""Records metrics of one request."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sylvan.protocol.journal import Totals
 from sylvan.utils.clock import Clock
 
 MAX_MODELS = 256
-"""Different names of models in labels; further ones count as `other`, since clients choose them."""
+"""Limit of distinct model labels; further names count as `other`, since clients choose them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteLabels:
-    """Which way a request goes: the labels of most metrics."""
+    """The labels that most metrics share."""
 
     router_type: str
     backend_type: str
@@ -25,7 +25,7 @@ class RouteLabels:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Values, in the order of the labels."""
+        """Return the values in the order of the labels."""
         return (
             self.router_type,
             self.backend_type,
@@ -36,7 +36,7 @@ class RouteLabels:
 
 
 class RequestMeter:
-    """The times and counts of one request that is passed on."""
+    """Durations and counts of one forwarded request."""
 
     def __init__(
         self, families: Families, route: RouteLabels, clock: Clock, *, stream: bool
@@ -51,34 +51,34 @@ class RequestMeter:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the request came."""
+        """Seconds since the request arrived."""
         return self._clock() - self._began
 
     def answered(self, status: int) -> None:
-        """A worker answered."""
+        """Record that a worker answered."""
         self._families.upstream.labels(self._router_type, str(status)).inc()
 
     def first_byte(self) -> None:
-        """The client is given the first byte."""
+        """Record that the client got the first byte."""
         if self._first is None:
             self._first = self._clock()
             self._families.ttft.labels(*self._labels).observe(self._first - self._began)
 
     def failed(self, error: Exception) -> None:
-        """The request failed."""
+        """Record that the request failed."""
         kind = error.kind if isinstance(error, UpstreamError) else type(error).__name__
         self._families.errors.labels(*self._labels, kind).inc()
 
     def continued(self) -> None:
-        """Another worker goes on with the stream."""
+        """Record that another worker continues the stream."""
         self._families.continued.inc()
 
     def cut(self) -> None:
-        """Nobody goes on with the stream."""
+        """Record that no worker can continue the stream."""
         self._families.cut.inc()
 
     def done(self, totals: Totals) -> None:
-        """The last byte is out."""
+        """Record that the last byte was sent."""
         now = self._clock()
         families, labels = self._families, self._labels
         families.duration.labels(*labels).observe(now - self._began)
@@ -98,12 +98,12 @@ class RequestMeter:
 
 @dataclass(slots=True)
 class ModelNames:
-    """Names of models as labels: bounded, whatever clients send."""
+    """Model names as labels: bounded, whatever clients send."""
 
     known: set[str] = field(default_factory=set[str])
 
     def label(self, model: str | None) -> str:
-        """The label of a model."""
+        """Return the label of a model."""
         if not model:
             return "unknown"
         if model not in self.known:

@@ -1,4 +1,4 @@
-"""The interface between a request being served and its trace."""
+"""The interface between serving and tracing."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 TRACE_HEADERS = ("traceparent", "tracestate")
-"""By which a trace goes on in another process (W3C)."""
+"""The headers that propagate a trace to another process (W3C)."""
 
 
 class TraceSpan(Protocol):
-    """One request in a trace."""
+    """The trace span of one request."""
 
     def headers(self) -> Sequence[tuple[str, str]] | None:
-        """By which spans of workers become children of this one; None: the client's stay."""
+        """Headers that make workers' spans children of this one; None: forward the client's."""
         ...
 
     def event(self, name: str, facts: Mapping[str, str | int | float]) -> None:
-        """Something happened."""
+        """Record an event."""
         ...
 
     def end(self, status: int, facts: Mapping[str, str | int | float]) -> None:
-        """The request is over, with this status of HTTP."""
+        """End the span with this HTTP status."""
         ...
 
 
 class NoSpan:
-    """Of a request that is not traced."""
+    """The span of an untraced request."""
 
     def headers(self) -> Sequence[tuple[str, str]] | None:
         return None
@@ -39,15 +39,15 @@ class NoSpan:
 
 
 class Tracing(Protocol):
-    """Begins spans."""
+    """Starts spans."""
 
     def begin(self, name: str, headers: Mapping[str, str]) -> TraceSpan:
-        """A span for a request, as a child of the client's if `headers` name one."""
+        """Start a span for a request, as a child of the client's span if `headers` name one."""
         ...
 
 
 class NoTracing:
-    """Traces nothing."""
+    """Tracing that is switched off."""
 
     def begin(self, name: str, headers: Mapping[str, str]) -> TraceSpan:
         return NoSpan()

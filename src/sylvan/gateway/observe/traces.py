@@ -15,12 +15,12 @@ from sylvan.utils import otlp
 
 
 class SpanExporter:
-    """Sends a span for each request to a collector, in batches, from a thread.
+    """Exports a span per request to a collector, in batches, from a thread.
 
-    A collector that cannot be reached costs spans, not requests.
+    If the collector is unreachable, spans are lost; requests are not affected.
 
     Args:
-        endpoint: Of the collector; see `otlp.span_processor`.
+        endpoint: Address of the collector; see `otlp.span_processor`.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -38,12 +38,12 @@ class SpanExporter:
         return RequestSpan(span, self._propagator)
 
     async def close(self) -> None:
-        """Send what is left."""
+        """Flush the remaining spans."""
         await otlp.close(self._processor)
 
 
 class RequestSpan:
-    """The span of one request; see `Span`."""
+    """The span of one request; see `TraceSpan`."""
 
     def __init__(self, span: trace.Span, propagator: TraceContextTextMapPropagator) -> None:
         self._span = span

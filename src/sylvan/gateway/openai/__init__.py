@@ -1,1 +1,1 @@
-"""Pass-through to servers of the OpenAI API: which model is where, and who stands in for whom."""
+"""Pass-through to servers of the OpenAI API: a model catalogue with fallbacks."""

@@ -1,4 +1,4 @@
-"""Wires the pass-through to servers of the OpenAI API."""
+"""Builds the pass-through to servers of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from sylvan.utils.clock import Clock
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassThroughParts:
-    """What a pass-through is made from.
+    """Dependencies of the pass-through.
 
     Attributes:
         config: Settings of the gateway.
-        upstreams: Servers and fallbacks.
-        http: Sends requests.
-        clients: Budgets of tenants.
+        upstreams: Upstream servers and fallback models.
+        http: HTTP client.
+        clients: Tenants' budgets.
         families: Metrics.
-        clock: For durations.
-        wall: Seconds since 1970.
-        process: Name of this process among those of the gateway.
+        clock: Monotonic clock, for durations.
+        wall: Wall clock, in seconds since the Unix epoch.
+        process: Name of this process among the gateway's processes.
     """
 
     config: RouteConfig
@@ -47,10 +47,10 @@ class PassThroughParts:
     process: str
 
     def build(self, stack: AsyncExitStack) -> PassThrough:
-        """The router; what has to end is left to `stack`.
+        """Build the router; register its clean-up with `stack`.
 
         Raises:
-            ConfigError: The history cannot be kept where it is to be.
+            ConfigError: The history store cannot be opened.
         """
         config, history = self.config, self._history()
         catalog = Catalog(self.upstreams, self.http)

@@ -1,4 +1,4 @@
-"""Which upstream has which model."""
+"""Maps models to the upstream servers that serve them."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class _Cards(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class CatalogTarget:
-    """A server, and its name for the model."""
+    """A server, and the server's name for the model."""
 
     upstream: UpstreamSpec
     model: str
 
 
 class Catalog:
-    """Knows who can serve a model; asks servers whose models are not configured.
+    """Knows which server serves a model; asks servers whose models are not configured.
 
     Args:
-        upstreams: Servers and fallbacks.
-        http: Asks them.
+        upstreams: Upstream servers and fallback models.
+        http: HTTP client.
     """
 
     def __init__(self, upstreams: Upstreams, http: HttpUpstream) -> None:
@@ -54,16 +54,16 @@ class Catalog:
 
     @property
     def models(self) -> Sequence[str]:
-        """Names of all models that are known, each once."""
+        """Names of all known models, without duplicates."""
         specs = self._upstreams.upstreams
         found = (name for spec in specs for name in self._names(spec))
         return tuple(dict.fromkeys((*found, *self._upstreams.fallbacks)))
 
     def targets(self, model: str) -> Sequence[CatalogTarget]:
-        """Who is to be asked for a model: its servers, then those of its fallbacks.
+        """Return the servers to try for a model: its own, then those of its fallback models.
 
         Raises:
-            UnknownModelError: Nobody has it.
+            UnknownModelError: No server has it.
         """
         wanted = (model, *self._upstreams.fallbacks.get(model, ()))
         found = [target for name in wanted for target in self._of(name)]
@@ -73,7 +73,7 @@ class Catalog:
         return found
 
     async def run(self) -> None:
-        """Ask servers for their models, again and again, until cancelled."""
+        """Poll servers for their models until cancelled."""
         asked = [spec for spec in self._upstreams.upstreams if not spec.models]
         while asked:
             good = await asyncio.gather(*map(self._ask, asked))

@@ -1,4 +1,4 @@
-"""Passes requests on to the server that has the model, or to one that stands in for it."""
+"""Forwards requests to the server that has the model, or to a fallback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 from sylvan.api.errors import Family
 from sylvan.api.multipart import with_field
 from sylvan.config.route import RouteLimitsConfig
-from sylvan.gateway.control.api import TEXT, Own, Params
+from sylvan.gateway.control.api import TEXT, OwnRoute, Params
 from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.flow.admission import GatewayAdmission
 from sylvan.gateway.flow.retry import RETRYABLE
@@ -20,7 +20,7 @@ from sylvan.gateway.http.asked import ParsedBody, nothing, read, read_form
 from sylvan.gateway.http.caller import Caller, Refusal, end_to_end
 from sylvan.gateway.http.outgoing import OWN_HEADERS
 from sylvan.gateway.http.relay import RetryableStatusError
-from sylvan.gateway.http.routes import AUDIO, Passed
+from sylvan.gateway.http.routes import AUDIO, ProxyRoute
 from sylvan.gateway.observe.families import Families
 from sylvan.gateway.observe.meter import ModelNames, RequestMeter, RouteLabels
 from sylvan.gateway.openai.catalog import Catalog, CatalogTarget
@@ -42,7 +42,7 @@ _PATHS: Mapping[str, Family] = {
 }
 ROUTES = (
     *(
-        Passed(path=path, family=family, prompt_of=nothing, prefix="req-")
+        ProxyRoute(path=path, family=family, prompt_of=nothing, prefix="req-")
         for path, family in _PATHS.items()
     ),
     *AUDIO,
@@ -51,19 +51,19 @@ ROUTES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassParts:
-    """What the router works with.
+    """Dependencies of the router.
 
     Attributes:
-        catalog: Who has which model.
-        upstream: Sends requests.
-        admission: Lets requests in.
-        clients: Budgets of tenants.
-        keeps_credentials: Clients' keys are passed on to servers that have none.
+        catalog: Maps models to servers.
+        upstream: HTTP client.
+        admission: Admits requests.
+        clients: Tenants' budgets.
+        keeps_credentials: Forward clients' keys to servers that have none configured.
         families: Metrics.
-        limits: How long anything may take.
-        max_body_bytes: Bound on bodies.
-        clock: For durations.
-        history: Keeps responses and conversations; None: upstreams keep their own.
+        limits: Timeouts.
+        max_body_bytes: Limit of bodies.
+        clock: Monotonic clock, for durations.
+        history: Stores responses and conversations; None: upstreams store their own.
     """
 
     catalog: Catalog
@@ -80,24 +80,24 @@ class PassParts:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One request, and who may serve it.
+    """One request, and the servers to try.
 
     Attributes:
-        turn: What its response is kept with; None: it is not kept.
+        turn: What is stored with its response; None: nothing is stored.
     """
 
     caller: Caller
-    route: Passed
+    route: ProxyRoute
     asked: ParsedBody
     targets: Sequence[CatalogTarget]
     turn: StoredTurn | None = None
 
 
 class PassThrough:
-    """Serves the routes of the OpenAI API by other servers of it.
+    """Serves the routes of the OpenAI API through other servers of that API.
 
-    Answers are passed on as they come. Until the first byte has gone to the client, the next
-    server is tried when one cannot be reached, is overloaded or fails.
+    Answers are relayed unchanged. Until the client has the first byte, the next server is tried if
+    one is unreachable, overloaded or failing.
     """
 
     def __init__(self, parts: PassParts) -> None:
@@ -105,39 +105,39 @@ class PassThrough:
         self._models = ModelNames()
 
     @property
-    def routes(self) -> tuple[Own, ...]:
-        """What is answered here."""
+    def routes(self) -> tuple[OwnRoute, ...]:
+        """Return the routes answered here."""
         ready = ("/readiness", "/ready")
         live = ("/liveness", "/live", "/health")
         return (
-            Own(path="/v1/models", handler=self.models, family=Family.OPENAI),
-            *(Own(path=path, handler=self.live, level="open") for path in live),
-            *(Own(path=path, handler=self.ready, level="open") for path in ready),
+            OwnRoute(path="/v1/models", handler=self.models, family=Family.OPENAI),
+            *(OwnRoute(path=path, handler=self.live, level="open") for path in live),
+            *(OwnRoute(path=path, handler=self.ready, level="open") for path in ready),
             *(() if self._parts.history is None else self._parts.history.routes),
         )
 
     async def models(self, caller: Caller, params: Params) -> None:
-        """All models, each once."""
+        """List all models, without duplicates."""
         cards = [{"id": name, "object": "model"} for name in self._parts.catalog.models]
         await caller.reply_json({"object": "list", "data": cards})
 
     async def live(self, caller: Caller, params: Params) -> None:
-        """200 while the event loop answers."""
+        """Answer 200 while the event loop runs."""
         await caller.reply(200, TEXT, b"OK")
 
     async def ready(self, caller: Caller, params: Params) -> None:
-        """200 once a model is known."""
+        """Answer 200 once a model is known."""
         known = len(self._parts.catalog.models)
         status = "ready" if known else "not ready"
         await caller.reply_json({"status": status, "models": known}, 200 if known else 503)
 
-    async def serve(self, caller: Caller, route: Passed, *, operator: bool) -> None:
+    async def serve(self, caller: Caller, route: ProxyRoute, *, operator: bool) -> None:
         """Serve one request.
 
         Raises:
-            RequestError: It cannot be served.
-            CapacityError: Not now.
-            CallerGoneError: The client left.
+            RequestError: The request cannot be served.
+            CapacityError: The request cannot be served now.
+            CallerGoneError: The client disconnected.
         """
         parts = self._parts
         raw = await caller.body(parts.max_body_bytes)
@@ -222,7 +222,7 @@ class PassThrough:
         caller, route, asked = work.caller, work.route, work.asked
         dropped = {*OWN_HEADERS, *_DROPPED}
         if work.turn is not None:
-            dropped.add("accept-encoding")  # what is kept must be read
+            dropped.add("accept-encoding")  # a response to be stored must be readable
         key = target.upstream.api_key
         given = caller.headers.get("authorization")
         headers = end_to_end(caller.raw_headers, dropped)

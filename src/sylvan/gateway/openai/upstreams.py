@@ -1,4 +1,4 @@
-"""Servers of the OpenAI API, as the operator describes them."""
+"""Upstream servers of the OpenAI API, as configured by the operator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sylvan.config.route import RouteConfig
 from sylvan.protocol.errors import ConfigError
 
 ENVIRONMENT = "env:"
-"""A key that begins so is the value of a variable."""
+"""A key with this prefix names an environment variable."""
 MAX_FALLBACKS = 8
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -26,11 +26,11 @@ class UpstreamSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One server.
 
     Attributes:
-        url: Its address up to and without `/chat/completions`: `https://api.openai.com/v1`.
-        name: For logs and messages; default: its host.
-        api_key: Its key, or `env:NAME`. Without one, clients' keys are passed on.
-        models: Names for clients, and those that the server has for them; a list where they are the
-            same. Empty: the server is asked for them.
+        url: Base address, without `/chat/completions`: `https://api.openai.com/v1`.
+        name: Name in logs and messages; default: its host.
+        api_key: Its key, or `env:NAME`. Without one, clients' keys are forwarded.
+        models: Clients' model names mapped to the server's; or a list where they are the same.
+            Empty: ask the server.
     """
 
     url: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
@@ -40,12 +40,12 @@ class UpstreamSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def shown(self) -> str:
-        """Its name for people."""
+        """The name in logs and messages."""
         return self.name or urlsplit(self.url).hostname or self.url
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Names of models for clients, and those of the server."""
+        """Clients' model names, mapped to the server's."""
         if isinstance(self.models, dict):
             return self.models
         return {name: name for name in self.models}
@@ -55,8 +55,8 @@ class Upstreams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The content of `providers.file`.
 
     Attributes:
-        upstreams: Servers; of those that have a model the first is asked first.
-        fallbacks: Models that stand in for a model that no server serves now, in order.
+        upstreams: The servers; of those with the same model the first is tried first.
+        fallbacks: Fallback models, in order, for a model that no server serves now.
     """
 
     upstreams: list[UpstreamSpec] = []
@@ -64,10 +64,10 @@ class Upstreams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def read_upstreams(config: RouteConfig) -> Upstreams:
-    """All upstreams of a configuration, checked.
+    """Read and check the upstreams of a configuration.
 
     Raises:
-        ConfigError: There is none, the file cannot be used, or an address or key is none.
+        ConfigError: There are none, the file is unreadable, or an address or key is invalid.
     """
     providers = config.providers
     assert providers is not None, "asked for where it is on"
@@ -95,7 +95,7 @@ def _read(path: Path) -> Upstreams:
 def _checked(spec: UpstreamSpec) -> UpstreamSpec:
     parts = urlsplit(spec.url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-        raise ConfigError(f"providers: {spec.url[:200]!r} is no address of a server")
+        raise ConfigError(f"providers: {spec.url[:200]!r} is not the address of a server")
     key = spec.api_key
     if key is not None and key.startswith(ENVIRONMENT):
         name = key.removeprefix(ENVIRONMENT)
@@ -106,5 +106,5 @@ def _checked(spec: UpstreamSpec) -> UpstreamSpec:
 
 
 def _with_version(url: str) -> str:
-    """An address without a path gets the usual one."""
+    """Add the usual path to an address without one."""
     return url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1"

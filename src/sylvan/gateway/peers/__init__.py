@@ -1,1 +1,1 @@
-"""What the processes of one gateway tell each other, so that they route as one."""
+"""State shared between the processes of one gateway, so that they route as one."""

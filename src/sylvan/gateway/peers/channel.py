@@ -1,4 +1,4 @@
-"""Sends to the other processes of the gateway, and hears from them, over ZeroMQ."""
+"""Messages between the processes of the gateway, over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sylvan.protocol.malformed import MALFORMED
 logger = logging.getLogger(__name__)
 
 HIGH_WATER = 10_000
-"""Batches that wait for a slow process before it misses some; what counts is repeated."""
+"""Batches queued for a slow process before it loses some; important state is repeated."""
 
 
 class PeerChannel:
     """The sockets of one process; belongs to one event loop.
 
     Args:
-        folder: Private; where the sockets are.
-        number: Of this process.
-        count: Of all processes.
+        folder: Private directory of the sockets.
+        number: Index of this process.
+        count: Number of processes.
     """
 
     def __init__(self, folder: Path, number: int, count: int) -> None:
@@ -41,21 +41,21 @@ class PeerChannel:
         self._decoder = msgspec.msgpack.Decoder(PeerBatch)
 
     def send(self, messages: list[Message]) -> None:
-        """Send to all others; who is not there misses it."""
+        """Send to all other processes; those that are not running miss it."""
         data = self._encoder.encode(PeerBatch(self._number, messages))
         self._out.send(data)
 
     async def receive(self) -> PeerBatch:
-        """The next batch of another process."""
+        """Receive the next batch of another process."""
         while True:
             data = await self._in.recv()
             try:
                 return self._decoder.decode(data)
             except MALFORMED as error:
-                logger.warning("a process of this gateway sent garbage: %s", error)
+                logger.warning("another process of this gateway sent an invalid message: %s", error)
 
     def close(self) -> None:
-        """Hear and send nothing any more."""
+        """Close the sockets."""
         self._context.destroy(linger=0)
 
     def _socket(self, kind: int) -> zmq.asyncio.Socket:

@@ -11,14 +11,14 @@ class PeerPlacement(msgspec.Struct, tag="placed", array_like=True, frozen=True):
     """A policy placed a request.
 
     Attributes:
-        model: Whose policy it was; "" if all workers serve the same models.
-        kind: Likewise, the part in serving.
-        worker: Name of the worker that it chose.
-        branch: Why.
-        prompt: See `RoutingRequest.prompt`; cut off where it is very long.
+        model: Model of the policy; "" if all workers serve the same models.
+        kind: Worker kind of the policy; "" if all workers have the same kind.
+        worker: Name of the selected worker.
+        branch: Reason of the choice.
+        prompt: See `RoutingRequest.prompt`; long ones are truncated.
         namespace: See `RoutingRequest.namespace`.
         key: See `RoutingRequest.key`.
-        at_s: When, by the clock of this machine.
+        at_s: Time of the choice, by the clock of this machine.
     """
 
     model: str
@@ -32,11 +32,11 @@ class PeerPlacement(msgspec.Struct, tag="placed", array_like=True, frozen=True):
 
 
 class PeerLoads(msgspec.Struct, tag="loads", array_like=True, frozen=True):
-    """How busy workers are with requests of the sender: running ones, and tokens to be computed.
+    """Load that the sender's requests cause at workers: running requests, and tokens to compute.
 
     Attributes:
-        rows: By name of the worker; those that are left out have not changed.
-        complete: Those that are left out have none.
+        rows: By name of the worker; missing ones have not changed.
+        complete: Workers that are missing have no load.
     """
 
     rows: dict[str, tuple[int, int]]
@@ -44,7 +44,7 @@ class PeerLoads(msgspec.Struct, tag="loads", array_like=True, frozen=True):
 
 
 class Spent(msgspec.Struct, tag="spent", array_like=True, frozen=True):
-    """A tenant has used some of its budget."""
+    """A tenant used part of its budget."""
 
     tenant: str
     requests: int
@@ -55,9 +55,9 @@ class WorkerChange(msgspec.Struct, tag="worker", array_like=True, frozen=True):
     """An operator added, changed or removed a worker.
 
     Attributes:
-        url: Its address.
-        version: Of two changes of one worker the one with the larger version counts.
-        spec: As it is now; None: it is removed.
+        url: Address of the worker.
+        version: Of two changes to one worker, the larger version wins.
+        spec: The new specification; None: removed.
     """
 
     url: str
@@ -69,11 +69,11 @@ Message = PeerPlacement | PeerLoads | Spent | WorkerChange
 
 
 class PeerBatch(msgspec.Struct, array_like=True, frozen=True):
-    """What one process sends at a time.
+    """A batch of messages from one process.
 
     Attributes:
-        process: Number of the sender.
-        messages: In order.
+        process: Index of the sender.
+        messages: The messages, in order.
     """
 
     process: int

@@ -1,4 +1,4 @@
-"""Shares what this process knows with the others, and takes in what they know."""
+"""Shares this process's state with the gateway's other processes, and applies theirs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sylvan.gateway.peers.messages import (
     Spent,
     WorkerChange,
 )
-from sylvan.gateway.placing import Placing
+from sylvan.gateway.placing import RequestPlacer
 from sylvan.gateway.policies.api import Placement, RoutingRequest
 from sylvan.gateway.security.clients import Clients
 from sylvan.gateway.workers.jobs import Jobs
@@ -26,33 +26,33 @@ from sylvan.protocol.errors import RequestError
 from sylvan.utils.clock import Clock
 
 FLUSH_S = 0.005
-"""Changes wait so long for others that go with them."""
+"""Seconds that a change waits to be batched with others."""
 BEAT_S = 0.5
-"""Everything that a process may have missed is repeated so often."""
+"""Seconds between repetitions of everything that a process may have missed."""
 SILENT_S = 3.0
-"""A process that says nothing for so long has no requests any more."""
+"""Seconds of silence after which a process counts as having no requests."""
 MAX_PROMPT_BYTES = 64 << 10
-"""Of longer prompts the others learn the beginning."""
+"""Longer prompts are truncated for the other processes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharingParts:
-    """What is shared.
+    """Dependencies of sharing.
 
     Attributes:
-        channel: To the other processes.
-        number: Of this process.
-        registry: Workers, whose loads are told.
-        placing: Policies, which learn what others placed.
-        jobs: Add and remove workers.
-        clients: Budgets of tenants.
-        clock: The same in all processes of this machine.
+        channel: Channel to the other processes.
+        number: Index of this process.
+        registry: The workers, whose loads are shared.
+        placing: The policies, which learn other processes' placements.
+        jobs: Adds and removes workers.
+        clients: Tenants' budgets.
+        clock: A clock that all processes of this machine share.
     """
 
     channel: PeerChannel
     number: int
     registry: Registry
-    placing: Placing
+    placing: RequestPlacer
     jobs: Jobs
     clients: Clients
     clock: Clock
@@ -61,8 +61,8 @@ class SharingParts:
 class Sharing:
     """Keeps the processes of one gateway in step; belongs to one event loop.
 
-    Nothing waits for an answer. Loads and changes of workers are repeated, so that a process that
-    starts again, or missed something, knows them half a second later.
+    Nothing waits for a reply. Loads and worker changes are repeated, so a process that restarted or
+    missed something catches up half a second later.
     """
 
     def __init__(self, parts: SharingParts) -> None:
@@ -76,7 +76,7 @@ class Sharing:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to tell and to listen."""
+        """Start sending and receiving."""
         parts, loop = self._parts, asyncio.get_running_loop()
         parts.registry.on_load.append(self._loaded)
         parts.placing.on_place.append(self._placed)
@@ -84,7 +84,7 @@ class Sharing:
         self._tasks = [loop.create_task(self._listen()), loop.create_task(self._beat())]
 
     async def close(self) -> None:
-        """Tell and hear nothing any more."""
+        """Stop sending and receiving."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -93,7 +93,7 @@ class Sharing:
         self._parts.channel.close()
 
     def worker_changed(self, url: str, spec: WorkerSpec | None) -> None:
-        """An operator changed a worker here; None: removed it."""
+        """Share that an operator changed a worker in this process; None: removed it."""
         self._versions += 1
         change = WorkerChange(url, (self._versions, self._parts.number), spec)
         self._changes[url] = change
@@ -201,7 +201,7 @@ class Sharing:
 
 
 def apply_change(change: WorkerChange, registry: Registry, jobs: Jobs) -> None:
-    """Do here what an operator had another process do."""
+    """Apply a change that an operator made in another process."""
     members = [worker for worker in registry.workers if worker.spec.url == change.url]
     if change.spec is None:
         for worker in members:
@@ -211,7 +211,7 @@ def apply_change(change: WorkerChange, registry: Registry, jobs: Jobs) -> None:
         try:
             jobs.add(change.spec)
         except (RequestError, QueueFullError):
-            return  # it is being added here, or there are too many, as the other process said
+            return  # already being added here, or over the limit, as the other process reported
     elif members[0].spec != change.spec:
         jobs.update(members[0], change.spec)
 

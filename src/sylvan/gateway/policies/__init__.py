@@ -1,1 +1,1 @@
-"""Routing policies: which of several workers takes a request. The file name is the option."""
+"""Routing policies: select a worker for each request. The file name is the option's value."""

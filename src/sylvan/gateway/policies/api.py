@@ -1,4 +1,4 @@
-"""What a routing policy is given, and what it answers."""
+"""The interface of routing policies: their input and output."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from sylvan.gateway.workers.worker import Worker
 from sylvan.utils.clock import Clock
 
 BYTES_PER_TOKEN = 4
-"""A token of text has about four bytes, and an id is written in four."""
+"""A token of text has about four bytes, and a token ID is encoded in four."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingRequest:
-    """What is known of a request before it is sent.
+    """What routing knows of a request.
 
     Attributes:
-        prompt: Bytes whose common prefixes are common prefixes of prompts: text, or token ids in
-            four bytes each.
-        namespace: Prompts of different namespaces share nothing in a cache.
-        key: Routing key that the client gave; "" if none.
-        token_ids: The prompt, where it is known exactly.
+        prompt: Bytes such that prompts with a common prefix have a common prefix: text, or token
+            IDs in four bytes each.
+        namespace: Cache namespace; prompts of different namespaces share no cached prefix.
+        key: Routing key of the client; "" if none.
+        token_ids: Token IDs of the prompt, if known exactly.
     """
 
     prompt: bytes = b""
@@ -35,7 +35,7 @@ class RoutingRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt, or a guess."""
+        """Length of the prompt in tokens, estimated if unknown."""
         if self.token_ids is not None:
             return len(self.token_ids)
         return -(-len(self.prompt) // BYTES_PER_TOKEN)
@@ -46,10 +46,10 @@ class Placement:
     """The choice of a policy.
 
     Attributes:
-        worker: Who takes the request.
-        new_tokens: Tokens of the prompt that it must compute.
-        branch: Why it was chosen, in one word for metrics.
-        promise: Kept by the policy until the request is over.
+        worker: The selected worker.
+        new_tokens: Prompt tokens that it must compute.
+        branch: Reason of the choice, as one word for metrics.
+        promise: Data of the policy until the request finishes.
     """
 
     worker: Worker
@@ -63,9 +63,9 @@ class PlacementOutcome:
     """How a placed request ended.
 
     Attributes:
-        success: The worker served it.
-        prompt_tokens: Tokens of its prompt, as the worker counted them; 0: unknown.
-        cached_tokens: Those of them that the worker held.
+        success: Whether the worker served it.
+        prompt_tokens: Length of its prompt, as the worker reported it; 0: unknown.
+        cached_tokens: How many of these were cached at the worker.
     """
 
     success: bool
@@ -74,40 +74,40 @@ class PlacementOutcome:
 
 
 class RoutingPolicy:
-    """Chooses a worker; the other hooks do nothing unless overridden.
+    """Selects a worker; the other hooks do nothing by default.
 
-    Knows nothing of health, retries or connections.
+    Policies do not handle health, retries or connections.
     """
 
     def select(self, workers: Sequence[Worker], request: RoutingRequest) -> Placement:
-        """Choose one of `workers`, which are available and not empty.
+        """Select one of `workers`, which are available and not empty.
 
-        The choice is final for this attempt: a policy may take it into account at once.
+        The choice is final for this attempt, so a policy may record it at once.
         """
         raise NotImplementedError
 
     def completed(
         self, placement: Placement, request: RoutingRequest, outcome: PlacementOutcome
     ) -> None:
-        """A request that this policy placed is over."""
+        """A request placed by this policy finished."""
 
     def learn(self, placement: Placement, request: RoutingRequest, at_s: float) -> None:
-        """Another process of this gateway placed a request, at that time."""
+        """Another process of this gateway placed a request at that time."""
 
     def forget(self, worker: Worker) -> None:
-        """Nothing that was placed there counts any more: the worker is gone, or begins anew."""
+        """Drop all state about a worker: it was removed, or restarted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyParts:
-    """What policies are made from.
+    """Dependencies of policies.
 
     Attributes:
-        config: The settings of routing.
-        clock: For what gets old.
-        ring: All workers, by id.
-        rng: For choices at random.
-        blocks: What workers say that they hold, if they are followed.
+        config: The routing settings.
+        clock: Clock for expiry.
+        ring: Hash ring of all workers, by ID.
+        rng: Random source.
+        blocks: Exact index of cached blocks, if cache events are followed.
     """
 
     config: RoutingConfig
@@ -118,4 +118,4 @@ class PolicyParts:
 
 
 PolicyFactory = Callable[[PolicyParts], RoutingPolicy]
-"""What each module of this package defines as `create`."""
+"""The function `create` that each module of this package defines."""

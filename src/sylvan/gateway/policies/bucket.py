@@ -1,4 +1,4 @@
-"""Prompts of similar length share workers, so that long ones do not hold up short ones."""
+"""Places prompts of similar length together, so that long ones do not delay short ones."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ABS_THRESHOLD, REL_THRESHOLD = 64, 1.5
 class BucketPolicy(RoutingPolicy):
     """Gives each worker a range of prompt lengths with an equal share of the recent tokens.
 
-    The borders follow the prompts of late. When loads differ too much, the least loaded worker
-    takes the request whatever its length. Made for prefill, where time goes with length.
+    The boundaries follow recent prompts. When loads differ too much, the least loaded worker takes
+    the request whatever its length. Intended for prefill workers, whose time depends on length.
     """
 
     def __init__(self, clock: Clock, adjust_s: float, thresholds: tuple[int, float]) -> None:
@@ -45,11 +45,11 @@ class BucketPolicy(RoutingPolicy):
 
 
 def borders(lengths: Sequence[int], num_buckets: int) -> list[int]:
-    """Largest lengths of all buckets but the last, such that each has about as many tokens.
+    """Return the upper bounds of all buckets but the last, with about equal tokens per bucket.
 
     Args:
-        lengths: Of recent prompts, in rising order.
-        num_buckets: How many ranges.
+        lengths: Lengths of recent prompts, ascending.
+        num_buckets: Number of buckets.
     """
     share = sum(lengths) / num_buckets
     found: list[int] = []

@@ -1,4 +1,4 @@
-"""Where the prompt is cached, unless waiting there would cost more than computing it elsewhere."""
+"""Places requests where their prefix is cached, unless queueing there would cost more."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ from sylvan.gateway.workers.columns import LoadColumns
 from sylvan.gateway.workers.worker import Worker
 
 RUNNING_TOKENS = 64
-"""Tokens of prefill whose delay equals that of one more running request: what a worker is charged
-for each request that it has."""
+"""Cost of one running request: the tokens whose prefill causes the same delay. Each worker's cost
+includes this for every request that it runs."""
 CACHE_THRESHOLD, ABS_THRESHOLD, REL_THRESHOLD = 0.3, 64, 1.5
-"""SGLang's defaults, for thresholds that are not given."""
+"""SGLang's defaults for the thresholds."""
 LEARNING_RATE = 0.02
 MANY = 32
-"""Workers from which on it pays to look at all of them at once."""
+"""Number of workers from which on costs are computed as arrays."""
 TIES = 8
-"""Of workers of equal cost so many are looked at for the smallest tree."""
+"""Of workers of equal cost, at most this many are compared by tree size."""
 
 
 class CacheAware(RoutingPolicy):
-    """Sends a request where it costs least; keeps an approximate tree of what each worker holds.
+    """Sends a request to the worker of least cost; approximates each worker's cache with a tree.
 
-    The cost of a worker is, in tokens: those of prompts that it has yet to compute, those of this
-    prompt that it would have to, and `RUNNING_TOKENS` for each request that it runs. Waiting delays
-    one request, computing what another worker holds delays whoever comes next as well: tokens that
-    wait count the less, down to half, the more workers are busy. Otherwise a prompt that is being
-    computed drives those that share its prefix to workers that compute it again. Since every choice
-    is of least cost, the costs of two workers differ by less than one prompt and one request,
-    whatever the trace; a cached prefix attracts what it saves and no more.
+    The cost of a worker, in tokens, is: prompt tokens it still has to compute, tokens of this
+    prompt that are not cached there, and `RUNNING_TOKENS` per running request. Queueing delays one
+    request; recomputing what another worker has cached also delays the requests behind it. So the
+    more workers are busy, the less queued tokens count, down to half. Without this, requests that
+    share the prefix of a running prefill would move to workers that compute it again. Every choice
+    is of least cost, so the costs of two workers differ by less than one prompt and one request on
+    any trace; a cached prefix attracts no more than it saves.
 
-    With any of the three thresholds given, SGLang's rule decides instead: the least loaded worker
-    if loads differ too much; else the one that holds most of the prompt, if that is enough; else
-    the one with the smallest tree.
+    If any of the three thresholds is set, SGLang's rule decides instead: the least loaded worker
+    if loads differ too much; else the worker with the longest cached prefix, if it is long enough;
+    else the worker with the smallest tree.
 
-    Of workers whose cache events are followed, what they hold of a prompt is not estimated but
-    known, where the token ids of the prompt are.
+    For workers whose cache events are followed, the cached prefix is exact instead of estimated,
+    if the prompt's token IDs are known.
 
     Args:
-        config: Thresholds, and the bound on the tree.
+        config: Thresholds, and the limit of the tree.
         rng: Breaks ties.
-        blocks: What workers say that they hold; None: they are not followed.
+        blocks: Exact index of cached blocks; None: events are not followed.
 
     Attributes:
-        tree: What each worker was given, by its id.
+        tree: Prompts sent to each worker, by worker ID.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class CacheAware(RoutingPolicy):
         return prompt.place(chosen)
 
     def _columns_of(self, workers: Sequence[Worker]) -> LoadColumns | None:
-        """The columns of many workers that are the same as at the last choice."""
+        """Return the columns of many workers that have not changed since the last choice."""
         if self._columns is not None and self._columns.workers is workers:
             return self._columns
         if len(workers) < MANY or self._seen is not workers:
@@ -151,9 +151,9 @@ class CacheAware(RoutingPolicy):
 
 
 class _Prompt:
-    """A prompt, and what workers hold of it.
+    """A prompt, and how much of it each worker has cached.
 
-    `matched` counts bytes, those of the salt included, for each worker that holds any.
+    `matched` counts bytes, including the salt, for each worker with a cached prefix.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class _Prompt:
         self._missing: dict[int, int] = {}
 
     def missing_of(self, matched_bytes: int) -> int:
-        """Tokens that are to be computed by who holds so many bytes; the last one always is."""
+        """Return the tokens to compute for that many cached bytes; the last token always counts."""
         missing = self._missing.get(matched_bytes)
         if missing is None:
             left = self._num_bytes - max(0, matched_bytes - PAGE)
@@ -176,11 +176,11 @@ class _Prompt:
         return missing
 
     def share_of(self, worker: Worker) -> float:
-        """The share of the prompt that a worker holds."""
+        """Return the share of the prompt that a worker has cached."""
         return max(0, self.matched.get(worker.id, 0) - PAGE) / max(1, self._num_bytes)
 
     def place(self, worker: Worker, branch: str = "") -> Placement:
-        """Choose a worker."""
+        """Select a worker."""
         held = self.matched.get(worker.id, 0)
         return Placement(
             worker, self.missing_of(held), branch or ("hit" if held > PAGE else "miss")
@@ -188,7 +188,7 @@ class _Prompt:
 
 
 def _cheapest(workers: Sequence[Worker], prompt: _Prompt) -> Sequence[int]:
-    """Places of the workers of least cost, in order."""
+    """Return the indices of the workers of least cost, ascending."""
     least = math.inf
     ties: list[int] = []
     matched, of_nothing = prompt.matched, prompt.missing_of(0)
@@ -207,7 +207,7 @@ def _cheapest(workers: Sequence[Worker], prompt: _Prompt) -> Sequence[int]:
 
 
 def _cheapest_of(columns: LoadColumns, prompt: _Prompt) -> Sequence[int]:
-    """The same as `_cheapest`, to the last digit, of all workers at once."""
+    """Compute `_cheapest` for all workers at once, with bit-identical results."""
     loads, rows = columns.loads, columns.rows
     patience = 1.0 + int(np.count_nonzero(loads)) / len(loads)
     waiting = columns.tokens / patience
@@ -223,22 +223,22 @@ def _cheapest_of(columns: LoadColumns, prompt: _Prompt) -> Sequence[int]:
 
 
 def _as_int32(token_ids: Sequence[int] | None) -> bytes:
-    """Empty if they are not known, or none."""
+    """Return the IDs as an array; empty if unknown."""
     try:
         return array("i", token_ids or ()).tobytes()
-    except (TypeError, OverflowError):  # the worker will say what is wrong with them
+    except (TypeError, OverflowError):  # the worker will report the error
         return b""
 
 
 def _corrected(
     held: Mapping[str, int], known: Mapping[str, int], request: RoutingRequest
 ) -> Mapping[str, int]:
-    """Bytes that each worker holds, with what is known instead of what is estimated.
+    """Return each worker's cached bytes, with exact counts replacing estimates.
 
     Args:
-        held: Bytes, those of the salt included, by worker.
-        known: Tokens, of workers of which it is known.
-        request: Whose prompt it is; its token ids are given.
+        held: Estimated bytes, including the salt, by worker.
+        known: Exact tokens, by worker.
+        request: The request; its token IDs are known.
     """
     bytes_per_token = len(request.prompt) / max(1, len(request.token_ids or ()))
     exact = {name: PAGE + math.ceil(count * bytes_per_token) for name, count in known.items()}
@@ -246,7 +246,7 @@ def _corrected(
 
 
 def _salt(namespace: str) -> bytes:
-    """One page that keeps namespaces apart."""
+    """Return one page that separates namespaces."""
     return blake2b(namespace.encode(), digest_size=PAGE).digest()
 
 

@@ -1,4 +1,4 @@
-"""A routing key always leads to the same worker, as long as that one is there."""
+"""Maps a routing key to the same worker while that worker is available."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sylvan.gateway.workers.worker import Worker
 
 
 class ConsistentHashing(RoutingPolicy):
-    """Walks the hash ring from the key to the first worker that is available.
+    """Walks the hash ring from the key to the first available worker.
 
-    A worker that leaves spreads its keys over the others; all other keys stay. A request without a
+    When a worker leaves, its keys spread over the others; all other keys stay. A request without a
     key goes to the least loaded worker.
     """
 

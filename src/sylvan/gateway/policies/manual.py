@@ -1,4 +1,4 @@
-"""A routing key sticks to the worker that it was first given."""
+"""Binds a routing key to the worker that it was first assigned to."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class _Sticky:
 
 
 class Manual(RoutingPolicy):
-    """Remembers which worker each key belongs to, until the key is idle for too long.
+    """Remembers the worker of each key until the key expires.
 
-    A key whose worker cannot take requests now is assigned anew. A request without a key is
-    assigned like a new one, and not remembered.
+    A key whose worker is unavailable is reassigned. A request without a key is placed like a new
+    key, but not remembered.
 
     Attributes:
-        num_keys: Keys that are remembered.
+        num_keys: Number of remembered keys.
     """
 
     def __init__(self, parts: PolicyParts) -> None:
         self._clock = parts.clock
         self._max_idle_s = parts.config.max_idle_s
-        self._keys: OrderedDict[str, _Sticky] = OrderedDict()  # the longest unused first
+        self._keys: OrderedDict[str, _Sticky] = OrderedDict()  # least recently used first
         self._groups: Counter[str] = Counter()
         ways: dict[str, Assignment] = {
             "random": parts.rng.choice,
@@ -45,11 +45,11 @@ class Manual(RoutingPolicy):
 
     @property
     def num_keys(self) -> int:
-        """Keys that are remembered."""
+        """Number of remembered keys."""
         return len(self._keys)
 
     def keys_of(self, worker: Worker) -> int:
-        """How many keys belong to a worker."""
+        """Number of keys assigned to a worker."""
         return self._groups[worker.id]
 
     def select(self, workers: Sequence[Worker], request: RoutingRequest) -> Placement:
@@ -70,7 +70,7 @@ class Manual(RoutingPolicy):
         return Placement(worker, request.num_tokens, "new" if known is None else "moved")
 
     def learn(self, placement: Placement, request: RoutingRequest, at_s: float) -> None:
-        """Of two assignments of one key the later one counts."""
+        """Apply another process's assignment; the later of two assignments wins."""
         known = self._keys.get(request.key)
         if placement.branch == "sticky":
             if known is not None and known.worker_id == placement.worker.id:

@@ -1,4 +1,4 @@
-"""The less loaded of two workers taken at random (Mitzenmacher, 2001)."""
+"""Selects the less loaded of two random workers (Mitzenmacher, 2001)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sylvan.gateway.workers.worker import Worker
 
 
 class PowerOfTwo(RoutingPolicy):
-    """Two choices keep the largest load near the mean, without looking at everybody's."""
+    """Two choices keep the largest load near the mean without scanning all workers."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng

@@ -1,4 +1,4 @@
-"""The start of a prompt decides, unless that would overload a worker."""
+"""Hashes the start of the prompt to a worker, unless that would overload it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from sylvan.gateway.workers.worker import Worker
 class PrefixHash(RoutingPolicy):
     """Consistent hashing with bounded loads (arXiv:1608.01350) over the first tokens of a prompt.
 
-    A worker whose load would exceed `load_factor` times the mean is passed over, so that one
-    popular prefix spreads over as many workers as it needs.
+    Skips a worker whose load would exceed `load_factor` times the mean, so a popular prefix spreads
+    over as many workers as it needs.
     """
 
     def __init__(self, ring: HashRing, prefix_tokens: int, load_factor: float) -> None:

@@ -1,4 +1,4 @@
-"""Any worker, with equal probability."""
+"""Selects a worker with equal probability."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sylvan.gateway.workers.worker import Worker
 
 
 class Uniform(RoutingPolicy):
-    """Chooses uniformly at random."""
+    """Selects uniformly at random."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng

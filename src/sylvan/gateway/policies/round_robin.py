@@ -1,4 +1,4 @@
-"""One worker after the other."""
+"""Selects workers in turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sylvan.gateway.workers.worker import Worker
 
 
 class RoundRobin(RoutingPolicy):
-    """Cycles through the workers that are available."""
+    """Cycles through the available workers."""
 
     def __init__(self) -> None:
         self._turn = 0

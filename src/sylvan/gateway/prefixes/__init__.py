@@ -1,1 +1,1 @@
-"""Which worker holds which prefix: guessed from what was sent, or known from cache events."""
+"""Which worker has cached which prefix: estimated from placements, or exact from cache events."""

@@ -1,4 +1,4 @@
-"""An exact index of cached blocks: which worker holds which tokens, as its cache events say."""
+"""An exact index of cached blocks: which worker holds which tokens, according to cache events."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ logger = logging.getLogger(__name__)
 
 ID_BYTES = 4
 BLOCK_BYTES = 400
-"""Memory of a block without its tokens and holders, roughly."""
+"""Approximate memory of a block without its tokens and holders, in bytes."""
 HOLDER_BYTES = 160
-"""Memory of one worker's hold on a block, with its entry by hash, roughly."""
+"""Approximate memory of one worker's entry for a block, in bytes."""
 
 
 class _Block:
-    """Tokens that follow those of its parent.
+    """A block of tokens below its parent block.
 
-    A worker may hold a block without its parent; then the block is of no use until that is back.
+    A worker may hold a block without its parent; the block is unusable until the parent returns.
     """
 
     __slots__ = ("children", "holders", "key", "parent", "promised")
@@ -32,7 +32,7 @@ class _Block:
         self.key = key
         self.parent = parent
         self.children: dict[bytes, _Block] = {}
-        self.holders: dict[str, int] = {}  # with how many hashes lead here
+        self.holders: dict[str, int] = {}  # number of hashes that map here
         self.promised: dict[str, int] = {}
 
     def holds(self, worker: str) -> bool:
@@ -41,11 +41,11 @@ class _Block:
 
 @dataclass(slots=True)
 class _View:
-    """What one worker says that it holds.
+    """The cache of one worker, according to its events.
 
     Attributes:
-        block_size: Tokens of a block; 0: it has said nothing yet.
-        blocks: Where each hash leads, and the media on which the block lies.
+        block_size: Tokens per block; 0: unknown.
+        blocks: Block of each hash, and the media that hold it.
     """
 
     block_size: int = 0
@@ -55,9 +55,9 @@ class _View:
 
 
 class Promise:
-    """A prompt that a worker was given and computes now; closed when the request is over.
+    """A prompt that a worker is computing; closed when the request finishes.
 
-    By then its cache events have told what became of the prompt.
+    By then, cache events have reported the resulting blocks.
     """
 
     __slots__ = ("_index", "_path", "_worker")
@@ -68,7 +68,7 @@ class Promise:
         self._path = path
 
     def close(self) -> None:
-        """Nothing is promised any more; closing it again changes nothing."""
+        """Withdraw the promise; closing again has no effect."""
         for block in reversed(self._path):
             block.promised[self._worker] -= 1
             if not block.promised[self._worker]:
@@ -78,51 +78,51 @@ class Promise:
 
 
 class BlockIndex:
-    """Blocks of tokens by what comes before them, with the workers that hold each.
+    """Blocks of tokens by prefix, with the workers that hold each.
 
-    Only workers whose events are known from the beginning are in it (`begin`); of others nothing
-    can be said exactly.
+    It contains only workers whose events are known from the start (`begin`); nothing exact is known
+    of the others.
 
     Args:
-        max_bytes: Bound on its memory, as estimated. The worker that holds most is given up when it
-            is reached.
+        max_bytes: Limit of its estimated memory. At the limit, the worker with the most blocks is
+            dropped.
 
     Attributes:
-        num_blocks: Blocks in it.
-        num_bytes: Its memory, as estimated.
+        num_blocks: Number of blocks.
+        num_bytes: Estimated memory.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._roots: dict[int, _Block] = {}  # by block size
+        self._roots: dict[int, _Block] = {}  # root by block size
         self._views: dict[str, _View] = {}
         self.num_blocks = 0
         self.num_bytes = 0
 
     def begin(self, worker: str) -> None:
-        """A worker holds nothing, and all that changes will be told."""
+        """Start to track a worker whose cache is empty."""
         self.drop(worker)
         self._views[worker] = _View()
 
     def drop(self, worker: str) -> None:
-        """What a worker holds is not known any more."""
+        """Stop tracking a worker: its cache is no longer known."""
         view = self._views.pop(worker, None)
         if view is not None:
             self._clear(worker, view)
 
     def knows(self, worker: str) -> bool:
-        """Whether what a worker holds is known exactly."""
+        """Whether a worker's cache is known exactly."""
         view = self._views.get(worker)
         return view is not None and view.block_size > 0
 
     def apply(self, worker: str, event: CacheEvent, *, plain: bool) -> None:
-        """Take in an event of a worker that is followed.
+        """Apply an event of a tracked worker.
 
         Args:
-            worker: Its id.
-            event: What it says.
-            plain: Its hashes are Sylvan's, by which blocks of adapters, tenants and images are told
-                from those of plain prompts. These are left out: equal tokens are not equal there.
+            worker: ID of the worker.
+            event: The event.
+            plain: Its hashes are Sylvan's, which distinguish plain prompts from those of adapters,
+                tenants and images. The latter are left out: equal tokens are not equal there.
         """
         view = self._views.get(worker)
         if view is None:
@@ -136,10 +136,10 @@ class BlockIndex:
             self._clear(worker, view)
 
     def matched(self, token_ids: bytes) -> Mapping[str, int]:
-        """Tokens of a prompt that each worker holds; those that hold none have 0.
+        """Return how many tokens of a prompt each worker holds; 0 if it holds none.
 
         Args:
-            token_ids: As int32.
+            token_ids: The prompt, as int32.
         """
         found: dict[str, int] = {}
         for size, root in self._roots.items():
@@ -148,7 +148,7 @@ class BlockIndex:
         return found
 
     def promise(self, worker: str, token_ids: bytes) -> Promise | None:
-        """A worker is given a prompt; None if its blocks are not known."""
+        """Record that a worker is computing a prompt; None if its blocks are unknown."""
         view = self._views.get(worker)
         if view is None or not view.block_size:
             return None
@@ -162,7 +162,7 @@ class BlockIndex:
         return Promise(self, worker, path)
 
     def prune(self, block: _Block) -> None:
-        """Forget a block that nobody holds, and those before it that were there for it alone."""
+        """Remove a block without holders, and ancestors that only existed for it."""
         while block.parent is not None and not (block.holders or block.promised or block.children):
             parent, block.parent = block.parent, None
             del parent.children[block.key]
@@ -186,7 +186,7 @@ class BlockIndex:
         if event.parent_block_hash is not None:
             before = view.blocks.get(event.parent_block_hash)
             if before is None:
-                return  # of a prompt that was left out
+                return  # child of a block that was left out
             block = before[0]
         elif plain and event.block_hashes and event.block_hashes[0] != first_hash(data[:step]):
             return
@@ -239,7 +239,7 @@ class BlockIndex:
             self.drop(largest)
 
     def check(self) -> None:
-        """Assert what the docstrings of this module promise; for tests."""
+        """Assert the invariants of this module; for tests."""
         blocks = [block for root in self._roots.values() for block in below(root)]
         holds = sum(len(view.blocks) for view in self._views.values())
         assert self.num_blocks == len(blocks)
@@ -253,13 +253,13 @@ class BlockIndex:
 
 
 def first_hash(token_ids: bytes) -> int:
-    """Sylvan's hash of the first block of a prompt that has no namespace and no images."""
+    """Return Sylvan's hash of the first block of a prompt without namespace and images."""
     digest = hashlib.blake2b(bytes(8) + token_ids, digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def _walk(root: _Block, token_ids: bytes, step: int, holding: set[str]) -> dict[str, int]:
-    """Tokens that each of these workers holds from the start of a prompt on, without a gap."""
+    """Return the tokens that each worker holds from the start of a prompt, without gaps."""
     found: dict[str, int] = {}
     block, start = root, 0
     while holding:

@@ -1,4 +1,4 @@
-"""Cache events as workers publish them: Sylvan's in maps, SGLang's and vLLM's in arrays."""
+"""Cache events of workers: Sylvan's are maps, SGLang's and vLLM's are arrays."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Hash = int | bytes
 
 
 class BlockStored(msgspec.Struct, tag="BlockStored"):
-    """Consecutive blocks are held from now on; see `follow-the-cache.md`.
+    """Consecutive blocks were stored; see `follow-the-cache.md`.
 
     Attributes:
-        block_hashes: Names of the blocks.
-        token_ids: Of all of them.
-        block_size: Tokens of each.
-        parent_block_hash: The block before them; None at the start of a prompt.
-        medium: Where they lie.
-        lora_id: Of the adapter that made them; None: the base model.
+        block_hashes: Hashes of the blocks.
+        token_ids: Tokens of all blocks.
+        block_size: Tokens per block.
+        parent_block_hash: Hash of the preceding block; None at the start of a prompt.
+        medium: Where the blocks are stored.
+        lora_id: Adapter that computed them; None: the base model.
     """
 
     block_hashes: list[Hash]
@@ -33,14 +33,14 @@ class BlockStored(msgspec.Struct, tag="BlockStored"):
 
 
 class BlockRemoved(msgspec.Struct, tag="BlockRemoved"):
-    """These blocks do not lie there any more."""
+    """Blocks were removed from a medium."""
 
     block_hashes: list[Hash]
     medium: str | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, tag="AllBlocksCleared"):
-    """Nothing is held."""
+    """All blocks were removed."""
 
 
 class _StoredRow(msgspec.Struct, tag="BlockStored", array_like=True):
@@ -72,11 +72,11 @@ _ROW = msgspec.msgpack.Decoder(_StoredRow | _RemovedRow | _ClearedRow)
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """A message of a publisher.
+    """One message of a publisher.
 
     Attributes:
-        stamp_s: Seconds since 1970, by the publisher's clock.
-        events: What happened, in order; those of an adapter are left out.
+        stamp_s: Publisher's wall clock, in seconds since the Unix epoch.
+        events: Its events, in order, without those of adapters.
     """
 
     stamp_s: float
@@ -84,10 +84,10 @@ class EventBatch:
 
 
 def read_batch(payload: bytes) -> EventBatch:
-    """Read a payload.
+    """Decode a message.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is malformed.
     """
     try:
         parts = _ENVELOPE.decode(payload)

@@ -1,4 +1,4 @@
-"""Keeps the exact index in step with the workers that publish cache events."""
+"""Keeps the exact index in step with workers' cache events."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from sylvan.gateway.workers.worker import Worker
 logger = logging.getLogger(__name__)
 
 REPLAY_S = 5.0
-"""Longest pause between two messages of a replay."""
+"""Longest pause between two messages of a replay, in seconds."""
 PAUSE_S = 1.0
-"""Between attempts at a replay."""
+"""Seconds between attempts at a replay."""
 HIGH_WATER = 100_000
-"""Messages that wait here; a publisher drops further ones, which their numbers show."""
+"""Messages queued here; the publisher drops further ones, which shows as a gap in the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """What a publisher sent, with its number."""
+    """A numbered message of a publisher."""
 
     number: int
     batch: EventBatch
 
 
-class CacheFollowing:
-    """Follows every worker that says where it publishes; belongs to one event loop.
+class CacheFollower:
+    """Follows every worker that publishes cache events; belongs to one event loop.
 
-    A worker is in the index once all its events are known: from the first one on, from a replay
-    that begins there, or since its cache was empty.
+    A worker enters the index once all its events are known: from the first one on, from a replay
+    that starts there, or from a moment when its cache was empty.
     """
 
     def __init__(self, index: BlockIndex) -> None:
@@ -48,7 +48,7 @@ class CacheFollowing:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def follow(self, worker: Worker) -> None:
-        """Follow a worker from its beginning, if it publishes events."""
+        """Follow a worker from its start, if it publishes events."""
         source = event_source(worker.found.settings, worker.spec.url, worker.dp_rank)
         if source is None:
             return
@@ -57,19 +57,19 @@ class CacheFollowing:
         self._tasks[worker.id] = asyncio.get_running_loop().create_task(follower.run())
 
     def leave(self, worker: Worker) -> None:
-        """Follow a worker no more."""
+        """Stop following a worker."""
         task = self._tasks.pop(worker.id, None)
         if task is not None:
             task.cancel()
         self._index.drop(worker.id)
 
     def lost(self, worker: Worker) -> None:
-        """A worker is unhealthy: nothing that it said before counts."""
+        """Drop a worker's blocks: it is unhealthy and may have restarted."""
         if worker.id in self._tasks:
             self.follow(worker)
 
     async def close(self) -> None:
-        """Follow nobody any more."""
+        """Stop following all workers."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -80,7 +80,7 @@ class CacheFollowing:
 class _Follower:
     """Follows one worker.
 
-    `_next` is the number of the message that comes next; None while what came before is not known.
+    `_next` is the number of the next message; None while earlier messages are unknown.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class _Follower:
         self._lock = asyncio.Lock()
 
     async def run(self) -> None:
-        """Follow, until cancelled."""
+        """Follow the worker until cancelled."""
         socket = self._context.socket(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
         socket.setsockopt(zmq.LINGER, 0)
@@ -122,7 +122,7 @@ class _Follower:
             socket.close(linger=0)
 
     async def _watch(self, connected: zmq.asyncio.Socket) -> None:
-        """Restart with each connection: the publisher may be another process now."""
+        """Start over with each connection: the publisher may be a new process."""
         while True:
             await connected.recv_multipart()
             async with self._lock:
@@ -133,8 +133,8 @@ class _Follower:
         expected = self._next
         if expected is not None and message.number < expected:
             if message.batch.stamp_s <= self._stamp_s:
-                return  # was replayed
-            self._forget()  # the worker has begun anew
+                return  # already replayed
+            self._forget()  # the worker restarted
             expected = None
         if message.number == 0:
             self._begin(0)
@@ -150,14 +150,14 @@ class _Follower:
         self._stamp_s = message.batch.stamp_s
         for event in message.batch.events:
             if self._next is None and isinstance(event, AllBlocksCleared):
-                self._begin(message.number)  # whatever came before, nothing is left of it
+                self._begin(message.number)  # the cache is empty, so earlier events do not matter
             if self._next is not None:
                 self._index.apply(self._worker.id, event, plain=self._source.is_plain)
         if self._next is not None:
             self._next = message.number + 1
 
     async def _catch_up(self, first: int) -> None:
-        """Take in what was published from a number on, if the worker still has all of it."""
+        """Replay messages from a number on, if the worker still has all of them."""
         if self._source.replay_endpoint is None:
             return
         while True:
@@ -167,7 +167,7 @@ class _Follower:
                         if message.number == 0:
                             self._begin(0)
                         elif self._next != message.number:
-                            self._forget()  # what came between is not kept any more
+                            self._forget()  # some messages in between were dropped
                         self._apply(message)
                         first = message.number + 1
             except TimeoutError:
@@ -177,7 +177,7 @@ class _Follower:
 
     async def _replayed(self, first: int) -> AsyncGenerator[_Message, None]:
         assert self._source.replay_endpoint is not None, "asked for where there is one"
-        socket: Any = self._context.socket(zmq.DEALER)  # its frames have no types
+        socket: Any = self._context.socket(zmq.DEALER)  # untyped frames
         socket.setsockopt(zmq.LINGER, 0)
         try:
             socket.connect(self._source.replay_endpoint)
@@ -203,7 +203,7 @@ class _Follower:
 
 
 def _message(frames: list[bytes]) -> _Message | None:
-    """A message of a publisher; None if it is none."""
+    """Decode a message of a publisher; None if it is malformed."""
     if len(frames) != 3 or len(frames[1]) != 8:
         return None
     try:

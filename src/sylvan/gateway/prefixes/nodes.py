@@ -1,4 +1,4 @@
-"""What trees of prefixes have in common."""
+"""What the prefix trees share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Protocol, Self, TypeVar
 
 
 class TreeNode(Protocol):
-    """A node whose children are its own kind."""
+    """A node whose children have its own type."""
 
     @property
     def children(self) -> Mapping[Any, Self]:
-        """By what leads to them."""
+        """The children, by key."""
         ...
 
 
@@ -19,7 +19,7 @@ _Node = TypeVar("_Node", bound=TreeNode)
 
 
 def below(node: _Node) -> list[_Node]:
-    """All nodes under one, parents before their children."""
+    """Return all nodes below one, parents before children."""
     found: list[_Node] = []
     stack = list(node.children.values())
     while stack:

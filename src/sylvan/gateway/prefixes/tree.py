@@ -1,4 +1,4 @@
-"""An approximate radix tree: which worker was given which prompts, within a bound of memory."""
+"""An approximate radix tree: which prompts were sent to which worker, within a memory limit."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from heapq import heappop, heappush
 from sylvan.gateway.prefixes.nodes import below
 
 PAGE = 16
-"""Bytes by which edges are cut; a prefix counts in whole pages."""
+"""Edges are split at multiples of this many bytes; prefixes count in whole pages."""
 NODE_BYTES = 450
-"""Memory of a node without its edge and tags, roughly."""
+"""Approximate memory of a node without its edge and tags, in bytes."""
 TAG_BYTES = 230
-"""Memory of one tag with its place in a heap, roughly."""
+"""Approximate memory of one tag with its heap entry, in bytes."""
 SLACK = 0.05
-"""Share of the bound that is made free at once when it is reached."""
+"""Share of the limit that is freed at once when the limit is reached."""
 
 
 class _Node:
-    """A run of bytes that follows those of its parent.
+    """A run of bytes below its parent.
 
-    `tags` has, for each worker that was given these bytes, the tick at which it last was. The
-    workers of a node are among those of its parent, and were given the parent's bytes no earlier.
+    `tags` holds, for each worker that was sent these bytes, the tick of the last time. The workers
+    of a node are a subset of its parent's, and were sent the parent's bytes no earlier.
     """
 
     __slots__ = ("children", "depth", "edge", "parent", "tags")
@@ -37,14 +37,14 @@ class _Node:
 
 
 _Entry = tuple[int, int, int, _Node]
-"""Tick, negative depth, a number that makes it unique, node: the smallest is evicted first."""
+"""Tick, negative depth, unique number, node: the smallest is evicted first."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """What one worker holds: the bytes of its nodes, and for each node one entry, maybe outdated.
+    """What one worker holds: bytes of its nodes, and a heap entry per node that may be outdated.
 
-    The tick of an entry is never later than that of the tag. So a node comes up before its parent.
+    The tick of an entry is never later than that of the tag, so a node pops before its parent.
     """
 
     num_bytes: int = 0
@@ -54,14 +54,14 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """Where a key leads in the tree; valid until the tree changes.
+    """The path of a key in the tree; valid until the tree changes.
 
     Attributes:
-        key: Its whole pages.
-        path: Nodes whose edges are part of the key.
-        length: Bytes of the key up to the end of the last of them.
-        partial: Node of which only the first bytes are part of the key.
-        partial_bytes: How many.
+        key: The key's whole pages.
+        path: Nodes whose edges lie wholly on the key.
+        length: Bytes of the key up to the end of the last node.
+        partial: Node whose edge matches only in part.
+        partial_bytes: Matching bytes of that edge.
     """
 
     key: bytes
@@ -74,15 +74,15 @@ class PrefixMatch:
 class PrefixTree:
     """A radix tree over bytes, with the workers that hold each node.
 
-    What was used least recently goes first: of one worker when it holds more than its limit, of the
-    worker that holds most when the whole tree is too large.
+    Evicts least recently used entries: of one worker when it exceeds its own limit, of the worker
+    that holds most when the whole tree exceeds its limit.
 
     Args:
-        max_bytes: Bound on the memory of the tree, as estimated.
+        max_bytes: Limit of the tree's estimated memory.
 
     Attributes:
-        num_bytes: Its memory, as estimated.
-        num_nodes: Its nodes, without the root.
+        num_bytes: Estimated memory.
+        num_nodes: Number of nodes, without the root.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -95,19 +95,19 @@ class PrefixTree:
         self.num_nodes = 0
 
     def held_bytes(self, worker: str) -> int:
-        """Bytes of prompts that a worker holds."""
+        """Return the bytes of prompts that a worker holds."""
         held = self._held.get(worker)
         return held.num_bytes if held else 0
 
     def set_limit(self, worker: str, num_bytes: int | None) -> None:
-        """What a worker that holds something can hold at most; None: anything."""
+        """Limit what a worker can hold; None: no limit."""
         held = self._held.get(worker)
         if held is not None:
             held.limit = num_bytes
             self._trim(worker)
 
     def find(self, key: bytes) -> PrefixMatch:
-        """Follow a key as far as the tree knows it."""
+        """Follow a key as far as it matches."""
         key = key[: len(key) - len(key) % PAGE]
         node, position = self._root, 0
         path: list[_Node] = []
@@ -124,9 +124,9 @@ class PrefixTree:
             node = child
 
     def matched(self, found: PrefixMatch, beyond: int = 0) -> Mapping[str, int]:
-        """Bytes of the key that each worker holds, without workers that hold no more than `beyond`.
+        """Return the bytes of the key that each worker holds; omit workers with at most `beyond`.
 
-        With a bound, many workers need not be listed for what all keys begin with.
+        With a bound, the prefix common to all keys need not list every worker.
         """
         lengths: dict[str, int] = {}
         if found.partial is not None and found.length + found.partial_bytes > beyond:
@@ -142,7 +142,7 @@ class PrefixTree:
         return lengths
 
     def insert(self, found: PrefixMatch, worker: str) -> None:
-        """A worker is given the key of `found`, which must be fresh."""
+        """Record that a worker was sent the key of `found`, which must be up to date."""
         path = list(found.path)
         if found.partial is not None:
             path.append(self._split(found.partial, found.partial_bytes))
@@ -160,13 +160,13 @@ class PrefixTree:
         self._trim(worker)
 
     def drop(self, worker: str) -> None:
-        """A worker holds nothing any more."""
+        """Remove everything that a worker holds."""
         held = self._held.pop(worker, None)
         for *_, node in sorted(held.heap, key=lambda entry: entry[1]) if held else ():
             self._untag(node, worker)
 
     def _split(self, node: _Node, num_bytes: int) -> _Node:
-        """Cut the edge of a node in two; returns the upper one."""
+        """Split the edge of a node; return the upper node."""
         parent = node.parent
         assert parent is not None, "the root has no edge"
         upper = _Node(node.edge[:num_bytes], parent, node.depth - len(node.edge) + num_bytes)
@@ -210,7 +210,7 @@ class PrefixTree:
             self._untag(node, worker)
 
     def _untag(self, node: _Node, worker: str) -> None:
-        """Children of the node do not have the tag any more."""
+        """Remove a worker's tag from a node whose children do not have it."""
         del node.tags[worker]
         self.num_bytes -= TAG_BYTES
         if node.tags:
@@ -222,7 +222,7 @@ class PrefixTree:
         self.num_bytes -= NODE_BYTES + len(node.edge)
 
     def check(self) -> None:
-        """Assert what the docstrings of this module promise; for tests."""
+        """Assert the invariants of this module; for tests."""
         nodes = below(self._root)
         assert len(nodes) == self.num_nodes
         expected = sum(NODE_BYTES + len(n.edge) + TAG_BYTES * len(n.tags) for n in nodes)
@@ -245,7 +245,7 @@ class PrefixTree:
 
 
 def _common(edge: bytes, key: bytes, position: int) -> int:
-    """Bytes, in whole pages, that an edge has in common with a key from a position on."""
+    """Return how many bytes, in whole pages, an edge shares with a key from a position on."""
     low, high = 1, min(len(edge), len(key) - position) // PAGE
     while low < high:
         middle = (low + high + 1) // 2

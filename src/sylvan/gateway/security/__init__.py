@@ -1,1 +1,1 @@
-"""Who may call what: keys of clients, keys and tokens of operators, and a log of what they did."""
+"""Authentication: client keys, operator keys and tokens, and the audit log."""

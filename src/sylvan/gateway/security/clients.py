@@ -1,4 +1,4 @@
-"""Keys of clients, as the gateway keeps them; the form of key files is the runtime's."""
+"""Client keys in the gateway; key files have the runtime's format."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sylvan.utils.clock import Clock
 
 
 class Clients:
-    """Keys of clients, and the budgets of their tenants.
+    """Client keys, and the budgets of their tenants.
 
     Attributes:
-        open: There are no keys: everyone is a client.
-        on_spend: Called with the tenant, and of requests and tokens that it takes from its budget.
+        open: No keys are configured: everyone is a client.
+        on_spend: Called with the tenant, and the requests and tokens taken from its budget.
     """
 
     def __init__(self, key: Secret | None, entries: list[KeyEntry], clock: Clock) -> None:
@@ -27,7 +27,7 @@ class Clients:
         self.replace(key, entries)
 
     def replace(self, key: Secret | None, entries: Sequence[KeyEntry]) -> None:
-        """Have these keys and no others; what tenants spent of budgets that stay is kept."""
+        """Replace all keys; budgets that stay keep what was spent."""
         found = {} if key is None else {digest(key.reveal()): ""}
         self._tenants = found | {e.sha256.lower().encode(): e.tenant for e in entries}
         self._budgets.replace(
@@ -40,7 +40,7 @@ class Clients:
         return not self._tenants
 
     def find(self, presented: str) -> Principal | None:
-        """The client that has this key. Takes as long whatever is presented."""
+        """Return the client with this key, in constant time."""
         wanted = digest(presented)
         found: str | None = None
         for known, tenant in self._tenants.items():
@@ -49,21 +49,21 @@ class Clients:
         return None if found is None else Principal(name=found, tenant=found)
 
     def admit(self, tenant: str) -> None:
-        """Take a request out of the tenant's budget.
+        """Take a request from the tenant's budget.
 
         Raises:
-            CapacityError: It is spent.
+            CapacityError: The budget is spent.
         """
         self._budgets.admit(tenant)
         self._tell(tenant, 1, 0)
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Take the tokens of a finished request out of the tenant's budget."""
+        """Take the tokens of a finished request from the tenant's budget."""
         self._budgets.charge(tenant, tokens)
         self._tell(tenant, 0, tokens)
 
     def spent_elsewhere(self, tenant: str, requests: int, tokens: int) -> None:
-        """Another process of this gateway took from the tenant's budget."""
+        """Apply what another process of this gateway took from a tenant's budget."""
         self._budgets.spent_elsewhere(tenant, requests, tokens)
 
     def _tell(self, tenant: str, requests: int, tokens: int) -> None:
@@ -72,5 +72,5 @@ class Clients:
 
 
 def digest(key: str) -> bytes:
-    """The hash by which a key is kept."""
+    """Return the hash under which a key is stored."""
     return key_digest(key).encode()

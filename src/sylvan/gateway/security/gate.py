@@ -1,4 +1,4 @@
-"""Checks the credentials of a call."""
+"""Authenticates calls."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from sylvan.gateway.security.principal import Principal
 
 
 class Tokens(Protocol):
-    """Accepts tokens of an identity provider."""
+    """Verifies tokens of an identity provider."""
 
     async def check(self, token: str) -> Principal | None:
-        """Who has this token; None if it is none of ours."""
+        """Return the principal of a token; None if it is invalid."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayAuth:
-    """Who is let through.
+    """Decides who may call.
 
-    Clients: who has a key of a client or operator; everyone, where there are no keys of clients.
-    Operators: who has the role `admin` by key or token. Where neither keys nor tokens of operators
-    are configured, the one key of the gateway opens these routes too; and where there is no key at
-    all, programs of this machine may steer a gateway that listens to this machine only.
+    Clients: holders of a client or operator key; everyone, if there are no client keys.
+    Operators: holders of the role `admin` by key or token. Without operator keys or tokens, the
+    gateway's own key opens these routes; without any key, local programs are operators of a
+    gateway that listens on loopback only.
 
     Attributes:
         front: Where the gateway listens, and which pages may call it.
-        clients: Keys of clients.
-        operators: Keys of operators.
-        tokens: Of operators, if any are accepted.
+        clients: Client keys.
+        operators: Operator keys.
+        tokens: Verifies operator tokens, if enabled.
     """
 
     front: FrontConfig
@@ -45,10 +45,10 @@ class GatewayAuth:
     tokens: Tokens | None = None
 
     async def client(self, headers: Mapping[str, str]) -> Principal:
-        """Who wants a request served.
+        """Authenticate a client.
 
         Raises:
-            UnauthorizedError: Nobody we know.
+            UnauthorizedError: The credentials are not known.
         """
         if self.clients.open:
             return Principal()
@@ -61,11 +61,11 @@ class GatewayAuth:
         return found
 
     async def operator(self, headers: Mapping[str, str]) -> Principal:
-        """Who wants to steer the gateway.
+        """Authenticate an operator.
 
         Raises:
-            UnauthorizedError: Nobody who may.
-            CapacityError: That cannot be found out now.
+            UnauthorizedError: The credentials are not known, or not an operator's.
+            CapacityError: The credentials cannot be checked now.
         """
         presented = credential(headers)
         if not self.operators and self.tokens is None:
@@ -96,7 +96,7 @@ class GatewayAuth:
         return Principal("key", "admin")
 
     def _from_here(self, headers: Mapping[str, str]) -> bool:
-        """Not from a page that a browser of this machine has loaded from elsewhere."""
+        """Whether the call does not come from a web page of another origin in a local browser."""
         origin = headers.get("origin")
         if origin is not None and origin not in self.front.cors_origins:
             return _is_local_name(origin.partition("://")[2])
@@ -104,7 +104,7 @@ class GatewayAuth:
 
 
 def credential(headers: Mapping[str, str]) -> str | None:
-    """`Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it."""
+    """Read `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()
@@ -112,7 +112,7 @@ def credential(headers: Mapping[str, str]) -> str | None:
 
 
 def is_loopback(front: FrontConfig) -> bool:
-    """Whether only programs of this machine can connect."""
+    """Whether only local programs can connect."""
     if front.uds is not None or front.host == "localhost":
         return True
     try:

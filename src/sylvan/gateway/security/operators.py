@@ -17,7 +17,7 @@ _HEX = re.compile(r"sha256=([0-9a-fA-F]{64})\Z")
 
 @dataclass(frozen=True, slots=True)
 class OperatorKey:
-    """One key."""
+    """One operator key."""
 
     id: str
     name: str
@@ -26,10 +26,10 @@ class OperatorKey:
 
     @classmethod
     def parse(cls, text: str) -> OperatorKey:
-        """Read one key.
+        """Parse one key.
 
         Raises:
-            ConfigError: It is not of the documented form; the key itself is not shown.
+            ConfigError: The key is malformed; the message does not contain the key.
         """
         parts = text.split(":", 3)
         if len(parts) != 4 or not all(parts):
@@ -44,10 +44,10 @@ class OperatorKey:
 
 
 def operator_keys(keys: Sequence[Secret]) -> Sequence[OperatorKey]:
-    """Read keys.
+    """Parse operator keys.
 
     Raises:
-        ConfigError: One is not of the documented form, or two have the same id.
+        ConfigError: A key is malformed, or two have the same ID.
     """
     found = [OperatorKey.parse(key.reveal()) for key in keys]
     ids = [key.id for key in found]
@@ -57,7 +57,7 @@ def operator_keys(keys: Sequence[Secret]) -> Sequence[OperatorKey]:
 
 
 class Operators:
-    """Keys of operators."""
+    """The operator keys."""
 
     def __init__(self, keys: Sequence[Secret]) -> None:
         self._keys = operator_keys(keys)
@@ -66,11 +66,11 @@ class Operators:
         return len(self._keys)
 
     def replace(self, keys: Sequence[OperatorKey]) -> None:
-        """Have these and no others."""
+        """Replace all keys."""
         self._keys = keys
 
     def find(self, presented: str) -> Principal | None:
-        """Who has this key. Takes as long whatever is presented."""
+        """Return the operator with this key, in constant time."""
         wanted = digest(presented)
         found: OperatorKey | None = None
         for key in self._keys:

@@ -1,4 +1,4 @@
-"""Which calls were made by web pages that may call, the gateway's own among them."""
+"""Which calls come from web pages that may call, such as the gateway's own page."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ PAGE_HEADERS = (
     "sec-fetch-site",
     "sec-fetch-user",
 )
-"""By which a browser tells of the page that makes a call."""
+"""Headers in which a browser names the page that makes a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedPages:
-    """Pages whose calls are passed on as the gateway's own.
+    """Pages whose calls are forwarded as the gateway's own.
 
-    A worker without a key refuses pages of other origins. It knows the gateway by another address
-    than the page does, so that it cannot tell which page is the gateway's; the gateway can.
+    A worker without a key rejects pages of other origins. It knows the gateway under another
+    address than the page does, so only the gateway can recognise its own page.
 
     Attributes:
-        origins: Those that the operator named.
-        open: There are no keys: anyone who reaches the gateway is a client.
+        origins: Origins that the operator allowed.
+        open: No keys are configured: anyone who reaches the gateway is a client.
     """
 
     origins: Collection[str]
     open: bool
 
     def made(self, headers: Mapping[str, str]) -> bool:
-        """Whether such a page made the call with these headers."""
+        """Whether a trusted page made the call with these headers."""
         origin, authority = headers.get("origin"), headers.get("host", "")
         if origin is None:
             return False
         if origin in self.origins:
             return True
-        # without keys a page of any name may have had its name point here (DNS rebinding)
+        # without keys, a page's host name may have been re-pointed to this machine (DNS rebinding)
         return is_own(origin, authority) and (not self.open or _is_address(host_of(authority)))
 
 
 def _is_address(host: str | None) -> bool:
-    """Whether no name server was asked where this is."""
+    """Whether the host is an IP address, which no name server can re-point."""
     if host is None or is_loopback(host):
         return host is not None
     try:

@@ -1,4 +1,4 @@
-"""Who calls."""
+"""The authenticated caller."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ ROLES: tuple[Role, ...] = ("admin", "user")
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A caller whose credentials were accepted.
+    """An authenticated caller.
 
     Attributes:
-        name: For logs; "" for a client without a name.
-        role: `admin` may steer the gateway, `user` may have requests served.
-        tenant: Whose requests these are: for fairness, budgets and isolation of caches.
+        name: Name in logs; "" for an unnamed client.
+        role: `admin` may operate the gateway, `user` may send requests.
+        tenant: Tenant, for fairness, budgets and cache isolation.
     """
 
     name: str = ""

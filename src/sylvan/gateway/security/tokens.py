@@ -1,4 +1,4 @@
-"""Tokens of an identity provider (JWT), for operators; needs the extra `jwt`."""
+"""Verifies operators' identity tokens (JWT); needs the extra `jwt`."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ ALGORITHMS = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     *("ES256", "ES384", "ES512", "EdDSA"),
 )
-"""Only those where the provider alone has the key that signs."""
+"""Asymmetric algorithms only: the provider alone holds the signing key."""
 MAX_TOKEN_CHARS = 16384
 MAX_KEYS_BYTES = 1 << 20
 TIMEOUT_S = 5.0
 KEEP_S = 600.0
-"""After this the provider's keys are fetched again, so that one that it withdrew stops working."""
+"""Seconds after which the provider's keys are fetched again, so that revoked keys stop working."""
 RETRY_S = 10.0
-"""Tokens with an unknown key make the keys be fetched again, no more often than this."""
+"""A token with an unknown key triggers a fetch, at most once in this many seconds."""
 LEEWAY_S = 30.0
-"""By which the clocks of provider and gateway may differ."""
+"""Tolerated clock skew between provider and gateway, in seconds."""
 WELL_KNOWN = "/.well-known/openid-configuration"
 CLAIMS = ("roles", "groups", "role")
 
 
 class IdentityTokens:
-    """Accepts tokens that an issuer signed for this gateway; belongs to one event loop.
+    """Verifies tokens that an issuer signed for this gateway; belongs to one event loop.
 
     Args:
-        config: Issuer, audience, where the keys are, and what roles mean.
-        upstream: Fetches keys.
-        clock: For their age.
+        config: Issuer, audience, location of the keys, and role mapping.
+        upstream: Fetches the keys.
+        clock: Clock for their age.
 
     Raises:
         ConfigError: A setting is missing or malformed.
@@ -53,7 +53,7 @@ class IdentityTokens:
     def __init__(self, config: ControlConfig, upstream: HttpUpstream, clock: Clock) -> None:
         self._issuer, self._audience = config.jwt_issuer or "", config.jwt_audience or ""
         if not self._issuer or not self._audience:
-            raise ConfigError("control.jwt_issuer and control.jwt_audience need each other")
+            raise ConfigError("control.jwt_issuer and control.jwt_audience must be set together")
         for path, url in (
             ("control.jwt_issuer", self._issuer),
             ("control.jwt_jwks_uri", config.jwt_jwks_uri),
@@ -70,10 +70,10 @@ class IdentityTokens:
         self._lock = asyncio.Lock()
 
     async def check(self, token: str) -> Principal | None:
-        """Who has this token; None if it is none, not for us, or not valid now.
+        """Return the principal of a token; None if it is malformed, expired, or not for us.
 
         Raises:
-            UpstreamError: The provider's keys are not known and cannot be fetched.
+            UpstreamError: The provider's keys are unknown and cannot be fetched.
         """
         if token.count(".") != 2 or len(token) > MAX_TOKEN_CHARS:
             return None
@@ -92,7 +92,7 @@ class IdentityTokens:
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
         except jwt.PyJWTError as error:
-            logger.info("a token of an operator was refused: %s", error)
+            logger.info("an operator's token was rejected: %s", error)
             return None
         name = str(claims["sub"])[:256]
         return Principal(name, self._role(claims), name)
@@ -127,7 +127,7 @@ class IdentityTokens:
             about = await self._document(f"{self._issuer.rstrip('/')}{WELL_KNOWN}")
             found = about.get("jwks_uri")
             if not isinstance(found, str) or about.get("issuer") != self._issuer:
-                raise UpstreamError("The issuer describes another one.", kind="protocol")
+                raise UpstreamError("The discovery document names another issuer.", kind="protocol")
             keys_url = found
         else:
             keys_url = self._keys_url
@@ -135,14 +135,14 @@ class IdentityTokens:
         try:
             rows = msgspec.convert(document.get("keys"), list[dict[str, Any]])
         except msgspec.ValidationError as error:
-            raise UpstreamError("It answered without keys.", kind="protocol") from error
+            raise UpstreamError("The provider answered without keys.", kind="protocol") from error
         keys: dict[str | None, jwt.PyJWK] = {}
         for row in rows:
             if row.get("use", "sig") != "sig":
                 continue
             try:
                 keys[row.get("kid")] = jwt.PyJWK(row)
-            except jwt.PyJWTError as error:  # of a kind that we do not know
+            except jwt.PyJWTError as error:  # an unsupported kind of key
                 logger.info("a key of %s is not usable: %s", self._issuer, error)
         return keys
 
@@ -161,10 +161,10 @@ class IdentityTokens:
 
 
 def _mapping(given: Mapping[str, str]) -> Mapping[str, Role]:
-    """Roles of the provider to ours; without any, those that are called like ours.
+    """Map the provider's roles to ours; by default, roles of the same name.
 
     Raises:
-        ConfigError: One leads to no role of ours.
+        ConfigError: A role maps to an unknown role.
     """
     if not given:
         return {role: role for role in ROLES}
@@ -186,16 +186,16 @@ def _names(claim: object) -> Sequence[str]:
 
 
 def _check_url(path: str, url: str) -> None:
-    """Keys that come over plain HTTP could be anybody's.
+    """Reject keys over plain HTTP from another host: an attacker could replace them.
 
     Raises:
-        ConfigError: It is no address, or is not on this machine and has no TLS.
+        ConfigError: The address is malformed, or is neither local nor TLS.
     """
     try:
         parts = urlsplit(url)
         host = parts.hostname
     except ValueError as error:
-        raise ConfigError(f"{path}: {url[:200]!r} is no address: {error}") from error
+        raise ConfigError(f"{path}: {url[:200]!r} is not an address: {error}") from error
     here = host in ("localhost", "127.0.0.1", "::1")
     if not host or parts.scheme not in (("https", "http") if here else ("https",)):
         raise ConfigError(f"{path}: expected https:// and a host, got {url[:200]!r}")

@@ -1,4 +1,4 @@
-"""Conversations as templates render them."""
+"""Conversations as input of chat templates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sylvan.text.chat_template import ChatRequest
 
 
 def template_request(body: ChatBody, use: ToolUse) -> ChatRequest:
-    """What a template is asked to render for `/v1/chat/completions`."""
+    """Build the template input of a `/v1/chat/completions` body."""
     switch = body.enable_thinking
     if body.thinking is not None and body.thinking.type != "adaptive":
         switch = body.thinking.type == "enabled"
@@ -27,7 +27,7 @@ def template_request(body: ChatBody, use: ToolUse) -> ChatRequest:
 
 
 def last_text(request: ChatRequest) -> str:
-    """Text of the message that the answer goes on with."""
+    """Return the text of the last message, which the answer continues."""
     content = request.messages[-1].get("content") or ""
     if isinstance(content, str):
         return content

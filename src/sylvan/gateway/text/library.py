@@ -1,4 +1,4 @@
-"""The text side of each model, from a directory or from a worker of the model."""
+"""Text processing of each model, loaded from a directory or from a worker."""
 
 from __future__ import annotations
 
@@ -27,48 +27,48 @@ MAX_FILES = 64
 MAX_TOKENIZERS = 256
 
 Fetch = Callable[[Worker], Awaitable[tuple[bytes, str]]]
-"""The tokenizer of a worker as a ZIP archive, and its SHA-256."""
+"""A worker's tokenizer as a ZIP archive, and its SHA-256."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingTokenizer:
-    """A tokenizer, loaded or on its way.
+    """A tokenizer that is loaded or loading.
 
     Attributes:
-        id: Its name in addresses.
+        id: Its ID in URLs.
         name: Name of the model.
-        source: Directory or worker that it comes from.
-        task: Gives it.
-        asked_for: By an operator, who is told when it fails.
+        source: Directory or worker from which it is loaded.
+        task: The loading task.
+        requested: An operator asked for it and is told of a failure.
     """
 
     id: str
     name: str
     source: str
     task: asyncio.Task[ModelText]
-    asked_for: bool = False
+    requested: bool = False
 
     @property
     def failure(self) -> str | None:
-        """Why it could not be loaded."""
+        """Why loading failed."""
         task = self.task
         failed = task.done() and not task.cancelled() and task.exception() is not None
         return str(task.exception()) if failed else None
 
     @property
     def text(self) -> ModelText | None:
-        """What was loaded; None: it is not loaded, or could not be."""
+        """The result; None: not loaded yet, or failed."""
         task = self.task
         done = task.done() and not task.cancelled() and task.exception() is None
         return task.result() if done else None
 
 
 class TextLibrary:
-    """Loads the text of models when it is first needed; belongs to one event loop.
+    """Loads the text processing of models on first use; belongs to one event loop.
 
     Args:
-        config: Where tokenizers are, and formats of outputs.
-        fetch: Asks a worker that speaks gRPC for its tokenizer; None: there are none.
+        config: Tokenizer directories, and output formats.
+        fetch: Downloads the tokenizer of a gRPC worker; None: there are no such workers.
     """
 
     def __init__(self, config: TokensConfig, fetch: Fetch | None = None) -> None:
@@ -87,23 +87,23 @@ class TextLibrary:
         return known or next((one for one in self.all if one.id == name_or_id), None)
 
     async def of(self, worker: Worker) -> ModelText:
-        """The text of the model that a worker serves.
+        """Return the text processing of a worker's model, loading it if needed.
 
         Raises:
-            UpstreamError: The worker does not give it, or it cannot be used; asked for again, it
-                is tried again.
+            UpstreamError: The worker does not provide it, or it is unusable; the next call
+                retries.
         """
         return await asyncio.shield(self._of(worker).task)
 
     def at_hand(self, worker: Worker) -> ModelText | None:
-        """The text of the model that a worker serves, if it is loaded; else it is loaded now."""
+        """Return the text processing of a worker's model if it is loaded; else start loading it."""
         return self._of(worker).text
 
     def add(self, name: str, folder: str, template: str | None = None) -> PendingTokenizer:
-        """Load the tokenizer of a model from a directory.
+        """Start loading the tokenizer of a model from a directory.
 
         Raises:
-            RequestError: There is one (409), or there are too many.
+            RequestError: It exists already (409), or there are too many.
         """
         if name in self._loading:
             message = f"There is a tokenizer of {name[:200]!r}."
@@ -115,10 +115,10 @@ class TextLibrary:
         if template is not None:
             config = msgspec.structs.replace(config, chat_template=template)
         loading = self._from_folder(folder, config)
-        return self._begin(name, folder, loading, asked_for=True)
+        return self._begin(name, folder, loading, requested=True)
 
     def remove(self, found: PendingTokenizer) -> None:
-        """Forget a tokenizer; where it is needed it is loaded anew."""
+        """Unload a tokenizer; it is loaded again when needed."""
         found.task.cancel()
         if self._loading.get(found.name) is found:
             del self._loading[found.name]
@@ -138,10 +138,10 @@ class TextLibrary:
         source: str,
         loading: Coroutine[Any, Any, ModelText],
         *,
-        asked_for: bool = False,
+        requested: bool = False,
     ) -> PendingTokenizer:
         task = asyncio.get_running_loop().create_task(loading)
-        made = PendingTokenizer(uuid4().hex, name, source, task, asked_for)
+        made = PendingTokenizer(uuid4().hex, name, source, task, requested)
         self._loading[name] = made
         task.add_done_callback(lambda done: self._settle(made, done))
         return made
@@ -150,8 +150,8 @@ class TextLibrary:
         if task.cancelled():
             return
         failed = task.exception() is not None
-        if failed and not made.asked_for and self._loading.get(made.name) is made:
-            del self._loading[made.name]  # it may be there the next time
+        if failed and not made.requested and self._loading.get(made.name) is made:
+            del self._loading[made.name]  # the next attempt may succeed
 
     async def _load(self, worker: Worker, folder: str | None) -> ModelText:
         if folder is not None:
@@ -184,7 +184,7 @@ class TextLibrary:
                 if len(entries) > MAX_FILES or size > MAX_ARCHIVE_BYTES:
                     raise ValueError("its archive is too large")
                 for entry in entries:
-                    name = PurePosixPath(entry.filename).name  # no folders, wherever they lead
+                    name = PurePosixPath(entry.filename).name  # no directories, no paths outside
                     if name:
                         (folder / name).write_bytes(archive.read(entry))
             return ModelText.load(folder, self._config)

@@ -1,4 +1,4 @@
-"""What is needed to turn requests for one model into token ids, and ids into answers."""
+"""Turns requests for one model into token IDs, and token IDs into answers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ INLINE_CHARS = 2048
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """The text side of one model.
+    """Text processing of one model.
 
     Attributes:
-        tokenizer: Of the model.
+        tokenizer: Its tokenizer.
         template: Its chat template.
-        parsers: Formats of its thinking and its calls.
-        ids: Token ids of texts that came lately.
+        parsers: Its reasoning and tool-call parsers.
+        ids: Cached token IDs of recent texts.
     """
 
     tokenizer: Tokenizer
@@ -36,10 +36,10 @@ class ModelText:
 
     @classmethod
     def load(cls, folder: Path, config: TokensConfig) -> ModelText:
-        """Load from a directory with the tokenizer's files. Takes seconds.
+        """Load a model's files from a directory. Takes seconds.
 
         Raises:
-            ConfigError: The files or a setting cannot be used.
+            ConfigError: The files or a setting are unusable.
         """
         chosen = resolve_template(config.chat_template) if config.chat_template else None
         tokenizer = Tokenizer.load(folder, chat_template=chosen)
@@ -58,14 +58,14 @@ def _unless_none(name: str) -> str | None:
 
 
 class TextIds:
-    """Token ids of texts; those that came lately are remembered.
+    """Tokenises texts, with a cache of recent ones.
 
     Args:
-        segments: Makes them.
-        max_entries: Texts that are remembered.
+        segments: Tokenises a text.
+        max_entries: Size of the cache.
 
     Attributes:
-        hits: Texts that were remembered.
+        hits: Number of cache hits.
     """
 
     def __init__(self, segments: SegmentedEncoder, max_entries: int) -> None:
@@ -75,7 +75,7 @@ class TextIds:
         self.hits = 0
 
     async def of(self, text: str) -> Sequence[int]:
-        """The ids of a text of a client, in which control tokens count."""
+        """Return the IDs of a client's text, in which control tokens are recognised."""
         known = self._known.get(text)
         if known is not None:
             self._known.move_to_end(text)

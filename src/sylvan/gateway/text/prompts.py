@@ -1,4 +1,4 @@
-"""Token ids of prompts to workers that take text, for policies that know blocks of ids."""
+"""Token IDs of prompts for text workers, for policies that use exact block hashes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _TEXTS = {"/generate": "text", "/v1/completions": "prompt"}
 
 
 class PromptIds:
-    """Tokenises as a worker would, to know where a prompt is; the worker still gets the text.
+    """Tokenises prompts as a worker would, to find their cached blocks; the worker still gets text.
 
     Args:
         registry: All workers.
-        library: Text of their models.
+        library: Text processing of their models.
     """
 
     def __init__(self, registry: Registry, library: TextLibrary) -> None:
@@ -32,7 +32,7 @@ class PromptIds:
         self._library = library
 
     async def of(self, path: str, asked: ParsedBody) -> Sequence[int] | None:
-        """Ids of the one prompt of a request; None if they are not known now.
+        """Return the IDs of a request's only prompt; None if they are unknown now.
 
         Raises:
             UnknownModelError: No worker serves the model, while several models are served.
@@ -59,5 +59,5 @@ async def _conversation(text: ModelText, asked: ParsedBody) -> Sequence[int] | N
         body = parse(ChatBody, asked.fields)
         request = template_request(body, tool_use(body))
         return (await call_in_thread(text.template.render, request)).input_ids
-    except RequestError:  # the worker will say what is wrong with it
+    except RequestError:  # the worker will report the error
         return None

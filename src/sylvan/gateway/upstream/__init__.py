@@ -1,1 +1,1 @@
-"""How workers are spoken to over HTTP."""
+"""HTTP and gRPC clients for workers."""

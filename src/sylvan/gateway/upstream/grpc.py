@@ -1,4 +1,4 @@
-"""Requests to workers over gRPC, and what goes wrong with them as one error."""
+"""gRPC requests to workers, with all failures mapped to one error."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ _OVERLOADS = {grpc.StatusCode.RESOURCE_EXHAUSTED: 429, grpc.StatusCode.UNAVAILAB
 
 @dataclass(frozen=True, slots=True)
 class CallWatch:
-    """Watches over a call.
+    """How a silent call is watched.
 
     Attributes:
-        stall_s: After so many seconds of silence the worker is asked how it is.
-        is_alive: Asks it.
+        stall_s: Seconds of silence after which the worker is probed.
+        is_alive: Probes the worker.
     """
 
     stall_s: float
     is_alive: Callable[[], Awaitable[bool]]
 
     async def over(self, reading: Coroutine[Any, Any, Any]) -> Any:
-        """The result of a read, however long it takes while the worker is alive.
+        """Await a read, however long it takes, while the worker is alive.
 
         Raises:
-            TimeoutError: It is not.
+            TimeoutError: The worker is not alive.
         """
         task = asyncio.ensure_future(reading)
         try:
@@ -86,7 +86,7 @@ class GrpcUpstream:
             await channel.close()
 
     async def forget(self, url: str) -> None:
-        """Close the channel to a worker that is gone."""
+        """Close the channel to a removed worker."""
         channel = self._channels.pop(url, None)
         if channel is not None:
             await channel.close()
@@ -100,11 +100,11 @@ class GrpcUpstream:
         metadata: Metadata,
         timeout_s: float,
     ) -> Reply:
-        """One message for another.
+        """Make a unary call.
 
         Raises:
-            UpstreamError: The worker cannot be reached, or fails.
-            RequestError: It says that the request is at fault.
+            UpstreamError: The worker is unreachable, or fails.
+            RequestError: The worker rejects the request.
         """
         stub: Any = self._channel(url).unary_unary(
             f"/{SERVICE}/{method}",
@@ -121,17 +121,17 @@ class GrpcUpstream:
         metadata: Metadata,
         watch: CallWatch,
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        """The answers to `Generate`; closing it cancels the request.
+        """Yield the replies to `Generate`; closing the iterator cancels the request.
 
         Args:
-            url: The worker.
-            request: What to generate.
-            metadata: Goes with it.
-            watch: What is done while it is silent.
+            url: Address of the worker.
+            request: The message.
+            metadata: Metadata of the call.
+            watch: How the call is watched while it is silent.
 
         Raises:
             UpstreamError: The worker is lost, or fails.
-            RequestError: It says that the request is at fault.
+            RequestError: The worker rejects the request.
         """
         stub: Any = self._channel(url).unary_stream(
             f"/{SERVICE}/Generate",
@@ -150,10 +150,10 @@ class GrpcUpstream:
             call.cancel()
 
     async def tokenizer(self, url: str, metadata: Metadata, timeout_s: float) -> tuple[bytes, str]:
-        """The worker's tokenizer as a ZIP archive, and its SHA-256.
+        """Download the worker's tokenizer as a ZIP archive, with its SHA-256.
 
         Raises:
-            UpstreamError: The worker does not give it, or it is too large.
+            UpstreamError: The worker does not provide it, or it is too large.
         """
         stub: Any = self._channel(url).unary_stream(
             f"/{SERVICE}/GetTokenizer",
@@ -199,11 +199,11 @@ class GrpcUpstream:
 
 @contextmanager
 def _explained(seconds: float = 0.0) -> Generator[None]:
-    """Turns errors of the library into ours; `seconds` is how long was waited."""
+    """Map errors of the library to ours; `seconds` is the time waited."""
     try:
         yield
     except TimeoutError as error:
-        message = f"The worker showed no sign of life for {seconds:g} s."
+        message = f"The worker sent nothing for {seconds:g} s."
         raise UpstreamError(message, kind="stall", status=504) from error
     except grpc.aio.UsageError as error:
         raise UpstreamError("The connection to the worker was closed.", kind="closed") from error

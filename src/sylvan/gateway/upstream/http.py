@@ -1,4 +1,4 @@
-"""Requests to workers over HTTP, and what goes wrong with them as one error."""
+"""HTTP requests to workers, with all failures mapped to one error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.upstream.tls import worker_tls
 
 CONNECT_S = 5.0
-KEEP_ALIVE_S = 3.5  # servers keep idle connections for five seconds; who closes first is in no race
+KEEP_ALIVE_S = 3.5  # servers close idle connections after five seconds; closing first avoids a race
 READ_BYTES = 1 << 18
 WHOLE_BYTES = 1 << 19
 _SKIPPED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -35,11 +35,11 @@ class Outgoing:
     """A request to a worker.
 
     Attributes:
-        method: Of HTTP.
+        method: HTTP method.
         url: Scheme, host and port.
         target: Path and query.
-        headers: End to end.
-        body: As it is sent.
+        headers: End-to-end headers.
+        body: Encoded body.
     """
 
     method: str
@@ -51,7 +51,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class WholeResponse:
-    """A whole answer."""
+    """A complete answer."""
 
     status: int
     headers: Sequence[tuple[str, str]]
@@ -63,7 +63,7 @@ class WholeResponse:
 
 
 class Incoming:
-    """An answer as it comes."""
+    """An answer whose body is still arriving."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
@@ -78,13 +78,13 @@ class Incoming:
         return self._response.headers.get(name, "")
 
     async def chunks(self, stall_s: float | None = None) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives. A reader that waits holds up the worker, not memory.
+        """Yield the body as it arrives. A slow reader slows the worker down instead of using RAM.
 
         Args:
-            stall_s: Longest time without a byte.
+            stall_s: Longest time without a byte, in seconds.
 
         Raises:
-            UpstreamError: The connection broke before the end, or nothing came for too long.
+            UpstreamError: The connection broke before the end, or the worker stalled.
         """
         content = self._response.content
         while True:
@@ -96,7 +96,7 @@ class Incoming:
             yield chunk
 
     async def read(self, max_bytes: int, stall_s: float | None = None) -> bytes:
-        """The whole body.
+        """Read the whole body.
 
         Raises:
             UpstreamError: As `chunks`; or it is larger than `max_bytes`.
@@ -110,12 +110,12 @@ class Incoming:
 
 
 class HttpUpstream:
-    """Keeps connections to workers; belongs to one event loop.
+    """A connection pool to workers; belongs to one event loop.
 
-    Use it as an async context.
+    Use it as an async context manager.
 
     Raises:
-        ConfigError: A certificate cannot be used.
+        ConfigError: A certificate is unusable.
     """
 
     def __init__(self, config: WorkersConfig) -> None:
@@ -152,16 +152,16 @@ class HttpUpstream:
     async def send(
         self, request: Outgoing, first_byte_s: float | None = None
     ) -> AsyncGenerator[Incoming]:
-        """Send a request; the answer's body is read from what comes.
+        """Send a request; the context yields the answer before its body is read.
 
-        Leaving before its end closes the connection, by which the worker knows.
+        Leaving before the end of the body closes the connection, which aborts the request.
 
         Args:
-            request: What to send.
-            first_byte_s: Longest time until the answer begins.
+            request: The request.
+            first_byte_s: Longest time until the answer starts, in seconds.
 
         Raises:
-            UpstreamError: The worker cannot be reached, does not answer in time, or not in HTTP.
+            UpstreamError: The worker is unreachable, too slow, or does not speak HTTP.
         """
         assert self._session is not None, "the upstream was not entered"
         url = URL(request.url + request.target, encoded=True)
@@ -184,7 +184,7 @@ class HttpUpstream:
                 response.close()
 
     def _context(self) -> ssl.SSLContext:
-        """Made when the first worker needs it, which takes a tenth of a second."""
+        """The TLS context, built on first use because that takes 0.1 s."""
         if self._tls is None:
             self._tls = worker_tls(self._config)
         return self._tls
@@ -192,7 +192,7 @@ class HttpUpstream:
     async def call(
         self, request: Outgoing, timeout_s: float, max_bytes: int = 64 << 20
     ) -> WholeResponse:
-        """A short answer as a whole.
+        """Send a request, and read the whole answer.
 
         Raises:
             UpstreamError: As `send`; or it is larger than `max_bytes`.
@@ -203,10 +203,10 @@ class HttpUpstream:
 
 
 def json_of(body: bytes) -> Mapping[str, object]:
-    """A JSON object.
+    """Decode a JSON object.
 
     Raises:
-        UpstreamError: It is something else.
+        UpstreamError: It is not a JSON object.
     """
     try:
         return msgspec.convert(orjson.loads(body), dict[str, object])
@@ -216,30 +216,30 @@ def json_of(body: bytes) -> Mapping[str, object]:
 
 
 def _within(seconds: float | None) -> AbstractAsyncContextManager[object]:
-    """A timeout, or nothing at all: most requests have none here, and it is entered for each."""
+    """Return a timeout, or a null context: most requests have none, and this runs for each read."""
     return nullcontext() if seconds is None else asyncio.timeout(seconds)
 
 
 def _payload(body: bytes) -> bytes | io.BytesIO | None:
-    """Large bodies are written piece by piece, so that they do not hold up everybody else."""
+    """Split large bodies into chunks, so that writing them does not block the event loop."""
     return io.BytesIO(body) if len(body) > WHOLE_BYTES else body or None
 
 
 @contextmanager
 def _explained(seconds: float | None) -> Generator[None]:
-    """Turns errors of the library into ours; `seconds` is how long was waited."""
+    """Map errors of the library to ours; `seconds` is the time waited."""
     try:
         yield
     except aiohttp.ClientConnectorError as error:
         message = f"The worker cannot be reached: {error.os_error.strerror or error.os_error}."
         raise UpstreamError(message, kind="connect") from error
     except aiohttp.ServerTimeoutError as error:
-        raise UpstreamError("The worker accepts no connection.", kind="connect") from error
+        raise UpstreamError("The worker refuses connections.", kind="connect") from error
     except TimeoutError as error:
-        message = f"The worker showed no sign of life for {seconds or 0:g} s."
+        message = f"The worker sent nothing for {seconds or 0:g} s."
         raise UpstreamError(message, kind="stall", status=504) from error
     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
         raise UpstreamError("The worker closed the connection.", kind="closed") from error
     except (aiohttp.ClientError, ValueError) as error:
-        message = f"The worker did not keep to HTTP: {str(error)[:200]}"
+        message = f"The worker sent invalid HTTP: {str(error)[:200]}"
         raise UpstreamError(message, kind="protocol") from error

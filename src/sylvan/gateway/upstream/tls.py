@@ -1,4 +1,4 @@
-"""Certificates towards workers."""
+"""TLS configuration of connections to workers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from sylvan.protocol.errors import ConfigError
 
 
 def worker_tls(config: WorkersConfig) -> ssl.SSLContext:
-    """Whom to trust, and what to show, when a worker speaks TLS.
+    """Load the trusted certificates, and the client certificate.
 
     Raises:
-        ConfigError: A file cannot be used, or one of a pair is missing.
+        ConfigError: A file is unusable, or only one of certificate and key is given.
     """
     certificate, key = config.client_certfile, config.client_keyfile
     if (certificate is None) is not (key is None):
-        raise ConfigError("workers.client_certfile and workers.client_keyfile belong together")
+        raise ConfigError("workers.client_certfile and workers.client_keyfile must be set together")
     context = ssl.create_default_context()
     for path in config.ca_certfiles:
         try:

@@ -1,1 +1,1 @@
-"""The runtimes behind the gateway: which there are, how they fare, and how busy they are."""
+"""The workers behind the gateway: their registry, health and load."""

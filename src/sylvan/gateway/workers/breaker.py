@@ -1,4 +1,4 @@
-"""Circuit breaker: a worker that keeps failing is left alone for a while."""
+"""Circuit breaker: stops sending to a worker that keeps failing, for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Transition = Callable[["BreakerState", "BreakerState"], None]
 
 
 class BreakerState(Enum):
-    """CLOSED lets everything through, OPEN nothing, HALF_OPEN a few requests that decide."""
+    """CLOSED passes all requests, OPEN none, HALF_OPEN a few trial requests."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -20,12 +20,12 @@ class BreakerState(Enum):
 
 
 class CircuitBreaker:
-    """Opens after failures in a row; later lets a few requests try, and closes if they succeed.
+    """Opens after consecutive failures; later passes trial requests, and closes if they succeed.
 
     Attributes:
-        failures: Failures in a row.
-        successes: Successes in a row.
-        on_change: Called with each change of state, with the old and the new one.
+        failures: Consecutive failures.
+        successes: Consecutive successes.
+        on_change: Called with the old and new state on each change.
     """
 
     def __init__(self, config: BreakerConfig, clock: Clock) -> None:
@@ -41,7 +41,7 @@ class CircuitBreaker:
 
     @property
     def state(self) -> BreakerState:
-        """The present state; an open circuit becomes half-open when its time is over."""
+        """The current state; an open circuit becomes half-open after its timeout."""
         if (
             self._state is BreakerState.OPEN
             and self._clock() - self._opened_s >= self._config.open_s
@@ -52,7 +52,7 @@ class CircuitBreaker:
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed, and stays so until a request fails."""
+        """Whether it is closed; it stays closed until a request fails."""
         return self._state is BreakerState.CLOSED
 
     @property
@@ -64,16 +64,16 @@ class CircuitBreaker:
         return state is BreakerState.CLOSED
 
     def sent(self) -> None:
-        """A request is being sent; `succeeded`, `failed` or `abandoned` follows."""
+        """Count a request that is being sent; `succeeded`, `failed` or `abandoned` follows."""
         if self._state is BreakerState.HALF_OPEN:
             self._trials += 1
 
     def abandoned(self) -> None:
-        """A request ended without a verdict on the worker: its client left, or it was refused."""
+        """Count a request without a verdict on the worker: the client left, or it was rejected."""
         self._trials = max(0, self._trials - 1)
 
     def succeeded(self) -> None:
-        """The worker answered."""
+        """Count a success."""
         self._trials = max(0, self._trials - 1)
         self.failures = 0
         self.successes += 1
@@ -81,7 +81,7 @@ class CircuitBreaker:
             self._become(BreakerState.CLOSED)
 
     def failed(self) -> None:
-        """The worker did not answer, or said that it is broken."""
+        """Count a failure: no answer, or a server error."""
         now = self._clock()
         self._trials = max(0, self._trials - 1)
         if now - self._failed_s > self._config.window_s:
@@ -99,7 +99,7 @@ class CircuitBreaker:
             self._become(BreakerState.OPEN)
 
     def reset(self) -> None:
-        """Forget what failed: the worker was lost, and is back."""
+        """Close the circuit: the worker was lost, and is back."""
         self._trials = 0
         self.failures = self.successes = 0
         if self._state is not BreakerState.CLOSED:

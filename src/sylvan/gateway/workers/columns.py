@@ -1,4 +1,4 @@
-"""The load of many workers as columns, so that a policy can look at all of them at once."""
+"""The load of many workers as arrays, for policies that scan all of them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from sylvan.gateway.workers.worker import Worker
 
 
 class LoadColumns:
-    """Follows the counts of some workers, until it is closed.
+    """Tracks the counts of some workers until it is closed.
 
     Args:
-        workers: Never changed while this is open.
+        workers: The workers; must not change while this is open.
 
     Attributes:
-        workers: The same.
-        rows: The place of each worker, by its id.
-        loads: `Worker.load` of each.
-        tokens: `Worker.waiting_tokens` of each.
-        costs: `Worker.cost` of each.
+        workers: The workers.
+        rows: Row of each worker, by its ID.
+        loads: `Worker.load` by row.
+        tokens: `Worker.waiting_tokens` by row.
+        costs: `Worker.cost` by row.
     """
 
     def __init__(self, workers: Sequence[Worker]) -> None:
@@ -34,7 +34,7 @@ class LoadColumns:
             worker.on_counts.append(self._see)
 
     def close(self) -> None:
-        """Follow them no more."""
+        """Stop tracking."""
         for worker in self.workers:
             worker.on_counts.remove(self._see)
 

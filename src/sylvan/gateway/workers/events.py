@@ -1,4 +1,4 @@
-"""Where a worker publishes what its cache holds."""
+"""Finds where a worker publishes its cache events."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 EVENT_SETTINGS = ("kv_events", "kv_events_config")
-"""Where `/server_info` tells of them: Sylvan's, SGLang's."""
+"""Keys in `/server_info`: Sylvan's, SGLang's."""
 _ADDRESS = re.compile(r"tcp://(\[[^\]]+\]|[^:/\[\]]+):(\d{1,5})\Z")
-_ANY = ("*", "0.0.0.0", "[::]")  # what a server that listens everywhere says
+_ANY = ("*", "0.0.0.0", "[::]")  # the wildcard address of a server that listens on all interfaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class EventSource:
 
     Attributes:
         endpoint: Address of its PUB socket.
-        replay_endpoint: Address at which it repeats what was missed.
+        replay_endpoint: Address of its replay socket.
         topic: First frame of its messages.
-        is_plain: Hashes are Sylvan's, so plain prompts can be told from others.
+        is_plain: Hashes are Sylvan's, which identify plain prompts.
     """
 
     endpoint: str
@@ -34,12 +34,12 @@ class EventSource:
 
 
 def event_source(info: Mapping[str, Any], url: str, rank: int | None = None) -> EventSource | None:
-    """The publisher that a server tells of in `/server_info`; None if there is none to reach.
+    """Return the publisher that `/server_info` names; None if there is none, or it is unreachable.
 
     Args:
-        info: What it says: `kv_events` (Sylvan), or `kv_events_config` (SGLang).
+        info: `/server_info`, with `kv_events` (Sylvan) or `kv_events_config` (SGLang).
         url: The server's address.
-        rank: Data-parallel rank; each of them has a port of its own, one after the other.
+        rank: Data-parallel rank; each rank publishes on its own port, numbered consecutively.
     """
     given, is_plain = info.get("kv_events"), True
     if given is None:
@@ -63,12 +63,12 @@ def event_source(info: Mapping[str, Any], url: str, rank: int | None = None) -> 
 
 
 def reachable(address: object, url: str, offset: int = 0) -> str | None:
-    """An address of a server as others reach it; None if they do not.
+    """Return the address of a server's socket as seen from outside; None if it is unreachable.
 
     Args:
-        address: As the server listens.
-        url: Where the server is.
-        offset: To be added to the port.
+        address: Address on which the server listens.
+        url: Address of the server.
+        offset: Added to the port.
     """
     found = _ADDRESS.match(address) if isinstance(address, str) else None
     if found is None:

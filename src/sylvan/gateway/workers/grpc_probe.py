@@ -1,4 +1,4 @@
-"""Asks workers that speak gRPC what they serve and how they are."""
+"""Probes the health and capabilities of gRPC workers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from sylvan.rpc import scheduler_pb2 as pb
 
 
 class GrpcProbe:
-    """As `HttpProbe`, over gRPC."""
+    """Like `HttpProbe`, over gRPC."""
 
     def __init__(
         self, upstream: GrpcUpstream, workers: WorkersConfig, *, settings: bool = False
     ) -> None:
-        """With `settings`, new workers are asked for their settings, too."""
+        """With `settings`, also ask new workers for their settings."""
         self._upstream = upstream
         self._workers = workers
         self._settings = settings
 
     def metadata(self, spec: WorkerSpec) -> Metadata:
-        """By which a worker knows us."""
+        """Return the metadata that authenticates the gateway."""
         key = self._workers.gateway_key
         pairs = [] if key is None else [(KEY_HEADER, key.reveal())]
         if spec.api_key is not None:
@@ -38,7 +38,7 @@ class GrpcProbe:
         return pairs
 
     async def is_healthy(self, worker: Worker, timeout_s: float) -> bool:
-        """Whether a worker says that it is well."""
+        """Whether a worker reports that it is healthy."""
         try:
             reply = await self._upstream.call(
                 worker.spec.url,
@@ -53,10 +53,10 @@ class GrpcProbe:
         return reply.healthy
 
     async def discover(self, spec: WorkerSpec, timeout_s: float) -> Discovered:
-        """What a worker says about itself.
+        """Ask a worker about itself.
 
         Raises:
-            UpstreamError: It does not answer, or not that it is well.
+            UpstreamError: It does not answer, or reports that it is unhealthy.
         """
         metadata, upstream = self.metadata(spec), self._upstream
         try:
@@ -69,7 +69,9 @@ class GrpcProbe:
                 timeout_s,
             )
             if not health.healthy:
-                raise UpstreamError(f"It is not well: {health.message[:200]}", kind="status")
+                raise UpstreamError(
+                    f"The worker is unhealthy: {health.message[:200]}", kind="status"
+                )
             model = await upstream.call(
                 spec.url,
                 "GetModelInfo",
@@ -98,7 +100,7 @@ class GrpcProbe:
         )
 
     async def load(self, worker: Worker, timeout_s: float) -> Reported | None:
-        """How busy a worker is; None if it does not tell."""
+        """Return a worker's load; None if it does not report one."""
         try:
             loads = await self._loads(worker.spec, timeout_s)
         except (UpstreamError, RequestError):
@@ -111,7 +113,7 @@ class GrpcProbe:
         )
 
     async def tokenizer(self, worker: Worker, timeout_s: float = 60.0) -> tuple[bytes, str]:
-        """The worker's tokenizer; see `GrpcUpstream.tokenizer`."""
+        """Download the worker's tokenizer; see `GrpcUpstream.tokenizer`."""
         metadata = self.metadata(worker.spec)
         return await self._upstream.tokenizer(worker.spec.url, metadata, timeout_s)
 
@@ -125,7 +127,7 @@ class GrpcProbe:
                 self.metadata(spec),
                 timeout_s,
             )
-        except (UpstreamError, RequestError):  # it is for operators
+        except (UpstreamError, RequestError):  # for operators only
             return {}
         told: dict[str, Any] = MessageToDict(reply.server_args)
         return {name: told[name] for name in EVENT_SETTINGS if told.get(name)}

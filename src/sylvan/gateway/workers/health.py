@@ -1,4 +1,4 @@
-"""Asks workers how they are, at intervals and when one looks lost."""
+"""Checks the health of workers, at intervals and when one looks lost."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from sylvan.gateway.workers.worker import Worker
 logger = logging.getLogger(__name__)
 
 Probe = Callable[[Worker, float], Awaitable[bool]]
-"""Asks a worker, within so many seconds."""
+"""Probes a worker with a timeout in seconds."""
 Counter = Callable[[Worker, bool], None]
 
 SUSPECT_S = 1.0
-"""A worker that looks lost must answer within so many seconds."""
+"""Seconds within which a worker that looks lost must answer."""
 
 
 class HealthChecks:
     """Checks every worker in a task of its own; belongs to one event loop.
 
     Args:
-        registry: Whom to check.
-        config: How often.
-        probe: How.
-        count: Called with each outcome.
+        registry: The workers.
+        config: Intervals and thresholds.
+        probe: Probes one worker.
+        count: Called with each result.
         on_lost: Called with each worker that became unhealthy.
     """
 
@@ -49,7 +49,7 @@ class HealthChecks:
         registry.on_remove.append(self._end)
 
     def suspect(self, worker: Worker) -> None:
-        """A worker looks lost: ask it now; if it does not answer it is unhealthy at once."""
+        """Check a worker that looks lost now; one failure makes it unhealthy."""
         if not self._checks(worker) or worker.id in self._suspects:
             return
         task = asyncio.get_running_loop().create_task(self._look(worker))
@@ -57,7 +57,7 @@ class HealthChecks:
         task.add_done_callback(lambda _: self._suspects.pop(worker.id, None))
 
     async def close(self) -> None:
-        """Check nobody any more."""
+        """Stop all checks."""
         tasks = [*self._tasks.values(), *self._suspects.values()]
         for task in tasks:
             task.cancel()

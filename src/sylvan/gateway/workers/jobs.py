@@ -1,4 +1,4 @@
-"""Adding, changing and removing workers takes time: each is a job that can be looked at."""
+"""Background jobs that add, change and remove workers, with a state that operators can query."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class WorkerJob:
     """One job.
 
     Attributes:
-        kind: What is done.
-        worker_id: To whom.
-        url: Its address.
-        state: How far it is.
-        message: What is being waited for, or what went wrong.
-        created_s: Seconds since 1970.
-        updated_s: Likewise.
+        kind: What the job does.
+        worker_id: ID of the worker.
+        url: Address of the worker.
+        state: Progress.
+        message: What it waits for, or what went wrong.
+        created_s: Seconds since the Unix epoch.
+        updated_s: Seconds since the Unix epoch.
     """
 
     kind: JobKind
@@ -56,7 +56,7 @@ class WorkerJob:
     updated_s: float
 
     def view(self) -> dict[str, Any]:
-        """As `/workers` shows it."""
+        """Return the view in `/workers`."""
         return {
             "job_type": self.kind,
             "worker_url": self.url,
@@ -69,16 +69,16 @@ class WorkerJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobParts:
-    """What jobs work with.
+    """Dependencies of jobs.
 
     Attributes:
         registry: All workers.
         discover: Asks a new worker about itself.
-        config: How long it may take to answer.
-        breaker: For new workers.
-        drain_s: How long a worker that is removed may finish what it has.
-        clock: For durations.
-        wall: Seconds since 1970.
+        config: Timeouts of new workers.
+        breaker: Circuit breaker settings of new workers.
+        drain_s: Seconds for which a removed worker may finish its requests.
+        clock: Monotonic clock, for durations.
+        wall: Wall clock, in seconds since the Unix epoch.
     """
 
     registry: Registry
@@ -91,7 +91,7 @@ class JobParts:
 
 
 class Jobs:
-    """Runs jobs, a bounded number at a time; belongs to one event loop."""
+    """Runs a bounded number of jobs at a time; belongs to one event loop."""
 
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts
@@ -100,23 +100,23 @@ class Jobs:
         self._slots = asyncio.Semaphore(PARALLEL)
 
     def get(self, worker_id: str) -> WorkerJob | None:
-        """The last job of a worker."""
+        """Return the last job of a worker."""
         return self._jobs.get(worker_id)
 
     @property
     def open(self) -> list[WorkerJob]:
-        """Jobs that are not done."""
+        """Number of unfinished jobs."""
         return [job for job in self._jobs.values() if job.state in ("pending", "processing")]
 
     def add(self, spec: WorkerSpec) -> str:
-        """Have a worker added once it answers; returns its id.
+        """Add a worker once it answers; return its ID.
 
         Raises:
-            RequestError: There is such a worker, or it is being added (409).
-            QueueFullError: There are too many.
+            RequestError: The worker exists, or is being added (409).
+            QueueFullError: There are too many jobs.
         """
         if self._parts.registry.by_url(spec.url) or self._parts.registry.by_url(f"{spec.url}@0"):
-            raise RequestError(f"There is a worker at {spec.url}.", param="url", status=409)
+            raise RequestError(f"A worker at {spec.url} already exists.", param="url", status=409)
         if any(job.url == spec.url for job in self.open):
             raise RequestError(f"{spec.url} is being added.", param="url", status=409)
         if len(self._parts.registry) + len(self.open) >= MAX_WORKERS:
@@ -126,16 +126,16 @@ class Jobs:
         return worker.id
 
     def update(self, worker: Worker, spec: WorkerSpec) -> None:
-        """Have what is said about a worker changed."""
+        """Change the settings of a worker."""
         self._start("update", worker, self._update(worker, spec))
 
     def remove(self, worker: Worker) -> None:
-        """Have a worker removed once it has finished what it has."""
+        """Remove a worker once it has finished its requests."""
         worker.drain()
         self._start("remove", worker, self._remove(worker))
 
     def cancel(self, worker_id: str) -> bool:
-        """Give up adding a worker; returns whether that was being done."""
+        """Cancel adding a worker; return whether it was being added."""
         task, job = self._tasks.get(worker_id), self._jobs.get(worker_id)
         if task is None or job is None or job.kind != "add":
             return False
@@ -144,7 +144,7 @@ class Jobs:
         return True
 
     def cancel_url(self, url: str) -> None:
-        """Give up adding the worker at an address."""
+        """Cancel adding the worker at an address."""
         for job in self.open:
             if job.url == url:
                 self.cancel(job.worker_id)
@@ -155,7 +155,7 @@ class Jobs:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def close(self) -> None:
-        """Give up all jobs."""
+        """Cancel all jobs."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -207,10 +207,10 @@ class Jobs:
             logger.info("worker added url=%s models=%s", member.url, ",".join(member.models))
 
     async def _reached(self, worker: Worker) -> Discovered:
-        """What a worker says, as soon as it answers.
+        """Wait until the worker answers; return its description.
 
         Raises:
-            UpstreamError: It did not, in time or in so many attempts.
+            UpstreamError: It did not answer in time, or within its number of attempts.
         """
         config, spec = self._parts.config, worker.spec
         deadline = self._parts.clock() + config.startup_timeout_s
@@ -244,7 +244,7 @@ class Jobs:
 
 
 class WorkerPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `PUT /workers/{id}` may change; what is left out stays."""
+    """The changes that `PUT /workers/{id}` accepts; fields left out stay."""
 
     api_key: str | msgspec.UnsetType = msgspec.UNSET
     priority: int | msgspec.UnsetType = msgspec.UNSET
@@ -257,10 +257,10 @@ class WorkerPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     disable_health_check: bool | msgspec.UnsetType = msgspec.UNSET
 
     def applied(self, spec: WorkerSpec) -> WorkerSpec:
-        """The spec with these changes.
+        """Return the spec with these changes.
 
         Raises:
-            msgspec.ValidationError: A value is out of bounds.
+            msgspec.ValidationError: A value is out of range.
         """
         given = {
             name: value

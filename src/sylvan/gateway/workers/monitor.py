@@ -1,4 +1,4 @@
-"""How busy workers are with requests of others: asked at intervals."""
+"""Polls workers for load that other clients cause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Ask = Callable[[Worker, float], Awaitable[Reported | None]]
 
 
 class LoadMonitor:
-    """Keeps `Worker.foreign_load`: what a worker reports beyond what this gateway gave it."""
+    """Updates `Worker.foreign_load`: the reported load minus this gateway's own."""
 
     def __init__(self, registry: Registry, ask: Ask, interval_s: float) -> None:
         self._registry = registry
@@ -21,7 +21,7 @@ class LoadMonitor:
         self._interval_s = interval_s
 
     async def run(self) -> None:
-        """Ask all workers again and again."""
+        """Poll all workers until cancelled."""
         while True:
             await asyncio.sleep(self._interval_s)
             await asyncio.gather(*(self._look(worker) for worker in self._registry.workers))
@@ -36,6 +36,6 @@ class LoadMonitor:
             return
         ours = max(
             before, worker.num_running + worker.peer_running
-        )  # while it was asked some came and some went
+        )  # requests started and ended meanwhile
         worker.see_foreign(max(0, reported.num_reqs - ours))
         worker.found.capacity_tokens = reported.capacity_tokens or worker.found.capacity_tokens

@@ -1,4 +1,4 @@
-"""Finds out what a worker serves and can do, by asking it."""
+"""Asks HTTP workers what they serve and support."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Load(msgspec.Struct):
 
     @property
     def num_reqs(self) -> int:
-        """Requests at the worker."""
+        """Number of requests at the worker."""
         given = self.num_total_reqs
         return self.num_running_reqs + self.num_waiting_reqs if given is None else given
 
@@ -50,11 +50,11 @@ class _Loads(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """How busy a worker says it is.
+    """The load that a worker reports.
 
     Attributes:
-        num_reqs: Requests that it has.
-        capacity_tokens: Tokens that its cache holds.
+        num_reqs: Number of its requests.
+        capacity_tokens: Capacity of its KV cache, in tokens.
     """
 
     num_reqs: int
@@ -62,13 +62,13 @@ class Reported:
 
 
 class HttpProbe:
-    """Asks workers over HTTP.
+    """Probes workers over HTTP.
 
     Args:
-        upstream: Speaks HTTP.
-        workers: How workers know us.
-        health: What they are asked.
-        settings: New workers are asked for their settings, too.
+        upstream: HTTP client.
+        workers: Credentials for workers.
+        health: Health check settings.
+        settings: Also ask new workers for their settings.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class HttpProbe:
         self._settings = settings
 
     async def is_healthy(self, worker: Worker, timeout_s: float) -> bool:
-        """Whether a worker says that it is well; learns whether it takes tickets."""
+        """Whether a worker reports that it is healthy; also learns whether it accepts tickets."""
         request = self._request(worker.spec, self._health.path, self._ticket())
         try:
             answer = await self._upstream.call(request, timeout_s, MAX_BYTES)
@@ -95,10 +95,10 @@ class HttpProbe:
         return 200 <= answer.status < 300
 
     async def discover(self, spec: WorkerSpec, timeout_s: float) -> Discovered:
-        """What a worker says about itself.
+        """Ask a worker about itself.
 
         Raises:
-            UpstreamError: It does not answer, or not that it is well.
+            UpstreamError: It does not answer, or reports that it is unhealthy.
         """
         request = self._request(spec, self._health.path, self._ticket())
         answer = await self._upstream.call(request, timeout_s, MAX_BYTES)
@@ -127,7 +127,7 @@ class HttpProbe:
         )
 
     async def load(self, worker: Worker, timeout_s: float) -> Reported | None:
-        """How busy a worker is; None if it does not tell."""
+        """Return a worker's load; None if it does not report one."""
         loads = await self._ask(worker.spec, "/v1/loads", _Loads, timeout_s)
         if loads is None or not loads.loads:
             return None
@@ -139,11 +139,11 @@ class HttpProbe:
         )
 
     async def document(self, worker: Worker, path: str, timeout_s: float) -> dict[str, Any] | None:
-        """A JSON object that a worker serves; None if it does not."""
+        """Fetch a JSON object from a worker; None if it fails."""
         return await self._ask(worker.spec, path, dict[str, Any], timeout_s)
 
     async def text(self, worker: Worker, path: str, timeout_s: float) -> str | None:
-        """A text that a worker serves; None if it does not."""
+        """Fetch a text from a worker; None if it fails."""
         request = self._request(worker.spec, path)
         try:
             answer = await self._upstream.call(request, timeout_s, MAX_BYTES)
@@ -166,7 +166,7 @@ class HttpProbe:
         return {}
 
     async def _ask(self, spec: WorkerSpec, path: str, kind: type[T], timeout_s: float) -> T | None:
-        """What a worker answers, if it is of that kind."""
+        """Return a worker's answer, if it has that type."""
         try:
             request = self._request(spec, path)
             answer = await self._upstream.call(request, timeout_s, MAX_BYTES)

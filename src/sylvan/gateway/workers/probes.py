@@ -1,4 +1,4 @@
-"""Asks each worker in the way that it speaks."""
+"""Probes each worker over its own protocol."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from sylvan.gateway.workers.spec import WorkerSpec
 from sylvan.gateway.workers.worker import Discovered, Worker
 
 
-class GrpcAsking(Protocol):
-    """Asks workers over gRPC; see `GrpcProbe`."""
+class GrpcProbing(Protocol):
+    """Probes workers over gRPC; see `GrpcProbe`."""
 
     async def is_healthy(self, worker: Worker, timeout_s: float) -> bool:
-        """Whether a worker says that it is well."""
+        """Whether a worker reports that it is healthy."""
         ...
 
     async def discover(self, spec: WorkerSpec, timeout_s: float) -> Discovered:
-        """What a worker says about itself."""
+        """Ask a worker about itself."""
         ...
 
     async def load(self, worker: Worker, timeout_s: float) -> Reported | None:
-        """How busy a worker is; None if it does not tell."""
+        """Return a worker's load; None if it does not report one."""
         ...
 
 
 class Probes:
-    """Chooses between HTTP and gRPC; `grpc` is None where that is not installed."""
+    """Dispatches to HTTP or gRPC; `grpc` is None if gRPC is not installed."""
 
-    def __init__(self, http: HttpProbe, grpc: GrpcAsking | None) -> None:
+    def __init__(self, http: HttpProbe, grpc: GrpcProbing | None) -> None:
         self._http = http
         self._grpc = grpc
 
     async def is_healthy(self, worker: Worker, timeout_s: float) -> bool:
-        """Whether a worker says that it is well."""
+        """Whether a worker reports that it is healthy."""
         if worker.connection == "http":
             return await self._http.is_healthy(worker, timeout_s)
         return self._grpc is not None and await self._grpc.is_healthy(worker, timeout_s)
 
     async def discover(self, spec: WorkerSpec, timeout_s: float) -> Discovered:
-        """What a worker says about itself.
+        """Ask a worker about itself.
 
         Raises:
-            UpstreamError: It does not answer, or not that it is well.
+            UpstreamError: It does not answer, or reports that it is unhealthy.
         """
         if spec.connection == "http":
             return await self._http.discover(spec, timeout_s)
@@ -53,7 +53,7 @@ class Probes:
         return await self._grpc.discover(spec, timeout_s)
 
     async def load(self, worker: Worker, timeout_s: float) -> Reported | None:
-        """How busy a worker is; None if it does not tell."""
+        """Return a worker's load; None if it does not report one."""
         if worker.connection == "http":
             return await self._http.load(worker, timeout_s)
         return None if self._grpc is None else await self._grpc.load(worker, timeout_s)

@@ -1,4 +1,4 @@
-"""All workers, by id, address, model and part in serving."""
+"""All workers, by ID, address, model and kind."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Listener = Callable[[Worker], None]
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Workers that can serve the same requests; made anew whenever one of them changes.
+    """Workers that can serve the same requests; rebuilt whenever one of them changes.
 
     Attributes:
         workers: All of them.
-        steady: Those that are available until they change.
-        shaky: Those of which the circuit breaker decides, by the time and by its trials.
-        best: Those of `steady` that are of the highest priority.
+        steady: Those whose availability changes with events only.
+        shaky: Those whose circuit breaker decides, depending on time and trial requests.
+        best: Those of `steady` with the highest priority.
     """
 
     workers: Sequence[Worker]
@@ -34,7 +34,7 @@ class _Group:
 
     @classmethod
     def of(cls, workers: Sequence[Worker]) -> _Group:
-        """Sort workers."""
+        """Group workers."""
         able = [w for w in workers if w.is_healthy and not w.draining]
         steady = [w for w in able if w.breaker.closed]
         return cls(workers, steady, [w for w in able if not w.breaker.closed], _best(steady))
@@ -46,13 +46,13 @@ def _best(workers: Sequence[Worker]) -> Sequence[Worker]:
 
 
 class Registry:
-    """`add` and `remove` workers; subscribers that keep state per worker are notified.
+    """The workers; subscribers that keep state per worker are notified of changes.
 
     Attributes:
-        ring: All workers by id.
-        on_add: Called with each worker that was added.
-        on_remove: Called with each worker that was removed.
-        on_load: Called with each worker whose load has changed.
+        ring: Hash ring of all workers by ID.
+        on_add: Called with each added worker.
+        on_remove: Called with each removed worker.
+        on_load: Called with each worker whose load changed.
     """
 
     def __init__(self) -> None:
@@ -73,24 +73,24 @@ class Registry:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """All of them, in the order in which they came."""
+        """All workers, in order of addition."""
         return tuple(self._workers.values())
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names of all models that are served, each once."""
+        """Names of all served models, without duplicates."""
         return tuple(dict.fromkeys(m for w in self._workers.values() for m in w.models))
 
     def get(self, worker_id: str) -> Worker | None:
-        """The worker of that id."""
+        """Return the worker with that ID."""
         return self._workers.get(worker_id)
 
     def by_url(self, url: str) -> Worker | None:
-        """The worker at that address."""
+        """Return the worker at that address."""
         return self._by_url.get(url)
 
     def add(self, worker: Worker) -> None:
-        """Route to a worker from now on, as soon as it is healthy."""
+        """Route to a worker as soon as it is healthy."""
         self._workers[worker.id] = worker
         self._by_url[worker.url] = worker
         self.ring.add(worker.id)
@@ -101,7 +101,7 @@ class Registry:
             listener(worker)
 
     def remove(self, worker: Worker) -> None:
-        """Forget a worker; what it still does is not interrupted."""
+        """Forget a worker; its running requests are not interrupted."""
         if self._workers.pop(worker.id, None) is None:
             return
         if self._by_url.get(worker.url) is worker:
@@ -114,7 +114,7 @@ class Registry:
             listener(worker)
 
     def changed(self, worker: Worker) -> None:
-        """A worker serves something else, or has become available or ceased to be."""
+        """Regroup a worker whose models or availability changed."""
         self._groups.clear()
         self._sets = None
 
@@ -135,18 +135,18 @@ class Registry:
         avoid: AbstractSet[str] = frozenset(),
         continuing: bool = False,
     ) -> Sequence[Worker]:
-        """Workers that may be given a request now: those of the highest priority that are free.
+        """Return the available workers of the highest priority.
 
         Args:
-            model: Name of the model; None: any.
-            kind: Part in serving.
-            connection: How they are spoken to; None: either way.
-            avoid: Ids of workers that are taken only if there are no others.
-            continuing: Only those that can go on with a stream of another.
+            model: Model name; None: any.
+            kind: Worker kind.
+            connection: Protocol; None: either.
+            avoid: IDs of workers that are used only if there are no others.
+            continuing: Only workers that can continue another worker's stream.
 
         Raises:
             UnknownModelError: No worker serves the model, while several models are served.
-            NoWorkerError: None of those that serve it is available.
+            NoWorkerError: No worker that serves it is available.
         """
         group = self._group(self.known_model(model), kind, connection)
         if not avoid and not continuing and not group.shaky and group.best:
@@ -160,7 +160,7 @@ class Registry:
         return _best(able)
 
     def speaks(self, model: str | None, connection: Connection) -> bool:
-        """Whether a worker of the model is spoken to in that way, available or not.
+        """Whether some worker of the model uses that protocol, available or not.
 
         Raises:
             UnknownModelError: No worker serves the model, while several models are served.
@@ -171,7 +171,7 @@ class Registry:
     def paired(self, model: str | None, connection: Connection) -> bool:
         """Whether prefill and decode workers serve a model together, available or not.
 
-        Where it has regular workers, these do.
+        Regular workers of the model take precedence.
 
         Raises:
             UnknownModelError: No worker serves the model, while several models are served.
@@ -179,7 +179,7 @@ class Registry:
         return self.single_kind(model, connection) == "prefill"
 
     def single_kind(self, model: str | None, connection: Connection) -> Kind:
-        """Of the workers that serve what takes one worker; prefill ones compute prompts.
+        """Return the kind of worker for requests served by one worker; prefill workers run prompts.
 
         Raises:
             UnknownModelError: No worker serves the model, while several models are served.
@@ -192,10 +192,10 @@ class Registry:
         return "prefill" if apart else "regular"
 
     def known_model(self, model: str | None) -> str | None:
-        """The name under which a model is served; None if any worker will do.
+        """Return the name under which a model is served; None if any worker will do.
 
         Raises:
-            UnknownModelError: Several models are served and this is none of them.
+            UnknownModelError: Several models are served, and not this one.
         """
         if self._sets is None:
             self._sets = {w.models for w in self._workers.values() if w.models}

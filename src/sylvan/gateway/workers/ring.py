@@ -1,4 +1,4 @@
-"""A hash ring: keys keep their worker while others come and go."""
+"""A consistent hash ring: keys keep their worker while others come and go."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 POINTS = 128
-"""Points of one worker on the ring; the shares of workers differ by about 1 / sqrt(POINTS)."""
+"""Points per worker; the shares of workers differ by about 1 / sqrt(POINTS)."""
 
 
 class HashRing:
@@ -22,21 +22,21 @@ class HashRing:
         return len(self._members)
 
     def add(self, member: str) -> None:
-        """Put a member on the ring."""
+        """Add a member."""
         if member in self._members:
             return
         self._members.add(member)
         self._points += [(point, member) for point in _points(member)]
-        self._in_order = False  # many members come one after the other
+        self._in_order = False  # many members are often added in a row
 
     def remove(self, member: str) -> None:
-        """Take a member off the ring."""
+        """Remove a member."""
         if member in self._members:
             self._members.discard(member)
             self._points = [item for item in self._points if item[1] != member]
 
     def walk(self, key: bytes) -> Iterator[str]:
-        """Members in the order in which they take over the key; each comes once."""
+        """Yield the members in the order in which they take over the key, each once."""
         if not self._in_order:
             self._points.sort()
             self._in_order = True
@@ -53,7 +53,7 @@ class HashRing:
 
 
 def hash64(data: bytes) -> int:
-    """The same number in every process."""
+    """Hash bytes to the same number in every process."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest())
 
 

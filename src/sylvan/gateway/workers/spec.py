@@ -1,4 +1,4 @@
-"""What is said about a worker when it is added."""
+"""The specification of a worker."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         url: `http://`, `https://` or `grpc://`, with host and port.
-        api_key: Key that it wants.
-        model_id: Model that it serves; it is asked if this is not given.
-        priority: Workers of a higher priority are used as long as one of them is available.
-        cost: How much its load weighs; a worker of half the speed has 2.
-        worker_type: Its part in serving.
-        bootstrap_port: Where a prefill worker meets decode workers; None: on the usual port, 8998.
-        runtime: Name of the software.
-        tokenizer_path: Directory of its tokenizer, for workers that speak gRPC.
-        reasoning_parser: Format of its reasoning, likewise.
-        tool_parser: Format of its tool calls, likewise.
-        chat_template: File with its chat template, likewise.
-        labels: Names of the operator's own; `policy` names the routing policy of its model.
-        health_check_timeout_secs: Instead of `health.timeout_s`.
-        health_check_interval_secs: Instead of `health.interval_s`.
-        health_success_threshold: Instead of `health.successes`.
-        health_failure_threshold: Instead of `health.failures`.
-        disable_health_check: It is not asked how it is.
-        max_connection_attempts: Attempts to reach it before adding it fails.
-        dp_aware: Each of its data-parallel ranks is a worker of its own.
+        api_key: Key for the worker.
+        model_id: Model that it serves; by default, the worker is asked.
+        priority: Workers of a higher priority are used while one of them is available.
+        cost: Weight of its load; a worker of half the speed has 2.
+        worker_type: Its kind: regular, prefill or decode.
+        bootstrap_port: Port on which a prefill worker meets decode workers; default: 8998.
+        runtime: Name of its software.
+        tokenizer_path: Directory of its tokenizer, for gRPC workers.
+        reasoning_parser: Format of its reasoning, for gRPC workers.
+        tool_parser: Format of its tool calls, for gRPC workers.
+        chat_template: File with its chat template, for gRPC workers.
+        labels: Free labels of the operator; `policy` sets the routing policy of its model.
+        health_check_timeout_secs: Overrides `health.timeout_s`.
+        health_check_interval_secs: Overrides `health.interval_s`.
+        health_success_threshold: Overrides `health.successes`.
+        health_failure_threshold: Overrides `health.failures`.
+        disable_health_check: Never check its health.
+        max_connection_attempts: Connection attempts before adding it fails.
+        dp_aware: Treat each data-parallel rank as a worker of its own.
     """
 
     url: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_URL_CHARS)]
@@ -70,35 +70,35 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def connection(self) -> Connection:
-        """How it is spoken to."""
+        """Its protocol."""
         return "grpc" if self.url.startswith("grpc") else "http"
 
     @property
     def host(self) -> str:
-        """Its host, without brackets."""
+        """The host, without brackets."""
         return urlsplit(self.url).hostname or ""
 
 
 def checked(spec: WorkerSpec) -> WorkerSpec:
-    """The same with its address in one spelling.
+    """Return the spec with a normalised address.
 
     Raises:
-        RequestError: The address is none.
+        RequestError: The address is invalid.
     """
     return msgspec.structs.replace(spec, url=normal_url(spec.url))
 
 
 def normal_url(url: str) -> str:
-    """An address in one spelling: no path, no trailing slash, small letters.
+    """Normalise an address: no path, no trailing slash, lower case.
 
     Raises:
-        RequestError: It is no address of a worker.
+        RequestError: It is not an address of a worker.
     """
     try:
         parts = urlsplit(url.strip())
         port, host = parts.port, parts.hostname
     except ValueError as error:
-        raise RequestError(f"url: {url[:200]!r} is no address: {error}", param="url") from error
+        raise RequestError(f"url: {url[:200]!r} is not an address: {error}", param="url") from error
     if parts.scheme not in ("http", "https", "grpc", "grpcs") or not host:
         message = f"url: expected http://, https:// or grpc:// and a host, not {url[:200]!r}"
         raise RequestError(message, param="url")

@@ -1,4 +1,4 @@
-"""One worker: what it serves, how it fares, and how busy it is."""
+"""One worker: what it serves, its health, and its load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sylvan.utils.clock import Clock
 
 @dataclass(slots=True)
 class Health:
-    """Outcomes of health checks in a row."""
+    """Counts consecutive results of health checks."""
 
     healthy: bool = False
     good: int = 0
@@ -23,12 +23,12 @@ class Health:
     checked_s: float | None = None
 
     def see(self, ok: bool, now_s: float, thresholds: tuple[int, int]) -> bool:
-        """Take in a check; returns whether the worker's health changed.
+        """Apply a check; return whether the worker's health changed.
 
         Args:
-            ok: Whether the check was good.
-            now_s: When it was made.
-            thresholds: Good checks in a row that make it healthy, bad ones that make it unhealthy.
+            ok: Whether the check succeeded.
+            now_s: Time of the check.
+            thresholds: Consecutive successes that make it healthy, failures that make it unhealthy.
         """
         first = self.checked_s is None
         self.checked_s = now_s
@@ -44,16 +44,16 @@ class Health:
 
 @dataclass(slots=True)
 class Discovered:
-    """What a worker said about itself.
+    """What a worker reported about itself.
 
     Attributes:
-        models: Names of the models that it serves.
-        journals: It understands tickets, so its streams can be continued elsewhere.
-        capacity_tokens: Tokens that its cache holds; 0: unknown.
-        dp_size: Its data-parallel ranks.
-        version: Of its software.
-        details: `/model_info` as it answered.
-        settings: What of `/server_info` says where it publishes cache events.
+        models: Names of its models.
+        journals: It accepts tickets, so other workers can continue its streams.
+        capacity_tokens: Capacity of its KV cache in tokens; 0: unknown.
+        dp_size: Number of its data-parallel ranks.
+        version: Version of its software.
+        details: Its `/model_info`.
+        settings: The part of `/server_info` that says where it publishes cache events.
     """
 
     models: tuple[str, ...] = ()
@@ -66,28 +66,28 @@ class Discovered:
 
 
 class Worker:
-    """A place that requests can go to. A data-parallel rank of a server is one, too.
+    """A destination of requests: a server, or one data-parallel rank of a server.
 
     Its load is counted by `Dispatch`, which `begin` returns.
 
     Attributes:
-        id: Its name towards operators; the same in all gateways, and each time it is added.
-        spec: As it was added.
-        dp_rank: Which rank of the server it stands for; None: the whole server.
-        found: What it said about itself.
-        breaker: Whether it keeps failing.
-        health: How its checks went.
-        draining: It finishes what it has and is given nothing more; see `drain`.
-        cost: How much its load weighs.
-        on_change: Told when it may have become available, or ceased to be.
-        num_running: Requests that it was given and has not finished.
-        queued_tokens: Tokens of prompts that it was given, does not hold in its cache, and has not
-            begun to answer.
-        foreign_load: Requests that it has from others than this gateway, as far as it told.
-        peer_running: Requests that other processes of this gateway gave it.
-        peer_tokens: As `queued_tokens`, of those.
-        on_load: Told when `num_running` or `queued_tokens` changed.
-        on_counts: Told when any count of its load changed, those of others included.
+        id: ID for operators; the same in all gateways, and each time the worker is added.
+        spec: Its specification.
+        dp_rank: Rank of the server; None: the whole server.
+        found: What it reported about itself.
+        breaker: Its circuit breaker.
+        health: Results of its health checks.
+        draining: It finishes its requests and gets no new ones; see `drain`.
+        cost: Weight of its load.
+        on_change: Called when its availability may have changed.
+        num_running: Unfinished requests from this process.
+        queued_tokens: Uncached prompt tokens of requests from this process that it has not started
+            to answer.
+        foreign_load: Requests from clients other than this gateway, as it reported.
+        peer_running: Requests from other processes of this gateway.
+        peer_tokens: Like `queued_tokens`, of those processes.
+        on_load: Called when `num_running` or `queued_tokens` changed.
+        on_counts: Called when any count of its load changed, including those of others.
     """
 
     def __init__(
@@ -120,54 +120,54 @@ class Worker:
 
     @property
     def url(self) -> str:
-        """Its name among workers: the address, with the rank if it stands for one."""
+        """Its unique name: the address, with the rank if it is one."""
         return self.spec.url if self.dp_rank is None else f"{self.spec.url}@{self.dp_rank}"
 
     @property
     def kind(self) -> Kind:
-        """Its part in serving."""
+        """Its kind."""
         return self.spec.worker_type
 
     @property
     def connection(self) -> Connection:
-        """How it is spoken to."""
+        """Its protocol."""
         return self.spec.connection
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names of the models that it serves."""
+        """Names of its models."""
         return (self.spec.model_id,) if self.spec.model_id else self.found.models
 
     @property
     def load(self) -> int:
-        """Requests that it is busy with, this gateway's and others'."""
+        """Number of its requests, from this gateway and others."""
         return self.num_running + self.peer_running + self.foreign_load
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens of prompts that it has yet to compute for this gateway, all its processes."""
+        """Prompt tokens that it still has to compute for all processes of this gateway."""
         return self.queued_tokens + self.peer_tokens
 
     @property
     def weighted_load(self) -> float:
-        """The load of a worker of cost 1 that is as busy."""
+        """The load, weighted by its cost."""
         return self.load * self.cost
 
     @property
     def is_healthy(self) -> bool:
-        """Whether its checks say so; without checks it always is."""
+        """Whether it is healthy according to its checks; always, if they are disabled."""
         return self.health.healthy or self.spec.disable_health_check
 
     @property
     def available(self) -> bool:
-        """Whether it may be given a request now."""
+        """Whether it may get a request now."""
         return self.is_healthy and not self.draining and self.breaker.allows
 
     def see_health(self, ok: bool, config: HealthConfig) -> bool:
-        """Take in a check; returns whether the worker's health changed.
+        """Apply a check; return whether the worker's health changed.
 
-        A worker that was unhealthy and is healthy again begins with a closed circuit: requests
-        failed while its checks failed, too, and often another process answers at its address.
+        A worker that becomes healthy again starts with a closed circuit: its requests failed for
+        the same reason as its checks, and often a new process answers at its address.
         """
         thresholds = (
             self.spec.health_success_threshold or config.successes,
@@ -181,7 +181,7 @@ class Worker:
         return changed
 
     def see_peer(self, process: int, running: int, tokens: int) -> None:
-        """Take in how busy it is with requests of another process of this gateway."""
+        """Apply the load that another process of this gateway caused."""
         old_running, old_tokens = self._peers.pop(process, (0, 0))
         if running or tokens:
             self._peers[process] = (running, tokens)
@@ -190,12 +190,12 @@ class Worker:
         _counted(self)
 
     def see_foreign(self, requests: int) -> None:
-        """Take in how many requests it has from others than this gateway."""
+        """Apply the number of requests from clients other than this gateway."""
         self.foreign_load = requests
         _counted(self)
 
     def drain(self) -> None:
-        """Give it nothing more."""
+        """Send it nothing more."""
         self.draining = True
         self.changed()
 
@@ -205,10 +205,10 @@ class Worker:
             listener(self)
 
     def begin(self, new_tokens: int = 0) -> Dispatch:
-        """Count one request from now on until the dispatch is closed.
+        """Count one request until the dispatch is closed.
 
         Args:
-            new_tokens: Tokens of its prompt that the worker does not hold.
+            new_tokens: Prompt tokens that are not cached there.
         """
         return Dispatch(self, new_tokens)
 
@@ -217,7 +217,7 @@ class Worker:
 
 
 class Dispatch:
-    """One running request of a worker. Its holder closes it in a `finally`."""
+    """One running request at a worker. Its owner closes it in a `finally`."""
 
     __slots__ = ("_open", "_tokens", "_verdict", "worker")
 
@@ -232,26 +232,26 @@ class Dispatch:
         _loaded(worker)
 
     def answered(self) -> None:
-        """The worker has begun to answer: the prompt is computed."""
+        """The worker started to answer, so the prompt is computed."""
         if self._tokens:
             self.worker.queued_tokens -= self._tokens
             self._tokens = 0
             _loaded(self.worker)
 
     def succeeded(self) -> None:
-        """The worker did what a working one does, which may be to refuse a bad request."""
+        """The worker behaved correctly; rejecting a bad request counts as correct."""
         if not self._verdict:
             self._verdict = True
             self.worker.breaker.succeeded()
 
     def failed(self) -> None:
-        """The worker is to blame."""
+        """Count a failure of the worker."""
         if not self._verdict:
             self._verdict = True
             self.worker.breaker.failed()
 
     def close(self) -> None:
-        """The request is over; closing it again changes nothing."""
+        """Mark the request as finished; closing again has no effect."""
         if not self._open:
             return
         self._open = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -56,9 +57,14 @@ class GlooRanks:
 
 
 def join_ranks(
-    store: Any, rank: int, size: int, timeout_s: float, step_timeout_s: float
+    store: Any,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    step_timeout_s: float,
+    host: str = _LOOPBACK,
 ) -> GlooRanks:
-    """Meet the other ranks of this machine at a store, which no other group uses.
+    """Meet the other ranks at a store, which no other group uses.
 
     Args:
         store: Where they find each other.
@@ -66,6 +72,7 @@ def join_ranks(
         size: Number of ranks.
         timeout_s: Within which they must come.
         step_timeout_s: Within which a collective must be done.
+        host: Address of this machine at which the others reach this rank.
 
     Raises:
         RankLostError: some did not come; names them.
@@ -81,7 +88,7 @@ def join_ranks(
             f"rank {missing} of {size} did not join within {timeout_s:g} s"
         ) from error
     options = getattr(gloo, _OPTIONS)()  # the public constructor listens on any interface
-    setattr(options, _DEVICES, [gloo.create_device(hostname=_LOOPBACK)])
+    setattr(options, _DEVICES, [gloo.create_device(hostname=host)])
     setattr(options, _TIMEOUT, timedelta(seconds=step_timeout_s))
     try:
         return GlooRanks(gloo(store, rank, size, options), rank, size)
@@ -94,6 +101,55 @@ def file_store(path: str, size: int) -> Any:
     """A store for ranks on one machine: a file that none of them has made yet."""
     c10d: Any = importlib.import_module("torch.distributed")
     return c10d.FileStore(path, size)
+
+
+def listening_store(host: str, timeout_s: float) -> Any:
+    """A store for ranks on several machines, which this process keeps; `port` says where.
+
+    Args:
+        host: Address of this machine to listen at.
+        timeout_s: Of each of its operations.
+
+    Raises:
+        OSError: nobody can listen there.
+    """
+    c10d: Any = importlib.import_module("torch.distributed")
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.bind((host, 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        return c10d.TCPStore(
+            host,
+            port,
+            None,
+            True,
+            timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=sock.detach(),
+            use_libuv=False,  # which listens at any address
+        )
+
+
+def remote_store(host: str, port: int, timeout_s: float) -> Any:
+    """The store of another process.
+
+    Raises:
+        RankLostError: it cannot be reached.
+    """
+    c10d: Any = importlib.import_module("torch.distributed")
+    try:
+        return c10d.TCPStore(
+            host,
+            port,
+            None,
+            False,
+            timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            use_libuv=False,
+        )
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RankLostError(f"the first rank at {host}:{port} is out of reach: {reason}") from error
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.api import ExpertWeights, Routing, TracedTensor, X
+from sylvan.kernels.api import ExpertRanks, ExpertWeights, Routing, TracedTensor, X
 from sylvan.kernels.experts import reference
 from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gpu.choice import KernelDispatch
+from sylvan.kernels.matmul.weights import CodedWeight
 
-__all__ = ["ExpertWeights", "Routing", "experts", "route"]
+__all__ = ["ExpertRanks", "ExpertWeights", "Routing", "experts", "route"]
 
 _experts = KernelDispatch(reference.experts, "sylvan.kernels.experts.triton_experts")
 
@@ -26,7 +27,8 @@ def experts(
 ) -> X:
     """Route each row of x (T, D) by its logits (T, E) and sum its experts' outputs.
 
-    The experts of a row are added in the order of their numbers, whatever the other rows are.
+    The experts of a row are added in the order of their numbers, whatever the other rows are, and
+    whichever rank has them (`weights.spread`; all ranks then call this with the same rows).
     `load`, int64 (E,), counts the rows that each expert has: these are added to it.
 
     Returns: (T, D) in the dtype of x.
@@ -35,8 +37,9 @@ def experts(
         assert isinstance(logits, TracedTensor)
         return x.tracer.experts(x, logits, routing, weights, load)
     assert isinstance(logits, torch.Tensor)
-    dense = isinstance(weights.gate_up, torch.Tensor)
-    compute = _experts.on(x) if dense else reference.experts
+    stacks = weights.gate_up, weights.down
+    known = all(isinstance(stack, torch.Tensor | CodedWeight) for stack in stacks)
+    compute = _experts.on(x) if known and weights.spread is None else reference.experts
     out, load_E = compute(x, logits, routing, weights)
     if load is not None:
         load += load_E

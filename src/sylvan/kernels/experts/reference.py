@@ -20,7 +20,9 @@ def experts(
     """Outputs as `experts.experts`, and how many rows each expert had: int64 (E,)."""
     ids_TK, shares_TK = route(logits_TE, routing)
     num_rows, top_k = ids_TK.shape
-    order = ids_TK.flatten().argsort(stable=True)  # pairs of row and expert, by expert
+    spread = weights.spread
+    held = (ids_TK if spread is None else spread.dispatch(ids_TK)).flatten()
+    order = held.argsort(stable=True)[int((held < 0).sum()) :]  # pairs computed here, by expert
     load_E = ids_TK.flatten().bincount(minlength=logits_TE.shape[-1])
     inputs = x_TD[order // top_k]
     shares = shares_TK.flatten()
@@ -28,8 +30,8 @@ def experts(
         inputs = (inputs.float() * shares[order, None]).to(x_TD.dtype)
         shares = torch.ones_like(shares)
     into, out_of = weights.lora or (None, None)
-    pairs = Pairs(order // top_k, ids_TK.flatten()[order].long())
-    counts = load_E.tolist()
+    pairs = Pairs(order // top_k, held[order].long())
+    counts = held[order].bincount(minlength=weights.down.shape[0]).tolist()
     gate_up = _linear(inputs, weights.gate_up, weights.gate_up_bias, counts)
     if into is not None:
         lora_experts(inputs, gate_up, pairs, into)
@@ -37,8 +39,11 @@ def experts(
     outputs = _linear(inner, weights.down, weights.down_bias, counts)
     if out_of is not None:
         lora_experts(inner, outputs, pairs, out_of)
-    back = torch.empty_like(outputs)
-    back[order] = outputs
+    if spread is None:
+        back = torch.empty_like(outputs)
+        back[order] = outputs
+    else:
+        back = spread.combine(outputs, order, num_rows * top_k)
     pairs_TKD = back.float().unflatten(0, (num_rows, top_k))
     total_TD = (pairs_TKD * shares.unflatten(0, (num_rows, top_k))[..., None]).sum(1)
     return total_TD.to(x_TD.dtype), load_E

@@ -109,28 +109,45 @@ void route(const Route& op, const Step& s, int64_t r) {
     std::copy_n(router.chosen.id, op.top_k, at(op.experts, s) + r * op.top_k);
 }
 
+// Which of this rank's experts computes a pair; `num_experts`: one of another rank. The group of ranks that does goes to `owner`.
+int held_expert(const MoeAlign& op, const int32_t* slots, int32_t expert, int row, int32_t& owner) {
+    int slot = slots[expert * op.copies + row % op.copies];
+    owner = slot / op.num_experts;
+    slot -= op.first_slot;
+    return slot >= 0 && slot < op.num_experts ? slot : op.num_experts;
+}
+
 // A pair is a row and one of its experts: row * top_k + k. Pairs get places, by expert and then by row.
 void moe_align(const MoeAlign& op, const Step& s, int, void*) {
-    const int32_t* id = at(op.experts, s);
+    const int32_t *id = at(op.experts, s), *slots = at(op.slots, s);
     int64_t* load = at(op.load, s);
-    int32_t *pair = at(op.sorted_pairs, s), *place = at(op.pair_places, s), *groups = at(op.groups, s);
-    int pairs = rows(op, s) * op.top_k, next[MAX_EXPERTS] = {}, start = 0;
-    for (int p = 0; p < pairs; p++) next[id[p]]++;
+    int32_t *pair = at(op.sorted_pairs, s), *place = at(op.pair_places, s), *groups = at(op.groups, s), *owner = at(op.owners, s);
+    int pairs = rows(op, s) * op.top_k, next[MAX_EXPERTS + 1] = {}, start = 0;
+    for (int p = 0; p < pairs; p++) {
+        load[id[p]]++;
+        place[p] = slots ? held_expert(op, slots, id[p], p / op.top_k, owner[p]) : id[p];
+        next[place[p]]++;
+    }
     int32_t* group = groups + 1;
     for (int e = 0; e < op.num_experts; e++) {
         int count = next[e];
-        load[e] += count;
         next[e] = start;
         for (int i = 0; i < count; i += LINEAR_ROWS, group += 3)
             group[0] = e, group[1] = start + i, group[2] = std::min(LINEAR_ROWS, count - i);
         start += count;
     }
     groups[0] = int(group - groups - 1) / 3;
-    for (int p = 0; p < pairs; p++) pair[place[p] = next[id[p]]++] = p;
+    next[op.num_experts] = start;  // those of other ranks
+    for (int p = 0; p < pairs; p++) {
+        int expert = place[p], found = next[expert]++;
+        pair[found] = p;
+        place[p] = expert < op.num_experts ? found : -1;
+    }
 }
 int one_tile(const Op&, const Step&) { return 1; }
 
 template <class T> void gather_rows(const GatherRows& op, const Step& s, int64_t r) {
+    if (const int32_t* groups = at(op.groups, s); groups && r >= grouped_rows(groups)) return;
     int64_t width = stride(op.cols);
     int32_t pair = at(op.sorted_pairs, s)[r];
     const T* x = at<T>(op.x, s) + pair / op.top_k * width;
@@ -144,6 +161,7 @@ template <class T> void gather_rows(const GatherRows& op, const Step& s, int64_t
 
 // Rows are quantised once before they are gathered, however many experts they go to.
 void gather_quantised(const GatherQuantised& op, const Step& s, int64_t r) {
+    if (const int32_t* of = at(op.groups, s); of && r >= grouped_rows(of)) return;
     int64_t from = at(op.sorted_pairs, s)[r] / op.top_k, bytes = op.bytes, groups = op.num_groups;
     memcpy(at(op.out_qvalues, s) + r * bytes, at(op.qvalues, s) + from * bytes, bytes);
     at(op.out_scales, s)[r] = at(op.scales, s)[from];

@@ -25,6 +25,7 @@ template <class T, class F> void each(T* out, int cols, F&& f) {
 }
 
 template <class T> void glu(const Glu& op, const Step& s, int64_t r) {
+    if (const int32_t* groups = at(op.groups, s); groups && r >= grouped_rows(groups)) return;
     int cols = op.cols;
     const T *gate = at<T>(op.gate_up, s) + r * stride(2 * cols), *up = gate + cols;
     T* out = at<T>(op.out, s) + r * stride(cols);

@@ -3,6 +3,21 @@
 
 namespace {
 
+// The same over equal parts of the inputs, a power of two of them, added as by `tree_sum`: neighbours, then pairs of them.
+template <class E, int M, int N>
+void multiply_parts(typename E::acc (&acc)[M][N], const uint32_t* x, int64_t xs, const uint32_t* w, int64_t words, int parts, int ahead) {
+    vf sums[PART_LEVELS][M * N];  // of 1, 2, 4, .. parts that wait for their neighbours
+    int64_t each = words / parts;
+    for (int part = 0; part < parts; part++) {
+        unrolled<M * N>([&](auto i) SYLVAN_INLINE { acc[i / N][i % N] = vf{}; });
+        multiply<E, M, N>(acc, x + part * each, xs, w + part * each * LANES, words * LANES, LANES, int(each), ahead);
+        int level = 0;
+        for (; part >> level & 1; level++)
+            unrolled<M * N>([&](auto i) SYLVAN_INLINE { acc[i / N][i % N] = sums[level][i] + acc[i / N][i % N]; });
+        unrolled<M * N>([&](auto i) SYLVAN_INLINE { sums[level][i] = acc[i / N][i % N]; });
+    }
+}
+
 template <class E> void linear(const Linear& op, const Step& s, int t, void*) {
     Block b = linear_block(op, s, t);
     int64_t words = op.words, xs = op.x_bytes / 4;
@@ -18,7 +33,8 @@ template <class E> void linear(const Linear& op, const Step& s, int t, void*) {
     by_registers(b, [&](Spot spot, auto M, auto N) {
         vf acc[M][N] = {};
         const uint32_t *x = at<uint32_t>(op.x, s) + b.x / 4 + spot.m * xs, *w = at<uint32_t>(op.weight, s) + spot.w * words * LANES;
-        multiply<E, M, N>(acc, x, xs, w, words * LANES, LANES, int(words), b.ahead());
+        if (op.parts == 1) multiply<E, M, N>(acc, x, xs, w, words * LANES, LANES, int(words), b.ahead());
+        else multiply_parts<E, M, N>(acc, x, xs, w, words, op.parts, b.ahead());
         for (int i = 0; i < M; i++)
             for (int j = 0; j < N; j++) write<typename E::row>(op, s, spot, i, j, acc[i][j]);
     });

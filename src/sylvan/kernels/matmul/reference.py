@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from sylvan.kernels.api import LinearWeight
+from sylvan.kernels.api import LinearWeight, Unsupported
+from sylvan.kernels.collective.reference import tree_sum
 from sylvan.kernels.matmul.weights import CodedWeight, DeferredWeight, Int4Weight, Int8Weight
 
 _HEAD_BLOCK = 16384  # rows of a weight converted to float32 at a time
@@ -26,6 +27,21 @@ def linear(
     if bias is not None:
         out = out + bias.float()
     return out if out_f32 else out.to(x.dtype)
+
+
+def linear_parts(
+    x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None, *, out_f32: bool, parts: int
+) -> torch.Tensor:
+    """Products over equal parts of the inputs, added in float32 over a tree."""
+    if isinstance(weight, DeferredWeight):
+        weight = weight.load()
+    if not isinstance(weight, torch.Tensor):
+        raise Unsupported("partial sums of a quantised matrix")
+    pairs = zip(x.chunk(parts, -1), weight.chunk(parts, -1), strict=True)
+    total = tree_sum(torch.stack([_dense(part, w, None, out_f32=True) for part, w in pairs]))
+    if bias is not None:
+        total = total + bias.float()
+    return total if out_f32 else total.to(x.dtype)
 
 
 def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,6 +9,7 @@ constexpr int TILE_BYTES = 1 << 20;                 // of rows in a tile, sized 
 // up to this many rows, reading weights is the bound: use wider tiles
 constexpr int FEW_ROWS = HAS_TILES ? 32 : std::max(4, TILE_ROWS);
 
+constexpr int PART_LEVELS = 4;  // of the tree in which products over parts of the inputs are added: at most 8 parts
 constexpr int WIDEST = 16;                          // column blocks of a tile, at most
 
 static inline int linear_rows(const Linear& op) { return std::clamp(TILE_BYTES / op.x_bytes / 32 * 32, 64, LINEAR_ROWS); }
@@ -77,17 +78,26 @@ template <class T> static inline void write(const Linear& op, const Step& s, con
 // Calls f(spot, rows, blocks, raw tiles) for every product of 16 rows with 2 or 4 blocks, or of 32
 // rows with 2. Results of rows beyond the last are dropped; buffers are long enough to read them.
 template <class D, bool STREAM, class F> void by_tiles(const Linear& op, const Step& s, const Block& b, F&& f) {
-    alignas(64) float raw[4 * TILE * TILE];
+    constexpr int RAW = 4 * TILE * TILE;
+    alignas(64) float raw[RAW], sums[PART_LEVELS][RAW];
     int64_t xs = op.x_bytes, ws = int64_t(op.words) * 64;
-    const char *x = at<char>(op.x, s) + b.x, *w = at<char>(op.weight, s) + b.shift * ws;
-    int steps = op.words / TILE_WORDS;
+    const char *rows = at<char>(op.x, s) + b.x, *weights = at<char>(op.weight, s) + b.shift * ws;
+    int steps = op.words / TILE_WORDS / op.parts;
     for (int n = b.n0; n < b.n1;) {
         int cols = b.m1 - b.m0 <= TILE && b.n1 - n >= 4 ? 4 : 2;
         for (int m = b.m0; m < b.m1;) {
             int count = std::min(b.m1 - m, cols == 4 ? TILE : 2 * TILE);
-            if (cols == 4) tiles_1x4<D, STREAM>(raw, x + m * xs, xs, w + n * ws, ws, steps);
-            else if (count <= TILE) tiles_1x2<D, STREAM>(raw, x + m * xs, xs, w + n * ws, ws, steps);
-            else tiles_2x2<D, STREAM>(raw, x + m * xs, xs, w + n * ws, ws, steps);
+            for (int part = 0; part < op.parts; part++) {  // added as `multiply_parts` does
+                const char *x = rows + int64_t(part) * steps * 64, *w = weights + int64_t(part) * steps * 1024;
+                if (cols == 4) tiles_1x4<D, STREAM>(raw, x + m * xs, xs, w + n * ws, ws, steps);
+                else if (count <= TILE) tiles_1x2<D, STREAM>(raw, x + m * xs, xs, w + n * ws, ws, steps);
+                else tiles_2x2<D, STREAM>(raw, x + m * xs, xs, w + n * ws, ws, steps);
+                if (op.parts == 1) break;
+                int level = 0;
+                for (; part >> level & 1; level++)
+                    for (int i = 0; i < RAW; i += LANES) store(raw + i, load<vf>(sums[level] + i) + load<vf>(raw + i));
+                memcpy(sums[level], raw, sizeof raw);
+            }
             f(Spot{m, n, n + b.shift, b.out}, count, cols, raw);
             m += count;
         }

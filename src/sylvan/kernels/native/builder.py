@@ -26,6 +26,8 @@ from sylvan.kernels.native.graph import Graph, ProgramLimits
 from sylvan.kernels.native.opset import Function, Linear
 from sylvan.kernels.native.schema import Op
 
+MOST_PARTS = 8
+"""Equal parts of the inputs of a product that are added over a tree; see `PART_LEVELS`."""
 ELEMENT_BYTES: Mapping[str, int] = MappingProxyType({"f32": 4, "bf16": 2, "i32": 4})
 
 
@@ -124,10 +126,16 @@ class ProgramBuilder:
         *,
         out_f32: bool = False,
         groups: int | None = None,
+        parts: int = 1,
     ) -> TracedTensor:
-        """Rows of x times a weight; with `groups`, each group of rows times its matrix."""
+        """Rows of x times a weight; with `groups`, each group of rows times its matrix.
+
+        See `ops.linear` for `parts`.
+        """
         self.expect(x, "a linear")
         outputs, cols = weight.shape[-2:]
+        if parts > 1 and (cols % (32 * parts) or parts > MOST_PARTS):
+            raise Unsupported(f"a product over {cols} inputs in {parts} parts")
         if cols != x.cols:
             raise Unsupported(f"a linear of {cols} inputs on rows of {x.cols}")
         out = self.new(outputs, "f32" if out_f32 else self.dtype, x)
@@ -142,6 +150,7 @@ class ProgramBuilder:
             out_f32=out.dtype == "f32" != self.dtype,
             x_bytes=padded(x.cols) * ELEMENT_BYTES[self.dtype],
             out_stride=padded(outputs),
+            parts=parts,
         )
         self.emit(op, out, dtype=self.dtype)
         return out

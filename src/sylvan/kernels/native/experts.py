@@ -5,16 +5,32 @@ Where the caller chooses the experts of each row, routing is left out.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 import torch
 
-from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing, TracedTensor, Unsupported
+from sylvan.kernels.api import (
+    ExpertRanks,
+    ExpertWeights,
+    LinearWeight,
+    Routing,
+    TracedTensor,
+    Unsupported,
+)
 from sylvan.kernels.memory import Bytes, allocate
-from sylvan.kernels.native.builder import ProgramBuilder, function_of
+from sylvan.kernels.native.builder import ELEMENT_BYTES, ProgramBuilder, function_of, padded
 from sylvan.kernels.native.lora import trace_lora_pairs, trace_lora_rows
-from sylvan.kernels.native.opset import ExpertSum, GatherRows, Glu, MoeAlign, Route, Scores
+from sylvan.kernels.native.opset import (
+    ExpertCombine,
+    ExpertSum,
+    GatherRows,
+    Glu,
+    MoeAlign,
+    RankMemory,
+    Route,
+    Scores,
+)
 
 GROUP_ROWS = 128  # rows per group, at most, or more: see LINEAR_ROWS
 
@@ -25,15 +41,19 @@ def trace_experts(
     routing: Routing,
     weights: ExpertWeights,
     load: torch.Tensor | None,
+    memory: RankMemory | None = None,
 ) -> TracedTensor:
-    """Trace `experts` for rows x and their logits."""
+    """Trace `experts` for rows x and their logits.
+
+    `memory` is what the ranks share among which the experts are divided.
+    """
     x, logits = rows
     _check(builder, rows, weights, routing)
-    experts, shares = _route(builder, logits, weights.down.shape[0], routing)
-    counts = _counts(load, weights.down.shape[0])
+    experts, shares = _route(builder, logits, weights.num_experts, routing)
+    counts = _counts(load, weights.num_experts)
     scale_inputs = routing.scale_inputs
     routed = _Routed(experts, shares, routing.top_k, counts, scale_inputs=scale_inputs)
-    return _experts(builder, x, routed, weights)
+    return _experts(builder, x, routed, weights, memory)
 
 
 def trace_chosen(
@@ -65,28 +85,53 @@ class _Routed:
     scale_inputs: bool
 
 
-def _experts(
+def _align(
     builder: ProgramBuilder, x: TracedTensor, routed: _Routed, weights: ExpertWeights
-) -> TracedTensor:
-    """Weighted sums of the chosen experts' outputs for rows of x."""
+) -> MoeAlign:
+    """Pairs in the order of this rank's experts."""
     num_experts, top_k = weights.down.shape[0], routed.top_k
     graph, pairs = builder.graph, builder.num_rows(x.rows, top_k)
-    sorted_pairs, pair_places = (graph.buffer(pairs * 4) for _ in range(2))
     most_groups = num_experts + pairs // GROUP_ROWS + 1
     align = MoeAlign(
         experts=routed.experts,
         load=graph.constant(routed.counts),
-        sorted_pairs=sorted_pairs,
-        pair_places=pair_places,
+        sorted_pairs=graph.buffer(pairs * 4),
+        pair_places=graph.buffer(pairs * 4),
         groups=graph.buffer((1 + 3 * most_groups) * 4),
         num_experts=num_experts,
         top_k=top_k,
     )
+    if (spread := weights.spread) is not None:
+        table = spread.slots_EC
+        assert table.dtype == torch.int32
+        assert table.is_contiguous()
+        align = replace(
+            align,
+            slots=graph.constant(table.numpy().view(np.uint8).reshape(-1)),
+            owners=graph.buffer(pairs * 4),
+            copies=table.shape[1],
+            first_slot=spread.first_slot,
+        )
     builder.emit(align, x)
+    return align
+
+
+def _experts(
+    builder: ProgramBuilder,
+    x: TracedTensor,
+    routed: _Routed,
+    weights: ExpertWeights,
+    memory: RankMemory | None = None,
+) -> TracedTensor:
+    """Weighted sums of the chosen experts' outputs for rows of x."""
+    top_k = routed.top_k
+    align = _align(builder, x, routed, weights)
+    some = align.groups if weights.spread is not None else None
     read = builder.repeated(x.cols, builder.dtype, x.rows, x.times * top_k)
     gather = GatherRows(
         x=x.id,
-        sorted_pairs=sorted_pairs,
+        sorted_pairs=align.sorted_pairs,
+        groups=some,
         out=read.id,
         weights=routed.weights if routed.scale_inputs else None,
         cols=x.cols,
@@ -94,12 +139,15 @@ def _experts(
     )
     builder.emit(gather, read)
     gate_up = _linear(builder, read, weights.gate_up, weights.gate_up_bias, align.groups)
+    if weights.lora and weights.spread is not None:
+        raise Unsupported("adapters of experts that are divided among ranks")
     tables = trace_lora_pairs(builder, x, align, weights.lora) if weights.lora else None
     if weights.lora and tables:
         trace_lora_rows(builder, read, gate_up, weights.lora[0], tables[0])
     inner = builder.new(gate_up.cols // 2, None, gate_up)
     glu = Glu(
         gate_up=gate_up.id,
+        groups=some,
         out=inner.id,
         cols=inner.cols,
         function=function_of(weights.act),
@@ -112,16 +160,53 @@ def _experts(
     if weights.lora and tables:
         trace_lora_rows(builder, inner, written, weights.lora[1], tables[1])
     out = builder.new(written.cols, None, x)
+    shares = None if routed.scale_inputs else routed.weights
+    if weights.spread is not None:
+        assert memory is not None
+        both = _Written(align, written, out, shares)
+        builder.emit(_combine(builder, both, weights.spread, memory), out)
+        return out
     total = ExpertSum(
         x=written.id,
-        pair_places=pair_places,
+        pair_places=align.pair_places,
         out=out.id,
-        weights=None if routed.scale_inputs else routed.weights,
+        weights=shares,
         cols=out.cols,
         top_k=top_k,
     )
     builder.emit(total, out)
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Outputs of this rank's pairs, and the rows that are their sums."""
+
+    align: MoeAlign
+    pairs: TracedTensor
+    out: TracedTensor
+    shares: int | None
+
+
+def _combine(
+    builder: ProgramBuilder, written: _Written, spread: ExpertRanks, memory: RankMemory
+) -> ExpertCombine:
+    align, out = written.align, written.out
+    assert align.owners is not None
+    row_bytes = align.top_k * padded(out.cols) * ELEMENT_BYTES[builder.dtype]
+    if row_bytes > memory.room_bytes:
+        raise Unsupported(f"{align.top_k} experts of a row with {out.cols} columns on other ranks")
+    return ExpertCombine(
+        ranks=memory,
+        x=written.pairs.id,
+        pair_places=align.pair_places,
+        owners=align.owners,
+        out=out.id,
+        weights=written.shares,
+        cols=out.cols,
+        top_k=align.top_k,
+        width=spread.width,
+    )
 
 
 def _check(
@@ -132,7 +217,7 @@ def _check(
 ) -> None:
     x, logits = rows
     _check_sizes(builder, x, weights, max(routing.top_k, routing.groups))
-    if logits.dtype != "f32" or logits.cols != weights.down.shape[0]:
+    if logits.dtype != "f32" or logits.cols != weights.num_experts:
         raise Unsupported("experts by logits that are not float32, one for each")
 
 
@@ -140,7 +225,7 @@ def _check_sizes(
     builder: ProgramBuilder, x: TracedTensor, weights: ExpertWeights, most_chosen: int
 ) -> None:
     builder.expect(x, "experts")
-    num_experts, most = weights.down.shape[0], builder.constants
+    num_experts, most = weights.num_experts, builder.constants
     if num_experts > most.max_experts or most_chosen > most.max_chosen:
         raise Unsupported(
             f"{num_experts} experts of which a row visits {most_chosen}, or groups of them; "

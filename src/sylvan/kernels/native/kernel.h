@@ -33,6 +33,12 @@ template <auto TILE> void run_tile(const Op& op, const Step& s, int t, void* scr
 }
 template <auto TILES, auto TILE> constexpr Kernel tiled = {count_tiles<TILES>, run_tile<TILE>};
 
+// Rows at the front that belong to a group (expert, first row, number of rows): see MoeAlign.
+static inline int grouped_rows(const int32_t* groups) {
+    int count = groups[0];
+    return count ? groups[3 * count - 1] + groups[3 * count] : 0;
+}
+
 // Row-wise ops: a tile is a few rows.
 constexpr int ROW_TILE = 4;
 static inline int row_tiles(const Op& op, const Step& s) { return ceil_div(rows(op, s), ROW_TILE); }

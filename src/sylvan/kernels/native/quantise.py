@@ -158,6 +158,7 @@ def _gathered(op: GatherRows, source: QuantisedRows, made: QuantisedRows) -> Gat
         scales=source.scales,
         sums=source.sums,
         sorted_pairs=op.sorted_pairs,
+        groups=op.groups,
         out_qvalues=made.qvalues,
         out_scales=made.scales,
         out_sums=made.sums,

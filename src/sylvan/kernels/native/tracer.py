@@ -200,10 +200,15 @@ class NativeTracer:
         return out, total
 
     def linear(
-        self, x: TracedTensor, weight: LinearWeight, bias: torch.Tensor | None, out_f32: bool
+        self,
+        x: TracedTensor,
+        weight: LinearWeight,
+        bias: torch.Tensor | None,
+        out_f32: bool,
+        parts: int = 1,
     ) -> TracedTensor:
         shift = None if bias is None else self._builder.vector(bias)
-        return self._builder.linear(x, weight, shift, out_f32=out_f32)
+        return self._builder.linear(x, weight, shift, out_f32=out_f32, parts=parts)
 
     def lora(self, x: TracedTensor, y: TracedTensor, layer: LoraLayer) -> TracedTensor:
         if not self._whole_steps:
@@ -425,7 +430,10 @@ class NativeTracer:
         weights: ExpertWeights,
         load: torch.Tensor | None,
     ) -> TracedTensor:
-        return trace_experts(self._builder, (x, logits), routing, weights, load)
+        memory = None
+        if weights.spread is not None:
+            memory = self._rank_memory(weights.spread.ranks, padded(x.cols))
+        return trace_experts(self._builder, (x, logits), routing, weights, load, memory)
 
     def chosen_experts(
         self, x: TracedTensor, top_k: int, weights: ExpertWeights

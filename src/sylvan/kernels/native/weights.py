@@ -123,6 +123,8 @@ def _lowered(graph: Graph, op: Op, packed: Mapping[int, _Packed]) -> Iterator[Op
             raise Unsupported("an embedding with columns in another order")
         yield replace(table, **_code_operands(found)) if weight.kind == "coded" else table
         return
+    if op.parts > 1 and weight.kind != "dense":
+        raise Unsupported("partial sums of quantised matrices")
     linear = replace(op, words=weight.words, group=weight.group, col_scale=scale)
     if weight.kind == "dense":
         yield linear

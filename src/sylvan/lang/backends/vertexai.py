@@ -31,7 +31,7 @@ class VertexAI(BaseBackend):
         safety_settings: Passed on to the service.
         project: Google Cloud project; if not given, the environment's GCP_PROJECT_ID, or what
             the SDK finds.
-        location: Region; likewise, with GCP_LOCATION.
+        location: Region; by default from GCP_LOCATION.
         client: A `google.genai.Client` to use instead of making one.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Composition root: wires objects from config, runs them in processes."""
+"""Composition root: builds objects from the configuration, and runs them in processes."""

@@ -1,4 +1,4 @@
-"""The keywords of `sylvan.Engine`, as an object that can be passed around."""
+"""The keywords of `sylvan.Engine` as an object."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sylvan.runtime.engine.facts import gather_facts
 
 
 class ServerArgs:
-    """Fields of the configuration, by our names or SGLang's, for `Engine(server_args=...)`.
+    """Fields of the configuration, under our names or SGLang's, for `Engine(server_args=...)`.
 
     Example:
         >>> args = ServerArgs(model_path="sapling", cache__page_size=16)  # doctest: +SKIP
 
     Attributes:
-        keywords: What was given.
+        keywords: The given keywords.
 
     Raises:
-        ConfigError: a keyword is unknown, or its value is none.
+        ConfigError: A keyword is unknown, or its value is invalid.
     """
 
     def __init__(self, **keywords: object) -> None:
@@ -32,20 +32,20 @@ class ServerArgs:
 
     @property
     def config(self) -> Config:
-        """The configuration so far: what is `auto` has yet to be decided."""
+        """The configuration before `auto` is resolved."""
         return self._loaded.config
 
     @property
     def loaded(self) -> LoadedConfig:
-        """The same, with what was given how."""
+        """The configuration, and the origin of each value."""
         return self._loaded
 
 
 def configuration(args: ServerArgs) -> Config:
-    """The configuration of an engine, with nothing left to decide.
+    """Return the resolved configuration of an engine.
 
     Raises:
-        ConfigError: the model cannot be served so; says what to change.
+        ConfigError: The model cannot be served this way; the message says what to change.
     """
     loaded = args.loaded
     config = loaded.config

@@ -1,4 +1,4 @@
-"""From a configuration to a scheduler with all its parts: the composition root."""
+"""Builds a scheduler with all its parts from a configuration: the composition root."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from sylvan.runtime.features.speculation.medusa_worker import medusa_worker
 from sylvan.runtime.features.speculation.model import DraftModel
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.features.tiers.build import TiersParts
-from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
+from sylvan.runtime.layers.mesh import Mesh
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.models.registry import load_config
@@ -78,10 +78,10 @@ logger = logging.getLogger(__name__)
 
 
 def resolved(config: Config) -> Config:
-    """The configuration without `auto`, checked; one that is resolved already stays as it is.
+    """Return the configuration with `auto` resolved and checked; a resolved one is unchanged.
 
     Raises:
-        ConfigError: the model cannot be read, or rules are broken.
+        ConfigError: The model is unreadable, or settings conflict.
     """
     needed = (config.device, config.context_len, config.cache.max_tokens, config.scheduler.overlap)
     if "auto" not in needed:
@@ -94,7 +94,7 @@ def resolved(config: Config) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class Additions:
-    """Capabilities that a configuration does not name: both halves."""
+    """Capabilities that the configuration does not name: both halves."""
 
     capabilities: tuple[Capability, ...] = ()
     workers: tuple[Callable[[ModelSite], CapabilityWorker | None], ...] = ()
@@ -107,23 +107,23 @@ def build_scheduler(
     also: Additions = Additions(),
     ranks: RankGroup | None = None,
 ) -> EngineCore:
-    """Load the model and wire everything that serves it.
+    """Load the model, and build everything that serves it.
 
     Args:
-        config: May still hold `auto`.
-        emit: Takes the outputs of each step.
-        progress: Called with the bytes that are loaded; None: lines of the log tell of them.
-        also: What is added to that.
-        ranks: Those that hold the model with this process; None: there are no others.
+        config: May contain `auto`.
+        emit: Receives the outputs of each step.
+        progress: Called with the number of loaded bytes; None: progress is logged.
+        also: Additional capabilities.
+        ranks: The other ranks that hold the model; None: there are none.
 
     Raises:
-        ConfigError: something cannot be served; one clear sentence.
-        RankLostError: another rank did not come.
+        ConfigError: Something cannot be served; one clear sentence.
+        RankLostError: Another rank did not start.
     """
     config = resolved(config)
-    mesh = ranks.start(config) if ranks else ONE_RANK
+    mesh = ranks.start(config) if ranks else Mesh(same_bits=config.parallel.same_bits)
     if config.device == "cpu" and (lack := describe().reasons.get("none")):
-        logger.warning("no native kernels, PyTorch computes, several times slower: %s", lack)
+        logger.warning("no native kernels: using PyTorch, several times slower: %s", lack)
     grammar = _grammar(config)
     lora = LoraServing(config.lora) if config.lora else None
     tiers = TiersParts(config.tiers) if config.tiers is not None else None
@@ -143,7 +143,7 @@ def build_scheduler(
     if ranks:
         _warn_of_few_cores(config)
         executor = ranks.executor(executor, mesh)
-    if model.num_pages:  # of the device's memory, which is known only now
+    if model.num_pages:  # share of device memory, known only now
         tokens = (model.num_pages - 1) * _number(config.cache.page_size)
         config = replaced(config, {"cache.max_tokens": tokens})
     config = _in_force(config, model)
@@ -237,7 +237,7 @@ def _placeholders(model: ModelConfig) -> Mapping[str, int]:
 def _identity(
     config: Config, model: LoadedModelInfo
 ) -> Callable[[Sequence[KVGroup], Sequence[PageMemory]], Manifest]:
-    """What servers that exchange KV of this model have in common."""
+    """Return what servers that exchange KV of this model must have in common."""
 
     def identity(groups: Sequence[KVGroup], memory: Sequence[PageMemory]) -> Manifest:
         return kv_manifest(
@@ -256,7 +256,7 @@ def _identity(
 
 
 def _head(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | None]]:
-    """Makes the worker half of speculation by a draft head, if there is one."""
+    """Return the factory of the draft head's worker half, if there is one."""
     given = config.speculative
     if given is None or given.algorithm not in (*DRAFT_HEADS, OWN_HEAD):
         return ()
@@ -268,19 +268,19 @@ def _head(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | N
 
 
 def _lora_worker(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | None]]:
-    """Makes the worker half of LoRA serving, if adapters are served."""
+    """Return the factory of LoRA's worker half, if adapters are served."""
     return () if config.lora is None else (lora_worker(config.lora),)
 
 
 def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]]:
-    """The executor of another rank than the first, and what ends it.
+    """Build the executor of a rank other than the first, and its clean-up.
 
     Args:
-        config: Of the first rank, resolved.
-        mesh: This rank's place.
+        config: The first rank's resolved configuration.
+        mesh: The process mesh.
 
     Raises:
-        ConfigError: see `build_scheduler`.
+        ConfigError: See `build_scheduler`.
     """
     grammar = _grammar(config)
     disagg = _disagg(config)
@@ -290,7 +290,7 @@ def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]
         *disagg.workers,
         *_lora_worker(config),
     )
-    if _head(config):  # it guesses on the first rank
+    if _head(config):  # only the first rank drafts
         workers = (*workers, lambda site: NoHeadWorker())
     executor, model = _own_executor(config, workers, mesh, None)
     disagg.open(_identity(config, model))
@@ -319,7 +319,7 @@ def _own_executor(
     mesh: Mesh,
     progress: Progress | None,
 ) -> tuple[Executor, LoadedModelInfo]:
-    """What this process computes, with worker halves beside those that every server has."""
+    """Build this process's executor, with worker halves besides the standard ones."""
     torch.set_num_threads(_number(config.threads))
     return build_executor(
         model_dir(config.model),
@@ -334,8 +334,8 @@ def _warn_of_few_cores(config: Config) -> None:
     wanted, cores = config.parallel.tp * _number(config.threads), inspect_machine().cores
     if wanted > cores:
         logger.warning(
-            "parallel.tp=%d with threads=%s: %d threads compute on %d cores, and wait for each "
-            "other; lower parallel.tp or threads",
+            "parallel.tp=%d with threads=%s: %d threads on %d cores wait for each "
+            "other; reduce parallel.tp or threads",
             config.parallel.tp,
             config.threads,
             wanted,
@@ -362,7 +362,7 @@ def _speculation(
 
 
 def _draft_model(config: Config) -> DraftModel | None:
-    """The model that writes ahead, with as much memory in tokens as the one that is served."""
+    """Build the draft model, with KV memory for as many tokens as the served model has."""
     given = config.speculative
     if given is None or given.algorithm != "standalone" or given.draft_model is None:
         return None
@@ -389,13 +389,13 @@ def _draft_model(config: Config) -> DraftModel | None:
 
 
 def _in_force(config: Config, model: LoadedModelInfo) -> Config:
-    """The configuration with `deterministic` as it came out: it was wanted where it can be had."""
+    """Return the configuration with the resulting `deterministic`, a best-effort setting."""
     if config.deterministic == "auto":
         return replaced(config, {"deterministic": model.exact})
     if not config.deterministic or model.exact:
         return config
     logger.warning(
-        "deterministic=false: runner %s serves this model, and its bits depend on the batch",
+        "deterministic=false: results of runner %s depend on the batch",
         model.runner,
     )
     return replaced(config, {"deterministic": False})
@@ -409,9 +409,9 @@ def compose_scheduler(
     publisher: KVEventPublisher | None = None,
     tiers: TiersParts | None = None,
 ) -> tuple[Scheduler, Inspect]:
-    """The scheduler of a resolved configuration over an executor that is there already.
+    """Build the scheduler of a resolved configuration over an existing executor.
 
-    `over` makes capabilities over the cache.
+    `over` builds capabilities over the cache.
     """
     settings, caps = config.scheduler, executor.caps
     prefix = "none" if caps.both_ways else config.cache.prefix
@@ -469,7 +469,7 @@ def compose_scheduler(
 
 
 def _vocabulary(config: Config, vocab_size: int) -> Vocabulary:
-    """Of the tokenizer, whose library is imported for requests with a grammar only."""
+    """Read the tokenizer's vocabulary; its library is imported for grammar requests only."""
     from sylvan.runtime.engine.text import load_tokenizer
     from sylvan.runtime.features.grammar.text import vocabulary_of
 
@@ -477,7 +477,7 @@ def _vocabulary(config: Config, vocab_size: int) -> Vocabulary:
 
 
 def _no_answer(command: Inspection) -> None:
-    """Without a prefix cache there is nothing to tell."""
+    """Answer nothing: there is no prefix cache."""
 
 
 def _limits(config: Config, caps: ExecutorCaps) -> SchedulerLimits:
@@ -498,10 +498,10 @@ def _limits(config: Config, caps: ExecutorCaps) -> SchedulerLimits:
 
 
 def program_of(config: Config) -> tuple[str, Sequence[OpCost]]:
-    """Load a model as for serving it; the runner's name, and the ops of its step program if any.
+    """Load a model as for serving; return the runner's name, and the step program's ops if any.
 
     Raises:
-        ConfigError: it cannot be served; one clear sentence.
+        ConfigError: It cannot be served; one clear sentence.
     """
     config = resolved(config)
     executor, facts = build_executor(model_dir(config.model), _options(config))
@@ -521,10 +521,11 @@ def _options(config: Config) -> LocalOptions:
         context_len=_number(config.context_len),
         dtype=config.dtype,
         device=config.device,
+        devices=config.parallel.devices,
         kv_dtype=config.cache.dtype,
         fill=config.device != "cpu" and config.cache.memory == "auto",
         most_pages=useful_tokens(_number(config.context_len), running, size) // size + 1,
-        # told to choose, the executor serves what the step program cannot some other way
+        # with `auto`, the executor falls back where the step program does not support something
         attention="auto" if may_fall_back else config.attention,
         runner="auto" if may_fall_back else config.runner,
         deterministic=config.deterministic is True and not may_fall_back,
@@ -558,9 +559,10 @@ def _state(
 ) -> Mapping[str, Any]:
     loads = {name: load_E.tolist() for name, load_E in model.expert_load.items()}
     experts = {"expert_load": loads} if loads else {}
+    buckets = {"buckets": dict(model.use())} if model.use else {}
     drafts = {"speculation": asdict(speculation.counts)} if speculation else {}
     own = {"config": dump(config), "grammar": asdict(grammar.stats()), **disagg.state()}
-    return own | experts | drafts
+    return own | experts | drafts | buckets
 
 
 def _number(value: int | str) -> int:

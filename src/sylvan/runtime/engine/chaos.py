@@ -1,4 +1,4 @@
-"""Faults of processes that a server inflicts on itself: `--chaos`."""
+"""Process fault injection: `--chaos`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PERIOD_S = 1.0
 
 
 class Victim(Protocol):
-    """A process."""
+    """A process that faults are injected into."""
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it still exists."""
+        """Send a signal, if the process still exists."""
         ...
 
 
 class ProcessFaults:
-    """Kills and stops processes by chance."""
+    """Kills and stops processes at random."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -34,22 +34,22 @@ class ProcessFaults:
 
     @property
     def delays(self) -> bool:
-        """Whether messages are late."""
+        """Whether to delay messages."""
         return self._faults.ipc_delay_s > 0
 
     def delay(self) -> float:
-        """Seconds by which the next message is late."""
+        """Return the delay of the next message, in seconds."""
         return self._delays.uniform(0, self._faults.ipc_delay_s)
 
     def forgive(self, name: str) -> bool:
-        """Whether the last death of a process was inflicted here, and so is not its fault."""
+        """Whether the last death of a process was injected, and so is not its fault."""
         if name not in self._killed:
             return False
         self._killed.discard(name)
         return True
 
     async def run(self, victims: Callable[[], Mapping[str, Victim]]) -> None:
-        """Inflict faults until cancelled."""
+        """Inject faults until cancelled."""
         while True:
             await asyncio.sleep(PERIOD_S)
             for name, victim in victims().items():
@@ -59,11 +59,11 @@ class ProcessFaults:
                     "detokenizer": self._faults.kill_detokenizer,
                 }
                 if self._random.random() < chances.get(role, 0.0):
-                    logger.warning("chaos: the %s is killed", name)
+                    logger.warning("chaos: killing the %s", name)
                     self._killed.add(name)
                     victim.signal(signal.SIGKILL)
                 elif role == "scheduler" and self._random.random() < self._faults.stop_scheduler:
-                    logger.warning("chaos: the %s stands still", name)
+                    logger.warning("chaos: stopping the %s", name)
                     await self._stop(victim)
 
     async def _stop(self, victim: Victim) -> None:

@@ -1,6 +1,6 @@
-"""`python -m sylvan.runtime.engine.child MODULE`: runs `main` of a module of a child process.
+"""`python -m sylvan.runtime.engine.child MODULE`: runs `main` of a child process's module.
 
-The module is imported here, and not run by itself, so that Python looks for no cycles meanwhile.
+The module is imported instead of executed directly, with garbage collection off meanwhile.
 """
 
 from __future__ import annotations

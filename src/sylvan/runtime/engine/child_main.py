@@ -1,7 +1,7 @@
-"""What every child process does first: read its configuration, and arrange to die with its parent.
+"""Common start of child processes: read the configuration, and exit with the parent.
 
-The parent writes one line of JSON to the child's standard input and keeps that pipe open as long as
-it lives. The end of the pipe means that the parent is gone, however that happened.
+The parent writes one line of JSON to the child's stdin, and keeps that pipe open as long as
+it lives. When the pipe closes, the parent is gone, for whatever reason.
 """
 
 from __future__ import annotations
@@ -37,16 +37,29 @@ _ORPHAN_TRIES, _ORPHAN_PAUSE_S = 25, 0.01
 _PR_SET_PDEATHSIG = 1
 
 
-class ChildConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child is started with.
+class StepsPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank of another machine meets the first one.
 
     Attributes:
-        config: The whole configuration, without secrets.
+        address: Of the first rank's steps.
+        token: By which it shows who it is.
+    """
+
+    address: str
+    token: str
+
+
+class ChildConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Start parameters of a child.
+
+    Attributes:
+        config: The configuration, without secrets.
         workspace: Directory of the sockets.
         parent_pid: Process id of the API process.
-        sockets: File name of each of the child's sockets, by the child's name for it.
+        sockets: File name of each socket of the child, by the child's name for it.
         reports_loading: Send `Loading` messages while weights are loaded, instead of logging.
-        rank: Of those that hold a model together.
+        rank: Its rank among the processes that hold the model.
+        steps: Where a rank on another machine connects for step plans.
     """
 
     config: Config
@@ -55,15 +68,18 @@ class ChildConfig(msgspec.Struct, frozen=True, kw_only=True):
     sockets: dict[str, str]
     reports_loading: bool = False
     rank: int = 0
+    steps: StepsPlace | None = None
 
 
 class ChildMain:
     """A child process that has read its configuration.
 
     Attributes:
-        config: The whole configuration, without secrets.
+        config: The configuration, without secrets.
         reports_loading: See `ChildConfig`.
         rank: See `ChildConfig`.
+        steps: See `ChildConfig`.
+        context: For sockets that have no name.
     """
 
     def __init__(self, child_config: ChildConfig) -> None:
@@ -71,15 +87,16 @@ class ChildMain:
         self.config = child_config.config
         self.reports_loading = child_config.reports_loading
         self.rank = child_config.rank
+        self.steps = child_config.steps
         self._workspace = Workspace.join(Path(child_config.workspace))
         self._arrays = SharedArrays(self._workspace.path)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     @classmethod
     def start(cls) -> ChildMain:
-        """Read the configuration from standard input; to be called once, first of all."""
+        """Read the configuration from stdin; call this once, first of all."""
         line = sys.stdin.buffer.readline()
-        if not line:  # the parent found that it does not need this process, or is gone
+        if not line:  # the parent does not need this process after all, or is gone
             sys.exit(1)
         child = cls(msgspec.json.decode(line, type=ChildConfig))
         child._set_signals()
@@ -88,21 +105,21 @@ class ChildMain:
         return child
 
     def sender(self, socket: str) -> PushSender[msgspec.Struct]:
-        """Sending end of a socket; `socket` is this child's name for it."""
-        return PushSender(self._context, self._address(socket), MessageEncoder(self._arrays))
+        """Open the sending end of a socket; `socket` is this child's name for it."""
+        return PushSender(self.context, self._address(socket), MessageEncoder(self._arrays))
 
     def receiver(self, kind: object, *sockets: str) -> PullReceiver[msgspec.Struct]:
-        """Receiving end of one or more sockets, for messages of type `kind`."""
+        """Open the receiving end of one or more sockets, for messages of type `kind`."""
         addresses = [self._address(socket) for socket in sockets]
-        return PullReceiver(self._context, addresses, MessageDecoder(kind, self._arrays))
+        return PullReceiver(self.context, addresses, MessageDecoder(kind, self._arrays))
 
     def path(self, socket: str) -> Path:
-        """Where a file lies that has a name among the sockets."""
+        """Return the path of a file registered among the sockets."""
         return self._workspace.path / self._child_config.sockets[socket]
 
     def finish(self) -> None:
-        """Close the sockets once everything sent was delivered, or after a second."""
-        self._context.destroy(linger=1000)
+        """Close the sockets once everything was delivered, or after a second."""
+        self.context.destroy(linger=1000)
 
     def _address(self, socket: str) -> str:
         return self._workspace.address(self._child_config.sockets[socket])
@@ -113,13 +130,13 @@ class ChildMain:
         self._exit()
 
     def _exit(self) -> None:
-        """End at once; without a parent there is nobody else to remove the workspace."""
+        """Exit at once, removing the workspace, because the parent cannot."""
         if self._is_orphan():
             self._workspace.remove()
         os._exit(1)
 
     def _is_orphan(self) -> bool:
-        # a killed parent closes its pipes a moment before its children get another parent
+        # the pipes of a killed parent close a moment before its children are re-parented
         for _ in range(_ORPHAN_TRIES):
             if os.getppid() != self._child_config.parent_pid:
                 return True
@@ -127,19 +144,19 @@ class ChildMain:
         return False
 
     def _set_signals(self) -> None:
-        # Ctrl-C reaches the whole terminal group; the parent decides when its children end
+        # Ctrl-C reaches the whole process group; the parent decides when children exit
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: self._exit())
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         if sys.platform == "linux":
-            # not SIGKILL: the handler must run to remove the workspace
+            # not SIGKILL: the handler must remove the workspace
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != self._child_config.parent_pid:  # it died before the line above
+        if os.getppid() != self._child_config.parent_pid:  # the parent died before the line above
             self._exit()
 
 
 def run_start(replies: MessageSender[FromScheduler], start: Callable[[], None]) -> int:
-    """Run `start`; if it fails, tell the parent why. Returns the exit code."""
+    """Run `start`; if it fails, report the reason to the parent. Returns the exit code."""
     try:
         start()
     except ConfigError as error:

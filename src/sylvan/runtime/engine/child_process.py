@@ -1,4 +1,4 @@
-"""One run of a child process, seen from its parent."""
+"""One run of a child process, as its parent sees it."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from sylvan.utils.clock import Clock, monotonic
 logger = logging.getLogger(__name__)
 
 FromChild = FromScheduler | TextBatch | Alive
-"""Any message of a child to its parent."""
+"""Any message from a child to its parent."""
 
-_MESSAGES_PER_TURN = 64  # before other tasks of the event loop have their turn
-_LAST_MESSAGE_S = 0.2  # a message sent just before the process ended may take so long
+_MESSAGES_PER_TURN = 64  # messages handled before other tasks of the event loop run
+_LAST_MESSAGE_S = 0.2  # seconds that a message sent just before the exit may take
 
 
 class ChildProcess:
-    """A child from its start to its end.
+    """A child from start to exit.
 
     Args:
-        name: For logs and errors.
-        process: Waits for a `ChildConfig` on its standard input.
-        receiver: Messages of the child; closed with it.
-        sender: Messages to the child, if it takes any; closed with it.
-        on_message: Called with each message but `Ready` and `StartFailed`.
+        name: Name in logs and errors.
+        process: A process that waits for a `ChildConfig` on stdin.
+        receiver: Receives the child's messages; closed with it.
+        sender: Sends messages to the child, if it accepts any; closed with it.
+        on_message: Called with each message except `Ready` and `StartFailed`.
 
     Attributes:
-        pid: Of the process.
-        ready: Its `Ready` message; fails with ConfigError if it cannot start, or ends before.
-        ended: Its exit code; minus the number of the signal that ended it.
-        heartbeat_s: Time of its last heartbeat, or else at which it got ready; None before.
+        pid: Process ID.
+        ready: Its `Ready` message; fails with ConfigError if it cannot start, or exits before.
+        ended: Its exit code; negative: the signal that killed it.
+        heartbeat_s: Time of its last heartbeat, initially of `Ready`; None before.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class ChildProcess:
         waiter.start()
 
     def configure(self, config: ChildConfig) -> None:
-        """Give the process its configuration; to be called once."""
+        """Send the process its configuration; call this once."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which `ended` tells
+        with contextlib.suppress(BrokenPipeError):  # it has exited, which `ended` reports
             self._process.stdin.write(msgspec.json.encode(config) + b"\n")
             self._process.stdin.flush()
 
@@ -88,7 +88,7 @@ class ChildProcess:
         """Send a message to the child.
 
         Raises:
-            ChannelFullError: the child takes no more.
+            ChannelFullError: The child's channel is full.
         """
         assert self._sender is not None, f"the {self.name} process takes no messages"
         self._sender.send(message)
@@ -107,7 +107,7 @@ class ChildProcess:
             await self.ended
 
     def close(self) -> None:
-        """Close the pipe and the sockets to the child; idempotent."""
+        """Close the pipe and the sockets of the child; idempotent."""
         self._reader.cancel()
         self._receiver.close()
         if self._sender is not None:
@@ -118,16 +118,16 @@ class ChildProcess:
 
     def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
         code = self._process.wait()
-        with contextlib.suppress(RuntimeError):  # the event loop has ended before
+        with contextlib.suppress(RuntimeError):  # the event loop was closed before
             loop.call_soon_threadsafe(self._on_exit, code)
 
     def _on_exit(self, code: int) -> None:
         self.ended.set_result(code)
-        # its `StartFailed` message may still be under way
+        # its `StartFailed` message may still be in transit
         asyncio.get_running_loop().call_later(_LAST_MESSAGE_S, self._fail_unless_ready, code)
 
     def _on_reader_end(self, reader: asyncio.Task[None]) -> None:
-        """A child whose messages are not read is as good as lost: its end has it replaced."""
+        """End a child whose messages cannot be read: it will be replaced."""
         if reader.cancelled() or (error := reader.exception()) is None:
             return
         logger.error("messages of the %s cannot be handled", self.name, exc_info=error)
@@ -140,7 +140,7 @@ class ChildProcess:
     def _fail(self, message: str) -> None:
         if not self.ready.done():
             self.ready.set_exception(ConfigError(message))
-            self.ready.exception()  # nobody may be waiting for it
+            self.ready.exception()  # possibly unobserved
 
     async def _read(self) -> None:
         turn = 0

@@ -1,4 +1,4 @@
-"""The one path of commands to the executor: drain, run between steps, take effect, go on."""
+"""Executes executor commands: drain, run between steps, apply, resume."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BESIDE = (
     StartProfile,
     StopProfile,
 )
-"""Commands that touch nothing that steps read: these go on meanwhile."""
+"""Commands that do not affect steps: steps continue meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class _Running:
 
 
 class Commands:
-    """Runs commands one after another; the scheduler is paused for those that change something.
+    """Runs commands one at a time; pauses the scheduler for those that change something.
 
     Args:
-        scheduler: Stopped and drained by the first command, and let go on after the last.
-        executor: Carries them out.
+        scheduler: Paused and drained by the first command, resumed after the last.
+        executor: Executes the commands.
 
     Attributes:
-        blocked: Why nothing may be computed after the last command; empty: it may.
+        blocked: Why no step may run after the last command; empty: steps may run.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
@@ -68,7 +68,7 @@ class Commands:
 
     @property
     def active(self) -> bool:
-        """Whether there is a command to carry out."""
+        """Whether a command is pending."""
         return self._running is not None or bool(self._waiting)
 
     @property
@@ -77,11 +77,11 @@ class Commands:
         return self._running is not None and not isinstance(self._running.command, _BESIDE)
 
     def add(self, number: int, command: ExecutorCommand) -> None:
-        """Have a command carried out after those that came before."""
+        """Queue a command."""
         self._waiting.append((number, command))
 
     def poll(self) -> tuple[int, ExecutorCommand, CommandResult] | None:
-        """Advance; returns the number of a command that is done, and what it brought."""
+        """Advance; return the number of a finished command, and its result."""
         if self._running is None:
             if not self._waiting:
                 return None
@@ -101,7 +101,7 @@ class Commands:
         return done.number, done.command, result
 
     def _prepare(self, command: ExecutorCommand) -> None:
-        """Drain, and let go of what the command takes away."""
+        """Drain, and release what the command takes away."""
         if isinstance(command, _BESIDE):
             return
         self._scheduler.pause("in_place")
@@ -110,12 +110,12 @@ class Commands:
             command.tags or MEMORY_TAGS
         )
         if (flushes or releases) and self._scheduler.holds_kv:
-            raise CapacityError("KV is being loaded or handed over; try again when that is done")
+            raise CapacityError("KV is being loaded or transferred; try again when that is done")
         if releases:
             self._scheduler.forget_kv()
 
     def _take_effect(self, command: UpdateWeights) -> None:
-        """What was computed with the old weights has been sent on by now."""
+        """Apply the command; outputs computed with the old weights have been emitted by now."""
         if command.abort:
             self._scheduler.abort_all(_ABORTED)
             self._scheduler.flush_outputs()

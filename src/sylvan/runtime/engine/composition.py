@@ -1,4 +1,4 @@
-"""What building a model gives to whatever runs it."""
+"""The result of building a model."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class EngineCore:
     """A scheduler with all its parts.
 
     Attributes:
-        scheduler: Ready to take requests.
+        scheduler: The scheduler, ready for requests.
         facts: Properties for the API process; named as in `ServedModelInfo`.
-        state: Makes the body of the answer to GetState.
-        inspect: Answers questions about the prefix cache.
-        executor: Takes commands between steps.
-        close: Ends the executor and frees memory.
-        grammar_counts: Fields of `Load` that tell of grammars.
-        drafts_won: Seconds that guesses saved.
-        weight_version: Label of the weights.
-        lora: Adapters; None: there are none to be served.
-        corpora: Texts that are guessed from; None: nothing is.
-        media_counts: Fields of `Load` that tell of images, videos and sounds.
-        disagg_load: What is told of KV that is handed over; None without a role.
-        stores: Of KV below the device's memory; None: there can be none.
+        state: Returns the body of the answer to GetState.
+        inspect: Answers queries about the prefix cache.
+        executor: Executes commands between steps.
+        close: Closes the executor and frees memory.
+        grammar_counts: Returns the grammar fields of `Load`.
+        drafts_won: Returns the seconds saved by drafts.
+        weight_version: Version label of the weights.
+        lora: LoRA adapters; None: disabled.
+        corpora: Corpora to draft from; None: disabled.
+        media_counts: Returns the media fields of `Load`.
+        disagg_load: Returns the load of KV transfers; None without a role.
+        stores: Manages the KV store; None: there are no tiers.
     """
 
     scheduler: Scheduler
@@ -58,4 +58,4 @@ class EngineCore:
 
 
 Build = Callable[[Config, Emit], EngineCore]
-"""Makes the scheduler of a configuration; raises ConfigError."""
+"""Builds the scheduler of a configuration; raises ConfigError."""

@@ -1,4 +1,4 @@
-"""Reads what `ngram` guesses from beside requests: texts, and what the model mostly says."""
+"""Loads what `ngram` drafts from besides requests: corpora, and context trees."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sylvan.runtime.features.speculation.contexts import FILE, ContextTree, load
 from sylvan.runtime.features.speculation.corpus import GivenCorpora
 
 GIVEN = "given"
-"""Name of the corpus that the configuration names."""
+"""Name of the configured corpus."""
 
 
 def given_corpora(config: Config) -> GivenCorpora | None:
-    """Texts that `ngram` looks in for all requests; None: tokens are not guessed so.
+    """Load the corpora that `ngram` searches for all requests; None: `ngram` is not used.
 
     Raises:
-        ConfigError: `speculative.corpus` cannot be read, or is too large.
+        ConfigError: `speculative.corpus` is unreadable or too large.
     """
     section = config.speculative
     if section is None or section.algorithm != "ngram":
@@ -37,10 +37,10 @@ def given_corpora(config: Config) -> GivenCorpora | None:
 
 
 def known_contexts(config: Config, vocab_size: int) -> ContextTree | None:
-    """What the model mostly says, by the directory that is named, or that of the model.
+    """Load the context tree from the configured directory, or the model's.
 
     Raises:
-        ConfigError: what is named is none, or what is there is none for this model.
+        ConfigError: The configured one is invalid, or the one found is for another model.
     """
     section = config.speculative
     if section is None or section.algorithm != "ngram":
@@ -56,10 +56,10 @@ def known_contexts(config: Config, vocab_size: int) -> ContextTree | None:
 
 
 def _corpus_texts(config: Config) -> Iterator[Sequence[int]]:
-    """Token ids of each text of `speculative.corpus`, read as they are asked for; none without it.
+    """Yield the token IDs of each text in `speculative.corpus`, lazily; nothing if it is not set.
 
     Raises:
-        ConfigError: the file cannot be read, or a line holds no text; names the line.
+        ConfigError: The file is unreadable, or a line contains no text; the message names the line.
     """
     given = config.speculative
     if given is None or given.corpus is None:

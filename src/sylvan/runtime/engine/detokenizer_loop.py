@@ -16,21 +16,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TextPorts:
-    """The ends that a detokenizer process holds."""
+    """The channels of a detokenizer process."""
 
     inbox: MessageReceiver[ToDetokenizer]
     texts: MessageSender[TextBatch]
     stops: MessageSender[StopFound]
 
     def close(self) -> None:
-        """Close all ends."""
+        """Close all channels."""
         self.inbox.close()
         self.texts.close()
         self.stops.close()
 
 
 class DetokenizerLoop:
-    """The detokenizer process without the process."""
+    """The main loop of the detokenizer process."""
 
     def __init__(self, detokenizer: DetokenizerManager, ports: TextPorts) -> None:
         self._detokenizer = detokenizer
@@ -39,7 +39,7 @@ class DetokenizerLoop:
     def run(
         self, on_alive: Callable[[], None], heartbeat_s: float, clock: Clock = monotonic
     ) -> None:
-        """Serve until the process ends; calls `on_alive` every `heartbeat_s` seconds."""
+        """Serve until the process exits; call `on_alive` every `heartbeat_s` seconds."""
         due_s = clock()
         while True:
             if (now := clock()) >= due_s:
@@ -48,7 +48,7 @@ class DetokenizerLoop:
             self.pump(max(0.0, due_s - now))
 
     def pump(self, timeout_s: float = 0.0) -> bool:
-        """Handle the next message, if one comes in time; returns whether it did."""
+        """Handle the next message, if one arrives in time; return whether one did."""
         try:
             message = self._ports.inbox.receive(timeout_s)
         except MessageError:
@@ -57,7 +57,7 @@ class DetokenizerLoop:
         if message is None:
             return False
         answer = self._detokenizer.handle(message)
-        # stops first: once the client reads the end, the scheduler is about to know it, too
+        # stops first: when the client reads the end, the scheduler is about to know it too
         for stop in answer.stops:
             self._ports.stops.send(stop)
         if answer.texts is not None:

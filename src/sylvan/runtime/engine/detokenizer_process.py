@@ -1,4 +1,4 @@
-"""The detokenizer's process, which the supervisor starts."""
+"""The detokenizer process, started by the supervisor."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sylvan.runtime.engine.text import load_tokenizer
 from sylvan.runtime.tokenizer.detokenizer import DetokenizerManager
 from sylvan.text.tokenizer import Tokenizer
 
-_HEARTBEAT_S = 2.0  # often enough, and next to nothing while idle
+_HEARTBEAT_S = 2.0  # frequent enough, and cheap while idle
 
 
 def main() -> int:
-    """Serve until the parent ends this process; returns the exit code."""
+    """Serve until the parent stops this process; return the exit code."""
     child = ChildMain.start()
     texts = cast(Any, child.sender("texts"))
     tokenizer: Tokenizer | None = None

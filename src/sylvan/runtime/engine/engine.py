@@ -1,4 +1,4 @@
-"""`sylvan.Engine`: a runtime inside a Python program."""
+"""`sylvan.Engine`: serves a model inside a Python program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.runtime.engine.arguments import ServerArgs, configuration
 from sylvan.runtime.engine.feed import END, SHUT_DOWN, ThreadBridge
 from sylvan.runtime.engine.runtime import Runtime
-from sylvan.runtime.engine.steering import EngineSteering
+from sylvan.runtime.engine.steering import EngineControl
 from sylvan.runtime.engine.weights import EngineWeights, NamedTensors, safetensors_of
 from sylvan.runtime.serving import embeddings, ranking
 from sylvan.runtime.serving.labels import read_labels
@@ -41,7 +41,7 @@ B = TypeVar("B", bound=WireModel)
 
 
 class InvalidRequestError(RequestError, ValueError):
-    """What `Engine` raises for a request that cannot be served; programs expect a ValueError."""
+    """Raised by `Engine` for a request that cannot be served; callers expect a ValueError."""
 
 
 @contextmanager
@@ -54,20 +54,20 @@ def _value_errors() -> Iterator[None]:
         ) from error
 
 
-class Engine(EngineSteering):
+class Engine(EngineControl):
     """Serves a model inside this program, without HTTP.
 
-    Keywords are fields of the configuration (`cache__page_size=16`), or the names that SGLang has
-    for them (`model_path=...`, `mem_fraction_static=0.8`). Unless told otherwise (`processes`),
-    all runs in this process, in threads of its own. Any thread may call any method; each `async_`
-    method works on the event loop it is called from.
+    Keywords are fields of the configuration (`cache__page_size=16`), or SGLang's names
+    for them (`model_path=...`, `mem_fraction_static=0.8`). By default (`processes`),
+    everything runs in threads of this process. Any thread may call any method; each `async_`
+    method runs on the event loop it is called from.
 
     Example:
         >>> with sylvan.Engine() as engine:  # doctest: +SKIP
         ...     print(engine.generate("2 + 2 =", {"max_new_tokens": 8})["text"])
 
     Raises:
-        ConfigError: a keyword is unknown, or the model cannot be served; says what to change.
+        ConfigError: A keyword is unknown, or the model cannot be served; says what to change.
     """
 
     def __init__(self, *, server_args: ServerArgs | None = None, **keywords: object) -> None:
@@ -87,7 +87,7 @@ class Engine(EngineSteering):
 
     @property
     def config(self) -> Config:
-        """The configuration, with nothing left to decide."""
+        """The resolved configuration."""
         return self._config
 
     @property
@@ -104,12 +104,12 @@ class Engine(EngineSteering):
         stream: bool = False,
         **fields: Any,
     ) -> Reply | list[Reply] | Iterator[Reply]:
-        """Continue one prompt, or a list of prompts.
+        """Generate for one prompt, or a list of prompts.
 
         Args:
             prompt: Text, or a list of texts.
             sampling_params: As in the body of `/generate`; a list has one item per prompt.
-            input_ids: Token ids instead of text.
+            input_ids: Token IDs instead of text.
             *media: `image_data`, `audio_data` and `video_data`, in this order; items may also be
                 paths, bytes and PIL images.
             stream: Return an iterator of growing answers; closing it aborts the request.
@@ -120,8 +120,8 @@ class Engine(EngineSteering):
             list of them for several prompts or samples.
 
         Raises:
-            RequestError: the request cannot be served; names the field.
-            CapacityError: not now.
+            RequestError: The request cannot be served; names the field.
+            CapacityError: The request cannot be served now.
         """
         call = self._call(prompt, sampling_params, input_ids, media, stream=stream, **fields)
         return self._iterate(_kept(call.stream())) if stream else self._wait(call.whole())
@@ -149,19 +149,19 @@ class Engine(EngineSteering):
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         **fields: Any,
     ) -> Reply | list[Reply]:
-        """Vectors of texts (or of pairs of texts), or the numbers of their labels.
+        """Embed or classify texts, or pairs of texts.
 
         Args:
             prompt: A text, a list of texts, or a list of pairs.
-            input_ids: Token ids instead of texts.
+            input_ids: Token IDs instead of texts.
             **fields: Other fields of the body of `/encode`, such as `dimensions`.
 
         Returns:
             What `/encode` answers: an object with `embedding` and `meta_info`, or a list of them.
 
         Raises:
-            RequestError: the request cannot be served, or the model makes no vectors.
-            CapacityError: not now.
+            RequestError: The request cannot be served, or the model has no embeddings.
+            CapacityError: The request cannot be served now.
         """
         return self._wait(self._encode(prompt, input_ids, fields))
 
@@ -182,17 +182,17 @@ class Engine(EngineSteering):
         documents: Sequence[str] = (),
         **fields: Any,
     ) -> Reply | list[Reply]:
-        """Documents by their relevance for a query, the best first, as `/v1/rerank` answers.
+        """Rank documents by relevance to a query, best first, as `/v1/rerank` does.
 
         Args:
-            prompt: Instead of all others, pairs of texts: what `encode` makes of them.
-            query: What is asked.
-            documents: What may answer it.
+            prompt: Alternatively to the others: pairs of texts, passed to `encode`.
+            query: The query.
+            documents: The documents.
             **fields: Other fields of the body of `/v1/rerank`, such as `top_n`.
 
         Raises:
-            RequestError: the request cannot be served, or not by this model.
-            CapacityError: not now.
+            RequestError: The request cannot be served, or not by this model.
+            CapacityError: The request cannot be served now.
         """
         if prompt is not None:
             return self.encode(prompt, **fields)
@@ -201,11 +201,11 @@ class Engine(EngineSteering):
         return self._wait(ranking.rerank(self._caller, body, labels, self._service.template))
 
     def score(self, query: object = None, items: object = None, **fields: Any) -> ScoreResult:
-        """Probabilities of label tokens after query and item, as `/v1/score` makes them.
+        """Return probabilities of label tokens after query and item, as `/v1/score` does.
 
         Raises:
-            RequestError: the request cannot be served, or not by this model.
-            CapacityError: not now.
+            RequestError: The request cannot be served, or not by this model.
+            CapacityError: The request cannot be served now.
         """
         return self._wait(self._score(query, items, fields))
 
@@ -218,7 +218,7 @@ class Engine(EngineSteering):
     def update_weights_from_disk(
         self, model_path: str, load_format: str | None = None, **fields: Any
     ) -> tuple[bool, str]:
-        """Replace all weights by those of a checkpoint; (False, why) leaves the old ones in force.
+        """Replace all weights with a checkpoint's; (False, why) leaves the old ones in force.
 
         Args:
             model_path: Its directory.
@@ -231,28 +231,28 @@ class Engine(EngineSteering):
     def update_weights_from_tensor(
         self, named_tensors: NamedTensors, **fields: Any
     ) -> tuple[bool, str]:
-        """Replace some weights, or all; they travel in shared memory.
+        """Replace some or all weights, through shared memory.
 
         Args:
-            named_tensors: Names as in the checkpoint, and tensors of PyTorch; pairs or a mapping.
+            named_tensors: PyTorch tensors by checkpoint name, as pairs or a mapping.
             **fields: `flush_cache`, `abort_all_requests`, `weight_version`.
         """
         return self._wait(self._weights.from_tensors(named_tensors, _body(UpdateBody, fields)))
 
     def begin_weight_update(self) -> None:
-        """Keep the tensors of the updates to come until `end_weight_update`."""
+        """Collect the tensors of the following updates until `end_weight_update`."""
         self._wait(self._runtime.manager.updates.begin())
 
     def end_weight_update(self) -> tuple[bool, str]:
-        """Put all tensors into force that were kept, or none of them.
+        """Commit all collected tensors, or none of them.
 
         Raises:
-            RequestError: no update has begun, or nothing was kept.
+            RequestError: No update was begun, or nothing was collected.
         """
         return self._wait(self._weights.end())
 
     def init_weights_update_group(self, **fields: Any) -> tuple[bool, str]:
-        """Enter a process group, as the body of `/init_weights_update_group` says."""
+        """Join a process group, as described by the body of `/init_weights_update_group`."""
         return self._wait(self._weights.join_group(_body(GroupBody, fields)))
 
     def destroy_weights_update_group(
@@ -264,7 +264,7 @@ class Engine(EngineSteering):
     def update_weights_from_distributed(
         self, names: Sequence[str], dtypes: Sequence[object], shapes: object, **fields: Any
     ) -> tuple[bool, str]:
-        """Replace weights by what rank 0 of a group broadcasts."""
+        """Replace weights with what rank 0 of a group broadcasts."""
         given = {
             "names": _listed(names),
             "dtypes": [str(kind).removeprefix("torch.") for kind in dtypes],
@@ -276,16 +276,16 @@ class Engine(EngineSteering):
     def update_weights_from_ipc(
         self, zmq_handles: dict[str, str], **fields: Any
     ) -> tuple[bool, str]:
-        """Replace weights by the safetensors files of a ZeroMQ REP socket of this machine."""
+        """Replace weights with safetensors files from a local ZeroMQ REP socket."""
         given = {"zmq_handles": zmq_handles, **fields}
         return self._wait(self._weights.from_ipc(_body(SocketBody, given)))
 
     def load_lora_adapter(
         self, lora_name: str, lora_path: str, pinned: bool = False
     ) -> tuple[bool, str]:
-        """Serve the LoRA adapter in a directory under a name, which `lora_path` then asks for.
+        """Load a LoRA adapter from a directory under a name, which requests give as `lora_path`.
 
-        Returns: whether it was loaded, and why not.
+        Returns: whether it was loaded, and the error.
         """
         return self._wait(self._load_adapter(lora_name, lora_path, pinned=pinned))
 
@@ -302,15 +302,15 @@ class Engine(EngineSteering):
         config_dict: dict[str, Any],
         pinned: bool = False,
     ) -> tuple[bool, str]:
-        """Serve a LoRA adapter that is in memory.
+        """Load a LoRA adapter from memory.
 
         Args:
-            lora_name: Name that `lora_path` then asks for.
-            tensors: Those of `adapter_model.safetensors`, of PyTorch; pairs or a mapping.
-            config_dict: What `adapter_config.json` has.
-            pinned: Keep its place in host memory and on the device.
+            lora_name: Name that requests give as `lora_path`.
+            tensors: PyTorch tensors of `adapter_model.safetensors`, as pairs or a mapping.
+            config_dict: Contents of `adapter_config.json`.
+            pinned: Never evict it from host memory or the device.
 
-        Returns: whether it was loaded, and why not.
+        Returns: whether it was loaded, and the error.
         """
         return self._wait(self._send_adapter(lora_name, tensors, config_dict, pinned=pinned))
 
@@ -326,9 +326,9 @@ class Engine(EngineSteering):
         return await self._bridge(sent)
 
     def unload_lora_adapter(self, lora_name: str, abort_requests: bool = False) -> tuple[bool, str]:
-        """Serve no new requests with an adapter; `abort_requests` ends those under way.
+        """Unload an adapter; `abort_requests` aborts its running requests.
 
-        Returns: whether there was one, and why not.
+        Returns: whether there was one, and the error.
         """
         return self._wait(self._unload_adapter(lora_name, abort=abort_requests))
 
@@ -339,31 +339,31 @@ class Engine(EngineSteering):
         return await self._bridge(self._unload_adapter(lora_name, abort=abort_requests))
 
     def get_weights_by_name(self, name: str, truncate_size: int = 100) -> list[Any]:
-        """The first rows of a tensor, as nested lists.
+        """Return the first rows of a tensor, as nested lists.
 
         Raises:
-            RequestError: there is none of that name.
+            RequestError: There is no tensor of that name.
         """
         return self._wait(self._weights.tensor(name, truncate_size))
 
     def check_weights(self, skip_tensor_list: Sequence[str] = ()) -> dict[str, str]:
-        """A checksum of each tensor but those named."""
+        """Return a checksum of each tensor, except the named ones."""
         return self._wait(self._weights.checksums(tuple(skip_tensor_list)))
 
     def release_memory_occupation(self, tags: Sequence[str] | None = None) -> dict[str, Any]:
-        """Give memory back to the system, by tags; nothing is computed before it is resumed.
+        """Release memory by tags; requests wait until it is resumed.
 
         Raises:
-            RequestError: it cannot be given back.
+            RequestError: It cannot be released.
         """
         return self._wait(self._weights.release(_body(MemoryBody, {"tags": _listed(tags)})))
 
     def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> dict[str, Any]:
-        """Take memory again, and go on."""
+        """Allocate the memory again, and continue."""
         return self._wait(self._weights.resume(_body(MemoryBody, {"tags": _listed(tags)})))
 
     def shutdown(self) -> None:
-        """End everything and free the memory; idempotent."""
+        """Stop everything and free the memory; idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -434,7 +434,7 @@ class Engine(EngineSteering):
         return ScoreResult(reply["scores"], tokens, reply.get("token_logprobs"))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run on the engine's loop; an interrupted wait cancels the work."""
+        """Run on the engine's loop; interrupting the wait cancels the work."""
         if self._closed:
             work.close()
             raise CapacityError(SHUT_DOWN)
@@ -482,7 +482,7 @@ class Engine(EngineSteering):
         return ThreadBridge(replies, self._loop)
 
     def _stop_loop(self) -> None:
-        asyncio.run_coroutine_threadsafe(_wind_up(self._loop), self._loop).result()
+        asyncio.run_coroutine_threadsafe(_close_loop(self._loop), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -494,14 +494,14 @@ _MEDIA = ("image_data", "audio_data", "video_data")
 
 def _new_loop() -> asyncio.AbstractEventLoop:
     try:
-        import uvloop  # not made for Windows
+        import uvloop  # does not exist on Windows
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
 
 
 def _body(kind: type[B], fields: dict[str, Any]) -> B:
-    """The body of a route, without fields that nobody knows."""
+    """Build the body of a route; unknown fields are dropped."""
     with _value_errors():
         checked = parse(kind, fields)
         if checked.model_extra:
@@ -511,7 +511,7 @@ def _body(kind: type[B], fields: dict[str, Any]) -> B:
 
 
 def _listed(value: object) -> object:
-    """Tuples and arrays as the lists that a JSON body would hold."""
+    """Convert tuples and arrays to the lists of a JSON body."""
     if isinstance(value, str | dict) or value is None:
         return value
     if hasattr(value, "tolist"):
@@ -521,8 +521,8 @@ def _listed(value: object) -> object:
     return value
 
 
-async def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
-    """What `asyncio.run` does at its end."""
+async def _close_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Clean up the loop, as `asyncio.run` does at its end."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
@@ -532,7 +532,7 @@ async def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _kept(replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[Reply, None]:
-    """Answers that stay as they are: the next one of a stream grows the same lists."""
+    """Copy answers, because the lists in a stream's answers keep growing."""
     async with aclosing(replies):
         async for reply in replies:
             meta = reply["meta_info"].items()

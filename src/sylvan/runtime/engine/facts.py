@@ -1,6 +1,6 @@
-"""Facts for resolving and checking a configuration: this machine, the model, what is installed.
+"""Facts for resolving and checking a configuration: machine, model, installed packages.
 
-Imports no torch where drivers tell what is asked of them, so that `sylvan config` answers at once.
+Avoids importing torch where drivers provide the information, so that `sylvan config` is fast.
 """
 
 from __future__ import annotations
@@ -35,9 +35,18 @@ from sylvan.utils.machine import inspect_machine
 
 _ANYWHERE = frozenset({"cpu", "cuda", "rocm", "xpu"})
 _GPUS = frozenset({"cuda", "rocm"})
-_NO_ATTENTION = "null"  # for layers that attend by themselves; served otherwise, it talks nonsense
+_NO_ATTENTION = "null"  # for layers that compute attention themselves; others produce garbage
 TOKENIZER = "tokenizer.json"
-_8_BIT = frozenset({"model", "fp8_e4m3"})
+_8_BIT = frozenset({"model", "fp8_e4m3", "fp8_e5m2"})
+
+_ON_JAX = AttentionFacts(
+    devices=frozenset({"jax", "tpu"}),
+    page_sizes=frozenset(range(16, 257, 16)),
+    page_size=16,
+    runners=frozenset({"program"}),
+    module="jax",
+    extra="tpu",
+)
 
 ATTENTION: Mapping[str, AttentionFacts] = {
     "native": AttentionFacts(
@@ -59,31 +68,33 @@ ATTENTION: Mapping[str, AttentionFacts] = {
     ),
     "flashinfer": AttentionFacts(
         devices=frozenset({"cuda"}),
-        kv_dtypes=_8_BIT,
+        kv_dtypes=_8_BIT - {"fp8_e5m2"},
         dtypes=frozenset({"float16", "bfloat16"}),
         max_head_dim=256,
         module="flashinfer",
         extra="flashinfer",
     ),
+    "pallas": _ON_JAX,
+    "jnp": _ON_JAX,
     "torch": AttentionFacts(devices=_ANYWHERE, kv_dtypes=_8_BIT),
     "reference": AttentionFacts(devices=_ANYWHERE, kv_dtypes=_8_BIT),
     "dense": AttentionFacts(
         devices=_ANYWHERE, runners=frozenset({"eager", "graph"}), kv_dtypes=_8_BIT
     ),
 }
-"""Backends that `auto` may choose, the preferred ones first; a test holds them against `caps`."""
+"""Backends that `auto` may choose, in order of preference; a test checks them against `caps`."""
 
 
 def gather_facts(config: Config) -> Facts:
-    """Look at the machine and at the model that `config` names.
+    """Inspect the machine, and the model that `config` names.
 
     Raises:
-        ConfigError: there is no such model or chat template, or its files cannot be read.
+        ConfigError: The model or chat template does not exist, or is unreadable.
     """
     if config.text.chat_template is not None:
-        from sylvan.runtime.engine.text import read_chat_template  # brings Jinja and tokenizers
+        from sylvan.runtime.engine.text import read_chat_template  # imports Jinja and tokenizers
 
-        read_chat_template(config)  # refuses here, before the model is loaded
+        read_chat_template(config)  # fails here, before the model is loaded
     compiled = kernels.describe().variant is not None
     runners = ("program", "eager") if compiled else ("eager",)
     devices = {"cpu": cpu_facts(inspect_machine(), runners)}
@@ -103,7 +114,7 @@ def gather_facts(config: Config) -> Facts:
         **_draft(config),
         adapter_rank=_adapter_rank(config),
         attention={
-            name: _offered(name, facts, kinds.values())
+            name: attention_of(name, facts, kinds.values())
             for name, facts in ATTENTION.items()
             if _usable(facts, compiled=compiled)
         },
@@ -129,10 +140,10 @@ _WEIGHTS = (".safetensors", ".pt", ".bin")
 
 
 def _medusa(name: str, vocab_size: int) -> CheckpointInfo:
-    """Heads without keys and values: what they hold is what their files hold."""
+    """Return facts of Medusa heads, which have no KV: the size of their files."""
     try:
         files = [file for file in model_dir(name).iterdir() if file.suffix in _WEIGHTS]
-        count = sum(file.stat().st_size for file in files) // 2  # about: numbers of 16 bits
+        count = sum(file.stat().st_size for file in files) // 2  # approximately: 16-bit numbers
     except (ConfigError, OSError) as error:
         raise ConfigError(f"speculative.draft_model={name}: {error}") from None
     return CheckpointInfo(
@@ -148,18 +159,18 @@ def _medusa(name: str, vocab_size: int) -> CheckpointInfo:
 
 
 def _draft(config: Config) -> dict[str, Any]:
-    """Facts of the draft model, if there is one."""
+    """Return facts of the draft model, if there is one."""
     if config.speculative is None or config.speculative.draft_model is None:
         return {}
     if config.speculative.algorithm == "ngram":
-        return {}  # contexts, which are no model
+        return {}  # a context tree, which is not a model
     name = config.speculative.draft_model
     if config.speculative.algorithm == "medusa":
         return {"draft": _medusa(name, vocabulary_rows(model_dir(config.model)) or 0)}
     try:
         facts = model_facts(name, trusted=config.trust_remote_code)
         ours, theirs = model_dir(config.model), model_dir(name)
-        if config.speculative.algorithm in DRAFT_HEADS:  # they have no tokenizer
+        if config.speculative.algorithm in DRAFT_HEADS:  # draft heads have no tokenizer
             same = facts.vocab_size == vocabulary_rows(ours)
         else:
             same = _vocabulary(ours / TOKENIZER) == _vocabulary(theirs / TOKENIZER)
@@ -169,19 +180,19 @@ def _draft(config: Config) -> dict[str, Any]:
 
 
 def _adapter_rank(config: Config) -> int:
-    """The largest rank that the adapters to load at start name; 0 where none can be read."""
+    """Return the largest rank of the configured adapters; 0 if none is readable."""
     ranks = [0]
     for path in config.lora.adapters.values() if config.lora else ():
         try:
             found = json.loads((Path(path) / "adapter_config.json").read_bytes())
             ranks += [found["r"], *(found.get("rank_pattern") or {}).values()]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # loading it says what is wrong
+            continue  # loading it will report the error
     return max((rank for rank in ranks if isinstance(rank, int)), default=0)
 
 
 def _vocabulary(tokenizer: Path) -> object:
-    """What ids stand for; None if the tokenizer is of another kind."""
+    """Return the token strings; None if the tokenizer is of another kind."""
     if not tokenizer.is_file():
         return None
     table = json.loads(tokenizer.read_bytes())
@@ -193,8 +204,8 @@ def _wanted(kind: Kind, device: str) -> bool:
     return device == kind.facts.name or (device == "auto" and kind.facts.automatic)
 
 
-def _offered(name: str, attention: AttentionFacts, kinds: Iterable[Kind]) -> AttentionFacts:
-    """Devices of other packages say themselves which backends run on them."""
+def attention_of(name: str, attention: AttentionFacts, kinds: Iterable[Kind]) -> AttentionFacts:
+    """Return the backends that plug-in devices support, as they report."""
     also = {kind.facts.name for kind in kinds if name in kind.facts.attention}
     return replace(attention, devices=attention.devices | also)
 
@@ -202,11 +213,11 @@ def _offered(name: str, attention: AttentionFacts, kinds: Iterable[Kind]) -> Att
 def _usable(attention: AttentionFacts, *, compiled: bool) -> bool:
     if attention.module and importlib.util.find_spec(attention.module) is None:
         return False
-    return compiled or "eager" in attention.runners
+    return compiled or "eager" in attention.runners or "cpu" not in attention.devices
 
 
 def _device(kind: Kind) -> DeviceFacts:
-    """A device that can be used; it is opened only where its driver does not tell its memory."""
+    """Return a usable device; it is opened only if its driver does not report its memory."""
     memory = kind.memory()
     if memory is None:
         found = open_platform(kind).memory()

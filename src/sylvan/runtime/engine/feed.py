@@ -14,37 +14,37 @@ from sylvan.protocol.errors import CapacityError
 T = TypeVar("T")
 
 END = object()
-"""What is read after the last item."""
+"""Returned after the last item."""
 SHUT_DOWN = "the engine has been shut down"
 
 
 class ThreadBridge(Generic[T]):
-    """Runs a generator, at most one item ahead of its reader.
+    """Runs a generator at most one item ahead of its reader.
 
-    A reader that keeps up finds each item without waking the loop, and is woken once for it. For
-    one that does not the generator waits, so that its source can merge what is left unread.
+    A fast reader finds each item without waking the loop, and is woken once per item. For
+    a slow one the generator waits, so that its source can merge unread items.
 
     Args:
-        items: Started at once.
-        loop: Where it runs.
+        items: The generator; started at once.
+        loop: The loop that it runs on.
     """
 
     def __init__(self, items: AsyncGenerator[T, None], loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._lock = threading.Lock()  # of all that follows
-        self._unread: list[object] = []  # at most one item, then the error that ended them
+        self._lock = threading.Lock()  # of all following items
+        self._unread: list[object] = []  # at most one item, then the error that ended the generator
         self._reader: Future[Any] | None = None
-        self._waits = False  # the generator, for the reader
+        self._waits = False  # held by the reader to keep the generator
         self._over = False
         self._room = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         asyncio.run_coroutine_threadsafe(self._run(items), loop)
 
     def read(self) -> Future[Any]:
-        """The next item, or `END`; for one reader, which waits for it before asking again.
+        """Return the next item, or `END`; for one reader, one call at a time.
 
         Raises (from the future):
-            CapacityError: the engine was shut down.
+            CapacityError: The engine was shut down.
         """
         future: Future[Any] = Future()
         with self._lock:
@@ -62,7 +62,7 @@ class ThreadBridge(Generic[T]):
         return future
 
     async def close(self) -> None:
-        """Close the generator, wherever it is; on its loop. Idempotent."""
+        """Close the generator in any state; call on its loop. Idempotent."""
         if self._worker is not None and not self._worker.done():
             self._worker.cancel()
             await asyncio.wait([self._worker])
@@ -81,7 +81,7 @@ class ThreadBridge(Generic[T]):
             await self._room.wait()
 
     def _offer(self, item: object) -> bool:
-        """Hand an item to the reader, or keep it for him; False if he has not read the last one."""
+        """Pass an item to the reader, or buffer it; False if the last one is still unread."""
         with self._lock:
             reader, self._reader = self._reader, None
             if reader is None or not reader.set_running_or_notify_cancel():
@@ -95,7 +95,7 @@ class ThreadBridge(Generic[T]):
         return True
 
     def _end(self, worker: asyncio.Task[None]) -> None:
-        """What ended the generator is read after its last item."""
+        """Pass the generator's error after its last item."""
         error = None if worker.cancelled() else worker.exception()
         with self._lock:
             self._over = True

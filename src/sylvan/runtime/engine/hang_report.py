@@ -1,4 +1,4 @@
-"""Report about a process that hung: the last steps that it decided."""
+"""Report about a hung process: the last steps that it planned."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _LOGGED_STEPS = 5
 
 
 class HangReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that hung. Times: seconds of the monotonic clock.
+    """A hung process. Times: seconds of the monotonic clock.
 
     Attributes:
         process: Its name.
-        pids: Of all processes of the replica; their stacks are on standard error.
-        at: When it was noticed, in UTC.
+        pids: Process IDs of the replica; their stacks are on standard error.
+        at: UTC time of detection.
         now_s: The same, by the clock of the steps.
-        steps: The last ones that the scheduler decided, oldest first.
+        steps: The last planned steps, oldest first.
     """
 
     process: str
@@ -39,7 +39,7 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report_dir(given: str | None) -> Path:
-    """Where reports and profiles go."""
+    """Return the directory of reports and profiles."""
     if given is not None:
         return Path(given).expanduser()
     return Path(tempfile.gettempdir()) / f"sylvan-reports-{os.getuid()}"
@@ -48,9 +48,9 @@ def report_dir(given: str | None) -> Path:
 def write_report(
     folder: str | None, process: str, pids: Mapping[str, int], steps: Sequence[StepRecord]
 ) -> Path | None:
-    """Write a report to a file, and the last steps of it to the log; where it is.
+    """Write a report to a file, and its last steps to the log; return the path.
 
-    A disk that is full costs the file only.
+    On a full disk, only the file is lost.
     """
     at = datetime.now(UTC)
     report = HangReport(

@@ -31,11 +31,11 @@ from sylvan.utils.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
 
-_MESSAGES_PER_TURN = 64  # before other tasks of the event loop have their turn
+_MESSAGES_PER_TURN = 64  # messages handled before other tasks of the event loop run
 
 
 class LocalEngine:
-    """The objects and messages of a replica's processes, over pipes inside this process."""
+    """The objects and messages of a replica's processes, over in-process pipes."""
 
     def __init__(
         self, config: Config, tokenizer: Tokenizer, build: Build, replica: Replica
@@ -43,7 +43,7 @@ class LocalEngine:
         self._config, self._tokenizer, self._build = config, tokenizer, build
         self._replica = replica
         self._loop = asyncio.get_running_loop()
-        # the event loop never waits: a full pipe is an error at once
+        # the event loop never blocks: a full pipe is an error
         self._inbox: Pipe[ToScheduler | StopFound] = Pipe(send_timeout_s=0.0)
         self._text: Pipe[ToDetokenizer] = Pipe()
         self._out: AsyncPipe[FromScheduler | TextBatch] = AsyncPipe(self._loop)
@@ -53,10 +53,10 @@ class LocalEngine:
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Load the model in the thread, then connect the client of the replica.
+        """Load the model in the thread, then connect the replica's client.
 
         Raises:
-            ConfigError: it cannot be served; says why.
+            ConfigError: It cannot be served; the message says why.
         """
         self._thread.start()
         built = await self._built
@@ -66,12 +66,12 @@ class LocalEngine:
         self._replica.client.connect(self._inbox.send, facts)
 
     def read_steps(self, last: int) -> list[StepRecord]:
-        """The last steps of the scheduler."""
+        """Return the last steps of the scheduler."""
         built = self._built.result() if self._built.done() else None
         return [] if built is None else read_steps(built.scheduler.times.log.buffer, last)
 
     async def close(self) -> None:
-        """End the thread; idempotent."""
+        """Stop the thread; idempotent."""
         if self._thread.ident is not None and self._thread.is_alive():
             self._inbox.send(Control(id=0, command=Shutdown()))
             await self._ended.wait()
@@ -84,7 +84,7 @@ class LocalEngine:
         self._close_pipes()
 
     def kill(self) -> None:
-        """Close the pipes; the thread does not keep the process alive."""
+        """Close the pipes; the thread does not block process exit."""
         self._close_pipes()
 
     def _close_pipes(self) -> None:
@@ -118,7 +118,7 @@ class LocalEngine:
             self._call_in_loop(self._ended.set)
 
     def _call_in_loop(self, call: Callable[..., object], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop has ended
+        with contextlib.suppress(RuntimeError):  # the event loop was closed
             self._loop.call_soon_threadsafe(call, *args)
 
     def _set_built(self, built: EngineCore) -> None:

@@ -1,4 +1,4 @@
-"""Command lines and start of child processes; imports little, so that one can be started early."""
+"""Command lines and start of child processes; imports little, to start one early."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ DETOKENIZER_ARGV = (*_CHILD, "sylvan.runtime.engine.detokenizer_process")
 
 def start_process(argv: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a child that reads its configuration from standard input."""
-    # in a session of its own: signals to the terminal's group are for the parent to handle
+    # in its own session: the parent handles signals to the terminal's group
     return subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True, env=environment)
 
 
 class PrewarmedScheduler:
-    """A scheduler process that is started before its configuration is known.
+    """A scheduler process started before its configuration is known.
 
-    It imports PyTorch in the meantime, which takes longer than reading the configuration and the
-    imports of this process.
+    It imports PyTorch meanwhile, which takes longer than reading the configuration and this
+    process's own imports.
     """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = start_process(SCHEDULER_ARGV, for_compute())
 
     def take(self) -> subprocess.Popen[bytes] | None:
-        """The process, once; the caller ends it."""
+        """Take ownership of the process, once."""
         process, self._process = self._process, None
         return process
 
     def close(self) -> None:
-        """End the process unless it was taken; idempotent."""
+        """Kill the process unless it was taken; idempotent."""
         if (process := self.take()) is not None:
             process.kill()
             process.communicate()

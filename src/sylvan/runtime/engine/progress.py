@@ -1,4 +1,4 @@
-"""Progress of loading a model, for people who wait."""
+"""Progress reports while a model loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOG_INTERVAL_S = 2.0
 REPORT_INTERVAL_S = 0.1
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes loaded so far and the bytes to load."""
+"""Called with the loaded and the total bytes."""
 
 
 class LoggedProgress:

@@ -1,6 +1,6 @@
-"""A rank beside the scheduler's process.
+"""A tensor-parallel rank besides the scheduler's process.
 
-Started by the supervisor. It holds its share of the model and follows the scheduler's steps.
+The supervisor starts it. It holds its shard of the model, and executes the scheduler's steps.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
+import msgspec
+
 from sylvan.protocol.errors import ExecutorError, RankLostError
 from sylvan.protocol.messages import Alive, Ready
 from sylvan.runtime.engine.build import build_rank
 from sylvan.runtime.engine.child_main import ChildMain, run_start
-from sylvan.runtime.engine.ranks import StartRank, join_mesh, rank_channel, step_codec
-from sylvan.runtime.engine.roles import MEETING
+from sylvan.runtime.engine.ranks import StartRank, follow_mesh, rank_channel, step_codec
 from sylvan.runtime.executor.ranks import Follower
 from sylvan.transport.api import MessageSender
 from sylvan.utils import garbage
@@ -27,7 +28,7 @@ _POLL_S = 0.5
 
 
 def main() -> int:
-    """Follow until the first rank or the parent ends this process; returns the exit code."""
+    """Execute steps until the first rank or the parent ends this process; return the exit code."""
     child = ChildMain.start()
     replies = cast(Any, child.sender("replies"))
     follower: Follower | None = None
@@ -39,8 +40,20 @@ def main() -> int:
         while (first := channel.receive(_POLL_S)) is None:
             pass
         assert isinstance(first, StartRank), "a stream begins with the configuration"
-        mesh = join_mesh(first.config, child.path(MEETING), child.rank)
-        executor, close = build_rank(first.config, mesh)
+        config = first.config
+        if child.steps is not None:  # what machines have for themselves
+            own = child.config
+            parallel = msgspec.structs.replace(config.parallel, address=own.parallel.address)
+            config = msgspec.structs.replace(
+                config,
+                model=own.model,
+                tokenizer=own.tokenizer,
+                load_cache=own.load_cache,
+                threads=own.threads,
+                parallel=parallel,
+            )
+        mesh = follow_mesh(child, first, config)
+        executor, close = build_rank(config, mesh)
         follower = Follower(executor, cast(Any, channel), step_codec(), mesh.tp.check)
 
     code = run_start(replies, start)
@@ -56,7 +69,7 @@ def main() -> int:
 
 
 def nothing() -> None:
-    """Ends what was never made."""
+    """Clean up nothing."""
 
 
 def _follow(follower: Follower) -> int:
@@ -64,13 +77,13 @@ def _follow(follower: Follower) -> int:
     try:
         follower.run()
     except (ExecutorError, RankLostError):
-        logger.exception("this rank cannot follow any more; it ends")
+        logger.exception("this rank cannot continue; it exits")
         return 1
     return 0
 
 
 def _beat(replies: MessageSender[Alive], interval_s: float) -> None:
-    """Tell the parent that this process runs, whatever its steps take."""
+    """Send heartbeats, however long steps take."""
     pause = threading.Event()
     while not pause.wait(interval_s):
         replies.send(Alive())

@@ -1,8 +1,8 @@
-"""How the ranks of a replica come together: one configuration, one mesh, one stream of steps."""
+"""How the ranks of a replica connect: one configuration, one mesh, one stream of steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -10,11 +10,19 @@ from typing import Any, cast
 import msgspec
 
 from sylvan.config import Config
-from sylvan.kernels.collective.gloo import file_store, join_ranks
+from sylvan.config.address import own_address, resolve_host, split_address
+from sylvan.kernels.api import Communicator
+from sylvan.kernels.collective.gloo import (
+    file_store,
+    join_ranks,
+    listening_store,
+    remote_store,
+)
 from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.kernels.native.ranks import SharedRanks
-from sylvan.protocol.errors import ConfigError
+from sylvan.protocol.errors import ConfigError, RankLostError
+from sylvan.protocol.messages import RankMeeting
 from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.engine.child_main import ChildMain
 from sylvan.runtime.engine.roles import MEETING, streams_of
@@ -29,7 +37,10 @@ from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapabi
 from sylvan.runtime.features.recurrent.control import RecurrentStates
 from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.layers.mesh import Mesh
-from sylvan.transport.api import Duplex, DuplexChannel
+from sylvan.runtime.layers.placement import read_placement
+from sylvan.transport.api import Duplex, DuplexChannel, MessageError
+from sylvan.transport.star import Centre, Point, Spoke
+from sylvan.utils.names import random_hex
 
 _WITH_WORKERS = (
     EmbeddingCapability,
@@ -41,17 +52,21 @@ _WITH_WORKERS = (
     PrefillRole,
     DecodeRole,
 )
-"""Control halves whose data goes to every rank."""
+"""Control halves whose work is sent to every rank."""
 
 
 class StartRank(msgspec.Struct, tag=True, frozen=True):
-    """The first message to a rank: how the model is served, without any `auto`."""
+    """First message to a rank: the resolved configuration.
+
+    `store`: port of the rendezvous store of ranks on several machines.
+    """
 
     config: Config
+    store: int = 0
 
 
 def step_codec() -> StepCodec:
-    """Of the steps between ranks."""
+    """Return the codec of steps between ranks."""
     return StepCodec(
         {control.name: control.work_type for control in _WITH_WORKERS},
         {c.name: c.report_type for c in _WITH_WORKERS if c.report_type is not None},
@@ -60,40 +75,91 @@ def step_codec() -> StepCodec:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """The first rank's view of those that hold a model with it.
+    """The other ranks of a model, from the first rank's view.
 
     Attributes:
-        others: Channels to the other ranks, in order.
-        meeting: File by which they find each other.
+        others: Channels to the other ranks, by rank.
+        meeting: Rendezvous file, if all ranks are on one machine.
+        elsewhere: Where ranks of other machines connect, if any.
     """
 
     others: Sequence[DuplexChannel[StartRank | ToRank, FromRank]]
     meeting: Path
+    elsewhere: RemoteRanks | None = None
 
     def start(self, config: Config) -> Mesh:
-        """Tell the others what to serve, and meet them.
+        """Send the others the configuration, and join them.
 
         Raises:
-            RankLostError: some did not come in time; names the first of them.
+            RankLostError: Some did not join in time; the message names the first.
         """
+        store, port = None, 0
+        if self.elsewhere is not None:
+            self.elsewhere.join(config)
+            store = listening_store(self.elsewhere.host, config.parallel.join_timeout_s)
+            port = store.port
         for other in self.others:
-            other.send(StartRank(config))
-        return join_mesh(config, self.meeting, 0)
+            other.send(StartRank(config, port))
+        return join_mesh(config, self.meeting, 0, store)
 
     def executor(self, own: Executor, mesh: Mesh) -> Executor:
-        """Of all ranks together."""
-        return RankedExecutor(own, self.others, step_codec(), mesh.tp.check)
+        """Build the executor that spans all ranks."""
+        several = self.elsewhere is not None
+        check = mesh.tp.check
+        return RankedExecutor(own, self.others, step_codec(), check, several_machines=several)
 
 
-def join_mesh(config: Config, meeting: Path, rank: int) -> Mesh:
-    """Meet the other ranks.
+@dataclass(frozen=True, slots=True)
+class RemoteRanks:
+    """Ranks on other machines, from the first rank's view.
+
+    Attributes:
+        centre: Where they connect.
+        host: Address of this machine.
+        tokens: Tokens that authenticate them, by rank.
+    """
+
+    centre: Centre[StartRank | ToRank, FromRank]
+    host: str
+    tokens: Mapping[int, str]
+
+    def join(self, config: Config) -> None:
+        """Wait for all of them.
+
+        Raises:
+            RankLostError: One did not connect in time; the message names it.
+        """
+        timeout_s = config.parallel.join_timeout_s
+        missing = self.centre.join(timeout_s)
+        if missing is None:
+            return
+        rank = next(rank for rank, token in self.tokens.items() if token == missing)
+        node = rank * config.parallel.nodes // config.parallel.tp
+        raise RankLostError(
+            f"rank {rank} of {config.parallel.tp}, on node {node}, did not join within "
+            f"{timeout_s:g} s"
+        )
+
+
+def join_mesh(config: Config, meeting: Path | None, rank: int, store: Any = None) -> Mesh:
+    """Join the other ranks.
+
+    Args:
+        config: How the model is served.
+        meeting: File by which ranks of one machine find each other.
+        rank: Of this process.
+        store: By which ranks of several machines find each other; None: there is one machine.
 
     Raises:
-        ConfigError: shared memory was asked for, and no kernels are compiled.
-        RankLostError: some did not come in time; names the first of them.
+        ConfigError: Shared memory is configured, but no kernels are compiled.
+        RankLostError: Some did not join in time; the message names the first.
     """
     size, timeout_s = config.parallel.tp, config.parallel.join_timeout_s
     step_timeout_s = config.scheduler.hang_timeout_s
+    if store is not None:
+        host = own_address(_head_host(config))
+        return _mesh(config, join_ranks(store, rank, size, timeout_s, step_timeout_s, host))
+    assert meeting is not None, "ranks of one machine have a file"
     if config.parallel.backend != "gloo":
         try:
             shared = SharedRanks(load_library(), meeting, rank, size, step_timeout_s)
@@ -102,25 +168,81 @@ def join_mesh(config: Config, meeting: Path, rank: int) -> Mesh:
                 raise ConfigError(f"parallel.backend=shared: {why}; leave it at auto") from None
         else:
             shared.join(timeout_s)
-            return Mesh(shared)
-    store = file_store(str(meeting), size)
-    return Mesh(join_ranks(store, rank, size, timeout_s, step_timeout_s))
+            return _mesh(config, shared)
+    file = file_store(str(meeting), size)
+    return _mesh(config, join_ranks(file, rank, size, timeout_s, step_timeout_s))
 
 
-def rank_group(child: ChildMain) -> RankGroup | None:
-    """The ends of the first rank; None where it is the only one."""
-    size = child.config.parallel.tp
-    if size == 1:
+def _mesh(config: Config, ranks: Communicator) -> Mesh:
+    parallel = config.parallel
+    path = Path(parallel.expert_placement) if parallel.expert_placement else None
+    placement = read_placement(path, parallel.ep, parallel.redundant_experts)
+    return Mesh(ranks, parallel.ep, placement, parallel.same_bits)
+
+
+def _head_host(config: Config) -> str:
+    """IPv4 address of node 0."""
+    assert config.parallel.address is not None, "checked with the configuration"
+    return resolve_host(split_address(config.parallel.address)[0])
+
+
+def rank_group(child: ChildMain, report: Callable[[RankMeeting], None]) -> RankGroup | None:
+    """Open the first rank's channels; None if it is the only rank.
+
+    Args:
+        child: This process.
+        report: Called with the address to which ranks of other machines connect.
+    """
+    parallel = child.config.parallel
+    if parallel.tp == 1:
         return None
     others: list[Any] = []
-    for rank in range(1, size):
+    for rank in range(1, parallel.tp // parallel.nodes):
         steps, answers = streams_of(rank)
         others.append(Duplex(child.sender(steps), child.receiver(FromRank, answers)))
-    return RankGroup(others, child.path(MEETING))
+    elsewhere = None
+    if parallel.nodes > 1:
+        elsewhere = _elsewhere(child, report)
+        others += [Spoke(elsewhere.centre, token) for token in elsewhere.tokens.values()]
+    return RankGroup(others, child.path(MEETING), elsewhere)
+
+
+def _elsewhere(child: ChildMain, report: Callable[[RankMeeting], None]) -> RemoteRanks:
+    parallel, host = child.config.parallel, _head_host(child.config)
+    ranks = range(parallel.tp // parallel.nodes, parallel.tp)
+    tokens = {rank: random_hex(16) for rank in ranks}
+    try:
+        centre: Centre[Any, Any] = Centre(child.context, host, tuple(tokens.values()), FromRank)
+    except MessageError as error:
+        raise ConfigError(f"parallel.address={parallel.address}: {error}") from None
+    report(RankMeeting(port=centre.port, tokens=tokens))
+    return RemoteRanks(centre, host, tokens)
 
 
 def rank_channel(child: ChildMain) -> DuplexChannel[FromRank, StartRank | ToRank]:
-    """The ends of another rank."""
-    steps, answers = streams_of(child.rank)
-    ends: Any = Duplex(child.sender(answers), child.receiver(StartRank | ToRank, steps))
+    """Open another rank's channels."""
+    if child.steps is not None:
+        place = child.steps
+        ends: Any = Point(child.context, place.address, place.token, StartRank | ToRank)
+    else:
+        steps, answers = streams_of(child.rank)
+        ends = Duplex(child.sender(answers), child.receiver(StartRank | ToRank, steps))
     return cast("DuplexChannel[FromRank, StartRank | ToRank]", ends)
+
+
+def follow_mesh(child: ChildMain, first: StartRank, config: Config) -> Mesh:
+    """Meet the others as another rank than the first.
+
+    Args:
+        child: This process.
+        first: What the first rank said.
+        config: How this rank serves the model.
+
+    Raises:
+        RankLostError: see `join_mesh`.
+    """
+    if not first.store:
+        return join_mesh(config, child.path(MEETING), child.rank)
+    host, timeout_s = _head_host(config), config.parallel.join_timeout_s
+    store = remote_store(host, first.store, timeout_s)
+    return join_mesh(config, None, child.rank, store)

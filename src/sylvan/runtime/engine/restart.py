@@ -1,4 +1,4 @@
-"""How often, and after which pauses, a child process is started again."""
+"""When a child process is restarted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sylvan.utils.clock import Clock, monotonic
 class RestartPolicy:
     """At most `max_restarts` within `window_s` seconds.
 
-    The first restart follows at once, the second after four times `base_delay_s`, and each later
-    one after twice the pause before.
+    The first restart is immediate, the second after four times `base_delay_s`, and each later
+    one after twice the previous delay.
     """
 
     max_restarts: int = 5
@@ -23,14 +23,14 @@ class RestartPolicy:
 
 @dataclass(slots=True)
 class Backoff:
-    """Applies a policy to the restarts of one child; those older than the window do not count."""
+    """Applies a policy to one child; restarts older than the window do not count."""
 
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     clock: Clock = monotonic
     _times: deque[float] = field(default_factory=deque[float])
 
     def next_delay_s(self) -> float | None:
-        """Seconds to wait before the next restart; None: do not restart."""
+        """Return the delay before the next restart; None: do not restart."""
         now = self.clock()
         while self._times and now - self._times[0] > self.policy.window_s:
             self._times.popleft()

@@ -1,4 +1,4 @@
-"""The kinds of child processes of a replica, as data: one entry of `ROLES` for each."""
+"""The kinds of child processes of a replica, one entry of `ROLES` each."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from sylvan.runtime.tokenizer.scheduler_client import SchedulerClient, Send
 from sylvan.runtime.tokenizer.types import ServedModelInfo
 
 STEPS = "steps"
-"""File in which a scheduler notes its last steps."""
+"""File in which a scheduler records its last steps."""
 
 FactsOf = Callable[[Mapping[str, Scalar]], ServedModelInfo]
-"""What the API process knows of the model, from what the scheduler reported."""
+"""Builds the API process's information about the model from the scheduler's report."""
 
 
 class ProcessObserver(Protocol):
-    """Is told what happens to the processes of one role in one replica."""
+    """Observes the processes of one role in one replica."""
 
     def on_ready(self, ready: Ready, send: Send) -> None:
-        """A process got ready, for the first time or after a loss; `send` reaches it."""
+        """A process is ready, for the first time or after a restart; `send` sends to it."""
         ...
 
     def on_message(self, message: FromChild) -> None:
-        """It sent a message."""
+        """The process sent a message."""
         ...
 
     def on_lost(self, *, inflicted: bool) -> None:
-        """It has ended, and is started again unless `on_given_up` follows.
+        """The process exited, and will be restarted unless `on_given_up` follows.
 
         Args:
-            inflicted: By us, on request: no request is to blame.
+            inflicted: By fault injection: no request is to blame.
         """
         ...
 
     def on_given_up(self) -> None:
-        """It will not be started again."""
+        """The process will not be restarted."""
         ...
 
 
@@ -58,30 +58,31 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRole:
-    """A kind of child process: how it is started, watched and restarted.
+    """A kind of child process: how it is started, monitored and restarted.
 
-    Every process sends `Ready` once it is, or `Failed` with a reason. Sockets towards the API
-    process are made anew for each run, so that nothing meant for a dead process reaches its
-    successor. Sockets between the processes of a replica keep their names; what is left in them
-    belongs to an earlier epoch, which both sides ignore.
+    Every process sends `Ready` when it is, or `StartFailed` with a reason. Sockets to the API
+    process are created anew for each run, so that no message for a dead process reaches its
+    successor. Sockets between the processes of a replica keep their names; leftover messages
+    belong to an earlier epoch, which both sides ignore.
 
     Attributes:
-        name: For logs, errors and `Supervisor.pids`.
-        argv: Entry point: reads a `ChildConfig` from its standard input.
-        observe: Makes the observer of the role's processes in a replica.
-        outbox: The process's name for its socket to the API process.
-        inbox: Its name for the socket on which it takes messages of the API process, if it does.
-        links: Its names for sockets to others of its replica, and what these are called there.
-        group: Roles of one group live together: when one of its processes has ended, the others of
-            the replica are ended, and all are started anew. Empty: the role is a group of its own.
-        peers: Its names for sockets and files that it shares with its group, and what these are
-            called there; made anew each time the group is started.
-        rank: Number of the process among those that hold a model together.
-        environment: Makes the environment variables.
-        restart: When it is started again after it has ended.
-        heartbeat_limit_s: Age of its last heartbeat above which it is ended because it hangs; None
-            for processes that send none.
-        starts_first: It is started before, and not after, the other work of the API process.
+        name: Name in logs, errors and `Supervisor.pids`.
+        argv: Entry point, which reads a `ChildConfig` from stdin.
+        observe: Creates the observer of the role's processes in a replica.
+        outbox: The process's name of its socket to the API process.
+        inbox: Its name of the socket with messages from the API process, if it has one.
+        links: Its names of sockets to other roles of the replica, and their names there.
+        group: Roles of one group are restarted together: when one of their processes exits, the
+            others of the replica are stopped, and all are restarted. Empty: a group of its own.
+        peers: Its names of sockets and files shared within its group, and their names there;
+            recreated each time the group starts.
+        rank: Its rank among the processes that hold the model.
+        node: The machine whose ranks it represents; 0: a process of this machine.
+        environment: Returns its environment variables.
+        restart: Restart policy.
+        heartbeat_limit_s: Age of its last heartbeat at which it counts as hung; None for
+            processes without heartbeats.
+        starts_first: Start it before the API process's other start-up work.
     """
 
     name: str
@@ -93,6 +94,7 @@ class ProcessRole:
     group: str = ""
     peers: Mapping[str, str] = field(default_factory=dict[str, str])
     rank: int = 0
+    node: int = 0
     environment: Callable[[], Mapping[str, str]] = for_compute
     restart: RestartPolicy = RestartPolicy()  # noqa: RUF009 - immutable
     heartbeat_limit_s: Callable[[Config], float] | None = None
@@ -122,7 +124,7 @@ class SchedulerObserver:
 
 @dataclass(frozen=True, slots=True)
 class DetokenizerObserver:
-    """Has requests wait while there is no detokenizer, and start over then."""
+    """Pauses requests while there is no detokenizer, then replays them."""
 
     replica: Replica
 
@@ -142,7 +144,7 @@ class DetokenizerObserver:
 
 @dataclass(frozen=True, slots=True)
 class RankObserver:
-    """The scheduler's process is of the same group: its observer is told what matters."""
+    """Does little: the scheduler's process is in the same group, and its observer acts."""
 
     replica: Replica
 
@@ -167,7 +169,7 @@ SCHEDULER = ProcessRole(
     outbox="replies",
     links={"stops": "stops", "text": "text", STEPS: STEPS},
     heartbeat_limit_s=lambda config: config.scheduler.hang_timeout_s,
-    starts_first=True,  # its imports take longest
+    starts_first=True,  # has the longest imports
 )
 
 DETOKENIZER = ProcessRole(
@@ -180,14 +182,14 @@ DETOKENIZER = ProcessRole(
 )
 
 ROLES = (SCHEDULER, DETOKENIZER)
-"""The processes of a replica whose model one process holds, in the order of their start."""
+"""The processes of a replica whose model one process holds, in start order."""
 
 
 def roles_of(config: Config) -> tuple[ProcessRole, ...]:
-    """The processes of a replica: with several ranks, the first is the scheduler's process."""
-    size = config.parallel.tp
-    if size == 1:
+    """Return the processes of a replica; with ranks, the first is the scheduler's process."""
+    if config.parallel.tp == 1:
         return ROLES
+    size = config.parallel.tp // config.parallel.nodes  # on this machine, node 0
     shared = {MEETING: MEETING}
     streams = {name: name for rank in range(1, size) for name in streams_of(rank)}
     first = replace(SCHEDULER, group="ranks", peers=shared | streams)
@@ -205,23 +207,36 @@ def roles_of(config: Config) -> tuple[ProcessRole, ...]:
         )
         for rank in range(1, size)
     )
-    return (first, *others, DETOKENIZER)
+    nodes = (
+        ProcessRole(
+            name=f"node-{node}",
+            argv=(),
+            observe=RankObserver,
+            outbox="",
+            group="ranks",
+            node=node,
+            heartbeat_limit_s=lambda config: config.parallel.rank_timeout_s,
+            starts_first=True,
+        )
+        for node in range(1, config.parallel.nodes)
+    )
+    return (first, *others, *nodes, DETOKENIZER)
 
 
 MEETING = "meeting"
-"""File by which ranks find each other."""
+"""Rendezvous file of the ranks."""
 
 
 def streams_of(rank: int) -> tuple[str, str]:
-    """Sockets from the first rank to another, and back."""
+    """Return the names of the sockets from the first rank to another, and back."""
     return f"steps-{rank}", f"answers-{rank}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Which processes serve a model: those of `roles`, once for each replica.
+    """The processes that serve a model: those of `roles`, per replica.
 
-    `roles` None: those of the configuration.
+    `roles` None: derived from the configuration.
     """
 
     num_replicas: int = 1

@@ -1,4 +1,4 @@
-"""A running model: the TokenizerManager and the processes or threads behind it."""
+"""A running model: the TokenizerManager, and the processes or threads behind it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.threads import call_in_thread
 
 ABORT_PATIENCE_S = 2.0
-_SPARE_SAMPLES = 1024  # beyond those that run or wait: finished ones whose clients still read
-_SLACK_SAMPLES = 8  # that have ended for the scheduler, or are on their way
+_SPARE_SAMPLES = 1024  # finished requests, whose clients still read, besides those that run or wait
+_SLACK_SAMPLES = 8  # requests that have finished in the scheduler, or are on their way to it
 _DRAINED = Finish(type="abort", message="the server is shutting down", status=503)
 
 
@@ -40,19 +40,19 @@ class Backend(Protocol):
     """Runs schedulers and detokenizers."""
 
     async def close(self) -> None:
-        """End them, and remove what they used; idempotent."""
+        """Stop them, and clean up; idempotent."""
         ...
 
     def kill(self) -> None:
-        """The same at once, without waiting for anything."""
+        """Stop them at once, without waiting."""
         ...
 
 
 class Runtime:
-    """Serves one model, seen from the API process; belongs to one asyncio loop.
+    """Serves one model from the API process; belongs to one asyncio loop.
 
     Attributes:
-        manager: Takes the requests.
+        manager: Accepts requests.
     """
 
     def __init__(self, manager: TokenizerManager, backends: Sequence[Backend]) -> None:
@@ -74,15 +74,15 @@ class Runtime:
         """Start the processes (or, with `processes: one`, a thread) and wait until all are ready.
 
         Args:
-            config: Secrets in it stay in this process.
-            topology: How many replicas there are, and with `processes: many` their processes.
-            build: Makes the scheduler of `processes: one`; default: from the configuration.
-            progress: Called with the bytes loaded; None: they are logged.
-            during_start: Work of the caller in this process while others start, if any do.
+            config: Its secrets stay in this process.
+            topology: Number of replicas and, with `processes: many`, their processes.
+            build: Builds the scheduler of `processes: one`; default: from the configuration.
+            progress: Called with the loaded bytes; None: progress is logged.
+            during_start: Work of the caller to run while other processes start, if any do.
             prewarmed: A started scheduler process; None: one is started.
 
         Raises:
-            ConfigError: something cannot start; one sentence for the operator.
+            ConfigError: Something cannot start; one sentence for the operator.
         """
         topology = topology or Topology()
         async with AsyncExitStack() as stack:
@@ -119,14 +119,14 @@ class Runtime:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of the children by role; empty if all runs in this process."""
+        """Process IDs of the children by role; empty if everything runs in this process."""
         supervisors = (each for each in self._backends if isinstance(each, Supervisor))
         return {name: pid for each in supervisors for name, pid in each.pids.items()}
 
     async def drain(self, deadline_s: float) -> bool:
-        """Refuse new requests and wait for the live ones; those left at the deadline are aborted.
+        """Reject new requests and wait for live ones; abort the rest at the deadline.
 
-        Returns whether all ended by themselves.
+        Returns whether all finished by themselves.
         """
         self.manager.router.drain()
         if await self._none_live(deadline_s):
@@ -136,7 +136,7 @@ class Runtime:
         return False
 
     async def close(self) -> None:
-        """End the processes and remove sockets, shared memory and directory; idempotent."""
+        """Stop the processes; remove sockets, shared memory and workspace; idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -146,7 +146,7 @@ class Runtime:
         await asyncio.gather(*(backend.close() for backend in self._backends))
 
     def kill(self) -> None:
-        """As `close`, at once and without waiting for anything: for a second Ctrl-C."""
+        """Stop at once, without waiting: for a second Ctrl-C."""
         self._closed = True
         for backend in self._backends:
             backend.kill()
@@ -194,7 +194,7 @@ def _limits(config: Config, topology: Topology) -> EdgeLimits:
     running = config.scheduler.max_running_reqs
     per_replica = config.scheduler.max_waiting_reqs + (running if isinstance(running, int) else 0)
     full = per_replica + max(_SLACK_SAMPLES, per_replica // 16)
-    holds = config.disagg is not None or config.tiers is not None  # what neither runs nor waits
+    holds = config.disagg is not None or config.tiers is not None  # neither running nor waiting
     return EdgeLimits(
         max_unfinished=full if isinstance(running, int) and not holds else None,
         max_live_samples=topology.num_replicas * per_replica + _SPARE_SAMPLES,

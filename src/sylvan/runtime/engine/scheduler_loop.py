@@ -1,4 +1,4 @@
-"""Runs a scheduler on messages: takes in requests, steps, sends outputs and heartbeats."""
+"""Runs a scheduler on messages: receives requests, steps, sends outputs and heartbeats."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.4
 AUDIT_S = 10.0
-MAX_MESSAGES_PER_STEP = 1024  # so that a flood of requests does not hold up running ones
+MAX_MESSAGES_PER_STEP = 1024  # so that many arrivals do not delay running requests
 PROMPT_TAIL_TOKENS = 16
 MAX_FAILED_STEPS = 3
 _GATHER_S = 0.001
-"""How long an idle scheduler waits for a request to follow the one that has arrived."""
+"""How long an idle scheduler waits for another request after the first of a burst."""
 _GATHER_AT_MOST_S = 0.005
-_GATHER_SHARE = 0.05  # of a step; where steps are shorter than that, nothing is waited for
+_GATHER_SHARE = 0.05  # share of a step; shorter steps wait for nothing
 _MIN_WAIT_S = 0.001
 _MAX_WAIT_S = 0.05
 
@@ -74,9 +74,9 @@ Facts = Mapping[str, str | int | float | bool | None]
 
 @dataclass(slots=True)
 class Ports:
-    """The ends that a scheduler process holds.
+    """The channels of a scheduler process.
 
-    `weight_version` is the label of the weights that outputs are computed with.
+    `weight_version` is the version label of the weights that compute outputs.
     """
 
     inbox: MessageReceiver[ToScheduler]
@@ -85,26 +85,26 @@ class Ports:
     weight_version: str = DEFAULT_VERSION
 
     def emit(self, outputs: Sequence[TokenOutput]) -> None:
-        """Send outputs to the detokenizer; the scheduler's `Parts.emit`."""
+        """Send outputs to the detokenizer; implements the scheduler's `Parts.emit`."""
         self.text.send(TokenBatch(outputs=tuple(outputs), weight_version=self.weight_version))
 
     def close(self) -> None:
-        """Close all ends."""
+        """Close all channels."""
         self.inbox.close()
         self.text.close()
         self.replies.close()
 
 
 class SchedulerLoop:
-    """The scheduler process without the process.
+    """The main loop of the scheduler process.
 
-    A request or command that cannot be served fails alone. A step that raises fails the requests it
-    ran; a scheduler that keeps raising is left to the supervisor, which starts another one.
+    A request or command that cannot be served fails alone. A step that raises fails its requests;
+    if the scheduler keeps raising, this process exits and the supervisor restarts it.
 
     Args:
-        built: The scheduler, which emits through `ports.emit`, and what can be told of it.
-        ports: Where messages come from and go to.
-        on_idle: Called once no work has arrived for a heartbeat or two after some was done.
+        built: The scheduler, which emits through `ports.emit`, and its state.
+        ports: Channels for messages.
+        on_idle: Called once when no work has arrived for a heartbeat or two.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class SchedulerLoop:
         self._audit_due_s = clock() + AUDIT_S
         self._wait_s = 0.0
         self._failed_steps = 0
-        self._quiescent = True  # the scheduler is idle, and its last step had nothing to do
+        self._quiescent = True  # the scheduler is idle, and its last step was empty
         self._shutdown = False
 
     def run(self) -> None:
@@ -138,9 +138,9 @@ class SchedulerLoop:
             self.pump()
 
     def pump(self, *, wait: bool = True) -> bool:
-        """Run one iteration; returns False after a `Shutdown`, and must not be called then.
+        """Run one iteration; returns False after a `Shutdown`, and must not be called again then.
 
-        With `wait` it blocks while there is nothing to do, but never past the next heartbeat.
+        With `wait` it blocks while there is nothing to do, at most until the next heartbeat.
         """
         self._send_heartbeat()
         self._receive_messages(self._timeout_s() if wait else 0.0)
@@ -156,7 +156,7 @@ class SchedulerLoop:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing happens until a message arrives."""
+        """Whether nothing can happen until a message arrives."""
         return self._scheduler.idle
 
     def _timeout_s(self) -> float:
@@ -189,10 +189,10 @@ class SchedulerLoop:
         self._ports.replies.send(Heartbeat(load=load))
 
     def _receive_messages(self, timeout_s: float) -> None:
-        """Handle what has arrived.
+        """Handle the messages that have arrived.
 
         Requests of a burst do not arrive at once, and those that miss a step wait for all of it.
-        So an idle scheduler whose steps are long waits a moment for the request after the first.
+        So an idle scheduler with long steps waits a moment for the request after the first.
         """
         controls: list[Control] = []
         gathers = self._scheduler.idle and _GATHER_SHARE * self._scheduler.times.last_s >= _GATHER_S
@@ -219,7 +219,7 @@ class SchedulerLoop:
                     if gather_until_s is None:
                         gather_until_s = now + _GATHER_AT_MOST_S
                     timeout_s = max(0.0, min(_GATHER_S, gather_until_s - now))
-        # after all others: a request whose end the client has seen has ended here, too
+        # after all others: a request whose end the client has seen has also ended here
         for control in controls:
             self._ports.replies.send(self._reply(control))
 
@@ -237,7 +237,7 @@ class SchedulerLoop:
     def _submit(self, message: Submit) -> None:
         try:
             request = self._params.request(message)
-        except KeyError:  # the message that brought them was malformed
+        except KeyError:  # the message that carried them was malformed
             self._ports.text.send(_start_detokenizing(message.request))
             self._refuse(message.request, "the sampling parameters did not arrive", 500)
             return
@@ -253,7 +253,7 @@ class SchedulerLoop:
                 self._refuse(request, "the scheduler failed on this request", 500)
 
     def _attempt(self, call: Callable[[], object], what: str) -> Exception | None:
-        """Carry out what one client asked for; returns the error, which is that client's alone."""
+        """Execute what one client asked for; return its error, which affects only that client."""
         outcome = outcome_of(call)
         if not isinstance(outcome, Exception):
             return None
@@ -274,13 +274,13 @@ class SchedulerLoop:
         self._idle_at_s = self._heartbeat_due_s + HEARTBEAT_S
         try:
             progressed = self._scheduler.step()
-        except RankLostError:  # nobody's request is to blame; those under way go on elsewhere
+        except RankLostError:  # no request is to blame; the live ones continue elsewhere
             raise
         except Exception as error:
             self._failed_steps += 1
             if self._failed_steps >= MAX_FAILED_STEPS:
                 raise
-            logger.exception("step failed; the requests it ran are ended")
+            logger.exception("step failed; its requests fail")
             self._fail_running(f"{type(error).__name__} in the engine")
             return True
         self._failed_steps = 0
@@ -306,7 +306,7 @@ class SchedulerLoop:
             self._scheduler.abort(req.rid, finish)
 
     def _add_tier_command(self, number: int, command: TierCommand) -> None:
-        """Stores answer when they are open, or closed; see `_send_tier_replies`."""
+        """Queue a store command; it is answered once the store is open or closed."""
         if self._built.stores is not None:
             self._built.stores.add(number, command)
             return
@@ -344,7 +344,7 @@ class SchedulerLoop:
             case CacheTree() | CacheRequest() | CachePrompts():
                 body = self._built.inspect(command)
                 if body is None:
-                    raise RequestError("the prefix cache has no answer to that", status=404)
+                    raise RequestError("the prefix cache cannot answer that", status=404)
             case Pause() | Resume() | SetWeightVersion():
                 body = self._steer(command)
             case RegisterAdapter() | UnloadAdapter() | AddCorpus() | RemoveCorpus() | ListCorpora():
@@ -358,14 +358,14 @@ class SchedulerLoop:
     def _tell_part(
         self, command: RegisterAdapter | UnloadAdapter | CorpusCommand
     ) -> Mapping[str, Any] | None:
-        """Commands of adapters and of texts to guess from, which may not be served."""
+        """Execute commands of adapters and corpora, which may not be served."""
         lora, corpora = self._built.lora, self._built.corpora
         if isinstance(command, RegisterAdapter | UnloadAdapter):
             if lora is None:
-                raise RequestError("no adapters are served (lora)")
+                raise RequestError("LoRA is off (--enable-lora)")
             return lora.execute(command, self._scheduler)
         if corpora is None:
-            raise RequestError("texts are guessed from by --speculative-algorithm ngram")
+            raise RequestError("corpora are only used with --speculative-algorithm ngram")
         return corpora.execute(command)
 
     def _steer(self, command: Pause | Resume | SetWeightVersion) -> Mapping[str, Any] | None:
@@ -386,7 +386,7 @@ class SchedulerLoop:
                 return {"weight_version": version}
 
     def _advance_commands(self) -> bool:
-        """Run commands of the executor instead of steps; whether one is done."""
+        """Execute executor commands instead of steps; return whether one is done."""
         done = self._commands.poll()
         if done is None:
             return False
@@ -416,12 +416,12 @@ class SchedulerLoop:
         return True
 
     def _set_version(self, version: str) -> None:
-        """All that was computed before carries the old label."""
+        """Set the version label; everything computed before carries the old one."""
         self._scheduler.flush_outputs()
         self._ports.weight_version = version
 
     def _set_paused(self, paused: bool) -> None:
-        """Send the load at once: who knows that the command was executed sees its effect."""
+        """Set the pause mode, and send the load at once, so that the caller sees the effect."""
         self._paused = paused
         self._send_load(self._clock())
 

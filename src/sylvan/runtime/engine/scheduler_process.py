@@ -1,4 +1,4 @@
-"""The scheduler's process, which the supervisor starts."""
+"""The scheduler process, started by the supervisor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(build: Build | None = None) -> int:
-    """Serve until the parent ends or shuts it down; returns the exit code."""
+    """Serve until the parent exits or shuts it down; return the exit code."""
     child = ChildMain.start()
     replies = cast(Any, child.sender("replies"))
     progress = ReportedProgress(replies.send) if child.reports_loading else None
@@ -32,7 +32,8 @@ def main(build: Build | None = None) -> int:
         nonlocal ports, built
         inbox = cast(Any, child.receiver(ToScheduler, "inbox", "stops"))
         ports = Ports(inbox, cast(Any, child.sender("text")), replies)
-        make = build or partial(build_scheduler, progress=progress, ranks=rank_group(child))
+        ranks = rank_group(child, replies.send)
+        make = build or partial(build_scheduler, progress=progress, ranks=ranks)
         built = make(child.config, ports.emit)
         built.scheduler.times.log.move_to(child.path(STEPS))
 
@@ -51,6 +52,6 @@ def _serve(loop: SchedulerLoop) -> int:
     try:
         loop.run()
     except (ExecutorError, RankLostError):
-        logger.exception("the executor is lost; this process ends")
+        logger.exception("the executor was lost; this process exits")
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""What the API process knows of the model that it serves."""
+"""The API process's information about the served model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sylvan.text.tokenizer import Tokenizer
 def served_facts(
     config: Config, facts: Mapping[str, Scalar], tokenizer: Tokenizer, path: str
 ) -> ServedModelInfo:
-    """What the API process knows of the model, from what the scheduler reported."""
+    """Build it from the scheduler's report."""
     known: dict[str, Scalar] = dict(facts)
 
     def number(name: str, default: int) -> int:

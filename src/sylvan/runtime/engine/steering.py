@@ -1,4 +1,4 @@
-"""What `sylvan.Engine` can do beside answering: the control routes, as methods."""
+"""The control routes as methods of `sylvan.Engine`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ABSENT: Mapping[str, str] = {
             "stop_expert_distribution_record",
             "dump_expert_distribution_record",
         ),
-        "experts are not spread over ranks",
+        "rows of experts are always counted: see expert_load of get_server_info",
     ),
     **dict.fromkeys(
         ("save_sharded_model", "save_remote_model"), "checkpoints are served as they are"
@@ -44,10 +44,10 @@ _ABSENT: Mapping[str, str] = {
 }
 
 
-class EngineSteering:
-    """The methods; the engine itself says how they are waited for.
+class EngineControl:
+    """The methods; the engine decides how to wait for their coroutines.
 
-    Names of SGLang's Engine that have no meaning here raise an AttributeError that says why.
+    Methods of SGLang's Engine without a meaning here raise an AttributeError that says why.
     """
 
     _service: GenerationService
@@ -61,7 +61,7 @@ class EngineSteering:
         raise AttributeError(f"{type(self).__name__} has no {name!r}{more}")
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
-        """End the live request of that name, or all."""
+        """Abort the live request with that ID, or all."""
         manager = self._service.manager
         self._wait(_later(manager.abort_all if abort_all else lambda: manager.abort(rid)))
 
@@ -74,7 +74,7 @@ class EngineSteering:
         self._wait(self._service.manager.control(msgspec.convert({"mode": mode}, Pause)))
 
     def continue_generation(self) -> None:
-        """Go on after `pause_generation`."""
+        """Resume after `pause_generation`."""
         self._wait(self._service.manager.control(Resume()))
 
     def open_session(
@@ -84,11 +84,11 @@ class EngineSteering:
         streaming: bool = False,
         timeout: float | None = None,
     ) -> str:
-        """Begin a session, whose turns `session_params` of `generate` name; returns its id.
+        """Open a session, whose turns `generate` continues with `session_params`; return its ID.
 
         Raises:
-            RequestError: there is one of that id already.
-            CapacityError: all others are busy.
+            RequestError: The ID is taken.
+            CapacityError: All other sessions are busy.
         """
         fields = {
             "capacity_of_str_len": capacity_of_str_len,
@@ -100,7 +100,7 @@ class EngineSteering:
         return self._wait(_later(lambda: self._service.sessions.open("", body)))
 
     def close_session(self, session_id: str) -> None:
-        """End a session and what still runs in it, if there is one."""
+        """Close a session and abort its requests, if there is one."""
         self._wait(_later(lambda: self._service.sessions.close("", session_id)))
 
     def start_profile(
@@ -110,10 +110,10 @@ class EngineSteering:
         with_stack: bool = False,
         record_shapes: bool = False,
     ) -> str:
-        """Record what steps spend their time on; returns the folder that it is written into.
+        """Start the profiler; return the directory of its files.
 
         Raises:
-            RequestError: one is recorded already, or the folder cannot be used.
+            RequestError: It is already running, or the directory is unusable.
         """
         folder = output_dir or str(report_dir(None))
         name = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
@@ -129,25 +129,25 @@ class EngineSteering:
         return folder
 
     def stop_profile(self) -> list[str]:
-        """Write down what was recorded; returns the files.
+        """Stop the profiler; return its files.
 
         Raises:
-            RequestError: nothing is being recorded.
+            RequestError: It is not running.
         """
         return list((self._ask(StopProfile()).body or {}).get("files", []))
 
     def freeze_gc(self) -> None:
-        """Spare the garbage collector what lives now."""
+        """Exempt current objects from garbage collection."""
         gc.collect()
         gc.freeze()
 
     def get_server_info(self) -> dict[str, Any]:
-        """Configuration, limits and load."""
+        """Return configuration, limits and load."""
         reply = self._wait(self._service.manager.control(GetState()))
         return {**self.get_model_info(), **(reply.body or {}), "version": VERSION}
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the model is and can hold."""
+        """Describe the model and its limits."""
         return msgspec.to_builtins(self._service.manager.facts)
 
     def _ask(self, command: Command) -> ControlReply:

@@ -1,4 +1,4 @@
-"""Owns the child processes of the replicas: starts, watches, restarts and ends them."""
+"""Manages the child processes of the replicas: starts, monitors, restarts and stops them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ import zmq
 
 from sylvan.config import Config
 from sylvan.config.chaos import read_faults
+from sylvan.config.checkpoint import model_dir
 from sylvan.config.tree import ServerConfig
 from sylvan.protocol.errors import ConfigError
-from sylvan.protocol.messages import Loading, ToScheduler
+from sylvan.protocol.messages import Loading, RankMeeting, ToScheduler
 from sylvan.protocol.steps import StepRecord, map_steps, read_steps
 from sylvan.runtime.engine.chaos import ProcessFaults
 from sylvan.runtime.engine.child_main import ChildConfig
 from sylvan.runtime.engine.child_process import ChildProcess, FromChild
 from sylvan.runtime.engine.hang_report import REPORTED_STEPS, write_report
+from sylvan.runtime.engine.nodes import NodeHub, RemoteNode
 from sylvan.runtime.engine.process import SCHEDULER_ARGV, PrewarmedScheduler, start_process
 from sylvan.runtime.engine.progress import Progress
 from sylvan.runtime.engine.restart import Backoff
@@ -42,6 +44,7 @@ from sylvan.runtime.engine.roles import (
     roles_of,
 )
 from sylvan.runtime.engine.watchdog import Watchdog
+from sylvan.runtime.storage.identity import quick_digest
 from sylvan.transport.api import AsyncReceiver, MessageSender
 from sylvan.transport.arrays import SharedArrays
 from sylvan.transport.codec import MessageDecoder, MessageEncoder
@@ -52,20 +55,20 @@ from sylvan.transport.zmq import AsyncPullReceiver, AsyncPushSender
 logger = logging.getLogger(__name__)
 
 DuringStart = Callable[[], Awaitable[object]]
-"""Work of the API process while its children start."""
+"""Start-up work of the API process, run while its children start."""
 
 STOP_PATIENCE_S = 3.0
-_STACKS_S = 1.0  # for a process that hangs to print its stacks
+_STACKS_S = 1.0  # seconds for a hung process to print its stacks
 
 
 @dataclass(slots=True)
 class _Slot:
-    """The place of one role in one replica, and the process that has it now."""
+    """One role in one replica, and its current process."""
 
     role: ProcessRole
     replica: int
     name: str
-    child: ChildProcess
+    child: ChildProcess | RemoteNode
     observer: ProcessObserver | None = None
 
 
@@ -73,9 +76,9 @@ class Supervisor:
     """The child processes of the API process; belongs to its event loop.
 
     Args:
-        topology: Which processes there are.
-        parent: Folder of the workspace; default: where memory is shared.
-        progress: Called with the bytes loaded at the first start; None: the children log them.
+        topology: The processes.
+        parent: Parent directory of the workspace; default: in shared memory.
+        progress: Called with the loaded bytes at the first start; None: the children log progress.
         prewarmed: Becomes the first scheduler.
     """
 
@@ -103,11 +106,20 @@ class Supervisor:
         self._slots: dict[str, _Slot] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
+        self._hub: NodeHub | None = None
+        if config.parallel.nodes > 1:
+            try:
+                digest = quick_digest(model_dir(config.model))
+                self._hub = NodeHub(config, self._context, digest)
+            except ConfigError:
+                self._release()
+                raise
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of the children by role; with several replicas, by role and replica."""
-        return {name: slot.child.pid for name, slot in self._slots.items()}
+        """Process IDs of the children by role; with several replicas, by role and replica."""
+        children = {name: slot.child for name, slot in self._slots.items()}
+        return {n: child.pid for n, child in children.items() if not isinstance(child, RemoteNode)}
 
     @property
     def workspace(self) -> Path:
@@ -118,7 +130,7 @@ class Supervisor:
         """Start all children; `run` waits for them.
 
         Args:
-            during_start: Work of this process. Roles that start first have the other cores for
+            during_start: Work of this process. Roles that start first have the other cores to
                 themselves until it is done; then the other roles are started.
         """
         self._spawn_all(first=True)
@@ -127,10 +139,10 @@ class Supervisor:
         self._spawn_all(first=False)
 
     async def run(self, replicas: Sequence[Replica]) -> None:
-        """Wait until all children are ready, tell their observers, and keep them from now on.
+        """Wait until all children are ready, notify their observers, and keep them running.
 
         Raises:
-            ConfigError: one of them cannot start; says why.
+            ConfigError: One cannot start; the message says why.
         """
         slots = tuple(self._slots.values())
         for slot in slots:
@@ -153,25 +165,25 @@ class Supervisor:
             self._run_task(slots[0], self._faults.run(self._victims))
 
     def _victims(self) -> dict[str, ChildProcess]:
-        """Processes that work; one that is still starting is left alone."""
+        """Return the running processes for fault injection, without those that are starting."""
         children = {name: slot.child for name, slot in self._slots.items()}
         return {
             name: child
             for name, child in children.items()
-            if child.ready.done() and not child.ended.done()
+            if isinstance(child, ChildProcess) and child.ready.done() and not child.ended.done()
         }
 
     def read_steps(self, replica: int, last: int) -> list[StepRecord]:
-        """The last steps of the scheduler of a replica, also of one that hangs or has died."""
+        """Return the last steps of a replica's scheduler, even if it hangs or has died."""
         try:
             buffer = map_steps(self._workspace.path / f"{STEPS}-{replica}")
-        except (OSError, ValueError):  # it has not been ready yet
+        except (OSError, ValueError):  # not ready yet
             return []
         with buffer:
             return read_steps(buffer, last)
 
     async def close(self) -> None:
-        """End the children and remove what they used; idempotent."""
+        """Stop the children and clean up; idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -183,7 +195,7 @@ class Supervisor:
         self._release()
 
     def kill(self) -> None:
-        """End the children at once and remove what they used."""
+        """Kill the children and clean up."""
         self._closed = True
         for slot in self._slots.values():
             slot.child.signal(signal.SIGKILL)
@@ -192,6 +204,8 @@ class Supervisor:
     def _release(self) -> None:
         for slot in self._slots.values():
             slot.child.close()
+        if self._hub is not None:
+            self._hub.close()
         self._context.destroy(linger=0)
         self._workspace.remove()
 
@@ -204,10 +218,13 @@ class Supervisor:
                     child = self._spawn(role, replica, name)
                     self._slots[name] = _Slot(role, replica, name, child)
 
-    def _spawn(self, role: ProcessRole, replica: int, name: str) -> ChildProcess:
+    def _spawn(self, role: ProcessRole, replica: int, name: str) -> ChildProcess | RemoteNode:
         run = next(self._runs)
         sockets = {ours: f"{link}-{replica}" for ours, link in role.links.items()}
         group_run = self._group_runs.setdefault((replica, role.group), 1)
+        if role.node:
+            assert self._hub is not None, "there are several machines"
+            return self._hub.start(role.node, name, group_run)
         sockets |= {ours: f"{name}-{replica}-{group_run}" for ours, name in role.peers.items()}
         sockets[role.outbox] = f"out-{run}"
         sender: MessageSender[ToScheduler] | None = None
@@ -252,6 +269,9 @@ class Supervisor:
         if isinstance(message, Loading):
             if self._progress is not None:
                 self._progress(message.done, message.total)
+        elif isinstance(message, RankMeeting):
+            if self._hub is not None:
+                self._hub.meet(self._group_runs[slot.replica, slot.role.group], message)
         elif slot.observer is not None:
             slot.observer.on_message(message)
 
@@ -262,12 +282,12 @@ class Supervisor:
 
     def _on_task_done(self, slot: _Slot, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if error is not None:  # a bug of ours; without supervision the process is as good as lost
-            logger.error("the %s is not supervised any more", slot.name, exc_info=error)
+        if error is not None:  # an internal error: without supervision the process counts as lost
+            logger.error("the %s is no longer supervised", slot.name, exc_info=error)
             _observer(slot).on_given_up()
 
     async def _keep(self, group: Sequence[_Slot]) -> None:
-        """Start the processes of a group again each time one has ended, as their policy allows."""
+        """Restart the processes of a group each time one exits, as their policy allows."""
         names = ", ".join(slot.name for slot in group)
         backoff = Backoff(group[0].role.restart)
         while True:
@@ -277,7 +297,7 @@ class Supervisor:
                 _observer(slot).on_lost(inflicted=bool(forgiven))
             delay_s = 0.0 if forgiven else backoff.next_delay_s()
             if delay_s is None:
-                logger.error("%s died too often; it is not started again", names)
+                logger.error("%s died too often; it will not be restarted", names)
                 for slot in group:
                     _observer(slot).on_given_up()
                 return
@@ -285,14 +305,14 @@ class Supervisor:
             self._group_runs[group[0].replica, group[0].role.group] += 1
             for slot in group:
                 slot.child = self._spawn(slot.role, slot.replica, slot.name)
-            with contextlib.suppress(ConfigError):  # then one ends, which the loop waits for
+            with contextlib.suppress(ConfigError):  # then one exits, which the loop waits for
                 readies = await asyncio.gather(*(slot.child.ready for slot in group))
                 for slot, ready in zip(group, readies, strict=True):
                     _observer(slot).on_ready(ready, slot.child.send)
                     logger.warning("%s restarted pid=%d", slot.name, slot.child.pid)
 
     async def _end_of(self, group: Sequence[_Slot]) -> None:
-        """Wait until a process has ended, end the others of its group, and clean up after them."""
+        """Wait until a process exits, stop the others of its group, and clean up."""
         first = asyncio.FIRST_COMPLETED
         await asyncio.wait([slot.child.ended for slot in group], return_when=first)
         lost = [slot for slot in group if slot.child.ended.done()]
@@ -305,12 +325,12 @@ class Supervisor:
                 how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
                 logger.error("%s died (%s) pid=%d", slot.name, how, child.pid)
             else:
-                logger.error("%s was ended with its group pid=%d", slot.name, child.pid)
+                logger.error("%s was stopped with its group pid=%d", slot.name, child.pid)
             child.close()
             self._workspace.sweep_arrays(child.pid)
 
     async def _report_hang(self, slot: _Slot) -> None:
-        """Have the stacks of all processes of the replica printed, and tell the last steps."""
+        """Make all processes of the replica print their stacks, and report the last steps."""
         replica = [each for each in self._slots.values() if each.replica == slot.replica]
         for each in replica:
             if not each.child.ended.done():
@@ -322,14 +342,14 @@ class Supervisor:
         write_report(self._config.observe.report_dir, slot.name, pids, steps)
 
     async def _watch(self, slot: _Slot, watchdog: Watchdog) -> None:
-        """End a process that hangs, with its stacks printed, so that `_keep` starts another."""
+        """Kill a hung process after it has printed its stacks, so that `_keep` restarts it."""
         while True:
             await asyncio.sleep(watchdog.interval_s)
             child = slot.child
             hangs = watchdog.hangs(child.heartbeat_s)
             if not hangs or child.ended.done():
                 continue
-            logger.error("%s hangs; it is ended, its stacks follow pid=%d", slot.name, child.pid)
+            logger.error("%s hangs; killing it, its stacks follow pid=%d", slot.name, child.pid)
             await self._report_hang(slot)
             child.signal(signal.SIGKILL)
             await asyncio.shield(child.ended)

@@ -1,4 +1,4 @@
-"""The text side of a configuration."""
+"""Tokenizer and chat template of a configuration."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sylvan.text.tokenizer import Tokenizer
 
 
 def tokenizer_dir(config: Config) -> Path:
-    """Where the tokenizer is.
+    """Return the directory of the tokenizer.
 
     Raises:
-        ConfigError: there is no such directory.
+        ConfigError: It does not exist.
     """
     if config.tokenizer is None:
         return model_dir(config.model)
@@ -24,15 +24,15 @@ def tokenizer_dir(config: Config) -> Path:
 
 
 def load_tokenizer(config: Config, chat_template: str | None = None) -> Tokenizer:
-    """The tokenizer of the model.
+    """Load the tokenizer.
 
     Args:
         config: Names the model.
-        chat_template: Text of a template that replaces the checkpoint's; processes that render no
-            prompts need none.
+        chat_template: Template text that replaces the checkpoint's; not needed by processes that
+            render no prompts.
 
     Raises:
-        ConfigError: it is missing or broken, or has tokens that the model lacks.
+        ConfigError: It is missing or invalid, or has tokens that the model lacks.
     """
     tokenizer = read_tokenizer(config, chat_template)
     check_vocabulary(tokenizer, model_dir(config.model))
@@ -40,33 +40,33 @@ def load_tokenizer(config: Config, chat_template: str | None = None) -> Tokenize
 
 
 def read_tokenizer(config: Config, chat_template: str | None = None) -> Tokenizer:
-    """The same, without a look at the model."""
+    """Load the tokenizer without checking it against the model."""
     return Tokenizer.load(
         tokenizer_dir(config), chat_template=chat_template, trusted=config.trust_remote_code
     )
 
 
 def read_chat_template(config: Config) -> str | None:
-    """Text of the chat template that the configuration names; None: the checkpoint's is used.
+    """Read the configured chat template; None: the checkpoint's is used.
 
     Raises:
-        ConfigError: there is no such file, or it is no template.
+        ConfigError: The file does not exist, or is not a template.
     """
     choice = config.text.chat_template
     if choice is None:
         return None
-    from sylvan.text.chat_template import resolve_template  # brings Jinja
+    from sylvan.text.chat_template import resolve_template  # imports Jinja
 
     return resolve_template(choice)
 
 
 def check_vocabulary(tokenizer: Tokenizer, model: Path) -> str:
-    """See that the model has a row for every token; returns how many there are.
+    """Check that the model has a row for every token; return the number of rows.
 
-    A token for padding, which no text becomes, may be over: some checkpoints are like that.
+    A padding token, which no text becomes, may exceed it: some checkpoints are like that.
 
     Raises:
-        ConfigError: the two do not belong together.
+        ConfigError: Tokenizer and model do not match.
     """
     rows = vocabulary_rows(model)
     last = tokenizer.vocab_size - 1

@@ -1,4 +1,4 @@
-"""How fast a scheduler generates."""
+"""Measures generation throughput."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ThroughputMeter:
         self._rate = self._last = 0.0
 
     def with_rates(self, load: SchedulerLoad, now_s: float) -> SchedulerLoad:
-        """`load` with its rates since the last call."""
+        """Return `load` with the rates since the last call."""
         if now_s > self._reported_s:
             self._rate = (load.generated_tokens - self._tokens) / (now_s - self._reported_s)
             self._tokens, self._reported_s = load.generated_tokens, now_s

@@ -1,4 +1,4 @@
-"""Tells processes that hang from processes that were suspended together with this one."""
+"""Tells hung processes from processes that were suspended together with this one."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ CHECKS_PER_LIMIT = 10
 class Watchdog:
     """Judges the age of a process's last heartbeat, once per interval.
 
-    When the whole process group was suspended (SIGSTOP, a sleeping laptop, a frozen container), all
-    heartbeats look old on waking although everything is well, and those that wait in the socket
-    have not been read. The watchdog recognises this by its own checks: if one comes much later than
-    an interval after the last, this process did not run either. The age is then counted from that
-    check on, so that a process is judged only by time in which this one ran as well.
+    After a suspension of the process group (SIGSTOP, a sleeping laptop, a frozen container), all
+    heartbeats look old although everything is well, and those in the socket
+    have not been read yet. The watchdog detects this by its own checks: if one is much later than
+    an interval after the last, this process did not run either. Ages then count from that
+    check, so a process is judged only by time in which this one ran too.
 
     Args:
-        limit_s: Age of the last heartbeat above which a process hangs.
+        limit_s: Age of the last heartbeat at which a process counts as hung.
 
     Attributes:
-        interval_s: Seconds from one check to the next, to be kept by the caller.
+        interval_s: Interval at which the caller must check.
     """
 
     def __init__(self, limit_s: float, clock: Clock = monotonic) -> None:
@@ -30,7 +30,7 @@ class Watchdog:
         self._checked_s = self._counts_from_s = clock()
 
     def hangs(self, heartbeat_s: float | None) -> bool:
-        """Whether a process whose last heartbeat came at `heartbeat_s` hangs; None: it starts."""
+        """Whether a process with this last heartbeat hangs; None: it is starting."""
         now = self._clock()
         if now - self._checked_s > 2 * self.interval_s:
             self._counts_from_s = now

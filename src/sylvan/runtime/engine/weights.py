@@ -1,4 +1,4 @@
-"""What `sylvan.Engine` does to its weights and memory."""
+"""Weight and memory methods of `sylvan.Engine`."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from sylvan.protocol.messages import ControlReply
 from sylvan.runtime.tokenizer.updates import WeightUpdates
 
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
-"""Tensors of PyTorch by name."""
+"""PyTorch tensors by name."""
 Outcome = tuple[bool, str]
-"""Whether it was done, and why not."""
+"""Whether it succeeded, and the error."""
 _SHARED = Path("/dev/shm")
 
 
 class EngineWeights:
-    """Calls of a program in the words of `WeightUpdates`."""
+    """Converts method calls to `WeightUpdates`."""
 
     def __init__(self, updates: WeightUpdates) -> None:
         self._updates = updates
@@ -107,8 +107,8 @@ class EngineWeights:
 
 
 def safetensors_of(named: NamedTensors) -> bytes:
-    """Tensors as a safetensors file."""
-    from safetensors.torch import save  # whoever has tensors has imported torch already
+    """Serialise tensors as a safetensors file."""
+    from safetensors.torch import save  # callers with tensors have imported torch already
 
     tensors = {name: value.detach().cpu().contiguous() for name, value in dict(named).items()}
     return save(_apart(tensors))
@@ -120,8 +120,8 @@ def _outcome(reply: ControlReply) -> Outcome:
 
 @contextmanager
 def _shared(named: Mapping[str, Any]) -> Iterator[SharedTensors]:
-    """Tensors as a safetensors file in shared memory, for as long as it is read."""
-    from safetensors.torch import save_file  # whoever has tensors has imported torch already
+    """Serialise tensors into shared memory, which exists while the context is open."""
+    from safetensors.torch import save_file  # callers with tensors have imported torch already
 
     tensors = {name: value.detach().cpu().contiguous() for name, value in named.items()}
     path = _SHARED / f"sylvan-update-{os.getpid()}-{secrets.token_hex(8)}"
@@ -135,7 +135,7 @@ def _shared(named: Mapping[str, Any]) -> Iterator[SharedTensors]:
 
 
 def _apart(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The file format wants tensors that share no memory: tied ones are copied."""
+    """Copy tensors that share memory (tied weights), which the format does not allow."""
     seen: set[int] = set()
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():

@@ -14,6 +14,7 @@ import torch
 from sylvan.kernels.api import Unsupported
 from sylvan.protocol.commands import (
     MEMORY_TAGS,
+    BalanceExperts,
     CheckHealth,
     CommandResult,
     DescribeMemory,
@@ -41,12 +42,15 @@ from sylvan.runtime.executor.profiling import MeasuredProgram, Profiling
 from sylvan.runtime.executor.sources import WeightSources
 from sylvan.runtime.executor.update_groups import UpdateGroups
 from sylvan.runtime.models.live import LiveWeights
+from sylvan.runtime.models.stored import WeightFiles
 from sylvan.runtime.pool.occupation import Occupation
 
 logger = logging.getLogger(__name__)
 
 _MOST_BYTES_PER_NUMBER = 8
 """Bytes of tensors kept for an update: trainers send float32, and may send tied tensors."""
+ELSEWHERE = "elsewhere"
+"""Key of what a rank says of a tensor that only others have."""
 Body = dict[str, Any]
 """Size limit of a result; JSON-like."""
 
@@ -128,6 +132,15 @@ class ExecutorControl:
         """Start or stop measuring the ops of the step program."""
         self._profiling.program = program
 
+    def move_experts(self, mover: Callable[[Callable[[], WeightFiles]], Handler]) -> None:
+        """Carry out `BalanceExperts` by what `mover` makes, given what opens the checkpoint."""
+        self._handlers[BalanceExperts] = mover(self._served_files)
+
+    def _served_files(self) -> WeightFiles:
+        if self._origin is None:
+            raise ConfigError("experts stay where they are: the weights are not of a checkpoint")
+        return self._sources.open(self._origin)
+
     def extend(self, workers: Sequence[CapabilityWorker]) -> None:
         """Commands that the worker halves of capabilities carry out are taken from now on."""
         for worker in workers:
@@ -161,6 +174,8 @@ class ExecutorControl:
 
     def _handler(self, command: ExecutorCommand) -> Handler:
         found = self._handlers.get(type(command))
+        if found is None and isinstance(command, BalanceExperts):
+            raise ConfigError("experts are not divided among ranks (parallel.ep)")
         if found is None:
             raise ConfigError(f"{type(command).__name__} needs a capability that is off")
         return found
@@ -212,6 +227,8 @@ class ExecutorControl:
         return {"num_tensors": len(names)}
 
     def _read(self, command: ReadWeights) -> Body:
+        if self._live.is_elsewhere(command.name):
+            return {ELSEWHERE: True}
         found, most = self._live.tensor(command.name), command.most
         places = self._live.places(command.name)
         if places is None:

@@ -27,17 +27,25 @@ def check_division(config: ModelConfig, mesh: Mesh) -> None:
             f"parallel.tp={size}: {config.architecture} runs through transformers, whose layers "
             "cannot be divided among ranks; use parallel.tp=1"
         )
-    if not (why := _obstacle(config, size)):
+    if mesh.ep > 1 and config.moe is None:
+        raise ConfigError(
+            f"parallel.ep={mesh.ep}: {config.architecture} has no experts; leave parallel.ep at 1"
+        )
+    if not (why := _obstacle(config, mesh, size)):
         return
-    sizes = [str(n) for n in range(1, MOST_RANKS + 1) if not _obstacle(config, n)]
-    raise ConfigError(f"parallel.tp={size}: {why}; this model divides by {', '.join(sizes)}")
+    if why.startswith("parallel."):
+        raise ConfigError(why)
+    sizes = [str(n) for n in range(1, MOST_RANKS + 1) if not _obstacle(config, mesh, n)]
+    counts = ", ".join(sizes) or "none"
+    raise ConfigError(f"parallel.tp={size}: {why}; this model divides by {counts}")
 
 
-def _obstacle(config: ModelConfig, size: int) -> str:
+def _obstacle(config: ModelConfig, mesh: Mesh, size: int) -> str:
     """What does not divide evenly; empty: everything does."""
-    build = Build(
-        dtype=torch.float32, length=1, device=torch.device("meta"), mesh=Mesh(NoRanks(size))
-    )
+    if size % mesh.ep:
+        return f"{size} ranks do not divide into parallel.ep={mesh.ep} groups"
+    there = Mesh(NoRanks(size), mesh.ep, mesh.placement, mesh.same_bits)
+    build = Build(dtype=torch.float32, length=1, device=torch.device("meta"), mesh=there)
     try:
         family_of(config).model(config, build)
     except ConfigError as error:

@@ -12,6 +12,8 @@ from sylvan import __version__
 from sylvan.kernels.native.kept import SUFFIX, KeptWeights
 from sylvan.kernels.native.library import ops_digest
 from sylvan.runtime.executor.parts import ModelPlan
+from sylvan.runtime.models.shards import picked
+from sylvan.runtime.models.slots import slots
 
 _LAYOUT = 1
 """To be counted up when weights are packed in another order, or other numbers are packed."""
@@ -35,9 +37,16 @@ def kept_weights(plan: ModelPlan) -> KeptWeights | None:
         "load_format": options.load_format,
         "headless": options.headless,
         "rank": (mesh.rank, mesh.size),
+        "experts": _experts(plan),
     }
     name = xxhash.xxh3_128_hexdigest(msgspec.json.encode(said))
     return KeptWeights.open(folder / f"{plan.model_dir.name[:40]}-{name}{SUFFIX}")
+
+
+def _experts(plan: ModelPlan) -> list[tuple[int, ...]]:
+    """Which of them this rank has, layer by layer; none where it has a share of each."""
+    stacks = (slot for slot in slots(plan.skeleton()) if picked(slot.splits) is not None)
+    return [own.numbers for slot in stacks if (own := picked(slot.splits)) is not None]
 
 
 def _identity(model_dir: Path) -> list[tuple[str, int, int, int]]:

@@ -31,6 +31,7 @@ from sylvan.protocol.commands import (
     UpdateWeights,
 )
 from sylvan.protocol.errors import RankLostError
+from sylvan.runtime.executor.control import ELSEWHERE
 from sylvan.runtime.executor.sources import SHARED
 
 _NAME = "update of ranks"
@@ -131,7 +132,10 @@ def _update(command: UpdateWeights, size: int) -> Plan:
     checked = yield [msgspec.structs.replace(command, check_only=True)] * size
     result = next((found for found in checked if found.error), None)
     if result is None:
-        result = _agreed((yield [command] * size))
+        written = yield [command] * size
+        most = max(found.body.get("num_tensors", 0) for found in written)  # some have fewer experts
+        result = _agreed(written)
+        result = msgspec.structs.replace(result, body={**result.body, "num_tensors": most})
     if comes_once:
         _agreed((yield [UnloadWeights(_NAME)] * size))
     return result
@@ -139,6 +143,7 @@ def _update(command: UpdateWeights, size: int) -> Plan:
 
 def _read(command: ReadWeights, size: int) -> Plan:
     results = yield [command] * size
+    results = [found for found in results if ELSEWHERE not in found.body] or results
     first = _agreed(results)
     if first.error or "places" not in first.body:
         return first
@@ -157,7 +162,8 @@ def _hash(command: HashWeights, size: int) -> Plan:
     if first.error:
         return first
     every: list[dict[str, str]] = [found.body["checksums"] for found in results]
-    joined = {name: " ".join(sums[name] for sums in every).encode() for name in every[0]}
+    names = {name: None for sums in every for name in sums}  # some ranks have some of them
+    joined = {name: " ".join(s[name] for s in every if name in s).encode() for name in names}
     sums: dict[str, Any] = {name: xxhash.xxh3_128_hexdigest(all_) for name, all_ in joined.items()}
     return msgspec.structs.replace(first, body={"checksums": sums})
 

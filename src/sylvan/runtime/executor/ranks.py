@@ -13,12 +13,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sylvan.protocol.commands import CommandResult, ExecutorCommand
+from sylvan.protocol.commands import (
+    CommandResult,
+    ExecutorCommand,
+    SharedTensors,
+    SocketTensors,
+)
 from sylvan.protocol.errors import ExecutorError, RankLostError
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.executor.api import Carried, Executor, Pending, PendingCommand
-from sylvan.runtime.executor.rank_commands import CommandRound, Round, Rounds, plan_of
+from sylvan.runtime.executor.rank_commands import CommandRound, Plan, Round, Rounds, plan_of
 from sylvan.transport.api import DuplexChannel
 
 logger = logging.getLogger(__name__)
@@ -68,6 +73,7 @@ class RankedExecutor:
         others: The other ranks, in order.
         codec: Of the steps.
         check: Raises RankLostError if a collective of the step has failed.
+        several_machines: Ranks share no memory: tensors come from files or process groups.
     """
 
     def __init__(
@@ -77,7 +83,10 @@ class RankedExecutor:
         codec: StepCodec,
         check: Callable[[], None],
         agree_timeout_s: float = AGREE_TIMEOUT_S,
+        *,
+        several_machines: bool = False,
     ) -> None:
+        self._several_machines = several_machines
         self.caps = executor.caps
         self._check = check
         self._executor, self._others, self._codec = executor, tuple(others), codec
@@ -89,7 +98,8 @@ class RankedExecutor:
         return _RankedStep(pending, lambda: self._agree_on_failure(plan.number), self._check)
 
     def control(self, command: ExecutorCommand) -> PendingCommand:
-        plan = plan_of(command, 1 + len(self._others))
+        plan: Plan | str = _of_one_machine(command) if self._several_machines else ""
+        plan = plan or plan_of(command, 1 + len(self._others))
         if isinstance(plan, str):
             return Carried(CommandResult(error=plan))
         return Rounds(plan, self._tell)
@@ -122,6 +132,14 @@ class RankedExecutor:
             answer = other.receive(max(0.0, until - time.monotonic()))
             if not isinstance(answer, StepFailed) or answer.number != number:
                 raise RankLostError(f"rank {rank} does not know that step {number} failed")
+
+
+def _of_one_machine(command: ExecutorCommand) -> str:
+    """Why a command cannot reach ranks of several machines; empty: it can."""
+    source = getattr(command, "source", None)
+    if isinstance(source, SharedTensors | SocketTensors):
+        return "this memory is of one machine, and ranks are on several; send files or a group"
+    return ""
 
 
 @dataclass(slots=True)

@@ -129,7 +129,7 @@ class WeightSources:
 def _directory(path: str) -> Path:
     found = Path(path)
     if not found.is_dir():
-        raise ConfigError(f"model_path {path!r} is no directory of this machine")
+        raise ConfigError(f"model_path {path!r} is not a directory of this machine")
     for file in found.iterdir():
         if file.suffix in _READ and file.exists() and not file.is_file():
             raise ConfigError(f"{str(file)!r} is no regular file")  # a pipe would be waited for

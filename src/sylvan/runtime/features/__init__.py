@@ -1,1 +1,1 @@
-"""One package per capability."""
+"""Capabilities, one package each."""

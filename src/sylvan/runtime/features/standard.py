@@ -1,4 +1,4 @@
-"""Capabilities that every server has, as far as its model needs them."""
+"""The capabilities of every server, as far as its model needs them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sylvan.runtime.sched.capability import Capability
 def standard_capabilities(
     cache: KVCacheManager, *, makes_vectors: bool = False, pools_all: bool = False
 ) -> tuple[Capability, ...]:
-    """Control halves.
+    """Build the control halves.
 
     Args:
-        cache: Of the scheduler.
+        cache: Prefix cache of the scheduler.
         makes_vectors: Whether the model serves `EmbedRequest`.
-        pools_all: Whether its vectors are made of all tokens.
+        pools_all: Whether pooling uses all tokens.
     """
     embeddings = EmbeddingCapability(pools_all=pools_all) if makes_vectors else NoEmbeddings()
     found: list[Capability] = [PromptLogprobsCapability(), embeddings]
@@ -48,4 +48,4 @@ def _embeddings(site: ModelSite) -> CapabilityWorker | None:
 
 
 STANDARD_WORKERS = (_recurrent, _prompt_logprobs, _embeddings)
-"""Make the worker halves, in the order of their hooks."""
+"""Build the worker halves, in the order of their hooks."""

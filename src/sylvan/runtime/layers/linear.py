@@ -80,10 +80,15 @@ class RowParallel(Linear):
             inputs = build.mesh.share(inputs, "input features")
         super().__init__(build, Split(inputs), (outputs,), bias=bias)
         self._ranks = build.mesh.tp
+        self._parts = build.mesh.partial_sums(inputs, "input features")
 
     @property
     def is_collective(self) -> bool:
         return self._ranks.size > 1
+
+    def product(self, x: X, *, out_f32: bool = False) -> X:
+        """The same in parts, if there are any."""
+        return ops.linear(x, self.weight, self.bias, out_f32=out_f32, parts=self._parts)
 
     def forward(self, x: X, *, out_f32: bool = False) -> X:
         """Shape: (T, K of this rank) -> (T, N), dtype of x or float32; the same on every rank.
@@ -92,7 +97,8 @@ class RowParallel(Linear):
         """
         if not self.is_collective:
             return super().forward(x, out_f32=out_f32)
-        partial = self.adapted(x, ops.linear(x, self.weight, None, out_f32=True))
+        product = ops.linear(x, self.weight, None, out_f32=True, parts=self._parts)
+        partial = self.adapted(x, product)
         like = partial if out_f32 else x
         return ops.all_reduce(partial, self._ranks, self.bias, like=like)
 

@@ -6,6 +6,7 @@ collectives follow from that. No layer or model looks at the number of its rank.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,6 +16,10 @@ import torch
 from sylvan.kernels.api import Communicator, RowParts
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, RankLostError
+from sylvan.runtime.layers.placement import ExpertPlacement, LayerSlots
+
+_PARTS = (8, 4, 2)
+_PART_COLUMNS = 32  # which kernels read together
 
 
 class Alone:
@@ -124,6 +129,39 @@ class Split:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
+class Picked(Split):
+    """Some entries of a dimension, by their numbers and in this order."""
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, whole: int, numbers: Sequence[int]) -> None:
+        super().__init__(*(Share(whole, number, 1) for number in numbers))
+        self._whole = whole
+
+    @property
+    def whole(self) -> int:
+        return self._whole
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of the entries that this rank holds."""
+        return tuple(share.start for share in self.shares)
+
+    @property
+    def is_divided(self) -> bool:
+        return True
+
+    @property
+    def places(self) -> IntArray:
+        return np.array(self.numbers, np.int32)
+
+    def take(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        numbers = self.numbers
+        if numbers == tuple(range(numbers[0], numbers[0] + len(numbers))):
+            return tensor.narrow(dim, numbers[0], len(numbers))
+        return tensor.index_select(dim, torch.tensor(numbers))
+
+
 class HeadShares(NamedTuple):
     """Heads of a rank: of queries, and the heads of keys and values that these look at."""
 
@@ -137,9 +175,17 @@ class Mesh:
 
     Attributes:
         tp: The ranks that hold parts of the same layers (tensor parallel).
+        ep: Groups of these among which experts are divided (expert parallel); 1: every rank has a
+            share of each expert.
+        placement: Which group has which experts; needed where there are several groups.
+        same_bits: Products that are summed over ranks are sums of as many parts on any number of
+            them, in one order.
     """
 
     tp: Communicator = field(default_factory=Alone)
+    ep: int = 1
+    placement: ExpertPlacement | None = None
+    same_bits: bool = False
 
     def share(self, total: int, what: str) -> Share:
         """An equal share of `total`.
@@ -160,6 +206,43 @@ class Mesh:
         """
         return Split(*(self.share(total, what) for total in totals))
 
+    @property
+    def column_ranks(self) -> int:
+        """Ranks that share the columns of an expert."""
+        return self.tp.size // self.ep
+
+    @property
+    def adds_expert_bias(self) -> bool:
+        """Whether this rank adds what is to be added once for each expert."""
+        return self.tp.rank % self.column_ranks == 0
+
+    def expert_columns(self, total: int, what: str) -> Share:
+        """An equal share of the columns of the experts that this rank's group has.
+
+        Raises:
+            ConfigError: see `share`.
+        """
+        size = self.column_ranks
+        if self.same_bits and size > 1:
+            raise ConfigError(
+                "parallel.same_bits: ranks have parts of the same experts; give parallel.ep="
+                f"{self.tp.size}, so that each has whole ones"
+            )
+        if total % size:
+            raise ConfigError(f"{what} ({total}) does not divide by {size} ranks")
+        return Share(total, total // size * (self.tp.rank % size), total // size)
+
+    def experts(self, total: int, layer: int) -> LayerSlots | None:
+        """Which experts of a layer this rank's group has; None: every rank has a share of all.
+
+        Raises:
+            ConfigError: they cannot be divided among the groups.
+        """
+        if self.ep == 1:
+            return None
+        assert self.placement is not None, "several groups have a placement"
+        return self.placement.of_layer(layer, total)
+
     def heads(self, queries: int, keys: int, what: str = "num_key_value_heads") -> HeadShares:
         """Heads by ranks; where there are fewer heads of keys than ranks, some hold the same one.
 
@@ -172,6 +255,22 @@ class Mesh:
             return HeadShares(mine, Share(keys, self.tp.rank * keys // size, 1))
         return HeadShares(mine, self.share(keys, what))
 
+    def partial_sums(self, inputs: Share, what: str) -> int:
+        """In how many parts this rank adds up a product over its share of the inputs.
+
+        Raises:
+            ConfigError: they cannot be summed alike on one rank and on these.
+        """
+        if not self.same_bits:
+            return 1
+        parts = next((n for n in _PARTS if inputs.whole % (n * _PART_COLUMNS) == 0), 1)
+        if parts % self.tp.size:
+            raise ConfigError(
+                f"parallel.same_bits: {what} ({inputs.whole}) are summed in {parts} parts of a "
+                f"multiple of {_PART_COLUMNS}, which do not divide by {self.tp.size} ranks"
+            )
+        return parts // self.tp.size
+
     def rows(self, total: int) -> Share:
         """Rows of a vocabulary: as many on each rank, but for the last ones that have any."""
         each = -(-total // self.tp.size)
@@ -180,6 +279,11 @@ class Mesh:
 
     def over(self, split: Split) -> RowParts | None:
         """Which ranks hold parts of rows that are split so; None: this one has them whole."""
+        if self.same_bits and split.is_divided:
+            raise ConfigError(
+                "parallel.same_bits: norms over whole projections are taken over all ranks, in "
+                "another order than on one"
+            )
         return RowParts(self.tp) if split.is_divided else None
 
 

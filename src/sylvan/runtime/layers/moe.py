@@ -13,11 +13,12 @@ from torch import nn
 from sylvan.kernels import ops
 from sylvan.kernels.adapters import LoraLayer
 from sylvan.kernels.api import ActivationKind, LinearWeight, X
-from sylvan.kernels.experts import ExpertWeights, Routing
+from sylvan.kernels.experts import ExpertRanks, ExpertWeights, Routing
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import Linear
-from sylvan.runtime.layers.mesh import Split
+from sylvan.runtime.layers.mesh import Mesh, Picked, Split
 from sylvan.runtime.layers.mlp import GatedMLP
+from sylvan.runtime.layers.placement import LayerSlots
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +37,7 @@ class MoEShape:
     expert_bias: bool = False
     alpha: float = 1.0
     limit: float | None = None
+    layer: int = 0
 
 
 class Router(Linear):
@@ -50,8 +52,9 @@ class Experts(nn.Module):
     """Weights of all experts, stacked. Checkpoints store each expert, or the stack.
 
     Each may be replaced by any `LinearWeight` of the same shape when loading. Ranks hold a share of
-    the inner columns of every expert; what they make is to be summed. `lora` are the places for
-    adapters of both stacks, where requests may bring some.
+    the inner columns of every expert, whose products are to be summed; or groups of ranks have
+    different experts (`spread`). `lora` are the places for adapters of both stacks, where requests
+    may bring some.
     """
 
     gate_up_proj: LinearWeight
@@ -59,18 +62,25 @@ class Experts(nn.Module):
     gate_up_proj_bias: LinearWeight | None
     down_proj_bias: LinearWeight | None
     lora: tuple[LoraLayer, LoraLayer] | None = None
+    spread: ExpertRanks | None = None
 
     def __init__(self, build: Build, shape: MoEShape) -> None:
         super().__init__()
-        count, dim = shape.num_experts, shape.dim
-        inner = build.mesh.share(shape.inner, "columns of an expert")
+        mesh, dim = build.mesh, shape.dim
+        count: int | Split = shape.num_experts
+        slots = mesh.experts(shape.num_experts, shape.layer)
+        if slots is not None:
+            self.spread = _spread(mesh, slots)
+            count = Picked(shape.num_experts, slots.of_group(mesh.tp.rank // mesh.column_ranks))
+        inner = mesh.expert_columns(shape.inner, "columns of an expert")
         both = Split(inner, inner)
         self.gate_up_proj = build.empty(count, both, dim)
         self.down_proj = build.empty(count, dim, Split(inner))
         self.gate_up_proj_bias = build.empty(count, both) if shape.expert_bias else None
         self.down_proj_bias = build.empty(count, dim) if shape.expert_bias else None
+        self.layer = shape.layer
         self._shape = shape
-        self._adds_bias = build.mesh.tp.rank == 0  # once in the sum over ranks
+        self._adds_bias = mesh.adds_expert_bias  # once in the sum over ranks
 
     def weights(self) -> ExpertWeights:
         """As the op takes them."""
@@ -83,7 +93,14 @@ class Experts(nn.Module):
             alpha=self._shape.alpha,
             limit=self._shape.limit,
             lora=self.lora,
+            spread=self.spread,
         )
+
+
+def _spread(mesh: Mesh, slots: LayerSlots) -> ExpertRanks:
+    copies = mesh.ep if mesh.placement is not None and mesh.placement.copies else 1
+    table = torch.from_numpy(slots.table(copies))
+    return ExpertRanks(ranks=mesh.tp, groups=mesh.ep, per_group=slots.per_group, slots_EC=table)
 
 
 class MoE(nn.Module):
@@ -106,7 +123,7 @@ class MoE(nn.Module):
         logits_TE = self.gate(x_TD, out_f32=True)
         routing = replace(self._routing, bias=self.gate.e_score_correction_bias)
         out_TD = ops.experts(x_TD, logits_TE, routing, self.experts.weights(), self.load)
-        if self._ranks.size > 1:
+        if self._ranks.size > 1 and self.experts.spread is None:
             out_TD = ops.all_reduce(out_TD, self._ranks)
         if self.shared_experts is None:
             return out_TD
@@ -115,6 +132,11 @@ class MoE(nn.Module):
             open_T1 = ops.activation(self.shared_expert_gate(x_TD), "sigmoid")
             shared_TD = ops.scale_rows(shared_TD, open_T1)
         return ops.add(out_TD, shared_TD)
+
+
+def mixtures(model: nn.Module) -> dict[int, MoE]:
+    """The mixtures of a model, by the number of the layer."""
+    return {part.experts.layer: part for part in model.modules() if isinstance(part, MoE)}
 
 
 def expert_load(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -34,7 +34,8 @@ def spans_of(batch: ForwardBatch) -> Spans:
     return Spans(tuple(batch.q_starts_R.tolist()), tuple(work.slots.tolist()), work.saves)
 
 
-def _state(batch: ForwardBatch, part: int) -> torch.Tensor:
+def state_of(batch: ForwardBatch, part: int) -> torch.Tensor:
+    """All slots of one part of the states."""
     assert batch.states is not None
     return batch.states.part(part)
 
@@ -83,7 +84,7 @@ class Conv(Recurrent):
 
     def forward(self, x_TC: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, C), in the dtype of x."""
-        state, spans = _state(batch, self._part), spans_of(batch)
+        state, spans = state_of(batch, self._part), spans_of(batch)
         weight = self.weight[:, 0]
         return self.scans.conv(x_TC, weight, self.bias, state, spans, silu=self._silu)
 
@@ -176,7 +177,7 @@ class Mamba2(Recurrent):
             c_TG.unflatten(1, (shape.groups, -1)),
             self.D,
         )
-        out_THP = self.scans.space(inputs, _state(batch, self._part + 1), spans_of(batch))
+        out_THP = self.scans.space(inputs, state_of(batch, self._part + 1), spans_of(batch))
         out_TI = out_THP.flatten(1) * F.silu(gate_TI.float())
         grouped = out_TI.unflatten(1, (shape.norm_groups, -1))
         variance = mean_of_squares(grouped, self._norm_over)
@@ -240,7 +241,7 @@ class Mamba(Recurrent):
             c[:, None],
             self.D,
         )
-        out_TI = self.scans.space(inputs, _state(batch, self._part + 1), spans_of(batch))[..., 0]
+        out_TI = self.scans.space(inputs, state_of(batch, self._part + 1), spans_of(batch))[..., 0]
         return self.out_proj((out_TI * F.silu(gate_TI.float())).to(x_TD.dtype))
 
     def _normed(self, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -325,7 +326,7 @@ class GatedDelta(Recurrent):
             decay,
             b_TH.sigmoid(),
         )
-        out_THV = self.scans.delta(inputs, _state(batch, self._part + 1), spans_of(batch))
+        out_THV = self.scans.delta(inputs, state_of(batch, self._part + 1), spans_of(batch))
         normed, _ = self.gate_norm(out_THV.to(x_TD.dtype).flatten(0, 1))
         gate = F.silu(z_TV.float()).unflatten(1, (shape.value_heads, -1)).flatten(0, 1)
         out_TV = (normed.float() * gate).to(x_TD.dtype).view(len(x_TD), -1)

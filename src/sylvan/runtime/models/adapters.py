@@ -26,10 +26,11 @@ from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.linear import Linear, VocabHead
 from sylvan.runtime.layers.moe import Experts, Router
 from sylvan.runtime.models import lora_experts
-from sylvan.runtime.models.checkpoint import Slot, check_finite, slots, source_rows
+from sylvan.runtime.models.checkpoint import check_finite
 from sylvan.runtime.models.lora import Adapter, LowRank
 from sylvan.runtime.models.lora_config import AdapterConfig
-from sylvan.runtime.models.shards import NOT_SPLIT, Splits, of_source, whole_shape
+from sylvan.runtime.models.shards import NOT_SPLIT, Splits, of_source, picked, whole_shape
+from sylvan.runtime.models.slots import Slot, slots, source_rows
 from sylvan.runtime.models.stored import WeightFiles
 from sylvan.runtime.models.texts import canonical
 
@@ -97,6 +98,7 @@ class AdapterTargets:
         )
         self._found: dict[str, AdapterTarget] = {}
         self._others: set[str] = set()
+        self._divided: set[str] = set()  # of experts that different ranks have
         self._stacks: dict[str, list[list[AdapterTarget]]] = {}  # both of each mixture, by its path
         self._paths: dict[str, str] = {}  # of mixtures, as checkpoints call them
         self.layers: list[LoraLayer] = []
@@ -152,8 +154,11 @@ class AdapterTargets:
         path, _, attribute = slot.name.rpartition(".")
         if attribute not in ("gate_up_proj", "down_proj"):
             return
+        if picked(slot.splits) is not None:
+            self._divided.update((*slot.sources, *slot.elsewhere))
+            return
         count, outputs, inputs = slot.shape
-        has_names = len(slot.sources) > 1
+        has_names = slot.by_expert
         parts = (
             len(slot.sources) // count if has_names else (2 if attribute == "gate_up_proj" else 1)
         )
@@ -250,6 +255,8 @@ class AdapterTargets:
             source, module.parts["base_layer"]
         ):
             why = "whose base, which comes with it, is not the model's (added tokens?)"
+        elif source in self._divided:
+            why = "experts that are divided among ranks (parallel.ep)"
         elif found is None and ".experts." in name:
             why = "experts of a mixture, which the checkpoint does not have one by one"
         elif found is None and any(head in name.split(".") for head in _HEADS):

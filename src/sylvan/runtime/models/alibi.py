@@ -46,9 +46,6 @@ def _bloom(raw: Raw) -> Raw:
     if raw.get("apply_residual_connection_post_layernorm"):
         raise NotNative("residuals after the norms")
     width, heads = raw.get("hidden_size") or raw.get("n_embed") or 0, raw.get("n_head") or 1
-    near = 2 ** math.floor(math.log2(heads))
-    slopes = [2.0 ** (-8 * (i + 1) / near) for i in range(near)]
-    slopes += [2.0 ** (-8 * (2 * i + 1) / (2 * near)) for i in range(heads - near)]
     return {
         "sizes": {
             "hidden_size": width,
@@ -57,11 +54,19 @@ def _bloom(raw: Raw) -> Raw:
             "intermediate_size": 4 * width,
             "hidden_act": "gelu_new",
         },
-        "alibi_slopes": tuple(slopes),
+        "alibi_slopes": usual_slopes(heads),
         "qkv_bias": True,
         "o_bias": True,
         "mlp_bias": True,
     }
+
+
+def usual_slopes(heads: int) -> tuple[float, ...]:
+    """How fast each head forgets, as BLOOM and Baichuan have it: any number of heads."""
+    near = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-8 * (i + 1) / near) for i in range(near)]
+    slopes += [2.0 ** (-8 * (2 * i + 1) / (2 * near)) for i in range(heads - near)]
+    return tuple(slopes)
 
 
 def _mpt(raw: Raw) -> Raw:

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
-import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from sylvan.kernels.api import LinearWeight
-from sylvan.kernels.matmul.codes import Code
-from sylvan.kernels.matmul.weights import CodedWeight, DeferredWeight, QuantisedWeight, join
+from sylvan.kernels.matmul.weights import (
+    CodedWeight,
+    DeferredWeight,
+    QuantisedWeight,
+    as_codes,
+    join,
+)
 from sylvan.kernels.native.packing import all_finite
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts
 from sylvan.runtime.models.files import LoadFormat, open_weights
-from sylvan.runtime.models.formats import UNSAID, stored_format
+from sylvan.runtime.models.formats import UNSAID, Formats, stored_format
 from sylvan.runtime.models.formats.gguf import GgufBlocks, KeptBlocks, kept_blocks
 from sylvan.runtime.models.formats.mxfp4 import Mxfp4
 from sylvan.runtime.models.mxfp4 import has_blocks, unpacked
 from sylvan.runtime.models.quantise import Format, convert, is_multiplied, matrices
-from sylvan.runtime.models.shards import (
-    Splits,
-    of_source,
-    splits_of,
-    take,
-    take_quantised,
-    whole_shape,
-)
+from sylvan.runtime.models.shards import take, take_quantised, whole_shape
+from sylvan.runtime.models.slots import Slot, rows_of, slots, with_whole_rows
 from sylvan.runtime.models.stored import WeightFiles
 from sylvan.runtime.models.texts import canonical
 
@@ -49,54 +45,7 @@ DERIVED = (
 """Ends of names of buffers that some checkpoints store although they follow from the config."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One parameter, and the checkpoint tensors that are joined along dim 0 to fill it.
-
-    `shape` is that of this rank's part, `splits` say which part of a whole that is.
-    """
-
-    module: nn.Module
-    attribute: str
-    name: str
-    sources: tuple[str, ...]
-    shape: torch.Size
-    dtype: torch.dtype
-    splits: Splits
-
-    @property
-    def parameter(self) -> torch.Tensor:
-        """The model's own tensor."""
-        return getattr(self.module, self.attribute)
-
-    def splits_of(self, number: int) -> Splits:
-        """How a source is divided among ranks."""
-        count = len(self.sources)
-        is_stack = isinstance(self.module, Experts) and count > 1
-        return of_source(self.splits, number, count // self.shape[0] if is_stack else count)
-
-
-def slots(model: nn.Module) -> Iterator[Slot]:
-    """Every parameter once; tied ones under the first name.
-
-    Families that need more than `fused` map the resulting names by `source_name`.
-    """
-    fused, of_source = getattr(model, "fused", {}), getattr(model, "source_name", str)
-    for name, parameter in model.named_parameters():
-        path, _, attribute = name.rpartition(".")
-        head, _, last = path.rpartition(".")
-        parts = fused.get(last, (last,))
-        above = [fused.get(part, (part,)) for part in head.split(".") if part]
-        stem = "".join(f"{names[0]}." for names in above if names)
-        module, shape = model.get_submodule(path), parameter.shape
-        sources = tuple(f"{stem}{part}.{attribute}" for part in parts)
-        if isinstance(module, Experts) and not getattr(model, "stacked", False):
-            names = fused.get(attribute, (attribute,))
-            places = itertools.product(range(len(parameter)), names)
-            sources = tuple(f"{stem}{last}.{n}.{part}.weight" for n, part in places)
-        named = tuple(of_source(source) for source in sources)
-        splits = splits_of(parameter)
-        yield Slot(module, attribute, name, named, shape, parameter.dtype, splits)
+_AS_STORED = Formats()
 
 
 class WeightReader:
@@ -104,10 +53,11 @@ class WeightReader:
 
     `quantise` is the format for matrices stored as plain numbers. With `partial`, tensors may be
     missing; the others replace those of a running model. With `blocks`, matrices of GGUF and MXFP4
-    keep their format.
+    keep their format. With `plain`, no matrix keeps its format.
 
     Attributes:
         repeated: Tensors of the checkpoint that repeat another parameter, which is tied to it.
+        has_others: There are tensors of experts that only other ranks have.
 
     Raises:
         ConfigError: a tensor is missing, unexpected, or of another shape than config.json implies.
@@ -121,10 +71,12 @@ class WeightReader:
         *,
         partial: bool = False,
         blocks: bool = False,
+        plain: bool = False,
     ) -> None:
         self._checkpoint = checkpoint = checkpoint if blocks else unpacked(checkpoint)
+        self._plain = plain
         self._bits = dict(matrices(model, quantise)) if quantise else {}
-        self._code: Code | None = quantise.code if quantise else None
+        self._quantise = quantise
         self._convert = getattr(model, "convert", _as_stored)
         rename = getattr(model, "rename", canonical)
         self._names = {rename(name): name for name in checkpoint.tensors}
@@ -137,6 +89,8 @@ class WeightReader:
         elif blocks and has_blocks(checkpoint):
             self._format = Mxfp4()
         self._parts = {source: self._format.parts_of(source, self._names) for source in sources}
+        others = (source for slot in self._slots.values() for source in slot.elsewhere)
+        elsewhere = {part for s in others for part in self._format.parts_of(s, self._names)}
         self._multiplied = {
             slot.name
             for slot in self._slots.values()
@@ -151,7 +105,9 @@ class WeightReader:
             missing = sorted(self._torn_apart() & set(missing))
         if missing:
             raise ConfigError(missing_tensors([self._as_named(name) for name in missing]))
+        self.has_others = not elsewhere.isdisjoint(self._names)
         tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        tied |= elsewhere
         repeats = self._repeats(model)
         self.repeated = {
             name: repeats[name] for name in repeats.keys() & self._names.keys() - wanted
@@ -193,19 +149,39 @@ class WeightReader:
             return self._quantised(slot)
         if name not in self._bits:
             return self._joined(slot)
+        if self._quantise is not None and self._quantise.scheme is not None:
+            return self._converted_by_source(slot, self._quantise)
         if -1 not in slot.splits:
-            return convert(name, self._joined(slot), self._bits[name], self._code)
+            return convert(name, self._joined(slot), self._bits[name], self._quantise)
         # the scale of a row is that of the whole one, on every rank
-        rows = self._joined(_with_whole_rows(slot))
-        whole = convert(name, rows, self._bits[name], self._code)
+        rows = self._joined(with_whole_rows(slot))
+        whole = convert(name, rows, self._bits[name], self._quantise)
         return take_quantised(name, whole, {-1: slot.splits[-1]})
+
+    def _converted_by_source(self, slot: Slot, wanted: Format) -> QuantisedWeight:
+        """As a checkpoint that was written so: each tensor whole, then this rank's parts."""
+        parts: list[QuantisedWeight] = []
+        for number, source in enumerate(slot.sources):
+            tensor = self._convert(source, self._checkpoint.tensor(self._names[source]))
+            check_finite(self._names[source], tensor)
+            whole = convert(source, tensor.to(slot.dtype), self._bits[slot.name], wanted)
+            parts.append(take_quantised(source, whole, slot.splits_of(number)))
+        found = join(parts)
+        stacked = len(slot.shape) == 3 and len(found.shape) == 2
+        found = found.stacked(slot.shape[0]) if stacked else found
+        if found.shape != slot.shape:
+            raise ConfigError(
+                f"{slot.name!r} has shape {list(found.shape)}, but config.json implies "
+                f"{list(slot.shape)}"
+            )
+        return found
 
     def _joined(self, slot: Slot) -> torch.Tensor:
         """A parameter whose sources are plain numbers."""
         out = torch.empty(slot.shape, dtype=slot.dtype)
-        flat = out.flatten(0, 1) if len(slot.sources) > 1 and out.dim() == 3 else out
+        flat = out.flatten(0, 1) if slot.by_expert else out
         row = 0
-        for number, rows in enumerate(_rows(slot)):
+        for number, rows in enumerate(rows_of(slot)):
             target = flat[row : row + rows]
             target.copy_(self._part(slot, number, target.shape))
             check_finite(self._names[slot.sources[number]], target)
@@ -257,12 +233,12 @@ class WeightReader:
         """
         slot = self._slots[name]
         if whole_rows:
-            slot = _with_whole_rows(slot)
+            slot = with_whole_rows(slot)
         source = slot.sources[number]
         if self._is_quantised(source):
             return self._quantised_part(slot, number)
-        rows, count = _rows(slot)[number], len(slot.sources)
-        rest = slot.shape[2 if count > 1 and len(slot.shape) == 3 else 1 :]
+        rows = rows_of(slot)[number]
+        rest = slot.shape[2 if slot.by_expert else 1 :]
         found = self._part(slot, number, torch.Size((rows, *rest)))
         found = found.to(slot.dtype)
         if checked:
@@ -284,9 +260,9 @@ class WeightReader:
         """
         plain = 0
         for slot in self._slots.values():
-            rest = slot.shape[2 if len(slot.sources) > 1 and len(slot.shape) == 3 else 1 :]
+            rest = slot.shape[2 if slot.by_expert else 1 :]
             if not any(self._is_quantised(source) for source in slot.sources):
-                for number, rows in enumerate(_rows(slot)):
+                for number, rows in enumerate(rows_of(slot)):
                     self._part(slot, number, torch.Size((rows, *rest)))
                     plain += 1
         return plain
@@ -322,6 +298,8 @@ class WeightReader:
             )
         if isinstance(whole, torch.Tensor):
             return whole.to(slot.dtype).view(shape)
+        if self._plain:
+            return whole.numbers().to(slot.dtype).view(shape)
         if isinstance(whole, CodedWeight) and slot.name not in self._multiplied:
             return whole.numbers().to(slot.dtype)
         return whole.stacked(slot.shape[0]) if stacked else whole
@@ -384,29 +362,35 @@ def load_weights(
     model: nn.Module,
     model_dir: Path,
     progress: Progress | None = None,
-    quantise: Format | None = None,
+    formats: Formats = _AS_STORED,
     load_format: LoadFormat = "auto",
     *,
-    blocks: bool = False,
+    device: torch.device | None = None,
 ) -> WeightReader:
     """Fill all parameters of `model` in place; quantised matrices replace theirs.
 
-    With `blocks` matrices of GGUF and MXFP4 stay in their bits.
+    Matrices that have no memory yet (see `Build.late`) get theirs on `device`.
 
     Raises:
         ConfigError: see `WeightReader`; also non-finite weights. Names the tensor.
     """
     files = open_weights(model_dir, load_format)
-    files = kept_blocks(files) if blocks else files
-    reader = WeightReader(model, files, quantise, blocks=blocks)
+    files = kept_blocks(files) if formats.blocks else files
+    kept = {"blocks": formats.blocks, "plain": formats.plain}
+    reader = WeightReader(model, files, formats.converted, **kept)
     total = sum(reader.num_bytes(slot.name) for slot in slots(model))
-    done, places = 0, _Places(model)
+    done, places = 0, Places(model)
     for slot in list(slots(model)):
-        content = reader.read(slot.name)
-        if isinstance(content, torch.Tensor):
-            slot.parameter.data.copy_(content)
+        content, parameter = reader.read(slot.name), slot.parameter
+        place = device if parameter.is_meta and device is not None else parameter.device
+        if isinstance(content, torch.Tensor) and not parameter.is_meta:
+            parameter.data.copy_(content)
+        elif isinstance(content, torch.Tensor):
+            whole = content.to(parameter.dtype).to(place)
+            places.replace(parameter, nn.Parameter(whole, requires_grad=False))
         else:
-            places.replace(slot.parameter, content)
+            on_cpu = place.type == "cpu"
+            places.replace(parameter, content if on_cpu else as_codes(content).to(place))
         done += reader.num_bytes(slot.name)
         if progress:
             progress(done, total)
@@ -431,7 +415,7 @@ def defer_weights(
     reader = WeightReader(model, files, quantise, blocks=blocks)
     total = sum(reader.num_bytes(slot.name) for slot in slots(model))
     progress = progress or (lambda done, total: None)
-    meter, places = _Meter(reader, progress, total), _Places(model)
+    meter, places = _Meter(reader, progress, total), Places(model)
     for slot in list(slots(model)):
         if slot.parameter.dim() >= 2:
             places.replace(slot.parameter, meter.deferred(slot))
@@ -457,30 +441,6 @@ def load_deferred(model: nn.Module) -> None:
             setattr(module, attribute, read[value.key])
 
 
-def dummy_weights(model: nn.Module, seed: int = 0, quantise: Format | None = None) -> None:
-    """Fill with seeded random values of a plausible size: for benchmarks without a checkpoint."""
-    bits = dict(matrices(model, quantise)) if quantise else {}
-    places = _Places(model)
-    for slot in list(slots(model)):
-        parameter = slot.parameter
-        if slot.attribute == "weight" and parameter.dim() == 1:
-            parameter.data.fill_(1.0)
-            continue
-        key = seed ^ zlib.crc32(slot.name.encode())
-        if parameter.device.type != "cpu" and slot.name not in bits:  # too many for the host
-            there = torch.Generator(parameter.device).manual_seed(key)
-            parameter.data.normal_(0.0, 0.02, generator=there)
-            continue
-        generator = torch.Generator().manual_seed(key)
-        whole = torch.randn(whole_shape(parameter.shape, slot.splits), generator=generator)
-        values = take(whole * 0.02, slot.splits)  # the same model, however many ranks hold it
-        if slot.name in bits:
-            code = quantise.code if quantise else None
-            places.replace(parameter, convert(slot.name, values, bits[slot.name], code))
-        else:
-            parameter.data.copy_(values)
-
-
 class _Meter:
     """Reads parameters and reports how far the loading has come."""
 
@@ -498,7 +458,7 @@ class _Meter:
         return DeferredWeight(slot.shape, lambda: self.read(name), name)
 
 
-class _Places:
+class Places:
     """Where parameters of a model are used: tied modules share them. To be made once."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -537,30 +497,6 @@ def _numbers(part: torch.Tensor | QuantisedWeight) -> torch.Tensor:
 def _as_stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """For models without `convert`."""
     return tensor
-
-
-def _rows(slot: Slot) -> tuple[int, ...]:
-    """Rows of the parameter that each source fills."""
-    if isinstance(slot.module, Linear) and len(slot.module.parts) == len(slot.sources):
-        return slot.module.parts
-    if isinstance(slot.module, Experts) and len(slot.sources) > 1:
-        return (slot.shape[0] * slot.shape[1] // len(slot.sources),) * len(slot.sources)
-    assert len(slot.sources) == 1
-    return (slot.shape[0],)
-
-
-def _with_whole_rows(slot: Slot) -> Slot:
-    """The same with the inputs of all ranks."""
-    shape = whole_shape(slot.shape, {-1: slot.splits[-1]})
-    others = {dim: split for dim, split in slot.splits.items() if dim != -1}
-    return replace(slot, shape=torch.Size(shape), splits=others)
-
-
-def source_rows(slot: Slot, number: int) -> slice:
-    """Rows of the parameter that a source fills; of a stack, counted over all matrices."""
-    rows = _rows(slot)
-    start = sum(rows[:number])
-    return slice(start, start + rows[number])
 
 
 def missing_tensors(names: Sequence[str]) -> str:

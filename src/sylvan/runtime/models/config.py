@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from sylvan.checkpoints.formats import told_by_modelopt
 from sylvan.kernels.api import ActivationKind
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.rope import RopeParams, parse_rope
@@ -60,25 +61,36 @@ class MoEConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatentConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns of latent attention; see `kernels.latent.LatentShape`."""
+    """Columns of latent attention; see `kernels.latent.LatentShape`.
+
+    `index`: of the key by which tokens are chosen, 0 where all are seen.
+    """
 
     q_rank: int | None
     latent: int
     nope: int
     turning: int
     value: int
+    index: int = 0
+
+    @property
+    def kept(self) -> int:
+        """Columns that are kept of a token."""
+        return self.latent + self.turning + self.index
 
 
 class QueryScaling(msgspec.Struct, frozen=True, kw_only=True):
     """Far queries are multiplied by 1 + strength * log(1 + floor((position + shift) / every)).
 
-    In all layers, or in `layers` (Llama 4, Ministral 3).
+    In all layers, or in `layers` (Llama 4, Ministral 3). With `log` the factor is instead the
+    logarithm of the length so far in base `every`, at least 1 (Qwen 1).
     """
 
     every: int
     strength: float
     shift: int = 0
     layers: tuple[int, ...] | None = None
+    log: bool = False
 
 
 class StatePart(msgspec.Struct, frozen=True):
@@ -161,7 +173,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     path: Literal["native", "transformers"] = "native"
     code: str | None = None  # directory whose Python files are run, by the word of its owner
     causal: bool = True  # False: every token sees all others, and nothing is kept of them
-    head: Literal["lm", "none", "score", "reward"] = "lm"
+    head: Literal["lm", "none", "score", "reward", "words"] = "lm"  # words: of an encoder
     num_labels: int = 0  # columns of a head that scores
     token_types: int = 0  # kinds of segments that have an embedding
     embedding_size: int = 0  # of the tables of embeddings; 0: as hidden
@@ -211,7 +223,7 @@ def read_config(model_dir: Path) -> dict[str, Any]:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{str(path)!r} is not a JSON object")
-    return raw
+    return told_by_modelopt(raw, model_dir)
 
 
 def architecture_of(raw: dict[str, Any]) -> str:
@@ -388,7 +400,7 @@ def kv_bytes_per_token(config: ModelConfig, dtype: str | None = None) -> int:
         return 0
     per_layer = 2 * config.num_key_value_heads * config.head_dim
     if config.latent is not None:
-        per_layer = config.latent.latent + config.latent.turning
+        per_layer = config.latent.kept
     return config.kv_layers * per_layer * DTYPE_BYTES[dtype or config.dtype]
 
 

@@ -8,6 +8,7 @@ Shapes: T tokens of all requests, R rows whose logits are wanted, D hidden, V vo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -80,6 +81,9 @@ def _query_scales(rule: QueryScaling | None, build: Build) -> torch.Tensor | Non
     """float32 (positions,); None where texts are too short for it to matter."""
     if rule is None or build.length + rule.shift <= rule.every:
         return None
+    if rule.log:
+        lengths = torch.arange(1, build.length + 1, dtype=torch.float64)
+        return (lengths.log() / math.log(rule.every)).clamp(min=1.0).float().to(build.device)
     far = torch.floor((torch.arange(build.length) + rule.shift) / rule.every)
     return (1 + rule.strength * torch.log1p(far)).to(build.device)
 
@@ -95,13 +99,13 @@ def make_norm(config: ModelConfig, build: Build) -> RMSNorm | LayerNorm:
 def make_mlp(config: ModelConfig, build: Build, layer: int) -> nn.Module:
     """The family's feed-forward block of a layer."""
     if config.moe is not None and layer in config.moe.layers:
-        return MoE(build, _moe_shape(config.moe, config))
+        return MoE(build, _moe_shape(config.moe, config, layer))
     sizes = config.hidden_size, config.intermediate_size
     kind = GatedMLP if config.gated_mlp else MLP
     return kind(build, *sizes, config.hidden_act, bias=config.mlp_bias)
 
 
-def _moe_shape(moe: MoEConfig, config: ModelConfig) -> MoEShape:
+def _moe_shape(moe: MoEConfig, config: ModelConfig, layer: int) -> MoEShape:
     routing = Routing(
         top_k=moe.top_k,
         scores=moe.scores,
@@ -126,6 +130,7 @@ def _moe_shape(moe: MoEConfig, config: ModelConfig) -> MoEShape:
         expert_bias=moe.expert_bias,
         alpha=moe.alpha,
         limit=moe.limit,
+        layer=layer,
     )
 
 

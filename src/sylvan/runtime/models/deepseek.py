@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -23,6 +23,7 @@ from sylvan.runtime.models.config import (
     ModelConfig,
     MoEConfig,
     NotNative,
+    architecture_of,
     common_fields,
     make_config,
 )
@@ -32,6 +33,8 @@ from sylvan.runtime.models.moe import grouped_experts, sparse_layers
 from sylvan.runtime.models.rope import RopeParams
 
 Raw = dict[str, Any]
+
+_INDEXED = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
 
 
 def parse(raw: Raw) -> ModelConfig:
@@ -46,6 +49,7 @@ def parse(raw: Raw) -> ModelConfig:
         nope=raw.get("qk_nope_head_dim") or 128,
         turning=turning,
         value=raw.get("v_head_dim") or 128,
+        index=(raw.get("index_head_dim") or 128) if architecture_of(raw) in _INDEXED else 0,
     )
     found = {
         "latent": latent,
@@ -103,8 +107,11 @@ _FAMILIES: Mapping[str, Callable[[Raw], Raw]] = MappingProxyType(
     {
         "DeepseekV2ForCausalLM": _greedy,
         "DeepseekV3ForCausalLM": _first_dense(3),
+        "DeepseekV32ForCausalLM": _first_dense(3),
+        "GlmMoeDsaForCausalLM": _first_dense(3),
         "Glm4MoeLiteForCausalLM": _first_dense(1),
         "AXK1ForCausalLM": _first_dense(1),
+        "LongcatFlashForCausalLM": lambda raw: {},
         "YoutuForCausalLM": _youtu,
         "MiniCPM3ForCausalLM": _minicpm3,
     }
@@ -113,6 +120,8 @@ _FAMILIES: Mapping[str, Callable[[Raw], Raw]] = MappingProxyType(
 
 class LatentBlock(nn.Module):
     """Pre-norm, as Llama's, around latent attention."""
+
+    attention: ClassVar[type[LatentAttention]] = LatentAttention
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__()
@@ -138,7 +147,7 @@ class LatentBlock(nn.Module):
         assert rope is not None
         self.input_layernorm = make_norm(config, build)
         given = config.hidden_size, heads, shape, spec, sizes.q_rank
-        self.self_attn = LatentAttention(build, *given)
+        self.self_attn = self.attention(build, *given)
         self.self_attn.turn_by(rope)
         self.post_attention_layernorm = make_norm(config, build)
         self.mlp = make_mlp(config, build, layer)

@@ -24,7 +24,7 @@ from sylvan.runtime.layers.norm import LayerNorm
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.decoder import Attention, PreNorm, Ropes, make_mlp, make_norm
 from sylvan.runtime.models.encoder_config import EncoderKind, kind_of, parse
-from sylvan.runtime.models.heads import ClassHead
+from sylvan.runtime.models.heads import ClassHead, WordHead
 
 __all__ = ["MODEL", "Encoder", "parse"]
 
@@ -77,6 +77,7 @@ class Encoder(nn.Module):
         inner = config.embedding_size or dim
         self.word = VocabEmbedding(build, config.vocab_size, inner)
         self.position = self.token_type = self.project = self.last_norm = self.classes = None
+        self.words = None
         if config.learned_positions:
             self.position = Embedding(build, config.max_position_embeddings, inner)
         if config.token_types:
@@ -93,6 +94,12 @@ class Encoder(nn.Module):
             self.last_norm = make_norm(config, build)
         if config.head == "score":
             self.classes = _head(self._kind, config, build)
+        if config.head == "words":
+            self.fused = {**self.fused, **self._kind.words, "words": ()}
+            tied = config.raw.get("tie_word_embeddings", True)
+            table = self.word.weight if tied else None
+            act = self._kind.words_act or config.hidden_act
+            self.words = WordHead(config, build, act, inner, table)
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -129,7 +136,9 @@ class Encoder(nn.Module):
         return x_TD if self.last_norm is None else self.last_norm(x_TD, residual_TD)[0]
 
     def head(self, hidden_RD: X) -> X:
-        """Numbers of the labels, of pooled vectors; without labels the vectors themselves."""
+        """Numbers of the labels, of pooled vectors, or of words; else the vectors themselves."""
+        if self.words is not None:
+            return self.words(hidden_RD)
         return hidden_RD if self.classes is None else self.classes(hidden_RD)
 
 

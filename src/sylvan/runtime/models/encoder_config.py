@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import torch
 
 from sylvan.kernels.api import ActivationKind
@@ -45,6 +46,25 @@ _BERT = _EMBEDDINGS | {
     "down_proj": ("output.dense",),
     "post_feedforward_layernorm": ("output.LayerNorm",),
     "classes": (),
+}
+BERT_LAYERS: Names = _BERT
+"""Names of the embeddings and layers of BERT."""
+BERT_WORDS = {
+    "transform": ("cls.predictions.transform.dense",),
+    "transform_norm": ("cls.predictions.transform.LayerNorm",),
+    "lm_head": ("cls.predictions",),
+}
+"""The head of BERT over words; its matrix is that of the embeddings."""
+ROBERTA_WORDS = {"transform": ("lm_head.dense",), "transform_norm": ("lm_head.layer_norm",)}
+ELECTRA_WORDS = {
+    "transform": ("generator_predictions.dense",),
+    "transform_norm": ("generator_predictions.LayerNorm",),
+    "lm_head": ("generator_lm_head",),
+}
+_DISTIL_WORDS = {
+    "transform": ("vocab_transform",),
+    "transform_norm": ("vocab_layer_norm",),
+    "lm_head": ("vocab_projector",),
 }
 _POOLER = {"dense": ("pooler.dense",), "out": ("classifier",)}
 _CLASSIFIER = {"dense": ("classifier.dense",), "out": ("classifier.out_proj",)}
@@ -132,6 +152,8 @@ class EncoderKind:
         gated: The feed-forward has a gate.
         bias: Linear layers have biases; of a gated feed-forward only the last.
         sizes: How config.json spells sizes where it differs from BERT's.
+        words: Names of the head over words; empty: it is not served.
+        words_act: Activation in it; "": the model's.
     """
 
     prefix: tuple[str, ...]
@@ -143,6 +165,8 @@ class EncoderKind:
     gated: bool = False
     bias: bool = True
     sizes: Mapping[str, str] = field(default_factory=dict[str, str])
+    words: Names = field(default_factory=dict[str, tuple[str, ...]])
+    words_act: ActivationKind | None = None
 
     def rename(self, name: str) -> str:
         """Some old checkpoints call a norm's parameters gamma and beta."""
@@ -171,10 +195,17 @@ class EncoderKind:
         return _activation(config.raw.get("classifier_activation", "gelu"))
 
 
-_ROBERTA = EncoderKind(prefix=("roberta.",), names=_BERT | _CLASSIFIER, offset=True)
+_ROBERTA = EncoderKind(
+    prefix=("roberta.",),
+    names=_BERT | _CLASSIFIER,
+    offset=True,
+    words=ROBERTA_WORDS,
+    words_act="gelu",
+)
 KINDS: Mapping[str, EncoderKind] = MappingProxyType(
     {
-        "Bert": EncoderKind(prefix=("bert.",), names=_BERT | _POOLER),
+        "Bert": EncoderKind(prefix=("bert.",), names=_BERT | _POOLER, words=BERT_WORDS),
+        "Contriever": EncoderKind(prefix=("bert.",), names=_BERT | _POOLER),
         "Camembert": _ROBERTA,
         "Data2VecText": EncoderKind(
             prefix=("data2vec_text.",), names=_BERT | _CLASSIFIER, offset=True
@@ -183,6 +214,7 @@ KINDS: Mapping[str, EncoderKind] = MappingProxyType(
             prefix=("distilbert.",),
             names=_DISTIL,
             head_act="relu",
+            words=_DISTIL_WORDS,
             sizes={
                 "hidden_size": "dim",
                 "num_hidden_layers": "n_layers",
@@ -246,6 +278,19 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
     if kind.offset:
         fields["max_position_embeddings"] -= int(raw.get("pad_token_id") or 0) + 1
     return make_config(fields)
+
+
+def with_words(config: ModelConfig) -> ModelConfig:
+    """The config with the head over words that fills masks.
+
+    Raises:
+        ConfigError: the model has none that is served.
+    """
+    architecture = config.architecture
+    masks = architecture.endswith(("ForMaskedLM", "ForPreTraining"))
+    if not masks or not kind_of(architecture).words:
+        raise ConfigError(f"pooling splade needs a head over words, which {architecture} lacks")
+    return msgspec.structs.replace(config, head="words")
 
 
 def _check(raw: dict[str, Any]) -> None:

@@ -77,9 +77,9 @@ def parse(raw: dict[str, Any], code: Path | None = None) -> ModelConfig:
     check_layers(text, found)
     widths = {"head_dim": max((max(c.head_dim, c.value_dim) for c in calls), default=2)}
     heads = {(call.num_heads, call.num_kv_heads) for call in calls} or {(1, 1)}
-    if len({kv for _, kv in heads}) > 1 or len({n for n, _ in heads}) > 1:
+    num_heads, num_kv_heads = max(n for n, _ in heads), max(kv for _, kv in heads)
+    if any(n != num_heads or num_kv_heads % kv or n % num_kv_heads for n, kv in heads):
         raise ConfigError("its layers differ in how many heads they have")
-    num_heads, num_kv_heads = heads.pop()
     sizes = {
         "architecture": architecture_of(raw),
         "vocab_size": text.vocab_size,
@@ -149,6 +149,7 @@ class TransformersModel(nn.Module):
         found = probe(*skeleton_of(self.inner))
         self.step = attach(self.inner, [call.name for call in found.calls])
         self.step.width = self._sizes.head_dim
+        self.step.groups = self._sizes.num_key_value_heads
         self._first = first_position(self.inner)
         self._places = {place: index for index, place in enumerate(found.places)}
         self.chosen = found.chosen

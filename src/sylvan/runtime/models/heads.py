@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import ActivationKind, X
+from sylvan.kernels.api import ActivationKind, LinearWeight, X
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.linear import Linear, VocabHead
 from sylvan.runtime.layers.norm import LayerNorm
 from sylvan.runtime.models.config import ModelConfig
 
@@ -78,6 +78,34 @@ class ClassHead(nn.Module):
         """Shape: (R, D) -> (R, C)."""
         x = ops.activation(self.dense(x), self._act)
         return self.out(x if self.norm is None else self.norm(x)[0])
+
+
+class WordHead(nn.Module):
+    """Dense, activation, norm, and a number for each word: the head of encoders that fill masks.
+
+    Shape: (R, D) -> float32 (R, V). `table` may be the embeddings, whose width `inner` is.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        build: Build,
+        act: ActivationKind,
+        inner: int,
+        table: LinearWeight | None,
+    ) -> None:
+        super().__init__()
+        self.transform = Linear(build, config.hidden_size, (inner,), bias=True)
+        self.transform_norm = LayerNorm(build, inner, config.rms_norm_eps)
+        self.lm_head = VocabHead(build, inner, config.vocab_size, bias=True)
+        if table is not None:
+            self.lm_head.weight = table
+        self._act: ActivationKind = act
+
+    def forward(self, x: X) -> X:
+        """Shape: (R, D) -> (R, V)."""
+        x = ops.activation(self.transform(x), self._act)
+        return self.lm_head(self.transform_norm(x)[0], out_f32=True)
 
 
 def make_score(config: ModelConfig, build: Build) -> nn.Module | None:

@@ -12,7 +12,7 @@ from torch import nn
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.matmul.weights import DeferredWeight, Form, QuantisedWeight
 from sylvan.kernels.native.copies import Content, WeightCopy
-from sylvan.runtime.models.checkpoint import Slot
+from sylvan.runtime.models.slots import Slot
 
 
 class Holder(Protocol):
@@ -83,7 +83,7 @@ class QuantisedHolder:
         return self.weight.tensors
 
     def read(self) -> Content | None:
-        return self.weight.like([part.clone() for part in self.weight.tensors])
+        return self.weight.like([part.to("cpu", copy=True) for part in self.weight.tensors])
 
     def write(self, content: Content) -> None:
         if isinstance(content, torch.Tensor) or content.form != self.form:

@@ -9,19 +9,29 @@ import torch
 from torch.nn import functional as F
 
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.models.config import ModelConfig, NotNative, common_fields, make_config
+from sylvan.runtime.models.alibi import usual_slopes
+from sylvan.runtime.models.config import ModelConfig, common_fields, make_config
 from sylvan.runtime.models.decoder import FUSED, Decoder, ungroup_qkv
 
 _ALIBI_HIDDEN = 5120  # Baichuan of 13 billion parameters
 
 
 def parse(raw: dict[str, Any]) -> ModelConfig:
-    """Read config.json of `InternLM2ForCausalLM` and `BaichuanForCausalLM`."""
+    """Read config.json of `InternLM2ForCausalLM` and `BaichuanForCausalLM`.
+
+    Baichuan of 13 billion parameters has ALiBi instead of rotary positions; nothing but its size
+    says so.
+    """
     fields = common_fields({"max_position_embeddings": raw.get("model_max_length")} | raw)
-    if "Baichuan" in fields["architecture"] and raw.get("hidden_size") == _ALIBI_HIDDEN:
-        raise NotNative("ALiBi positions")
     bias = bool(raw.get("bias", False))
-    return make_config(fields | {"qkv_bias": bias, "o_bias": bias})
+    found = {"qkv_bias": bias, "o_bias": bias}
+    large = raw.get("hidden_size") == _ALIBI_HIDDEN or raw.get("position_embedding") == "ALIBI"
+    if "Baichuan" in fields["architecture"] and large:
+        found |= {
+            "alibi_slopes": usual_slopes(raw.get("num_attention_heads") or 1),
+            "nope_layers": tuple(range(raw.get("num_hidden_layers") or 0)),
+        }
+    return make_config(fields | found)
 
 
 class InternLM2ForCausalLM(Decoder):
@@ -38,6 +48,7 @@ class InternLM2ForCausalLM(Decoder):
         "input_layernorm": ("attention_norm",),
         "post_attention_layernorm": ("ffn_norm",),
         "lm_head": ("output",),
+        "score": ("v_head",),
     }
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:

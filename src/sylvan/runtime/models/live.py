@@ -28,15 +28,10 @@ from sylvan.kernels.matmul.weights import (
 from sylvan.kernels.native.copies import Content
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, ExecutorError
-from sylvan.runtime.models.checkpoint import (
-    Slot,
-    WeightReader,
-    not_finite,
-    slots,
-    source_rows,
-)
+from sylvan.runtime.models.checkpoint import WeightReader, not_finite
 from sylvan.runtime.models.holders import Holder
 from sylvan.runtime.models.shards import take_quantised
+from sylvan.runtime.models.slots import Slot, slots, source_rows
 from sylvan.runtime.models.stored import WeightFiles
 from sylvan.runtime.models.texts import IMAGES, canonical
 
@@ -77,13 +72,21 @@ class LiveWeights:
         self._skeleton, self._holders, self._changed = skeleton, holders, changed
         self._seeing = seeing
         self.missing: str | None = None
+        self._tensors: dict[str, Tensor] = {}
+        self._elsewhere: set[str] = set()
         model = skeleton()
         self._rename: Callable[[str], str] = getattr(model, "rename", canonical)
         self._convert: Callable[[str, torch.Tensor], torch.Tensor] | None = getattr(
             model, "convert", None
         )
-        found = (Tensor(s, slot, i) for slot in slots(model) for i, s in enumerate(slot.sources))
+        self.index()
+
+    def index(self) -> None:
+        """Find out which tensors of a checkpoint are here, after experts have moved."""
+        every = tuple(slots(self._skeleton()))
+        found = (Tensor(s, slot, i) for slot in every for i, s in enumerate(slot.sources))
         self._tensors = {tensor.name: tensor for tensor in found}
+        self._elsewhere = {name for slot in every for name in slot.elsewhere}
 
     # ---- replace
 
@@ -115,6 +118,30 @@ class LiveWeights:
         self.missing = None
         return tuple(names)
 
+    def reload(self, files: WeightFiles, chosen: Callable[[Slot], bool]) -> None:
+        """Read some parameters again, of which this rank has other parts now.
+
+        Raises:
+            ConfigError: the checkpoint does not fit; nothing has changed.
+            ExecutorError: see `update`.
+        """
+        if self.missing is not None:
+            raise ConfigError(self.missing)
+        reader = WeightReader(self._skeleton(), files)
+        reader.check()
+        names = [name for name in reader.present if chosen(reader.slot(name))]
+        for name in names:
+            self._check_replaceable(reader.slot(name))
+        self.index()
+        self.missing = _TORN
+        try:
+            for name in names:
+                self._replace(reader, name, reader.present[name])
+        except (ConfigError, OSError, RuntimeError, MemoryError) as error:
+            raise ExecutorError(f"{_TORN} ({error})") from error
+        self._changed()
+        self.missing = None
+
     def fits(self, files: WeightFiles) -> None:
         """Whether all tensors of a checkpoint have a place here; reads none of them.
 
@@ -141,8 +168,8 @@ class LiveWeights:
         reader = WeightReader(self._skeleton(), files, partial=partial)
         present = reader.present
         self._check_repeated(reader, present)
-        if not present:
-            raise ConfigError("the update has no tensors")
+        if not present and not reader.has_others:
+            raise ConfigError("the update contains no tensors")
         self._check(reader, present)
         if self._seeing is not None:
             self._check_seeing(files, self._seeing)
@@ -212,9 +239,9 @@ class LiveWeights:
         parts: Sequence[Content],
     ) -> Content:
         """The whole parameter, rows that are not replaced from where they are now."""
+        stacked = slot.by_expert
         if len(slot.sources) == 1:
-            return parts[0]
-        stacked = len(slot.shape) == 3
+            return _stacked(parts[0], slot.shape[0]) if stacked else parts[0]
         if len(numbers) == len(slot.sources):
             whole = _concatenated(parts)
             return _stacked(whole, slot.shape[0]) if stacked else whole
@@ -249,6 +276,10 @@ class LiveWeights:
         if found is None or self._reorders(tensor.name, found):
             raise ConfigError(f"tensor {name!r} is kept in another order than checkpoints have")
         return found
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Whether only other ranks have the tensor `name`, which is one of an expert."""
+        return not self._elsewhere.isdisjoint((name, self._rename(name)))
 
     def places(self, name: str) -> tuple[tuple[int, ...], list[IntArray]] | None:
         """The whole shape of a tensor, and of each dimension which entries are here; None: all."""
@@ -305,9 +336,9 @@ class LiveWeights:
 
     def _rows_of(self, tensor: Tensor, whole: Content) -> Content:
         slot = tensor.slot
-        if len(slot.sources) == 1:
+        if len(slot.sources) == 1 and not slot.by_expert:
             return whole
-        flat = _flat(whole) if len(slot.shape) == 3 else whole
+        flat = _flat(whole) if slot.by_expert else whole
         rows = source_rows(slot, tensor.number)
         return flat[rows]
 

@@ -1,7 +1,7 @@
 """Decoders with mixtures of experts, each its dense cousin with another feed-forward.
 
-Mixtral, Phi-3.5-MoE, Qwen2-MoE, Qwen3-MoE and Mellum, OLMoE and FlexOlmo, GLM-4.5, Solar Open,
-dots.llm1, GPT-OSS, ERNIE 4.5, Aria.
+Mixtral, DeepSeek 1, Phi-3.5-MoE, Qwen2-MoE, Qwen3-MoE and Mellum, OLMoE and FlexOlmo, GLM-4.5,
+Solar Open, dots.llm1, GPT-OSS, ERNIE 4.5, Aria.
 """
 
 from __future__ import annotations
@@ -101,6 +101,23 @@ def _qwen3(raw: Raw) -> Raw:
     )
     windows = sliding_windows(raw, default_on=False)
     return {"moe": moe, "qk_norm": "head", "layer_windows": windows}
+
+
+def _deepseek(raw: Raw) -> Raw:
+    """The first DeepSeek with experts."""
+    inner, every = raw.get("moe_intermediate_size") or 0, raw.get("moe_layer_freq") or 1
+    if raw.get("scoring_func", "softmax") != "softmax":
+        raise NotNative(f"the router's {raw['scoring_func']!r} (scoring_func)")
+    layers = sparse_layers(raw, first=raw.get("first_k_dense_replace", 0))
+    moe = MoEConfig(
+        num_experts=raw.get("n_routed_experts") or 0,
+        top_k=raw.get("num_experts_per_tok") or 0,
+        inner=inner,
+        normalise=bool(raw.get("norm_topk_prob", False)),
+        layers=tuple(layer for layer in layers if layer % every == 0),
+        shared=inner * (raw.get("n_shared_experts") or 0),
+    )
+    return {"moe": moe}
 
 
 def _olmoe(raw: Raw) -> Raw:
@@ -255,6 +272,7 @@ _FAMILIES: Mapping[str, Callable[[Raw], Raw]] = MappingProxyType(
         "Qwen2MoeForCausalLM": _qwen2,
         "Qwen3MoeForCausalLM": _qwen3,
         "OlmoeForCausalLM": _olmoe,
+        "DeepseekForCausalLM": _deepseek,
         "Glm4MoeForCausalLM": _glm4,
         "Dots1ForCausalLM": _dots1,
         "GptOssForCausalLM": _gpt_oss,

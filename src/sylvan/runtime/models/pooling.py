@@ -19,7 +19,7 @@ from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.safetensors import Checkpoint
 from sylvan.utils.json_files import read_json
 
-Mode = Literal["cls", "mean", "last", "max", "weightedmean", "mean_sqrt_len"]
+Mode = Literal["cls", "mean", "last", "max", "weightedmean", "mean_sqrt_len", "splade"]
 Transform = Callable[[torch.Tensor], torch.Tensor]
 
 _OLD_MODES = {
@@ -38,7 +38,7 @@ class PoolingSpec:
     """How a text's vector is made.
 
     Attributes:
-        modes: One or several, whose vectors are joined.
+        modes: One or several, whose vectors are joined; `splade` stands alone.
         transforms: Applied to the pooled vector float32 (D,), in order.
         normalize: To unit length at the end, after it was shortened.
         size: Numbers of the vector.
@@ -53,6 +53,14 @@ class PoolingSpec:
     def reads_all(self) -> bool:
         """Whether the vectors of all tokens matter, so that none may come from the cache."""
         return self.modes != ("last",)
+
+    @property
+    def reads_words(self) -> bool:
+        """Whether a number of each word of the vocabulary is pooled instead of hidden vectors.
+
+        They are log(1 + relu(logit)), and the largest over the text counts (arXiv:2109.10086).
+        """
+        return self.modes == ("splade",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +80,8 @@ def read_pooling(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> Poo
     if config.num_labels:
         return PoolingSpec(modes=(_class_mode(config, wish),), normalize=False)
     modes: tuple[Mode, ...] = ("last",) if config.causal else ("cls",)
+    if config.architecture == "Contriever":
+        modes = ("mean",)
     spec = PoolingSpec(modes=modes)
     path = model_dir / "modules.json"
     if path.is_file():
@@ -81,6 +91,9 @@ def read_pooling(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> Poo
             modes=(_mode(wish.mode),), transforms=spec.transforms, normalize=spec.normalize
         )
     normalize = spec.normalize if wish.normalize is None else wish.normalize
+    if spec.reads_words:
+        wanted = bool(wish.normalize)
+        return PoolingSpec(modes=spec.modes, normalize=wanted, size=config.vocab_size)
     vector = torch.zeros(config.hidden_size * len(spec.modes))
     for transform in spec.transforms:
         vector = _applied(transform, vector)
@@ -114,7 +127,7 @@ def _read_modules(model_dir: Path, entries: list[Any], spec: PoolingSpec) -> Poo
     modes, transforms, normalize = spec.modes, list[Transform](), False
     for entry in sorted(entries, key=lambda e: e.get("idx", 0)):
         kind, folder = str(entry.get("type", "")).rpartition(".")[2], str(entry.get("path", ""))
-        if kind in ("Transformer", "Dropout"):
+        if kind in ("Transformer", "MLMTransformer", "Dropout"):
             continue
         if kind == "Normalize":
             normalize = True
@@ -122,6 +135,8 @@ def _read_modules(model_dir: Path, entries: list[Any], spec: PoolingSpec) -> Poo
         made = _inside(model_dir, folder)
         if kind == "Pooling":
             modes = _read_modes(_read_json(made / "config.json", dict))
+        elif kind == "SpladePooling":
+            modes = _read_splade(_read_json(made / "config.json", dict))
         elif kind == "Dense":
             transforms.append(_dense(made))
         elif kind == "LayerNorm":
@@ -150,6 +165,13 @@ def _read_modes(raw: dict[str, Any]) -> tuple[Mode, ...]:
     if not names:
         raise ConfigError("the pooling config of modules.json turns no way of pooling on")
     return tuple(_mode(_NEW_MODES.get(name, name)) for name in names)
+
+
+def _read_splade(raw: dict[str, Any]) -> tuple[Mode, ...]:
+    for name, usual in (("pooling_strategy", "max"), ("activation_function", "relu")):
+        if raw.get(name, usual) != usual:
+            raise ConfigError(f"modules.json: SpladePooling with {name} {raw[name]!r}")
+    return ("splade",)
 
 
 _ACTIVATIONS: dict[str, Transform] = {

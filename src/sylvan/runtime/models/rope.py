@@ -84,6 +84,7 @@ def parse_rope(
 
 _NEEDS: dict[str, tuple[str, ...]] = {
     "default": (),
+    "stepped": ("original_max_position_embeddings",),
     "linear": ("factor",),
     "dynamic": ("factor",),
     "yarn": (),
@@ -123,8 +124,8 @@ def rope_table(
 ) -> torch.Tensor:
     """Cosines and sines of all positions up to the context length.
 
-    Rules that depend on the length of the text (dynamic NTK, LongRoPE) are fixed here by the
-    longest text that is served: the KV of a token must not depend on what follows it.
+    Rules that depend on the length of the text (dynamic NTK, Qwen 1's, LongRoPE) are fixed here by
+    the longest text that is served: the KV of a token must not depend on what follows it.
 
     Args:
         params: The rule.
@@ -172,6 +173,13 @@ def _linear(params: RopeParams, dim: int, max_positions: int, length: int) -> _R
 def _dynamic(params: RopeParams, dim: int, max_positions: int, length: int) -> _Result:
     assert params.factor is not None
     stretch = params.factor * max(length, max_positions) / max_positions - (params.factor - 1)
+    return 1.0 / _powers(params.rope_theta * stretch ** (dim / (dim - 2)), dim), 1.0
+
+
+def _stepped(params: RopeParams, dim: int, max_positions: int, length: int) -> _Result:
+    """Qwen 1's dynamic NTK: the base grows with the length in powers of two."""
+    times = length / (params.original_max_position_embeddings or max_positions)
+    stretch = max(2 ** math.ceil(math.log2(times) + 1) - 1, 1)
     return 1.0 / _powers(params.rope_theta * stretch ** (dim / (dim - 2)), dim), 1.0
 
 
@@ -235,6 +243,7 @@ def _llama3(params: RopeParams, dim: int, max_positions: int, length: int) -> _R
 
 _RULES: dict[str, Callable[[RopeParams, int, int, int], _Result]] = {
     "default": _default,
+    "stepped": _stepped,
     "linear": _linear,
     "dynamic": _dynamic,
     "yarn": _yarn,

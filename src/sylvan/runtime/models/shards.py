@@ -13,10 +13,11 @@ import torch
 from sylvan.kernels.matmul.weights import QuantisedWeight
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import SplitParameter
-from sylvan.runtime.layers.mesh import Split
+from sylvan.runtime.layers.mesh import Picked, Split
 
 Splits = Mapping[int, Split]
 NOT_SPLIT: Splits = {}
+_STACK = -3  # the dimension of the matrices of a stack
 
 
 def splits_of(parameter: torch.Tensor) -> Splits:
@@ -27,9 +28,24 @@ def splits_of(parameter: torch.Tensor) -> Splits:
 def of_source(splits: Splits, number: int, count: int) -> Splits:
     """The same for source `number` of the `count` that are joined in a parameter."""
     return {
-        dim: Split(split.shares[number % count]) if len(split.shares) == count else split
+        dim: _part(split, number % count) if len(split.shares) == count else split
         for dim, split in splits.items()
     }
+
+
+def _part(split: Split, number: int) -> Split:
+    return split if isinstance(split, Picked) else Split(split.shares[number])
+
+
+def of_each(splits: Splits) -> Splits:
+    """The same for one of the matrices of a stack."""
+    return {dim: split for dim, split in splits.items() if dim > _STACK}
+
+
+def picked(splits: Splits) -> Picked | None:
+    """Which matrices of a stack this rank has; None: all of them."""
+    found = splits.get(_STACK)
+    return found if isinstance(found, Picked) else None
 
 
 def whole_shape(shape: Sequence[int], splits: Splits) -> tuple[int, ...]:
@@ -61,6 +77,8 @@ def take_quantised(name: str, weight: QuantisedWeight, splits: Splits) -> Quanti
             )
         if dim == -1:
             weight = _columns(name, weight, split)
+        elif dim == _STACK:
+            weight = weight.like([split.take(part, 0) for part in weight.tensors])
         else:
             parts = zip(weight.tensors, weight.row_dims, strict=True)
             weight = weight.like([split.take(part, rows) for part, rows in parts])

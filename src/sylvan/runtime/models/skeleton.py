@@ -85,6 +85,7 @@ class AttentionStep:
     specs: dict[int, tuple[tuple[Any, ...], AttentionLayer]] = field(default_factory=dict)
     done: int = 0  # calls of this pass: the same module may be called several times
     width: int = 0  # of a head in the pool
+    groups: int = 0  # key heads in the pool; layers with fewer repeat theirs
     hidden: torch.Tensor | None = None  # set: the base model is to return just this
     turn: RotaryCall | None = None  # of the next call
     # Of this pass, by the identity of cosines: these, sines, and what `RotaryCall` says of them.
@@ -148,6 +149,8 @@ def paged_attention(
     q, k, v = _rows(query).flatten(0, 1), _rows(key).flatten(0, 1), _rows(value).flatten(0, 1)
     if not about[-2] == about[-1] == step.width:
         q, k, v = (_padded(x, step.width) for x in (q, k, v))
+    if step.groups > about[1]:
+        k, v = (x.repeat_interleave(step.groups // about[1], 1) for x in (k, v))
     spec = _spec(step, about, scaling, options)
     step.done += 1
     if step.turn is None:
@@ -189,7 +192,7 @@ def _spec(
         spec = AttentionLayer(
             index=step.done,
             num_heads=about[0],
-            num_kv_heads=about[1],
+            num_kv_heads=max(step.groups, about[1]),
             head_dim=step.width,
             scale=about[2] ** -0.5 if scaling is None else float(scaling),
             window=options.get("sliding_window"),
@@ -384,5 +387,6 @@ def check_layers(text: Any, found: ProbeResult) -> None:
     attending = len({call.name for call in found.calls})
     stateless = [kind for kind in kinds if kind in _MEMORYLESS]
     count = getattr(text, "decoder_layers", None) or text.num_hidden_layers
-    if not with_state and attending + len(stateless) != count:
+    looping = len(found.calls) == count  # each call keeps keys and values of its own
+    if not with_state and not looping and attending + len(stateless) != count:
         raise ConfigError(f"only {attending} of its {count} layers use the attention interface")

@@ -23,6 +23,7 @@ _CAUSAL: Mapping[str, str] = MappingProxyType(
         "Gemma3Text": "Gemma3ForCausalLM",
         "GPT2": "GPT2LMHeadModel",
         "LlamaBidirectional": "LlamaForCausalLM",
+        "LlamaEmbedding": "LlamaForCausalLM",
     }
 )
 _BOTH_WAYS = ("EuroBert", "LlamaBidirectional")
@@ -60,6 +61,8 @@ def _windows(config: ModelConfig, raw: dict[str, Any]) -> tuple[int | None, ...]
 def _head(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
     if architecture.endswith("Model") and not architecture.endswith("RewardModel"):
         return {"head": "none"}
+    if architecture == "InternLM2ForRewardModel":  # one matrix
+        return {"head": "score", "num_labels": 1}
     if architecture.endswith("RewardModel"):
         return {"head": "reward", "num_labels": count_labels(raw, default=1)}
     return {"head": "score", "num_labels": count_labels(raw)}

@@ -42,7 +42,7 @@ def _load(entry: EntryPoint) -> Kind:
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"the device {entry.name!r} cannot be loaded from {entry.value!r}: {error}; uninstall "
-            "or mend the package that offers it"
+            "or fix the package that provides it"
         ) from None
 
 

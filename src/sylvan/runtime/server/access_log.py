@@ -1,4 +1,4 @@
-"""One line per call, with 499 for clients that left."""
+"""The access log: one line per call; status 499 if the client disconnected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class AccessLog:
     """Logs method, path, status and duration of each call."""
 
     def __init__(self, app: ASGIApp, clock: Clock, exclude: tuple[str, ...] = ()) -> None:
-        """`exclude`: beginnings of paths that are left out."""
+        """`exclude`: path prefixes that are not logged."""
         self._app = app
         self._exclude = exclude
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Adapters by the names that clients give to models."""
+"""Resolves LoRA adapters from the model names that clients send."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sylvan.runtime.server.endpoint import Call
 
 
 def adapter_named(context: Context, model: str | None, tenant: str) -> str | None:
-    """The adapter that a model's name means: its own name, or `base:adapter`.
+    """Return the adapter that a model name refers to: the adapter's name, or `base:adapter`.
 
-    None where no adapter has that name, for clients that name models as they like.
+    None if no adapter has that name, because clients may use any model name.
     """
     adapters = context.engine.adapters
     names = (model, (model or "").partition(":")[2])
@@ -20,14 +20,14 @@ def adapter_named(context: Context, model: str | None, tenant: str) -> str | Non
 
 
 def asked_adapter(call: Call[Any], model: str | None) -> str | None:
-    """As `adapter_named`, for a call."""
+    """Apply `adapter_named` to a call."""
     return adapter_named(call.context, model, call.tenant.name)
 
 
 def adapter_of(call: Call[Any], body: GenerationBody) -> str | None:
-    """The adapter that a body asks for, as `lora_path`, or by its model.
+    """Return the adapter that a body requests, in `lora_path` or in `model`.
 
-    What follows a colon must be an adapter: one that is not there fails when it is asked for.
+    The part after a colon must be an adapter; an unknown adapter fails when it is used.
     """
     if body.lora_path:
         return body.lora_path

@@ -1,4 +1,4 @@
-"""The HTTP application: a table of routes, and what is wrapped around all of them."""
+"""The HTTP application: a table of routes, and the middleware around them."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _FAMILIES = (
 def create_app(
     engine: TokenizerManager, settings: ServerSettings, connections: Connections | None = None
 ) -> ASGIApp:
-    """The application that serves `engine`; it neither starts nor stops it.
+    """Build the application that serves `engine`; it neither starts nor stops the engine.
 
-    If an earlier life left batches, they go on at once, which needs a running event loop. The
-    metrics show `connections`, if they are given.
+    Resumes batches of an earlier run at once, which needs a running event loop. Metrics include
+    `connections`, if given.
 
     Raises:
-        ConfigError: A setting names something that does not exist, or a variable no path.
+        ConfigError: A setting names something unknown, or a variable holds no valid path.
     """
     context = make_context(engine, settings)
     if connections is not None:
@@ -58,7 +58,7 @@ def create_app(
 
 
 def app_of(context: Context) -> ASGIApp:
-    """The application over given parts."""
+    """Build the application from existing parts."""
     settings = context.settings
     api = FastAPI(
         title="Sylvan",
@@ -80,7 +80,7 @@ def app_of(context: Context) -> ASGIApp:
             direct.update({(endpoint.path, method): handle for method in endpoint.methods})
     api.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
     api.add_exception_handler(Exception, _crash)
-    with contextlib.suppress(RuntimeError):  # no loop runs, as when only routes are listed
+    with contextlib.suppress(RuntimeError):  # no event loop runs
         context.accounts.watch(asyncio.get_running_loop())
     context.batches.worker.begin(InternalCaller(context, gate, ENDPOINTS))
     app: ASGIApp = api if settings.server.root_path else Direct(api, direct)
@@ -99,10 +99,10 @@ def app_of(context: Context) -> ASGIApp:
 
 
 class Direct:
-    """Calls the handler of a path that is known by heart; FastAPI finds the others.
+    """Dispatches exact paths directly to their handlers; FastAPI matches the others.
 
-    Its layers take a fifth of what a short call costs, and all that they do for such a path is to
-    find the handler, which answers errors itself.
+    FastAPI's layers take a fifth of the time of a short call, and only find the handler here:
+    handlers answer errors themselves.
     """
 
     def __init__(self, api: FastAPI, handles: Mapping[tuple[str, str], Handle]) -> None:
@@ -122,7 +122,7 @@ class Direct:
 
 
 def _http_error(request: Request, error: HTTPException) -> Response:
-    """No such path, or no such method."""
+    """Answer an unknown path or method."""
     status = error.status_code
     kind = str(status) if _family(request.url.path) is Family.OPENAI else None
     message = f"{HTTPStatus(status).phrase}: {request.method} {request.url.path[:200]}"
@@ -131,7 +131,7 @@ def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 def _crash(request: Request, error: Exception) -> Response:
-    """A fault of our own; the log has it, the client only hears that it happened."""
+    """Answer an internal error; details go to the log only."""
     content: Any = error_body(_family(request.url.path), 500, INTERNAL_ERROR)
     return json_response(content, status=500)
 

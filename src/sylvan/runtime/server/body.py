@@ -1,4 +1,4 @@
-"""Request bodies: bounded while they stream in, each and all together; JSON only."""
+"""Reads request bodies: JSON only, with limits per body and for all bodies together."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sylvan.utils.room import Room
 from sylvan.utils.threads import call_in_pool
 
 INLINE_BYTES = 32 << 10
-"""A smaller body is decoded and checked in under 2 ms, where it is."""
-_THREADS = 2  # they share the interpreter's lock: more would be no faster
+"""Smaller bodies are decoded inline, which takes under 2 ms."""
+_THREADS = 2  # threads share the interpreter's lock: more would be no faster
 _TAKEN = "sylvan.body_bytes"  # key of the ASGI scope
 
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
@@ -26,17 +26,17 @@ T = TypeVar("T")
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection; nobody reads an answer."""
+    """The client disconnected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BodyLimits:
-    """Bounds on bodies.
+    """Limits of bodies.
 
     Attributes:
-        each: Bytes of one of them.
-        together: Bytes of all calls under way.
-        json: What a body may hold.
+        each: Bytes of one body.
+        together: Bytes of the bodies of all calls in flight.
+        json: Structural limits of JSON.
     """
 
     each: int = 32 << 20
@@ -45,30 +45,30 @@ class BodyLimits:
 
 
 class Bodies:
-    """The bodies of the calls under way; belongs to an event loop."""
+    """The bodies of calls in flight; belongs to one event loop."""
 
     def __init__(self, limits: BodyLimits) -> None:
         self.limits = limits
         self._room = Room(limits.together, "limits.bodies_bytes")
-        self._pool = ThreadPoolExecutor(_THREADS, "sylvan-bodies")  # starts with the first of them
+        self._pool = ThreadPoolExecutor(_THREADS, "sylvan-bodies")  # created with the first body
 
     def limit(self, limits: BodyLimits) -> None:
-        """Hold bodies that come from now on to other limits."""
+        """Set new limits for later bodies."""
         self.limits = limits
         self._room.most = limits.together
 
     @property
     def held(self) -> int:
-        """Bytes of all bodies that are held now."""
+        """Bytes of all bodies held now."""
         return self._room.held
 
     async def read(self, request: Request) -> bytes:
-        """The whole body of a call; `free` gives back its room when the call is over.
+        """Read the whole body of a call; `free` releases its memory budget after the call.
 
         Raises:
-            RequestError: With status 413, as soon as the limit is passed, or is announced to be.
-            CapacityError: The bodies of all calls hold too much.
-            ClientGoneError: The client left before the end.
+            RequestError: The limit is exceeded, or `content-length` exceeds it (413).
+            CapacityError: The bodies of all calls use too much memory.
+            ClientGoneError: The client disconnected before the end.
         """
 
         def take(size: int) -> None:
@@ -78,11 +78,11 @@ class Bodies:
         return await read_body(request, self.limits.each, take)
 
     def free(self, request: Request) -> None:
-        """Give back what the body of a call took."""
+        """Release the memory budget of a call's body."""
         self._room.give_back(request.scope.pop(_TAKEN, 0))
 
     async def decoded(self, raw: bytes, decode: Callable[[bytes], T]) -> T:
-        """What `decode` makes of a body; of a large one in a thread, while others go on."""
+        """Run `decode` on a body; for a large body in a thread, so that other calls proceed."""
         if len(raw) <= INLINE_BYTES:
             return decode(raw)
         return await call_in_pool(self._pool, decode, raw)
@@ -91,16 +91,16 @@ class Bodies:
 async def read_body(
     request: Request, max_bytes: int, take: Callable[[int], None] | None = None
 ) -> bytes:
-    """The whole body, if it is not larger than `max_bytes`.
+    """Read the whole body, if it is not larger than `max_bytes`.
 
     Args:
-        request: Whose body it is.
-        max_bytes: Of the body, packed and unpacked.
-        take: Called with the size of each piece; may refuse it.
+        request: The request.
+        max_bytes: Limit of the body, both compressed and decompressed.
+        take: Called with the size of each chunk; may raise.
 
     Raises:
-        RequestError: With status 413, as soon as the limit is passed, or is announced to be.
-        ClientGoneError: The client left before the end.
+        RequestError: The limit is exceeded, or `content-length` exceeds it (413).
+        ClientGoneError: The client disconnected before the end.
     """
     expected = request.headers.get("expect", "")
     if expected and expected.strip().lower() != "100-continue":
@@ -132,10 +132,10 @@ async def read_body(
 
 
 def check_content_type(request: Request) -> None:
-    """Refuse a body that is not announced as JSON.
+    """Reject a body whose `content-type` is not JSON.
 
     Raises:
-        RequestError: With status 400.
+        RequestError: The type is another (400).
     """
     given = request.headers.get("content-type", "")
     kind = given.partition(";")[0].strip().lower()
@@ -146,10 +146,10 @@ def check_content_type(request: Request) -> None:
 
 
 def check_charset(request: Request) -> None:
-    """Refuse a body that is announced in another encoding than UTF-8.
+    """Reject a body whose `charset` is not UTF-8.
 
     Raises:
-        RequestError: With status 415.
+        RequestError: The charset is another (415).
     """
     for parameter in request.headers.get("content-type", "").split(";")[1:]:
         name, _, value = parameter.partition("=")

@@ -1,8 +1,8 @@
-"""What tells calls of web pages from those of programs: Host, Origin and fetch metadata.
+"""Tells calls of web pages from those of programs, by Host, Origin and fetch metadata.
 
-A server without a key trusts who can reach it. A browser of the same machine can, and runs pages of
-anyone. Such a page reaches the server under a name of its own (DNS rebinding), as another origin,
-or by a link or image, which carries neither name nor origin of the page.
+A server without a key trusts every client that can reach it. So can a browser on the same machine,
+which runs pages of any site. Such a page reaches the server through a host name of its own (DNS
+rebinding), as a cross-origin request, or by a link or image, which sends neither.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _SAFE_SITES = ("same-origin", "none")
 
 
 class HostCheck:
-    """Refuses calls whose Host header is malformed or, where pages could call, names another host.
+    """Rejects calls with a malformed Host header or, where pages could call, a foreign host.
 
     Args:
-        app: What is called otherwise.
-        allowed: Names and addresses beside those of this machine's loopback; None checks the form
+        app: The wrapped application.
+        allowed: Allowed names and addresses besides loopback; None checks the syntax
             only.
     """
 
@@ -43,7 +43,7 @@ class HostCheck:
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         given = [value for name, value in scope["headers"] if name == b"host"]
-        if not given:  # no browser leaves it out
+        if not given:  # browsers always send it
             return None
         name = host_of(given[0].decode("latin-1")) if len(given) == 1 else None
         if name is None:
@@ -54,10 +54,10 @@ class HostCheck:
 
 
 def checked_hosts(settings: ServerSettings) -> Collection[str] | None:
-    """Hosts that `HostCheck` lets in; None where every name will do.
+    """Return the hosts that `HostCheck` allows; None if any host is allowed.
 
-    Names are checked where they are configured, and on a server that only its own machine reaches
-    and that asks for no key.
+    Names are checked if they are configured, and on a server that listens on loopback only and
+    requires no key.
     """
     if ANY in settings.allowed_hosts:
         return None
@@ -65,11 +65,11 @@ def checked_hosts(settings: ServerSettings) -> Collection[str] | None:
 
 
 def is_foreign(headers: Headers, origins: Collection[str]) -> bool:
-    """Whether a page of another origin makes this call, as far as its browser tells.
+    """Whether a page of another origin makes this call, according to the browser's headers.
 
     Args:
-        headers: Of the call.
-        origins: Pages that may call, such as `https://chat.example`.
+        headers: Headers of the call.
+        origins: Allowed origins, such as `https://chat.example`.
     """
     origin = headers.get("origin")
     if origin is not None:

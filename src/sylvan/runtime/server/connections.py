@@ -1,4 +1,4 @@
-"""Connections within bounds, before anyone looks at a key: their number, size and patience."""
+"""Limits connections before authentication: their number, size and idle time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sylvan.config.tree import LimitsConfig
 
 log = logging.getLogger(__name__)
 
-SPARE_FILES = 128  # descriptors for everything but connections
-MIN_BODY_RATE = 4096  # bytes a second that buy a body more time
+SPARE_FILES = 128  # descriptors reserved for everything else
+MIN_BODY_RATE = 4096  # bytes that extend a body's timeout by one second
 _PHRASES = {
     408: "Request Timeout",
     431: "Request Header Fields Too Large",
@@ -26,15 +26,15 @@ _PHRASES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectionLimits:
-    """Bounds on connections.
+    """Limits of connections.
 
     Attributes:
-        total: Open at a time.
-        per_address: Open at a time from one address.
-        head_bytes: Request line and headers of a request.
-        head_s: Seconds for them to arrive.
-        body_s: Seconds for a body to arrive, beside those that its size is worth.
-        write_s: Seconds in which a client reads nothing of an answer.
+        total: Open connections.
+        per_address: Open connections per client address.
+        head_bytes: Size of the request line and headers.
+        head_s: Seconds until they must have arrived.
+        body_s: Seconds until a body must have arrived, extended by its size.
+        write_s: Seconds that a client may read nothing of an answer.
     """
 
     total: int
@@ -46,7 +46,7 @@ class ConnectionLimits:
 
     @classmethod
     def from_config(cls, limits: LimitsConfig) -> ConnectionLimits:
-        """The limits of a configuration; never more connections than this process has files for."""
+        """Read the limits from the configuration, capped by the process's file descriptors."""
         asked = cls(
             total=limits.connections,
             per_address=limits.connections_per_address,
@@ -58,7 +58,7 @@ class ConnectionLimits:
         return asked.within_files()
 
     def within_files(self) -> ConnectionLimits:
-        """The same with no more connections than this process has file descriptors for."""
+        """Cap the number of connections by the process's file descriptors."""
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         room = self.total
         if files != resource.RLIM_INFINITY:
@@ -67,24 +67,24 @@ class ConnectionLimits:
 
 
 class Connections:
-    """The connections that are open.
+    """The open connections.
 
     Attributes:
-        limits: What each of them, and all together, may use.
-        refused: How many were ended, by reason.
+        limits: The limits.
+        refused: Number of rejected or closed connections, by reason.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.refused: Counter[str] = Counter()
-        self._open: dict[BoundedProtocol, None] = {}  # the oldest first
+        self._open: dict[BoundedProtocol, None] = {}  # oldest first
         self._addresses: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._open)
 
     def admit(self, connection: BoundedProtocol, address: str) -> bool:
-        """Count a connection in, if there is room or an idle one can go for it."""
+        """Register a connection, closing an idle one if needed; False if there is no room."""
         if self._addresses[address] >= self.limits.per_address:
             self.refused["address"] += 1
             return False
@@ -96,7 +96,7 @@ class Connections:
         return True
 
     def leave(self, connection: BoundedProtocol, address: str) -> None:
-        """Count a connection out."""
+        """Unregister a connection."""
         if connection in self._open:
             del self._open[connection]
             self._addresses[address] -= 1
@@ -104,7 +104,7 @@ class Connections:
                 del self._addresses[address]
 
     def _end_idle(self) -> bool:
-        """End the oldest connection that has no request under way."""
+        """Close the oldest idle connection."""
         idle = next((connection for connection in self._open if connection.idle), None)
         if idle is None:
             return False
@@ -114,11 +114,11 @@ class Connections:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection: uvicorn's protocol, with a watch over what the client does.
+    """One connection: uvicorn's protocol, with limits enforced.
 
     Args:
-        connections: Where it is counted.
-        facts: What uvicorn gives to its protocols.
+        connections: The registry of connections.
+        facts: Arguments of uvicorn's protocol.
     """
 
     def __init__(self, connections: Connections, **facts: Any) -> None:
@@ -126,10 +126,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connections = connections
         self._limits = connections.limits
         self._address = ""
-        self._head_bytes = 0  # that arrived before the head was complete
-        self._parsed = 0  # of the head
+        self._head_bytes = 0  # bytes received before the head was complete
+        self._parsed = 0  # deadline of the head
         self._in_head = True
-        self._heads = 0  # that were complete
+        self._heads = 0  # complete requests
         self._body_bytes = 0
         self._body_began_s = 0.0
         self._refusal: tuple[int, str] | None = None
@@ -138,11 +138,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no whole head of a request has arrived that is not answered yet."""
+        """Whether no complete request awaits an answer."""
         return self._in_head and (self.cycle is None or self.cycle.response_complete)
 
     def end(self) -> None:
-        """Close the connection at once."""
+        """Close the connection now."""
         self._connections.leave(self, self._address)
         self.transport.abort()
 
@@ -172,7 +172,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse_head()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, or what was refused while it was parsed."""
+        """Answer invalid HTTP, or a request that was rejected while parsing."""
         if self._refusal is None:
             super().send_400_response(msg)
         else:
@@ -220,7 +220,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._parsed += num_bytes
         if self._parsed > self._limits.head_bytes:
             self._refusal = (431, self._too_large())
-            raise ValueError(self._refusal[1])  # ends the parsing
+            raise ValueError(self._refusal[1])  # stops the parser
 
     def _watch_head(self) -> None:
         self._watch_in(self._limits.head_s, self._late_head)
@@ -247,7 +247,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _check_body(self) -> None:
         allowed_s = self._limits.body_s + self._body_bytes / MIN_BODY_RATE
         left_s = self._body_began_s + allowed_s - self.loop.time()
-        if self.flow.read_paused or left_s > 0:  # paused by us: the client may not send
+        if self.flow.read_paused or left_s > 0:  # reading is paused: the client cannot send
             self._watch_in(max(left_s, 1.0), self._check_body)
             return
         self._connections.refused["body"] += 1

@@ -1,4 +1,4 @@
-"""What every route is given."""
+"""The dependencies of routes."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ from sylvan.utils.tasks import Shared
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The parts that routes work with.
+    """The dependencies of routes.
 
     Attributes:
-        service: Makes answers, for the call.
-        current: What the operator decided, as it is in force.
-        keyring: Keys and budgets of clients.
+        service: Serves generation and embedding calls.
+        current: The settings in force.
+        keyring: Client keys and budgets.
         responses: Stored responses.
-        conversations: Stored conversations: items beside a reply without any.
-        batches: Files, and requests that are worked off when there is time.
-        accounts: Counts what is served.
+        conversations: Stored conversations: items next to an empty reply.
+        batches: Files, and batches of requests.
+        accounts: Metrics and budgets.
         recent: The newest requests.
         observing: Traces and logs of requests.
-        updates: Replaces weights, in one call or several.
-        probe: The one probe of health that is under way.
-        detached: Calls that go on without their client.
-        started: Time stamp of the start.
-        bodies: Of the calls under way.
-        calls: How many of them each tenant has.
-        role: What this server does of calls with a room.
-        live: Changes settings while the server runs; None: nobody can.
+        updates: Weight updates.
+        probe: The health probe in progress.
+        detached: Calls that outlive their client.
+        started: Wall-clock time of the start.
+        bodies: Bodies of calls in flight.
+        calls: Number of calls in flight per tenant.
+        role: This server's role under disaggregation.
+        live: Changes settings at run time; None: not possible.
     """
 
     service: GenerationService
@@ -81,52 +81,52 @@ class Context:
 
     @property
     def settings(self) -> ServerSettings:
-        """What the operator decided."""
+        """The settings in force."""
         return self.current.now
 
     @property
     def engine(self) -> TokenizerManager:
-        """Where requests go."""
+        """The engine client."""
         return self.service.manager
 
     @property
     def template(self) -> ChatTemplate:
-        """Conversations to prompts."""
+        """Renders conversations as prompts."""
         return self.service.template
 
     @property
     def parsers(self) -> Parsers:
-        """Output to reasoning, answer and tool calls."""
+        """Parses output into reasoning, answer and tool calls."""
         return self.service.parsers
 
     @property
     def sessions(self) -> SessionStore:
-        """Past turns of `/generate`."""
+        """Sessions of `/generate`."""
         return self.service.sessions
 
     @property
     def defaults(self) -> SamplingDefaults:
-        """Sampling parameters for fields that a request leaves out."""
+        """Default sampling parameters."""
         return self.service.defaults
 
     @property
     def limits(self) -> RequestBodyLimits:
-        """Bounds on one body."""
+        """Limits of a body."""
         return self.service.limits
 
     @property
     def clock(self) -> Clock:
-        """Monotonic; for durations."""
+        """Monotonic clock, for durations."""
         return self.service.clock
 
     @property
     def wall(self) -> Callable[[], float]:
-        """Seconds since 1970, for time stamps."""
+        """Seconds since the Unix epoch."""
         return self.service.wall
 
     @property
     def ids(self) -> Callable[[int], str]:
-        """Names that nobody can guess, of so many bytes, in hexadecimal digits."""
+        """Returns an unguessable ID of that many bytes, in hex."""
         return self.service.ids
 
 
@@ -138,17 +138,17 @@ def make_context(
     live: LiveSettings[Config] | None = None,
     connections: Connections | None = None,
 ) -> Context:
-    """Everything that routes need.
+    """Build the dependencies of routes.
 
     Args:
-        engine: Where requests go.
-        settings: What the operator decided.
-        clock: Monotonic; for durations.
-        live: Changes some of them while the server runs.
-        connections: That take such changes, too.
+        engine: The engine client.
+        settings: The server settings.
+        clock: Monotonic clock, for durations.
+        live: Changes settings at run time.
+        connections: Connections, whose limits can change at run time.
 
     Raises:
-        ConfigError: A setting names something that does not exist, or cannot be read.
+        ConfigError: A setting names something unknown, or a file is unreadable.
     """
     current = CurrentSettings(settings)
     server, limits, faults = settings.server, settings.limits, settings.faults

@@ -1,4 +1,4 @@
-"""Calls that go on when their client has left, because it asked for that."""
+"""Calls that continue after their client disconnected, because it asked for that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNREAD_CHUNKS = 64
 
 
 class Detached:
-    """Keeps such calls alive; each ends with its request, as all others do at shutdown."""
+    """Keeps detached calls alive; each ends with its request, all of them at shutdown."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -21,15 +21,15 @@ class Detached:
         return len(self._tasks)
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
-        """Have `work` done beside the call."""
+        """Start `work` in the background."""
         self._keep(work)
 
     async def whole(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which goes on if the caller is cancelled."""
+        """Return the result of `work`, which continues if the caller is cancelled."""
         return await asyncio.shield(self._keep(work))
 
     async def stream(self, chunks: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        """The same chunks; if the reader leaves, the others are read and dropped."""
+        """Yield the same chunks; if the reader leaves, the rest is read and dropped."""
         queue: asyncio.Queue[T | None] = asyncio.Queue(_UNREAD_CHUNKS)
         gone = asyncio.Event()
         task = self._keep(_pump(chunks, queue, gone))
@@ -38,10 +38,10 @@ class Detached:
             while not (task.done() and queue.empty()):
                 if (chunk := await queue.get()) is not None:
                     yield chunk
-            task.result()  # raises what went wrong
+            task.result()  # re-raises the error
         finally:
             gone.set()
-            while not queue.empty():  # a pump that waits for room goes on
+            while not queue.empty():  # unblock a pump that waits for queue space
                 queue.get_nowait()
 
     def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -53,7 +53,7 @@ class Detached:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # the client is told, if it is there
+            task.exception()  # the client gets the error, if it is still connected
 
 
 async def _pump(

@@ -1,4 +1,4 @@
-"""Metrics of KV that is handed from server to server; names are SGLang's."""
+"""Metrics of prefill-decode disaggregation; names are SGLang's."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _HISTOGRAMS = {
 
 
 class DisaggMetrics(Collector):
-    """What a scheduler with a role told with its last heartbeat; nothing without a role.
+    """Reads a scheduler's last heartbeat; yields nothing without a disaggregation role.
 
     Args:
-        load: Of the scheduler.
-        prefix: Of names.
-        labels: Names and values.
+        load: Load reports of the scheduler.
+        prefix: Prefix of metric names.
+        labels: Label names and values.
     """
 
     def __init__(

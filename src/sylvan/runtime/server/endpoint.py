@@ -1,7 +1,7 @@
-"""A route as data: who may call it, what goes in and out, what its errors look like.
+"""Declarative routes: access level, input and output types, error format.
 
-One wrapper around every handler does what all routes share, in this order: credentials, budget,
-body, query; then the handler; then errors in the shape of the route's family.
+One wrapper around every handler does what routes share, in this order: authentication, budget,
+body, query; then the handler; then errors in the format of the route's API.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.observe.origin import Arrival, origin_of
 from sylvan.runtime.server.security import CallRefusal, Gate, Level
 from sylvan.runtime.server.streaming import GONE
-from sylvan.runtime.server.under_way import Counted
+from sylvan.runtime.server.under_way import CountedResponse
 from sylvan.runtime.serving.journal import JOURNAL_KEY
 from sylvan.runtime.serving.pairing import Pairing, read_pairing
 from sylvan.runtime.serving.service import GenerationService
@@ -52,36 +52,36 @@ from sylvan.utils.variants import variant
 log = logging.getLogger(__name__)
 
 INTERNAL_ERROR = "Internal error; see the server's log."
-CLIENT_GONE = 499  # never sent; what the access log says of a client that left
+CLIENT_GONE = 499  # never sent; logged as the status when the client disconnected
 IGNORED_HEADER = "x-sylvan-ignored-fields"
 IGNORED_COUNT_HEADER = "x-sylvan-ignored-count"
 FORMATS_HEADER = "x-sylvan-unknown-formats"
 REQUEST_ID = "x-request-id"
 RECEIVED = "sylvan.received_s"
-"""In the scope of a call: when it came."""
+"""Key in the ASGI scope for the arrival time of a call."""
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _RANK_HEADER = "x-data-parallel-rank"
 _UNREAD = (b"x-override-", b"x-sglext-ids-framed", b"x-smg-routing-key")
-"""Headers of SGLang that change nothing here."""
+"""Headers of SGLang that have no effect here."""
 
 Body = TypeVar("Body", bound=WireModel | None)
 Wire = TypeVar("Wire", bound=WireModel)
 
 
 class Call(msgspec.Struct, Generic[Body], frozen=True, kw_only=True):
-    """One call of a route: the request, checked.
+    """One validated call of a route.
 
     Attributes:
-        request: The raw request.
-        body: The body, or None where the route takes none.
-        query: The query, if the route declares one.
-        tenant: Who calls.
-        context: The server's parts.
-        ignored: Names in the body that nobody knows.
-        formats: Formats in its schemas that nobody knows.
-        gate: Checks further credentials.
-        names: Of fields, as the engine spells them, to what they are in the body; the route's, and
-            what handlers add that depends on the body.
+        request: The ASGI request.
+        body: The parsed body; None if the route has none.
+        query: The parsed query, if the route declares one.
+        tenant: The authenticated tenant.
+        context: The dependencies.
+        ignored: Unknown fields of the body.
+        formats: Unknown `format` names in its schemas.
+        gate: Authenticates.
+        names: Maps the engine's field names to those in the body: the route's names, and those that
+            a handler adds depending on the body.
     """
 
     request: Request
@@ -95,10 +95,10 @@ class Call(msgspec.Struct, Generic[Body], frozen=True, kw_only=True):
     names: dict[str, str] = msgspec.field(default_factory=dict)
 
     def demand(self, level: Level) -> None:
-        """Ask for more than the route does.
+        """Require a higher access level than the route does.
 
         Raises:
-            RequestError: With status 401 or 403.
+            RequestError: The caller lacks it (401 or 403).
         """
         found = self.gate.check(level, self.request.headers)
         if isinstance(found, CallRefusal):
@@ -113,27 +113,27 @@ class Endpoint:
     """A route.
 
     Attributes:
-        path: As FastAPI spells it.
-        handler: What it does.
+        path: Path in FastAPI's syntax.
+        handler: The handler.
         methods: HTTP methods.
-        family: Shape of its errors.
-        level: Whom it is for.
-        body: Model of its body; None: a body is not read.
-        body_optional: An empty body stands for an object without fields.
-        typed: The body must be announced as JSON.
-        query: Model of its query.
-        reply: Model of its answer; None: `media_type` says what it is.
-        media_type: Type of an answer that is no JSON.
-        stream: Type of the answer if the client asks for a stream, or for another form.
-        statuses: Statuses of its errors beyond the usual ones.
-        tag: Section of the documentation.
-        summary: One line for the documentation.
-        form: The body is a form with a file, which the handler reads.
-        plain_statuses: Errors of these statuses have the media type of the answer.
-        reply_on_failure: Failures of valid requests have the shape of `reply` too.
-        spelling: Names of fields, as the engine spells them, to names that clients know.
-        budgeted: Counts against the budgets of a tenant.
-        lacks: What the server lacks for it; it answers with status 501.
+        family: API whose error format is used.
+        level: Required access level.
+        body: Type of the body; None: no body is read.
+        body_optional: An empty body counts as `{}`.
+        typed: The `content-type` must be JSON.
+        query: Type of the query.
+        reply: Type of the JSON answer; None: see `media_type`.
+        media_type: Media type of an answer that is not JSON.
+        stream: Media type of the answer in streaming or another alternative form.
+        statuses: Error statuses besides the usual ones.
+        tag: Section in the API documentation.
+        summary: One line for the API documentation.
+        form: The body is a form with a file, parsed by the handler.
+        plain_statuses: Errors with these statuses use `media_type`.
+        reply_on_failure: Failures of valid requests use the type `reply` too.
+        spelling: Maps the engine's field names to those of the API.
+        budgeted: Counts against the tenant's budget.
+        lacks: What the server lacks to serve this; the route answers 501.
     """
 
     path: str
@@ -163,7 +163,7 @@ Handle = Callable[[Request], Awaitable[Response]]
 
 
 def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Handle:
-    """The handler as FastAPI calls it."""
+    """Handle a call; the endpoint registered with FastAPI."""
     answer = _answering(endpoint, context, gate)
 
     async def handle(request: Request) -> Response:
@@ -189,7 +189,7 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Handle:
             context.accounts.refused(error)
             return error_response(endpoint.family, error)
         try:
-            return Counted(await answer(request, tenant), end)
+            return CountedResponse(await answer(request, tenant), end)
         except BaseException:  # cancelled: nothing is sent
             end()
             raise
@@ -200,10 +200,10 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Handle:
 def _answering(
     endpoint: Endpoint, context: Context, gate: Gate
 ) -> Callable[[Request, Tenant], Awaitable[Response]]:
-    """The handler for calls that were let in; an error becomes an answer."""
+    """Run the handler of an admitted call; turn errors into answers."""
 
     async def answer(request: Request, tenant: Tenant) -> Response:
-        checked, names = False, dict[str, str]()  # bodies are checked under their own names
+        checked, names = False, dict[str, str]()  # bodies are validated under their own field names
         try:
             if endpoint.budgeted:
                 context.keyring.admit(tenant)
@@ -220,7 +220,7 @@ def _answering(
         except SylvanError as error:
             context.accounts.refused(error)
             response = error_response(endpoint.family, respelt(error, names), checked=checked)
-        except Exception:  # raised further it would cost the client its connection
+        except Exception:  # re-raising would close the client's connection
             log.exception("call failed path=%s", endpoint.path)
             response = json_response(error_body(endpoint.family, 500, INTERNAL_ERROR), status=500)
         else:
@@ -231,13 +231,13 @@ def _answering(
 
 
 def _request_id(request: Request) -> str:
-    """The name that the client or a proxy gave the call, or a new one."""
+    """Return the request ID sent by the client or a proxy, or a new one."""
     given = request.headers.get(REQUEST_ID, "")
     return given if _REQUEST_ID.fullmatch(given) else f"req_{random_hex(12)}"
 
 
 def error_response(family: Family, error: SylvanError, *, checked: bool = True) -> Response:
-    """The answer that an error stands for; `checked` is False while the body is still read."""
+    """Build the answer for an error; `checked` is False until the body is validated."""
     status, message, param = error_parts(error)
     if family is Family.ANTHROPIC and isinstance(error, ContextLengthError):
         message = anthropic_overflow(error) or message
@@ -250,7 +250,7 @@ def error_response(family: Family, error: SylvanError, *, checked: bool = True) 
 
 
 def error_parts(error: SylvanError) -> tuple[int, str, str | None]:
-    """Status, message and blamed field of an error."""
+    """Return the status, message and field of an error."""
     if isinstance(error, RequestError):
         return error.status, str(error), error.param
     if isinstance(error, CapacityError):
@@ -259,12 +259,12 @@ def error_parts(error: SylvanError) -> tuple[int, str, str | None]:
 
 
 def error_code(error: SylvanError) -> str | None:
-    """The `code` by which OpenAI's clients tell errors apart."""
+    """Return the `code` by which OpenAI clients recognise an error."""
     return error.code if isinstance(error, RequestError) else None
 
 
 class NotFoundError(RequestError):
-    """A named thing does not exist; `code` says what kind of thing."""
+    """A named object does not exist; `code` says which type."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message, param=param, status=404, code=code)
@@ -273,13 +273,13 @@ class NotFoundError(RequestError):
 def json_response(
     content: Any, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    """An answer in JSON."""
+    """Build a JSON answer."""
     data = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
     return Response(data, status, headers, "application/json")
 
 
 def text_response(content: str, *, status: int = 200) -> Response:
-    """An answer in plain text."""
+    """Build a plain-text answer."""
     return Response(content, status, None, "text/plain; charset=utf-8")
 
 
@@ -328,7 +328,7 @@ async def _read(
 
 
 def _decode(model: type[Wire], raw: bytes, limits: JsonLimits) -> tuple[Wire, list[str]]:
-    """A body, checked, and the formats in its schemas that nobody knows; may run in a thread."""
+    """Decode and validate a body; also return unknown schema formats. May run in a thread."""
     decoded = decode_json(raw, limits)
     formats = unknown_formats(decoded) if b"format" in raw else []
     return parse(model, decoded), formats
@@ -346,14 +346,14 @@ def _arrival(endpoint: Endpoint, request: Request, body: WireModel | None) -> Ar
 
 
 def _check_header(request: Request) -> None:
-    """Routers name the replica in a header, which wins over the body."""
+    """Check the replica named in a header by routers, which overrides the body."""
     rank = request.headers.get(_RANK_HEADER)
     if rank is not None:
         check_rank(_RANK_HEADER, int(rank) if rank.isdecimal() and len(rank) < 10 else rank)
 
 
 def _read_query(model: type[WireModel], params: QueryParams) -> WireModel:
-    """A query is text, so that its numbers are read leniently."""
+    """Parse the query; numbers are parsed leniently, since a query is text."""
     values: dict[str, Any] = {}
     for name, text in params.items():
         kind = model.model_fields[name].annotation if name in model.model_fields else str
@@ -390,5 +390,5 @@ def _name_ignored(response: Response, call: Call[Any]) -> None:
 
 
 def _ascii(name: str) -> str:
-    """A client's name, fit for a header."""
+    """Make a client's name safe for a header."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name[:64])

@@ -1,4 +1,4 @@
-"""Faults of the disk and of the clock that a server inflicts on itself: `--chaos`."""
+"""Fault injection for the disk and the clock: `--chaos`."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from sylvan.utils.clock import Clock
 log = logging.getLogger(__name__)
 
 JUMP_PERIOD_S = 5.0
-_NO_LIMIT = 2**32 - 2  # pages of a database
+_NO_LIMIT = 2**32 - 2  # database pages
 
 
 class DiskFaults:
-    """A disk that is slow, and full by chance; may be called from any thread."""
+    """A slow disk that is full at random; thread-safe."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
         self._random = Random(faults.seed)
 
     def inflict(self, db: sqlite3.Connection) -> None:
-        """Before a transaction: let time pass, and choose whether there is room to grow."""
+        """Before a transaction: sleep, and decide whether the database may grow."""
         if self._faults.disk_delay_s:
             time.sleep(self._random.uniform(0, self._faults.disk_delay_s))
         full = self._random.random() < self._faults.disk_full
         if full:
             log.warning("chaos: the disk is full")
-        db.execute(f"PRAGMA max_page_count={1 if full else _NO_LIMIT}")  # never below what it has
+        db.execute(f"PRAGMA max_page_count={1 if full else _NO_LIMIT}")  # never below its size
 
 
 class JumpingClock:
-    """The time of day, wrong by another amount every few seconds.
+    """A wall clock with an error that changes every few seconds.
 
     Args:
-        wall: Seconds since 1970.
-        clock: Monotonic, which tells when to jump.
+        wall: The true wall clock.
+        clock: Monotonic clock that decides when to jump.
     """
 
     def __init__(self, faults: Faults, wall: Callable[[], float], clock: Clock) -> None:
@@ -51,7 +51,7 @@ class JumpingClock:
         self._wrong_s = 0.0
 
     def __call__(self) -> float:
-        """Seconds since 1970, and some."""
+        """Return the seconds since the epoch, plus the current error."""
         now = self._clock()
         if now >= self._until_s:
             self._until_s = now + JUMP_PERIOD_S

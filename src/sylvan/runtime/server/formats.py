@@ -1,4 +1,4 @@
-"""Formats in schemas of a request that say nothing, since nobody knows them."""
+"""Finds unknown `format` names in a request's schemas; they have no effect."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from sylvan.runtime.features.grammar.rewrite.formats import KNOWN
 from sylvan.utils import strict_json
 
 MAX_PARTS = 20_000
-"""Of a body, that are looked at."""
+"""Number of values in a body that are scanned."""
 MAX_TEXT_CHARS = 1 << 16
-"""Of a schema that is given as text."""
+"""Size of a schema given as text that is scanned."""
 _HOLDERS = frozenset(
     {"schema", "json_schema", "parameters", "input_schema", "format", "structures"}
 )
 
 
 def unknown_formats(body: Any) -> list[str]:
-    """Names of formats in the schemas of a body that are annotations only, each once.
+    """Return the unknown `format` names in the schemas of a body, without duplicates.
 
     Args:
-        body: As JSON. Of a very large one the beginning is looked at.
+        body: The body as JSON values. Only the beginning of a very large body is scanned.
     """
     found: dict[str, None] = {}
     stack: list[tuple[Any, bool]] = [(body, False)]
@@ -43,7 +43,7 @@ def unknown_formats(body: Any) -> list[str]:
 def _parts(node: Mapping[str, Any], *, is_schema: bool) -> Iterator[tuple[Any, bool]]:
     for key, part in node.items():
         if is_schema and key in ("enum", "const", "default", "examples"):
-            continue  # values
+            continue  # number of values
         if key == "json_schema" and isinstance(part, str) and '"format"' in part[:MAX_TEXT_CHARS]:
             yield _read(part), True
         elif isinstance(part, (dict, list)):
@@ -55,5 +55,5 @@ def _read(text: str) -> Any:
         return None
     try:
         return strict_json.loads(text)
-    except (ValueError, RecursionError):  # the engine will say so
+    except (ValueError, RecursionError):  # the engine will report the error
         return None

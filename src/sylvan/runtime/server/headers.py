@@ -1,4 +1,4 @@
-"""Headers that are looked up by name more often than there are any."""
+"""Header lookup by dictionary: routes look up more headers than a request has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 
 class QuickHeaders(Headers):
-    """As Starlette's, which looks through all of them each time; of several the first counts."""
+    """Like Starlette's class, which scans all headers at each lookup; the first duplicate wins."""
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope=scope)
@@ -19,7 +19,7 @@ class QuickHeaders(Headers):
         }
 
     def get(self, key: str, default: Any = None) -> Any:
-        """`key` in lower case."""
+        """Look up `key`, given in lower case."""
         return self._first.get(key, default)
 
 

@@ -1,4 +1,4 @@
-"""Calls of routes from inside: the requests of batches."""
+"""Calls routes internally, for requests of batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOWEST_PRIORITY = -(2**31)
 
 
 class InternalCaller:
-    """Calls routes with nobody waiting, behind everything that anyone waits for."""
+    """Calls routes without a client, at the lowest priority."""
 
     def __init__(self, context: Context, gate: Gate, table: Iterable[Endpoint]) -> None:
         self._context = context
@@ -36,7 +36,7 @@ class InternalCaller:
         self._table = {e.path: e for e in table if e.body is not None}
 
     async def __call__(self, tenant: str, path: str, body: Any) -> tuple[int, Any]:
-        """Status and body of the answer; a fault of our own is an answer of status 500."""
+        """Return the status and body of the answer; an internal error yields status 500."""
         outcome = await settled(self._call(self._table[path], tenant, body))
         if isinstance(outcome, BaseException):
             log.error("request of a batch failed path=%s", path, exc_info=outcome)
@@ -53,10 +53,10 @@ class InternalCaller:
             if endpoint.budgeted:
                 self._context.keyring.admit(owner)
             asked = {**body, "priority": LOWEST_PRIORITY}
-            parsed = await call_in_thread(parse, endpoint.body, asked)  # it may be large
+            parsed = await call_in_thread(parse, endpoint.body, asked)  # may be large
             names.update(endpoint.spelling)
             call = Call(
-                request=Request(scope, _nobody),
+                request=Request(scope, _no_messages),
                 body=parsed,
                 query=None,
                 tenant=owner,
@@ -71,7 +71,7 @@ class InternalCaller:
         return response.status_code, orjson.loads(response.body)
 
 
-async def _nobody() -> NoReturn:
-    """The messages of a client that never leaves: none."""
+async def _no_messages() -> NoReturn:
+    """Receive nothing: there is no client that could disconnect."""
     await asyncio.Event().wait()
     raise AssertionError("never set")

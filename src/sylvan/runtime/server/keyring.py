@@ -1,4 +1,4 @@
-"""Keys of clients, as the server keeps them; for the form of key files see `sylvan.config.keys`."""
+"""Client keys of the server; `sylvan.config.keys` defines the format of key files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sylvan.utils.clock import Clock
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """Who calls: a name for fairness, cache isolation and budgets."""
+    """A tenant: the unit of fairness, cache isolation and budgets."""
 
     name: str = ""
     admin: bool = False
 
 
 class Keyring:
-    """The keys of ordinary clients, as hashes."""
+    """The keys of ordinary clients, stored as hashes."""
 
     def __init__(self, keys: Iterable[Secret], entries: Iterable[KeyEntry], clock: Clock) -> None:
         self._entries: list[KeyEntry] = []
@@ -29,7 +29,7 @@ class Keyring:
         self.replace(keys, entries)
 
     def replace(self, keys: Iterable[Secret], entries: Iterable[KeyEntry]) -> None:
-        """Have these keys and no others; what tenants spent of budgets that stay is kept."""
+        """Replace all keys; budgets that stay keep what was spent."""
         plain = [KeyEntry(sha256=key_digest(key.reveal())) for key in keys]
         self._entries = plain + list(entries)
         self._budgets.replace(
@@ -39,7 +39,7 @@ class Keyring:
 
     @property
     def empty(self) -> bool:
-        """Whether no key is configured."""
+        """Whether no keys are configured."""
         return not self._entries
 
     @property
@@ -49,7 +49,7 @@ class Keyring:
 
     @property
     def adapters(self) -> dict[str, set[str]]:
-        """The adapters that tenants may use, of those that may not use all."""
+        """The allowed adapters of each tenant that may not use all."""
         found: dict[str, set[str]] = {}
         for entry in self._entries:
             if entry.adapters is not None:
@@ -57,7 +57,7 @@ class Keyring:
         return found
 
     def find(self, key: str) -> Tenant | None:
-        """The tenant of `key`; every entry is compared, so that time tells nothing."""
+        """Return the tenant with a key, in constant time."""
         digest = key_digest(key)
         found: Tenant | None = None
         for entry in self._entries:
@@ -69,7 +69,7 @@ class Keyring:
         """Count a request.
 
         Raises:
-            CapacityError: With status 429; a budget of the tenant is used up.
+            CapacityError: A budget of the tenant is spent (429).
         """
         self._budgets.admit(tenant.name)
 

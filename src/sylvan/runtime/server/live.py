@@ -1,4 +1,4 @@
-"""What of a server's settings can change while it runs, and how it takes effect."""
+"""Server settings that can change at run time, and how changes take effect."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ LIVE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CallerSettings:
-    """Who may call, and how much a call may hold.
+    """Settings for authentication and limits of calls.
 
     Attributes:
-        current: What routes read.
-        keyring: Keys of clients.
+        current: The settings that routes read.
+        keyring: Client keys.
         engine: Knows which adapters a tenant may use.
     """
 
@@ -59,7 +59,7 @@ class CallerSettings:
 
 
 def connection_settings(connections: Connections) -> Callable[[Config], Callable[[], None]]:
-    """Bounds on connections: those that come hold to the new ones."""
+    """Make the settings of connections; changes apply to new connections."""
 
     def prepare(config: Config) -> Callable[[], None]:
         limits = ConnectionLimits.from_config(config.limits)
@@ -69,7 +69,7 @@ def connection_settings(connections: Connections) -> Callable[[Config], Callable
 
 
 def log_settings(level: LogLevel) -> Callable[[Config], Callable[[], None]]:
-    """The level of logs."""
+    """Make the setting of the log level."""
     return lambda config: functools.partial(level.change, config.observe.log_level)
 
 
@@ -79,7 +79,7 @@ def make_live(
     connections: Connections | None,
     bodies: Bodies,
 ) -> LiveSettings[Config]:
-    """Have the parts of a server take changes."""
+    """Register all settings that can change."""
     live.add(callers)
     live.add(
         lambda config: functools.partial(

@@ -1,7 +1,7 @@
-"""Numbers for Prometheus, and the charging of tenants: every request passes here once, at its end.
+"""Prometheus metrics and budgets: every request passes here once, at its end.
 
-What is counted is what the engine reported, whether or not a client stayed to read it: whoever
-leaves amid a stream has had its tokens.
+Counts what the engine generated, whether or not a client stayed to read it: a client that
+disconnects from a stream is still charged for its tokens.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from sylvan.utils.loop_watch import Hold
 
 
 class Accounts:
-    """Counts what is served, and charges it to tenants.
+    """Records metrics, and charges tenants.
 
     Args:
-        engine: Its load is shown.
+        engine: The engine, whose load is exported.
         keyring: Budgets of tenants.
         settings: Names, labels and bounds of metrics.
 
     Raises:
-        ConfigError: A label or a bound of the operator's is none.
+        ConfigError: A label or a bucket bound is invalid.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Accounts:
         engine.router.observers.append(self.ended)
 
     def ended(self, live: LiveRequest) -> None:
-        """Count a request that is over; the prompt that its samples share counts once."""
+        """Count a finished request; the prompt that samples share counts once."""
         if live.internal:
             return
         kept = [sample for sample in live.samples if not _is_refused(sample)]
         first = max((s.usage for s in kept), key=lambda usage: usage.prompt_tokens, default=Usage())
         output = sum(sample.usage.completion_tokens for sample in kept)
-        # of one who leaves before the first token nothing is known but the prompt, which counts
+        # if the client left before the first token, only the prompt is known, and it counts
         prompt = first.prompt_tokens or (len(live.samples[0].request.input_ids) if kept else 0)
         self._keyring.charge(Tenant(name=live.tenant), prompt + output)
         self._requests.add(live, first, output)
@@ -81,40 +81,40 @@ class Accounts:
         self._calls.called(endpoint, method, status)
 
     def under_way(self, endpoint: str, method: str) -> AbstractContextManager[object]:
-        """Counts a call as under way while it is entered."""
+        """Count a call as in flight while the context is open."""
         return self._calls.active(endpoint, method).track_inprogress()
 
     def timed_loads(self) -> AbstractContextManager[object]:
-        """Measures how long it takes to tell the loads."""
+        """Time how long collecting the loads takes."""
         return self._loads.time()
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Measure from now on how late the event loop is."""
+        """Start measuring event loop lag."""
         self._calls.watch(loop)
 
     def refused(self, error: SylvanError) -> None:
-        """Count a refusal, if a setting bounds what was asked for."""
+        """Count a rejection, if a limit caused it."""
         if isinstance(error, RequestError | CapacityError) and error.setting is not None:
             self._calls.refused(error.setting)
 
     def held(self, hold: Hold) -> None:
-        """Count and log that a function held up the event loop; may be called in any thread."""
+        """Count and log a function that blocked the event loop; thread-safe."""
         self._calls.held(hold)
 
     def show_connections(self, connections: Connections) -> None:
-        """Show how many connections are open, and how many were ended and why."""
+        """Export the number of open connections, and of closed ones by reason."""
         self._registry.register(ConnectionCounts(connections))
 
     def started(self, seconds: float) -> None:
-        """Tell how long the start took."""
+        """Record how long the start took."""
         self._startup.labels("total").set(seconds)
 
     def exposition(self) -> bytes:
-        """All of it as text."""
+        """Return the metrics in Prometheus' text format."""
         return prometheus_client.generate_latest(self._registry)
 
 
 def _is_refused(sample: SampleState) -> bool:
-    """Whether the engine turned it away; what ran into an error later has been served."""
+    """Whether the engine rejected a request; one that failed later counts as served."""
     refused = sample.finish is not None and sample.finish.status is not None
     return refused and not sample.usage.completion_tokens

@@ -1,4 +1,4 @@
-"""`/openapi.json` from the table of routes: every body, answer and error of every route."""
+"""Generates `/openapi.json` from the table of routes: every body, answer and error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MEANINGS = {
 
 @functools.cache
 def describe(table: tuple[Endpoint, ...]) -> dict[str, Any]:
-    """The OpenAPI document of a table of routes."""
+    """Build the OpenAPI document of a table of routes."""
     models = [(model, "validation") for model in _models(table)]
     _, definitions = models_json_schema(models, ref_template=_REF)  # type: ignore[arg-type]
     paths: dict[str, dict[str, Any]] = {}

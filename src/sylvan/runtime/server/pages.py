@@ -1,4 +1,4 @@
-"""The few pages for people: what runs here, and the documentation of every route, offline."""
+"""Web pages: the home page, the API documentation (works offline), and the UI."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HOME = """<!doctype html>
 
 
 async def home(call: Call[None]) -> Response:
-    """What runs here."""
+    """Serve the home page."""
     request, settings = call.request, call.context.settings
     example = _example(str(request.base_url).rstrip("/"), settings.served_model_name)
     if "text/html" not in request.headers.get("accept", ""):
@@ -47,34 +47,34 @@ async def home(call: Call[None]) -> Response:
 
 
 async def openapi_json(call: Call[None]) -> Response:
-    """The description of every route, in OpenAPI's form."""
+    """Serve the OpenAPI document."""
     return json_response(await call_in_thread(call.request.app.openapi))
 
 
 async def docs(call: Call[None]) -> Response:
-    """The description of every route, for people; needs nothing from the network."""
+    """Serve the API documentation; needs no network."""
     return _page(_asset("docs.html"), "text/html")
 
 
 async def docs_script(call: Call[None]) -> Response:
-    """Renders `/openapi.json`."""
+    """Serve the script that renders `/openapi.json`."""
     return _page(_asset("docs.js"), "text/javascript")
 
 
 async def docs_style(call: Call[None]) -> Response:
-    """Style of the pages."""
+    """Serve the style sheet."""
     return _page(_asset("style.css"), "text/css")
 
 
 async def ui(call: Call[None]) -> Response:
-    """The web page: playground, dashboard, cache and requests."""
+    """Serve the web UI: playground, dashboard, cache and requests."""
     return _ui_file(call, INDEX)
 
 
 async def ui_file(call: Call[None]) -> Response:
-    """A script, style sheet or picture of the web page."""
+    """Serve a script, style sheet or picture of the web UI."""
     name = call.request.path_params["name"]
-    if name in ("", INDEX):  # links of the page lead on from `/ui`
+    if name in ("", INDEX):  # links in the page are relative to `/ui`
         return RedirectResponse("../ui", 308)
     return _ui_file(call, name)
 

@@ -1,4 +1,4 @@
-"""Requests of late: what they asked for, what they got, and where their time went."""
+"""Recent requests: what they asked for, what they got, and where their time went."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ MAX_RID_CHARS = 256
 
 
 class PastRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that is over.
+    """A finished request.
 
     Attributes:
-        rid: The client's name for it.
-        tenant: Whose it is.
+        rid: Request ID.
+        tenant: Its tenant.
         kind: `generate` or `embed`.
-        began_s: When it came, on the monotonic clock.
-        samples: How many answers were asked for.
-        usage: Counts of its samples: the prompt once, the outputs together.
-        finish: Why its last sample ended.
-        adapter: LoRA adapter, if any.
+        began_s: Arrival time on the monotonic clock.
+        samples: Number of samples.
+        usage: Token counts: the prompt once, all outputs together.
+        finish: Finish reason of its last sample.
+        adapter: LoRA adapter; None: none.
         stages: Seconds of its last sample in each stage, in order; they add up (`timeline`).
     """
 
@@ -47,13 +47,13 @@ class PastRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecentRequests:
-    """The newest requests that are over, and those under way; their texts are not kept.
+    """The newest finished requests, and those in flight; texts are not kept.
 
     Args:
-        router: Tells of requests that are over, and has those under way.
-        clock: As the router's.
-        wall: Seconds since 1970.
-        size: How many to keep.
+        router: Reports finished requests, and lists those in flight.
+        clock: The router's clock.
+        wall: Wall clock, in seconds since the Unix epoch.
+        size: Number of requests kept.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class RecentRequests:
         router.observers.append(self._ended)
 
     def view(self, tenant: str | None, limit: int) -> dict[str, Any]:
-        """The newest first, at most `limit` that are over and as many under way.
+        """Return the newest requests first, at most `limit` finished and as many in flight.
 
         Args:
-            tenant: Only its requests; None: those of everyone.
-            limit: From 1.
+            tenant: Only this tenant's requests; None: all.
+            limit: At least 1.
         """
         past = (p for p in reversed(self._past) if tenant in (None, p.tenant))
         since = self._wall() - self._clock()
@@ -125,7 +125,7 @@ def _usage(samples: list[SampleState]) -> Usage:
 
 
 def _finish_name(finish: Finish | None) -> str:
-    """As `/metrics` tells aborts of clients from those of the server."""
+    """Return the finish reason as in `/metrics`, which tells client aborts from the server's."""
     if finish is None:
         return "abort_client"
     if finish.type != "abort":
@@ -134,7 +134,7 @@ def _finish_name(finish: Finish | None) -> str:
 
 
 def _past_view(past: PastRequest, since: float) -> dict[str, Any]:
-    """As JSON; the monotonic clock was 0 `since` seconds after 1970 began."""
+    """Return the JSON form; the monotonic clock was 0 at `since` seconds after the epoch."""
     usage = past.usage
     return {
         "rid": past.rid,

@@ -1,4 +1,4 @@
-"""The page `docs/reference/http.md`, from the table of routes."""
+"""Generates `docs/reference/http.md` from the table of routes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ status 501 and the sentence of the last column, as `error.message` and as `messa
 
 
 def markdown() -> str:
-    """The page."""
+    """Return the page."""
     parts = [_HEAD, "| route | for | what |\n|---|---|---|\n"]
     parts += [_row(endpoint) for endpoint in ENDPOINTS if not endpoint.lacks]
     parts.append(_ABSENT)

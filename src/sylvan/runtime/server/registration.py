@@ -1,4 +1,4 @@
-"""Tells gateways where this server is, and when it stops."""
+"""Registers this server with gateways, and unregisters it at shutdown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT_S = 5.0
 
 
 class RegistrationRefusedError(Exception):
-    """A gateway answered that it does not take this server."""
+    """A gateway rejected this server."""
 
 
 class _Added(msgspec.Struct):
@@ -45,10 +45,10 @@ class _List(msgspec.Struct):
 
 
 def _decoded(answer: httpx.Response, kind: type[T]) -> T:
-    """What a gateway answered.
+    """Decode a gateway's answer.
 
     Raises:
-        RefusedError: It is something else.
+        RegistrationRefusedError: The answer is malformed.
     """
     try:
         return msgspec.json.decode(answer.content, type=kind)
@@ -58,23 +58,23 @@ def _decoded(answer: httpx.Response, kind: type[T]) -> T:
 
 @dataclass(slots=True)
 class _Place:
-    """Where this server is registered; `worker_id` is empty as long as it is not."""
+    """A gateway; `worker_id` is empty while this server is not registered there."""
 
     gateway: str
     worker_id: str = ""
-    told: str = ""  # the last complaint in the log
+    told: str = ""  # last error that was logged
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Presence:
+class RegistrationInfo:
     """What gateways are told.
 
     Attributes:
-        gateways: Their addresses.
-        url: The address by which they reach this server.
-        api_key: The key that this server wants; None: none.
-        operator_key: The key that gateways want; None: none.
-        interval_s: Seconds between looks whether they still know this server.
+        gateways: Addresses of the gateways.
+        url: This server's address as seen by the gateways.
+        api_key: Key of this server; None: none.
+        operator_key: Operator key of the gateways; None: none.
+        interval_s: Seconds between checks whether they still know this server.
     """
 
     gateways: Sequence[str]
@@ -84,8 +84,8 @@ class Presence:
     interval_s: float = 5.0
 
     @classmethod
-    def from_config(cls, server: ServerConfig, url: str) -> Presence:
-        """What is configured for a server that listens at `url`."""
+    def from_config(cls, server: ServerConfig, url: str) -> RegistrationInfo:
+        """Read the configuration of a server that listens at `url`."""
         return cls(
             gateways=server.register,
             url=server.register_url or url,
@@ -95,19 +95,19 @@ class Presence:
 
 
 class Registration:
-    """Keeps this server known to gateways; use it as an async context.
+    """Keeps this server registered with gateways; use it as an async context manager.
 
-    A gateway that cannot be reached, or that has forgotten this server, is told again. Leaving
-    tells all of them that the server stops; they give it nothing new.
+    A gateway that was unreachable, or forgot this server, is told again. On exit, all gateways are
+    told that the server stops, so they send it nothing new.
     """
 
-    def __init__(self, presence: Presence) -> None:
+    def __init__(self, presence: RegistrationInfo) -> None:
         self._presence = presence
         self._places = [_Place(gateway.rstrip("/")) for gateway in presence.gateways]
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Registration:
-        if not self._places:  # a client takes a tenth of a second to make
+        if not self._places:  # creating a client takes 0.1 s
             return self
         key = self._presence.operator_key
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
@@ -143,7 +143,7 @@ class Registration:
         if presence.api_key is not None:
             body["api_key"] = presence.api_key
         answer = await self._http.post(f"{place.gateway}/workers", json=body)
-        if answer.status_code == 409:  # it was added by somebody else, or before we crashed
+        if answer.status_code == 409:  # added by an operator, or before a crash of this server
             place.worker_id = await self._id_of(place)
         elif answer.status_code == 202:
             place.worker_id = _decoded(answer, _Added).worker_id
@@ -159,7 +159,7 @@ class Registration:
         return job is None or job.status != "failed"
 
     async def _id_of(self, place: _Place) -> str:
-        """The id under which the gateway knows this server; empty if it does not."""
+        """Return the ID under which the gateway knows this server; empty if it does not."""
         answer = await self._http.get(f"{place.gateway}/workers")
         answer.raise_for_status()
         known = _decoded(answer, _List).workers

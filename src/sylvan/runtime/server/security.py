@@ -1,4 +1,4 @@
-"""Who may call what."""
+"""Authentication: who may call which route."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from sylvan.runtime.server.settings import CurrentSettings
 
 
 class Level(Enum):
-    """Whom a route is for."""
+    """The access level of a route."""
 
-    OPEN = "open"  # everyone: liveness, metrics, pages without content of their own
+    OPEN = "open"  # everyone: liveness, metrics, static pages
     NORMAL = "normal"  # clients: an API key, if any is configured
-    OWN_OR_ADMIN = "own_or_admin"  # as ADMIN_OPTIONAL; a tenant too, for what is its own
-    ADMIN_OPTIONAL = "admin_optional"  # the operator; clients too where no admin key is configured
-    ADMIN_FORCE = "admin_force"  # the operator only
+    OWN_OR_ADMIN = "own_or_admin"  # like ADMIN_OPTIONAL; also tenants, for their own objects
+    ADMIN_OPTIONAL = "admin_optional"  # operators; also clients if no admin key is configured
+    ADMIN_FORCE = "admin_force"  # operators only
 
 
 @dataclass(frozen=True, slots=True)
 class CallRefusal:
-    """Why a call is refused."""
+    """Why a call was rejected."""
 
     status: int
     message: str
 
 
 class Gate:
-    """Checks the credentials of a call. Comparisons take the same time whatever is presented."""
+    """Authenticates calls, in constant time."""
 
     def __init__(self, settings: CurrentSettings, keyring: Keyring) -> None:
         self._settings = settings
@@ -47,12 +47,12 @@ class Gate:
     def check(
         self, level: Level, headers: Headers, *, simple: bool = False
     ) -> Tenant | CallRefusal:
-        """The tenant that calls, or why nobody may.
+        """Return the tenant, or why the call is rejected.
 
         Args:
-            level: Whom the route is for.
-            headers: Of the call.
-            simple: The call changes something by GET, as a link or image of any page could.
+            level: Access level of the route.
+            headers: Headers of the call.
+            simple: A GET that changes state, which a link or image of any page could trigger.
         """
         if level is Level.OPEN:
             return Tenant()
@@ -74,17 +74,17 @@ class Gate:
             return Tenant(admin=True) if good else _refusal(presented)
         if level is Level.ADMIN_OPTIONAL and not self._keyring.empty:
             found = self._check_client(presented, headers, simple=simple)
-            # the one key of a server is the operator's; tenants have keys of their own
+            # the only key of a server is the operator's; tenants have keys of their own
             is_tenant = isinstance(found, Tenant) and bool(found.name)
             return CallRefusal(403, "Forbidden") if is_tenant else found
-        # With no key at all only this machine's own programs may steer the server: not other
-        # machines, and not web pages that a browser of this machine has loaded.
+        # Without any key, only local programs may operate the server: not other
+        # machines, and not web pages loaded in a local browser.
         if level is not Level.ADMIN_OPTIONAL or not self._loopback:
             return CallRefusal(403, "Forbidden")
         return self._of_a_page(headers, simple=simple) or Tenant(admin=True)
 
     def _of_a_page(self, headers: Headers, *, simple: bool) -> CallRefusal | None:
-        """Why a call without credentials is refused if a web page may have made it."""
+        """Reject a call without credentials if a web page may have made it."""
         if is_foreign(headers, self._origins):
             return CallRefusal(
                 403, "Forbidden: pages of other origins may not call (cors_origins)."
@@ -108,7 +108,7 @@ class Gate:
 
 
 def _credential(headers: Headers) -> str | None:
-    """`Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it."""
+    """Read `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()

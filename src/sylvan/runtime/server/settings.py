@@ -1,4 +1,4 @@
-"""What the operator decides about the HTTP face."""
+"""Configuration of the HTTP server."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from sylvan.runtime.serving.sessions import SessionLimits
 
 MAX_TOP_LOGPROBS = 128
 LIVE_OF_SERVER = ("api_key", "api_key_file", "admin_api_key", "gateway_key", "max_body_bytes")
-"""Fields of the section `server` that routes read anew for each call."""
+"""Fields of the section `server` that routes read for each call."""
 LIVE_OF_LIMITS = (
     *("text_chars", "samples", "parameter_bytes", "stored_bytes"),
     *("bodies_bytes", "body_values", "body_depth", "body_names"),
 )
-"""The same of the section `limits`."""
+"""Fields of the section `limits` that routes read for each call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
-    """The sections of the configuration that the HTTP face reads, as they are.
+    """The configuration sections that the HTTP server reads.
 
     Attributes:
-        served_model_name: The name of the model in every answer.
-        server: Where it listens, keys, and what is kept.
+        served_model_name: Model name in answers.
+        server: Listening address, keys, and stores.
         text: Prompts and answers.
-        limits: What clients may use.
+        limits: Limits for clients.
         observe: Logs, metrics, traces and reports.
-        disagg: Prefill and decode on different servers; None: this one does everything.
-        faults: What goes wrong because somebody asked for it.
-        shown: Resolved configuration for `/server_info`, free of secrets.
+        disagg: Prefill-decode disaggregation; None: off.
+        faults: Fault injection.
+        shown: Resolved configuration for `/server_info`, without secrets.
     """
 
     served_model_name: str = "default"
@@ -61,7 +61,7 @@ class ServerSettings:
 
     @classmethod
     def from_config(cls, config: Config, shown: Mapping[str, Any] | None = None) -> ServerSettings:
-        """Those of a resolved configuration; `shown` is for `/server_info`."""
+        """Read a resolved configuration; `shown` is for `/server_info`."""
         return cls(
             served_model_name=config.served_model_name or Path(config.model).name,
             server=config.server,
@@ -74,7 +74,7 @@ class ServerSettings:
         )
 
     def changed_by(self, config: Config) -> ServerSettings:
-        """These, with what can change while a server runs taken from a configuration."""
+        """Return these settings, with run-time changeable ones taken from a configuration."""
         server = {name: getattr(config.server, name) for name in LIVE_OF_SERVER}
         limits = {name: getattr(config.limits, name) for name in LIVE_OF_LIMITS}
         return replace(
@@ -85,23 +85,23 @@ class ServerSettings:
 
     @property
     def host(self) -> str:
-        """Where the server listens; decides whether optional-admin routes may be open."""
+        """The listening address; decides whether optional-admin routes may be open."""
         return self.server.host if self.server.uds is None else "localhost"
 
     @property
     def allowed_hosts(self) -> tuple[str, ...]:
-        """Names by which clients may call the server; "*" for all."""
-        # no page reaches a unix socket, and clients of one may say any name
+        """Host names by which clients may call the server; "*" for all."""
+        # web pages cannot reach a Unix socket, and its clients may send any host name
         return self.server.allowed_hosts if self.server.uds is None else ("*",)
 
     @property
     def api_keys(self) -> tuple[Secret, ...]:
-        """Keys of ordinary clients; without any, everyone is one."""
+        """Keys of ordinary clients; without any, everyone is a client."""
         return (self.server.api_key,) if self.server.api_key else ()
 
     @property
     def bodies(self) -> BodyLimits:
-        """Bounds on request bodies."""
+        """Limits of request bodies."""
         limits = self.limits
         return BodyLimits(
             each=self.server.max_body_bytes,
@@ -113,7 +113,7 @@ class ServerSettings:
 
     @property
     def sessions(self) -> SessionLimits:
-        """Bounds on sessions."""
+        """Limits of sessions."""
         return SessionLimits(
             sessions=self.limits.sessions,
             tokens=self.limits.session_tokens,
@@ -122,22 +122,22 @@ class ServerSettings:
 
     @property
     def role(self) -> Literal["prefill", "decode"] | None:
-        """What this server does of a request at first; None: everything."""
+        """The initial disaggregation role; None: both roles."""
         return self.disagg.role if self.disagg is not None else None
 
     @property
     def switches_role(self) -> bool:
-        """Whether that may change while it runs."""
+        """Whether the role may change at run time."""
         return self.disagg is not None and self.disagg.switchable
 
     @property
     def trusting(self) -> bool:
-        """Whether nothing but the reach of this machine decides who may call."""
+        """Whether no key is configured, so that anyone who can connect may call."""
         return self.loopback and not (self.api_keys or self.server.api_key_file)
 
     @property
     def loopback(self) -> bool:
-        """Whether only programs of this machine can connect."""
+        """Whether only local programs can connect."""
         if self.host == "localhost":
             return True
         try:
@@ -148,16 +148,16 @@ class ServerSettings:
 
 @dataclass(slots=True)
 class CurrentSettings:
-    """The settings that are in force: some change while the server runs.
+    """The settings in force; some can change at run time.
 
     Attributes:
-        now: They are replaced as a whole.
+        now: The settings; replaced as a whole.
     """
 
     now: ServerSettings
 
     def bounds(self) -> RequestBodyLimits:
-        """Bounds on one body."""
+        """Limits of a body."""
         return RequestBodyLimits(
             max_samples=self.now.limits.samples, max_top_logprobs=MAX_TOP_LOGPROBS
         )

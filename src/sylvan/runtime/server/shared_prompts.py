@@ -1,4 +1,4 @@
-"""System prompts whose part of the prefix cache all tenants share."""
+"""System prompts whose cached prefix all tenants share."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.text.chat_template import ChatRequest, ChatTemplate
 
-_ENDINGS = ("1", "x")  # no tokenizer merges both with what stands before
+_ENDINGS = ("1", "x")  # characters that no tokenizer merges with the text before
 
 
 def shared_starts(
     files: Sequence[str], template: ChatTemplate, variables: Mapping[str, Any]
 ) -> list[IntArray]:
-    """The token ids with which every conversation under each of these system prompts begins.
+    """Return the token IDs that start every conversation with each of these system prompts.
 
     Raises:
-        ConfigError: A file cannot be read, or the template takes no system message.
+        ConfigError: A file is unreadable, or the template rejects system messages.
     """
     return [_start(file, template, variables) for file in files]
 

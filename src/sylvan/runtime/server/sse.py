@@ -1,4 +1,4 @@
-"""Server-sent events and lines of JSON."""
+"""Server-sent events and JSON lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS
 
 
 def encode(content: Any) -> bytes:
-    """JSON on one line, also for clients to whom U+0085, U+2028 and U+2029 end a line."""
+    """Encode JSON on one line; escapes U+0085, U+2028 and U+2029, which some clients split at."""
     data = orjson.dumps(content, option=_OPTIONS)
     if b"\xe2\x80" in data:
         data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
@@ -21,25 +21,25 @@ def encode(content: Any) -> bytes:
 
 
 def event(content: Any) -> bytes:
-    """One event."""
+    """Encode one event."""
     return b"data: " + encode(content) + b"\n\n"
 
 
 def named_event(name: str, content: Any) -> bytes:
-    """One event with a name, as Anthropic's and the Responses API's clients expect."""
+    """Encode one named event, as Anthropic and Responses clients expect."""
     return b"event: " + name.encode() + b"\ndata: " + encode(content) + b"\n\n"
 
 
 def line(content: Any) -> bytes:
-    """One line of JSON, as Ollama's clients expect."""
+    """Encode one JSON line, as Ollama clients expect."""
     return encode(content) + b"\n"
 
 
 class Framed:
-    """An event of which only one string changes: the rest is encoded once.
+    """An event in which only one string varies; the rest is encoded once.
 
     Args:
-        content: The event, in which `hole` stands where the string goes.
+        content: The event, with `hole` in place of the string.
         hole: A string that occurs once in `content`.
     """
 
@@ -51,5 +51,5 @@ class Framed:
         assert found, "the hole is missing"
 
     def fill(self, text: str) -> bytes:
-        """The event with `text` in the hole."""
+        """Return the event with `text` in place of the hole."""
         return self._head + encode(text) + self._tail

@@ -1,4 +1,4 @@
-"""Answers that are sent piece by piece, and calls whose client may leave."""
+"""Streamed answers, and calls whose client may disconnect."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class EventStream(Response):
-    """Sends what `chunks` yields until its end, or until the client leaves.
+    """Sends what `chunks` yields until its end, or until the client disconnects.
 
-    `chunks` is closed in every case. Sending waits while the client is slow; what comes up in the
-    meantime is the source's to merge.
+    Always closes `chunks`. Sending waits while the client is slow; the source merges what
+    accumulates meanwhile.
     """
 
     def __init__(
@@ -60,19 +60,19 @@ class EventStream(Response):
         try:
             async for chunk in self._chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        except OSError:  # some servers raise it when the client has left
+        except OSError:  # some servers raise it when the client disconnected
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled if the client leaves first.
+    """Return the result of `work`; cancel it if the client disconnects first.
 
-    The body must have been read. Nobody watches the client for the first moments: a short call
-    is over before the watching would have begun, which costs more than many a short call.
+    The body must have been read. The connection is not watched for the first moments: a short call
+    ends before that, and starting the watch costs more than many a short call.
 
     Raises:
-        ClientGoneError: The client left.
+        ClientGoneError: The client disconnected.
     """
     watch = _Watch(request)
     try:
@@ -88,7 +88,7 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 class _Watch:
-    """Cancels the task that made it when the client leaves."""
+    """Cancels the task that created it when the client disconnects."""
 
     def __init__(self, request: Request) -> None:
         task = asyncio.current_task()
@@ -118,13 +118,13 @@ async def primed(
     chunks: AsyncGenerator[bytes, None],
     on_error: Callable[[SylvanError], bytes],
 ) -> AsyncGenerator[bytes, None]:
-    """The same chunks, the first of which is there already.
+    """Return the same chunks after awaiting the first one.
 
-    What goes wrong before it still decides the status of the answer; what goes wrong later becomes
+    An error before the first chunk still decides the status of the answer; a later error becomes
     the last chunk, made by `on_error`.
 
     Raises:
-        ClientGoneError: The client left before the first chunk.
+        ClientGoneError: The client disconnected before the first chunk.
     """
     try:
         first = await unless_gone(request, anext(chunks))

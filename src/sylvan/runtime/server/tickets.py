@@ -1,4 +1,4 @@
-"""Calls of gateways: a ticket comes in, frames go out. See `sylvan.protocol.journal`."""
+"""Serves gateways that send a ticket and get frames. See `sylvan.protocol.journal`."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _TICKET = TICKET_HEADER.encode()
 
 
 class Tickets:
-    """Serves calls with a ticket in frames, and passes all others on untouched.
+    """Serves calls with a ticket in frames, and passes all others through.
 
     Args:
-        app: Serves the calls.
-        settings: Says who is a gateway: who presents the gateway key, if there is one, else who may
-            do what the operator may.
-        gate: Knows who that is.
-        alive: Whether what is being served makes progress; without it there are no signs of life.
+        app: The wrapped application.
+        settings: Decides who is a gateway: the holder of the gateway key if there is one, else any
+            operator.
+        gate: Authenticates.
+        alive: Whether the engine makes progress; if not, no heartbeat frames are sent.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Tickets:
     async def _read_resume(
         self, headers: Headers, receive: Receive
     ) -> tuple[ResumeFrom | None, Receive]:
-        """The journal so far, and how to receive what follows it."""
+        """Read the journal so far, and return how to receive what follows it."""
         given = headers.get(RESUME_HEADER)
         if given is None:
             return None, receive
@@ -132,7 +132,7 @@ class _Framed:
         self._ended = False
 
     async def open(self) -> None:
-        """Begin to answer, before it is known what."""
+        """Start the framed answer, before its status is known."""
         headers = [
             (b"content-type", MEDIA_TYPE.encode()),
             (JOURNAL_HEADER.encode(), b"1"),
@@ -141,7 +141,7 @@ class _Framed:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def send(self, message: Message) -> None:
-        """Take a message of the answer."""
+        """Send a message of the answer."""
         if message["type"] == "http.response.start":
             pairs = tuple(
                 (name.decode("latin-1"), value.decode("latin-1"))
@@ -156,14 +156,14 @@ class _Framed:
                 await self._put(JournalFrame(FrameKind.DATA, body, self._journal.take()))
 
     async def beat(self, alive: Callable[[], bool]) -> None:
-        """Show life."""
+        """Send a heartbeat frame."""
         while True:
             await asyncio.sleep(BEAT_S)
             if alive():
                 await self._put(JournalFrame(FrameKind.BEAT))
 
     async def close(self) -> None:
-        """End the answer; without an END frame if it is not complete."""
+        """End the answer; without an END frame if it is incomplete."""
         if self._ended:
             totals = msgspec.msgpack.encode(self._journal.totals())
             await self._put(JournalFrame(FrameKind.END, totals))
@@ -189,7 +189,7 @@ def _noted(send: Send, trusted: bool) -> Send:
 
 
 def _first(message: Message, receive: Receive) -> Receive:
-    """Receives `message` before all others."""
+    """Return a `receive` that yields `message` first."""
     pending = [message]
 
     async def received() -> Message:

@@ -1,4 +1,4 @@
-"""Metrics of stores of KV; names are SGLang's where it has the number."""
+"""Metrics of KV tiers; names are SGLang's where it has the metric."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ _GAUGES = {
 
 
 class TierMetrics(Collector):
-    """What schedulers counted by their last heartbeats; nothing if there are no tiers.
+    """Counters of schedulers at their last heartbeats; none without tiers.
 
     Args:
-        load: Of all schedulers together.
-        prefix: Of names.
-        labels: Names and values.
+        load: Load reports of all schedulers.
+        prefix: Prefix of metric names.
+        labels: Label names and values.
     """
 
     def __init__(

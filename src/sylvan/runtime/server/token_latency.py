@@ -1,4 +1,4 @@
-"""The histogram of times between tokens, of which a request adds thousands at once."""
+"""The histogram of times between tokens; a request adds thousands at once."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ BUCKETS = (
     *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08),
     *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
 )
-"""Upper bounds in seconds; those of SGLang, so that dashboards fit."""
+"""Bucket bounds in seconds; SGLang's, so that its dashboards fit."""
 
 
 @dataclass(slots=True)
 class _Series:
-    """Tokens with the same labels: how many in each bucket, and their time together."""
+    """Token counts per bucket and total time, for one set of labels."""
 
     counts: list[int]
     sum_s: float = 0.0
 
 
 class TokenLatency(Collector):
-    """Counts each token with the mean time between the tokens of its request.
+    """Counts each token with the mean inter-token time of its request.
 
     Args:
-        name: Of the metric.
-        labels: Their names.
-        bounds: Of the buckets, in seconds.
+        name: Name of the metric.
+        labels: Label names.
+        bounds: Bucket bounds, in seconds.
     """
 
     def __init__(self, name: str, labels: Sequence[str], bounds: Sequence[float] = BUCKETS) -> None:
@@ -39,7 +39,7 @@ class TokenLatency(Collector):
         self._series: dict[tuple[str, ...], _Series] = {}
 
     def observe(self, values: tuple[str, ...], seconds: float, count: int) -> None:
-        """Count so many tokens that took so long each; `values` are those of the labels."""
+        """Count tokens that took the same time each; `values` are the label values."""
         series = self._series.get(values)
         if series is None:
             series = self._series[values] = _Series([0] * (len(self._bounds) + 1))

@@ -1,4 +1,4 @@
-"""How many calls a tenant has under way: streams count until they have ended."""
+"""Counts each tenant's calls in flight; streams count until they end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sylvan.runtime.server.keyring import Tenant
 
 
 class TenantCalls:
-    """The calls of tenants; those of nameless keys are not told apart, and not bounded.
+    """The calls in flight of tenants; holders of unnamed keys are not counted or limited.
 
     Args:
-        most: Calls of one tenant at a time.
+        most: Concurrent calls per tenant.
     """
 
     def __init__(self, most: int) -> None:
@@ -27,10 +27,10 @@ class TenantCalls:
         return self._calls.total()
 
     def begin(self, tenant: Tenant) -> Callable[[], None]:
-        """Count a call in; to be told when it is over, once.
+        """Count a call; return the function to call once when it ends.
 
         Raises:
-            CapacityError: With status 429; the tenant has too many of them.
+            CapacityError: The tenant has too many calls in flight (429).
         """
         name = tenant.name
         if not name:
@@ -50,11 +50,11 @@ class TenantCalls:
             del self._calls[name]
 
 
-class Counted(Response):
-    """A response that tells when it has been sent, or cannot be any more."""
+class CountedResponse(Response):
+    """A response that reports when it was sent or can no longer be sent."""
 
     def __init__(self, response: Response, end: Callable[[], None]) -> None:
-        # as Starlette looks at it: what is sent is the other one
+        # Starlette checks this; the wrapped response is the one that is sent
         self.status_code, self.raw_headers = response.status_code, response.raw_headers
         self._response = response
         self._end = end

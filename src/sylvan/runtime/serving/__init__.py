@@ -1,1 +1,1 @@
-"""One way from a request to its answer: for HTTP, gRPC, batches and `sylvan.Engine`."""
+"""The path from a request to its answer, shared by HTTP, gRPC, batches and `sylvan.Engine`."""

@@ -1,4 +1,4 @@
-"""Answers to conversations: the one pipeline of chat, responses, messages and Ollama."""
+"""Answers to conversations: the pipeline shared by chat, responses, messages and Ollama."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from sylvan.text.spans import TextSpan
 
 
 class Update(msgspec.Struct, frozen=True):
-    """What is new of one sample, and its counts so far.
+    """New output of one sample, and its token counts.
 
     Attributes:
-        index: Which of the samples.
-        delta: As the engine gave it out.
-        pieces: The new text, taken apart.
-        reasoning_tokens: How many of the tokens so far were thinking.
-        has_calls: Whether it has called a function so far.
-        spans: Where the new pieces stand in the output, if log probabilities are wanted.
+        index: Index of the sample.
+        delta: The engine's delta.
+        pieces: The new text, parsed.
+        reasoning_tokens: Number of reasoning tokens so far.
+        has_calls: Whether it has called a function.
+        spans: Positions of the pieces in the output, if log probabilities are wanted.
     """
 
     index: int
@@ -49,12 +49,12 @@ class Update(msgspec.Struct, frozen=True):
 
     @property
     def usage(self) -> Usage:
-        """Counts so far."""
+        """Token counts so far."""
         return self.delta.usage
 
     @property
     def finish(self) -> Finish | None:
-        """Why the sample ended; None before its last update."""
+        """Finish reason; None before the last update."""
         return self.delta.finish
 
 
@@ -67,24 +67,24 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def usage(self) -> Usage:
-        """Its counts."""
+        """Token counts."""
         return self.sample.usage
 
     @property
     def finish(self) -> Finish:
-        """Why it ended."""
+        """Finish reason."""
         assert self.sample.finish is not None, "a collected sample is finished"
         return self.sample.finish
 
 
 class AnswerRun:
-    """Answers a conversation once.
+    """Generates one answer to a conversation.
 
     Args:
-        service: Makes the answer.
-        conversation: What is to be answered.
-        names: What the engine's names of fields are in the client's body; added to.
-        max_tokens: Shortens an answer for which the client set no limit.
+        service: The generation service.
+        conversation: The conversation.
+        names: Maps the engine's field names to the client's; extended here.
+        max_tokens: Limit for an answer without a limit of the client.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class AnswerRun:
         self._prepared: Prepared | None = None
 
     async def prepared(self) -> Prepared:
-        """The conversation as the engine is given it.
+        """Return the conversation as engine input.
 
         Raises:
-            RequestError: It cannot be rendered, or what it asks for cannot be held to.
+            RequestError: It cannot be rendered, or its options cannot be enforced.
         """
         if self._prepared is None:
             asked, names = self._conversation, self._names
@@ -114,11 +114,11 @@ class AnswerRun:
         return self._prepared
 
     async def whole(self) -> list[Outcome]:
-        """All samples, finished.
+        """Return all finished samples.
 
         Raises:
-            RequestError: It cannot be served.
-            CapacityError: Not now.
+            RequestError: The request cannot be served.
+            CapacityError: The request cannot be served now.
         """
         prepared = await self.prepared()
         [samples] = await collect(self._service, [prepared.input])
@@ -131,7 +131,7 @@ class AnswerRun:
         return outcomes
 
     async def updates(self) -> AsyncGenerator[Update, None]:
-        """The samples as they come, interleaved. Closing it ends the request."""
+        """Yield updates of all samples, interleaved. Closing it aborts the request."""
         prepared = await self.prepared()
         n = prepared.input.sampling.n
         readers = [_SampleReader(self._service, prepared, i) for i in range(n)]
@@ -142,12 +142,12 @@ class AnswerRun:
                 yield readers[delta.index].read(delta)
 
     def log(self, prepared: Prepared, *, every: bool = False) -> ChatLogprobs:
-        """Makes log probabilities of one sample; see `ChatLogprobs` for `every`."""
+        """Make the log probability recorder of a sample; see `ChatLogprobs` for `every`."""
         skip = prepared.input.sampling.skip_special_tokens
         return ChatLogprobs(self._service.manager.tokenizer, skip_special_tokens=skip, every=every)
 
     async def text_logprobs(self, outcome: Outcome) -> list[dict[str, Any]]:
-        """Log probabilities of the tokens of a finished text, without those of thinking."""
+        """Return log probabilities of a finished text's tokens, without its reasoning."""
         sample = outcome.sample
         spans = [span for span in outcome.answer.spans if not span.thinking]
         log = self.log(await self.prepared())
@@ -164,13 +164,13 @@ class AnswerRun:
 
 
 class TextLog:
-    """Log probabilities of one streamed text, without those of thinking."""
+    """Log probabilities of a streamed text, without its reasoning."""
 
     def __init__(self, log: ChatLogprobs) -> None:
         self._log = log
 
     def add(self, update: Update) -> list[dict[str, Any]]:
-        """Those that an update brings."""
+        """Return those of an update."""
         delta = update.delta
         spans = [span for span in update.spans if not span.thinking]
         parts = [] if delta.logprobs is None else [delta.logprobs]
@@ -178,7 +178,7 @@ class TextLog:
 
 
 class _SampleReader:
-    """Reads what comes of one sample."""
+    """Parses the output of one sample."""
 
     def __init__(self, service: GenerationService, prepared: Prepared, index: int) -> None:
         self._service, self._rules, self._index = service, prepared.rules, index
@@ -192,7 +192,7 @@ class _SampleReader:
         self._counted = prepared.rules.reasoning is None
 
     def read(self, delta: SampleDelta) -> Update:
-        """Take in a delta."""
+        """Parse a delta."""
         if self._plain:
             return Update(self._index, delta, [Text(delta.text)] if delta.text else [])
         reader = self._reader
@@ -205,7 +205,7 @@ class _SampleReader:
         return Update(self._index, delta, pieces, self._thought, reader.has_calls, spans)
 
     def _count(self, delta: SampleDelta, pieces: Sequence[Piece]) -> None:
-        """Count thinking while it comes, and once more when it is over."""
+        """Count reasoning tokens while they arrive, and again at the end."""
         self._ids.extend(delta.token_ids)
         self._counter.add(delta.token_ids)
         thoughts = [piece.text for piece in pieces if isinstance(piece, ReasoningDelta)]
@@ -221,9 +221,9 @@ class _SampleReader:
 def count_reasoning(
     service: GenerationService, rules: OutputRules, ids: Sequence[int], reasoning: str
 ) -> int:
-    """Tokens up to the marker that ends thinking, markers included; all if there is none.
+    """Count tokens up to the marker that ends thinking, inclusive; all if there is none.
 
-    Where that marker was merged with its neighbours, the thinking is tokenised again.
+    If that marker was merged with its neighbours, the reasoning is tokenised again.
     """
     family, tokenizer = rules.reasoning, service.manager.tokenizer
     if family is None or not reasoning:

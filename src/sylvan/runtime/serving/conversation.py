@@ -1,4 +1,4 @@
-"""A conversation on its way to the engine, whatever API it came by."""
+"""Prepares a conversation of any API for the engine."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from sylvan.utils.threads import call_in_thread
 
 _PUNCTUATION = 4  # characters around a value
 _MEDIA = ("image", "image_url", "video", "video_url", "audio", "audio_url", "input_audio")
-INLINE_CHARS = 8192  # rendering and tokenising as much takes under 2 ms
+INLINE_CHARS = 8192  # rendering and tokenising shorter ones takes under 2 ms
 
 
 class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine is told beside prompt and sampling."""
+    """Request attributes besides prompt and sampling."""
 
     rid: str
     stream: bool
@@ -39,21 +39,21 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client wants answered, in the terms that all APIs share.
+    """A conversation to answer, independent of the API.
 
     Attributes:
-        messages: Messages in the OpenAI shape.
-        tool_use: Functions that may or must be called.
-        sampling: How to answer.
-        variables: For the chat template.
+        messages: Messages in OpenAI's format.
+        tool_use: Tools that may or must be called.
+        sampling: Sampling parameters.
+        variables: Variables of the chat template.
         template: Name of a chat template.
-        add_generation_prompt: Begin a new message.
-        continue_final: Go on with the last message instead.
-        separate_reasoning: Take thinking out of the text.
-        stream_reasoning: Pass thinking on as it comes.
-        thinking_budget: Tokens of thinking after which it is made to end.
+        add_generation_prompt: Start a new message.
+        continue_final: Continue the last message instead.
+        separate_reasoning: Return reasoning apart from the text.
+        stream_reasoning: Stream reasoning as it arrives.
+        thinking_budget: Tokens of reasoning after which it is forced to end.
         input_ids: Replaces the rendering of the messages.
-        request: Everything else that the engine is told.
+        request: Other request attributes.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -71,12 +71,12 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation that can be given to the engine.
+    """A conversation as engine input.
 
     Attributes:
-        input: For the engine.
-        rules: How its outputs are read.
-        prompt: What the messages became.
+        input: Input of the engine.
+        rules: How outputs are parsed.
+        prompt: The rendered prompt.
     """
 
     input: GenerateInput
@@ -84,16 +84,16 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     prompt: RenderedPrompt
 
     def with_sampling(self, sampling: SamplingParams) -> Prepared:
-        """The same with other sampling parameters."""
+        """Return the same with other sampling parameters."""
         given = msgspec.structs.replace(self.input, sampling=sampling)
         return msgspec.structs.replace(self, input=given)
 
 
 async def prepare(service: GenerationService, conversation: Conversation) -> Prepared:
-    """Render the prompt, and settle how the answer is constrained and read.
+    """Render the prompt, and plan how the answer is constrained and parsed.
 
     Raises:
-        RequestError: The messages cannot be rendered, or the tool choice is no tool.
+        RequestError: The messages cannot be rendered, or the tool choice names no tool.
     """
     messages, media = split_media(conversation.messages)
     if media:
@@ -134,7 +134,7 @@ async def prepare(service: GenerationService, conversation: Conversation) -> Pre
 
 
 def _last_text(conversation: Conversation) -> str:
-    """Text of the message that the model goes on with."""
+    """Return the text of the message that the model continues."""
     content = conversation.messages[-1].get("content") or ""
     if isinstance(content, str):
         return content
@@ -142,7 +142,7 @@ def _last_text(conversation: Conversation) -> str:
 
 
 async def render(service: GenerationService, conversation: Conversation) -> RenderedPrompt:
-    """The prompt of a conversation."""
+    """Return the prompt of a conversation."""
     if conversation.input_ids is not None:
         if not conversation.input_ids:
             raise RequestError("input_ids must not be empty.", param="input_ids")
@@ -166,8 +166,8 @@ async def render_chat(service: GenerationService, request: ChatRequest) -> Rende
     """Render and tokenise a conversation.
 
     Raises:
-        RequestError: The template refuses the messages, there is no template, or no context holds
-            as many characters.
+        RequestError: The template rejects the messages, there is no template, or the text exceeds
+            any context.
     """
     parts = (_texts(request.messages), request.tools or ())
     length = service.manager.facts.context_len
@@ -186,7 +186,7 @@ def _render(service: GenerationService, request: ChatRequest, length: int) -> Re
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
-    """What a template writes of messages: of images and the like only a mark."""
+    """Return the texts that a template renders; images and the like are only markers."""
     for message in messages:
         for name, value in message.items():
             if name == "content" and isinstance(value, list):
@@ -200,7 +200,7 @@ def _is_media(part: Any) -> bool:
 
 
 def _size(items: Iterable[Any], most: int) -> int:
-    """About how many characters values have, as JSON; counted until they are more than `most`."""
+    """Estimate the size of values as JSON characters; stops counting above `most`."""
     total = 0
     left = [iter(items)]
     while left and total <= most:

@@ -1,4 +1,4 @@
-"""Embeddings and classes: from bodies of the API to its replies, for the server and the Engine."""
+"""Embeddings and classification: from request bodies to answers, for the server and the Engine."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Reply = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingCaller:
-    """Whom vectors are made for.
+    """The caller of an embedding request.
 
     Attributes:
-        manager: Where requests go.
-        tenant: Whose they are.
-        clock: Monotonic.
-        origin: The call that they come from.
+        manager: The TokenizerManager.
+        tenant: Its tenant.
+        clock: Monotonic clock.
+        origin: Origin of the call.
     """
 
     manager: TokenizerManager
@@ -45,19 +45,19 @@ class EmbeddingCaller:
 
     @property
     def facts(self) -> ServedModelInfo:
-        """About the model."""
+        """The served model."""
         return self.manager.facts
 
     def adapter(self, asked: str | None, model: str | None) -> str | None:
-        """The adapter that is asked for by name, or as a model."""
+        """Return the adapter requested by name, or as the model."""
         named = model and self.manager.adapters.find(model, self.tenant)
         return asked or (model if named else None)
 
     def demand(self, *tasks: str, what: str) -> None:
-        """Refuse what the model is not served for.
+        """Reject what the model is not served for.
 
         Raises:
-            RequestError: its task is none of `tasks`.
+            RequestError: Its task is not among `tasks`.
         """
         facts = self.facts
         if facts.task not in tasks:
@@ -66,11 +66,11 @@ class EmbeddingCaller:
             raise RequestError(message, param="model")
 
     async def vectors(self, inputs: Sequence[EmbedInput]) -> list[Vector]:
-        """All of them; if one fails, the others are aborted.
+        """Return all vectors; if one fails, the others are aborted.
 
         Raises:
-            RequestError: one of the texts cannot be served.
-            CapacityError: likewise, for now.
+            RequestError: A text cannot be served.
+            CapacityError: A text cannot be served now.
         """
         inputs = [replace(inp, tenant=self.tenant, origin=self.origin) for inp in inputs]
         tasks = [asyncio.create_task(self.manager.embed(inp)) for inp in inputs]
@@ -83,7 +83,7 @@ class EmbeddingCaller:
 
 
 async def embeddings(caller: EmbeddingCaller, body: EmbeddingsBody) -> Reply:
-    """The reply of `/v1/embeddings`."""
+    """Answer `/v1/embeddings`."""
     caller.demand("embed", "both", what="embeddings")
     lora = caller.adapter(body.lora_path, body.model)
     asked = EmbedInput(dimensions=body.dimensions, priority=body.priority or 0, lora=lora)
@@ -102,7 +102,7 @@ async def embeddings(caller: EmbeddingCaller, body: EmbeddingsBody) -> Reply:
 
 
 async def encode(caller: EmbeddingCaller, body: EncodeBody) -> Reply | list[Reply]:
-    """The reply of `/encode`, and of `/classify`, where the numbers are those of labels."""
+    """Answer `/encode`, and `/classify`, where the numbers belong to labels."""
     began_s = caller.clock()
     inputs, is_batch = _native_inputs(body)
     if caller.facts.embeds:
@@ -114,7 +114,7 @@ async def encode(caller: EmbeddingCaller, body: EncodeBody) -> Reply | list[Repl
 
 
 async def classify(caller: EmbeddingCaller, body: ClassifyBody, labels: Labels) -> Reply:
-    """The reply of `/v1/classify`."""
+    """Answer `/v1/classify`."""
     caller.demand("classify", what="classes")
     asked = EmbedInput(priority=body.priority or 0)
     vectors = await caller.vectors(_inputs(body.input, body.rid, asked))
@@ -141,7 +141,7 @@ async def classify(caller: EmbeddingCaller, body: ClassifyBody, labels: Labels) 
 
 
 def usage_of(usages: Sequence[Usage]) -> Reply:
-    """`usage` of requests that generate nothing."""
+    """Build the `usage` of requests that generate nothing."""
     prompt = sum(usage.prompt_tokens for usage in usages)
     cached = sum(usage.cached_tokens for usage in usages)
     return {
@@ -153,7 +153,7 @@ def usage_of(usages: Sequence[Usage]) -> Reply:
 
 
 def meta_of(vector: Vector, timing: Reply | None = None) -> Reply:
-    """`meta_info` of a vector."""
+    """Build the `meta_info` of a vector."""
     return {
         "id": vector.rid,
         "finish_reason": finish_reason(vector.finish),
@@ -178,7 +178,7 @@ def _inputs(given: Inputs, rid: str | None, asked: EmbedInput) -> list[EmbedInpu
 
 
 def _prompted(inputs: list[EmbedInput], prompts: Prompts, name: str | None) -> list[EmbedInput]:
-    """With the prompt in front of every text; ids are complete as they come."""
+    """Prepend the prompt to every text; token IDs stay as given."""
     return [
         inp if inp.text is None else replace(inp, text=prompts.apply(inp.text, name))
         for inp in inputs
@@ -219,7 +219,10 @@ def _rids(rid: str | list[str] | None, size: int, many: bool) -> list[str | None
     return list(rid)
 
 
-def _written(values: np.ndarray, body: EmbeddingsBody) -> list[float] | str:
+def _written(values: np.ndarray, body: EmbeddingsBody) -> list[float] | str | Reply:
+    if body.encoding_format == "sparse":
+        indices = np.flatnonzero(values)
+        return {"indices": indices.tolist(), "values": values[indices].tolist()}
     if body.encoding_format == "base64":
         return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
     return values.tolist()

@@ -1,9 +1,9 @@
-"""One call of a gateway, kept such that another server can go on with it.
+"""Records one call of a gateway, so that another server can continue it.
 
-See `sylvan.protocol.journal`. What the engine gives out for the call is noted here, on its way to
-the handler. If some of it was given out by another server before, the engine starts with that; the
-handler makes of it what the other server's handler made, which is dropped up to where the client
-is.
+See `sylvan.protocol.journal`. The engine's output for the call is recorded here on its way to
+the handler. If another server has sent part of the answer, the engine continues from its output;
+the handler rebuilds the whole answer, and what the client already has is
+dropped.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sylvan.transport.api import MessageError
 from sylvan.transport.codec import MessageDecoder, MessageEncoder
 
 JOURNAL_KEY = "sylvan.journal"
-"""Of the ASGI scope of a call that has one."""
-_SEED_STEP = 0x9E3779B97F4A7C15  # keeps the seeds of prompts apart
+"""Key in the ASGI scope of a call with a journal."""
+_SEED_STEP = 0x9E3779B97F4A7C15  # separates the seeds of prompts
 _SEED_MASK = 2**63 - 1
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A `SampleDelta` of one of the prompts of a call."""
+    """A serialised `SampleDelta` of one prompt of a call."""
 
     prompt: int
     index: int
@@ -44,7 +44,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @classmethod
     def of(cls, prompt: int, delta: SampleDelta) -> Entry:
-        """Write down a delta."""
+        """Serialise a delta."""
         return cls(
             prompt=prompt,
             index=delta.index,
@@ -59,7 +59,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         )
 
     def delta(self) -> SampleDelta:
-        """What was written down; its rid is yet to be set."""
+        """Deserialise the delta; its request ID is not set."""
         return SampleDelta(
             rid="",
             index=self.index,
@@ -75,32 +75,32 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class CallJournal(Protocol):
-    """What stands between a handler and the engine."""
+    """The interface between a handler and the engine."""
 
     @property
     def resumes(self) -> bool:
-        """Whether another server began to serve the call."""
+        """Whether another server started the call."""
         ...
 
     def past(self, inputs: Sequence[GenerateInput]) -> Iterable[tuple[int, SampleDelta]]:
-        """What that server gave out, in order, each with the index of its prompt."""
+        """The output of that server, in order, each with its prompt index."""
         ...
 
     def pinned(self, inputs: Sequence[GenerateInput]) -> Sequence[GenerateInput]:
-        """The inputs as they are to be served."""
+        """Return the inputs, with seeds and past output set."""
         ...
 
     def note(self, prompt: int, delta: SampleDelta) -> None:
-        """The handler was given a delta, of which it makes a part of a stream."""
+        """Record a delta that the handler streams."""
         ...
 
     def count(self, prompt: int, delta: SampleDelta) -> None:
-        """The handler was given a delta, of which it makes a part of a whole answer."""
+        """Record a delta that the handler adds to a whole answer."""
         ...
 
 
 class NoJournal:
-    """That of a call which did not come from a gateway."""
+    """The journal of a call that does not come from a gateway."""
 
     resumes = False
 
@@ -118,13 +118,13 @@ class NoJournal:
 
 
 class Journal:
-    """That of a call with a ticket.
+    """The journal of a call with a ticket.
 
     Attributes:
-        ticket: What the answer is made from besides the request.
+        ticket: Inputs of the answer besides the request.
 
     Raises:
-        RequestError: The journal so far is malformed.
+        RequestError: The client's journal is malformed.
     """
 
     def __init__(self, ticket: JournalTicket, resume: ResumeFrom | None = None) -> None:
@@ -183,7 +183,7 @@ class Journal:
         self._usages[prompt, delta.index] = delta.usage
 
     def is_new(self) -> bool:
-        """Whether the chunk that the handler has just made is new to the client."""
+        """Whether the chunk that the handler just made is new to the client."""
         if self._consumed != len(self._past):
             return self._consumed > len(self._past)
         if self._skip:
@@ -192,14 +192,14 @@ class Journal:
         return True
 
     def take(self) -> bytes:
-        """Entries that were noted since the last time."""
+        """Return the entries recorded since the last call."""
         if not self._unsent:
             return b""
         entries, self._unsent = self._unsent, []
         return self._encode(entries)
 
     def totals(self) -> Totals:
-        """Tokens so far; the prompt that samples share counts once."""
+        """Sum the token counts; the prompt that samples share counts once."""
         prompts = {prompt: usage for (prompt, _), usage in self._usages.items()}
         return Totals(
             prompt_tokens=sum(usage.prompt_tokens for usage in prompts.values()),
@@ -208,12 +208,12 @@ class Journal:
         )
 
     def ids(self, num_bytes: int) -> str:
-        """The next name, in hexadecimal digits: the same in every server that has the ticket."""
+        """Return the next ID in hex: the same on every server with the ticket."""
         text = f"{self.ticket.name}/{next(self._numbers)}"
         return hashlib.blake2b(text.encode(), digest_size=num_bytes).hexdigest()
 
     def wall(self, clock: Callable[[], float]) -> Callable[[], float]:
-        """The time of day as the ticket has it."""
+        """Return the ticket's wall-clock time."""
         began = clock()
         return lambda: self.ticket.created + self.ticket.elapsed_s + clock() - began
 

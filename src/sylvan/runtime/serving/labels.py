@@ -1,4 +1,4 @@
-"""What a classifier's numbers mean: names of labels, and how they become probabilities."""
+"""The labels of a classifier, and how its logits become probabilities."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sylvan.utils.json_files import read_json
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Read from config.json.
+    """Labels as read from config.json.
 
     Attributes:
-        names: By index; those that are missing are called `LABEL_i`.
-        independent: Several labels may be true of one text.
-        plain: A single number is the score itself, not the logit of a probability.
+        names: By index; missing ones are called `LABEL_i`.
+        independent: Several labels may apply to one text.
+        plain: A single number is the score itself instead of a logit.
     """
 
     names: dict[int, str] = field(default_factory=dict[int, str])
@@ -26,11 +26,11 @@ class Labels:
     plain: bool = False
 
     def name(self, index: int) -> str:
-        """What a label is called."""
+        """Return the name of a label."""
         return self.names.get(index, f"LABEL_{index}")
 
     def probabilities(self, values: np.ndarray) -> np.ndarray:
-        """Of each label: together 1, or each by itself."""
+        """Return the label probabilities: softmax, or independent sigmoids."""
         wide = values.astype(np.float64)
         if len(wide) == 1 or self.independent:
             return 1.0 / (1.0 + np.exp(-wide))
@@ -38,7 +38,7 @@ class Labels:
         return powers / powers.sum()
 
     def relevance(self, values: np.ndarray) -> float | None:
-        """How well two texts fit, of a model with one label or two; None for more."""
+        """Return the relevance of a pair, for models with one or two labels; None for more."""
         if len(values) > 2:
             return None
         if len(values) == 1 and self.plain:
@@ -47,7 +47,7 @@ class Labels:
 
 
 def read_labels(model_path: str) -> Labels:
-    """Labels of a checkpoint; defaults where its config.json says nothing or is not there."""
+    """Read a checkpoint's labels; defaults if its config.json is silent or missing."""
     try:
         raw = read_json(Path(model_path) / "config.json")
     except (OSError, ValueError):
@@ -68,7 +68,7 @@ def _names(found: Any) -> dict[int, str]:
 
 
 def _is_plain(raw: dict[str, Any]) -> bool:
-    """Sentence-transformers names what it does to the number; a sigmoid unless it says so."""
+    """Whether the checkpoint names the identity as activation; the default is a sigmoid."""
     nested = raw.get("sentence_transformers")
     named = nested.get("activation_fn") if isinstance(nested, dict) else None
     named = named or raw.get("sbert_ce_default_activation_function") or ""

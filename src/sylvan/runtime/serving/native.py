@@ -25,15 +25,15 @@ Reply = dict[str, Any]
 
 
 class NativeCall:
-    """One body of `/generate` under way, whatever way it came by.
+    """One call of `/generate`, over any transport.
 
     Args:
-        service: Makes the answers.
-        body: Checked already for its types.
-        tenant: Whose it is.
+        service: The generation service.
+        body: The validated body.
+        tenant: Tenant of the call.
 
     Raises:
-        RequestError: The body does not make sense; names the field and the limit.
+        RequestError: The body is inconsistent; the message names the field and the limit.
     """
 
     def __init__(self, service: GenerationService, body: GenerateBody, tenant: str = "") -> None:
@@ -50,15 +50,15 @@ class NativeCall:
 
     @property
     def num_samples(self) -> int:
-        """Prompts times samples."""
+        """Number of prompts times samples."""
         return self._n * len(self._prompts)
 
     async def whole(self) -> Reply | list[Reply]:
-        """The finished answer, or a list of them: all samples of the first prompt, then the next.
+        """Return the finished answer, or a list: all samples of the first prompt, then the next.
 
         Raises:
-            RequestError: One of the prompts cannot be served; the others are aborted.
-            CapacityError: Likewise, for now.
+            RequestError: A prompt cannot be served; the others are aborted.
+            CapacityError: A prompt cannot be served now; the others are aborted.
         """
         inputs, prompt_ids = await self._inputs()
         with self._service.sessions.recorded(self._turn):
@@ -72,10 +72,10 @@ class NativeCall:
         return replies if self._is_batch or self._n > 1 else replies[0]
 
     async def stream(self) -> AsyncGenerator[Reply, None]:
-        """Answers as they grow; those of several samples carry an `index`.
+        """Yield growing answers; those of several samples carry an `index`.
 
-        The lists in an answer go on growing while the stream is read on. What goes wrong after the
-        first answer is told by the `finish_reason` of the last.
+        The lists in an answer keep growing while the stream is read. An error after the first
+        answer is reported in the last `finish_reason`.
 
         Raises:
             RequestError: See `whole`.
@@ -105,14 +105,14 @@ class NativeCall:
                     yield self._reply(state, delta)
 
     def _record(self, ids: Sequence[int], finish: Finish | None) -> None:
-        """Before a client hears of the end it can go on from there."""
+        """Record the turn before the client learns that it ended and continues from it."""
         if self._turn is not None:
             self._service.sessions.extend(self._turn, ids)
             if finish is not None:
                 self._service.sessions.end(self._turn, aborted=finish.type == "abort")
 
     async def _inputs(self) -> tuple[list[GenerateInput], Sequence[Sequence[int]] | None]:
-        """What goes to the engine, and the ids of the prompts if the client wants them."""
+        """Return the engine inputs, and the prompts' token IDs if the client wants them."""
         prompt_ids: list[Sequence[int]] | None = None
         wanted = bool(self._body.return_prompt_token_ids)
         if self._session is not None:
@@ -133,11 +133,11 @@ class NativeCall:
         return await self._service.manager.tokenize(prompt.text or "")
 
     async def _begin_turn(self, params: SessionParams, prompt: Prompt) -> Turn:
-        """The next turn of a session; its owner ends it.
+        """Start the next turn of a session; its owner ends it.
 
         Raises:
             RequestError: The session does not allow it.
-            CapacityError: The sessions of the tenant are full.
+            CapacityError: The tenant's sessions are full.
         """
         if prompt.sampling.n > 1:
             message = "sampling_params.n: a turn of a session has one sample."
@@ -195,7 +195,7 @@ class NativeCall:
         )
 
     def _counter(self, inp: GenerateInput) -> ReasoningCounter:
-        """Counts the thinking of a sample, which its prompt may have begun."""
+        """Return a counter of a sample's reasoning, which its prompt may have started."""
         marks, tokenizer = self._service.parsers.marks, self._service.manager.tokenizer
         inside = bool(self._body.require_reasoning)
         if marks is not None and not inside:
@@ -225,7 +225,7 @@ class NativeCall:
 def _check_thinking(
     service: GenerationService, body: GenerateBody, prompts: Sequence[Prompt]
 ) -> None:
-    """Refuse what needs the marks of thinking, where nobody knows them."""
+    """Reject options that need thinking markers, if the model has none."""
     if service.parsers.reasoning is not None:
         return
     constrained = any(prompt.sampling.grammar is not None for prompt in prompts)

@@ -1,4 +1,4 @@
-"""Requests that a prefill and a decode server serve together: where the two meet."""
+"""Prefill-decode disaggregation of a call: where the two servers meet."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from sylvan.runtime.tokenizer.types import GenerateInput
 MAX_ROOM = (1 << 63) - 1
 MAX_HOST_CHARS = 253
 USUAL_PORT = 8998
-"""Of prefill servers, for requests that name none."""
+"""Default bootstrap port of prefill servers."""
 
 
 class Pairing(msgspec.Struct, frozen=True):
-    """That of one call.
+    """The pairing of one call.
 
     Attributes:
-        role: What this server does of it; None: everything.
-        bootstraps: One, or one for each prompt or sample.
+        role: This server's role for it; None: both.
+        bootstraps: One, or one per prompt or sample.
         listed: The field that was a list; empty if none was.
-        merges: The gateway puts what the prefill server says of a prompt into the answer.
+        merges: The gateway merges the prefill server's prompt log probabilities into the answer.
     """
 
     role: Literal["prefill", "decode"] | None = None
@@ -36,10 +36,10 @@ class Pairing(msgspec.Struct, frozen=True):
     merges: bool = False
 
     def placed(self, inputs: Sequence[GenerateInput]) -> Sequence[GenerateInput]:
-        """The inputs as this server is to serve them.
+        """Return the inputs with their rendezvous.
 
         Raises:
-            RequestError: There are not as many rooms as prompts, or samples of the one prompt.
+            RequestError: The number of rooms is neither that of the prompts nor of the samples.
         """
         if not self.bootstraps:
             return inputs
@@ -47,7 +47,7 @@ class Pairing(msgspec.Struct, frozen=True):
         return [self._placed(inp, tuple(own)) for inp, own in zip(inputs, found, strict=True)]
 
     def _per_sample(self, inputs: Sequence[GenerateInput]) -> list[list[Bootstrap]]:
-        """Rooms of the samples of each input: those given, and the numbers after them."""
+        """Return the rooms of each input's samples: given ones, or consecutive numbers."""
         given, counts = self.bootstraps, [inp.sampling.n for inp in inputs]
         if not self.listed:
             given = tuple(_later(given[0], sum(counts[:i])) for i in range(len(inputs)))
@@ -56,7 +56,7 @@ class Pairing(msgspec.Struct, frozen=True):
             return [[next(rest) for _ in range(count)] for count in counts]
         if len(given) != len(inputs):
             raise RequestError(
-                f"{self.listed}: {len(given)} were given for {len(inputs)} prompts.",
+                f"{self.listed}: {len(given)} given for {len(inputs)} prompts.",
                 param=self.listed,
             )
         return [
@@ -67,9 +67,9 @@ class Pairing(msgspec.Struct, frozen=True):
     def _placed(self, inp: GenerateInput, bootstraps: tuple[Bootstrap, ...]) -> GenerateInput:
         reads_prompt = inp.logprobs is not None and inp.logprobs.start is not None
         if reads_prompt and not self.merges:
-            return inp  # only a server that computes both can tell of both
+            return inp  # only a server with both roles can report both
         if inp.media:
-            return inp  # what its KV depends on is not compared: either server computes it alone
+            return inp  # no identity to compare: each server computes it alone
         if self.role == "prefill":
             sampling = inp.sampling
             wanted = sampling.max_new_tokens
@@ -87,11 +87,11 @@ class Pairing(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Role:
-    """What this server does of calls with a room.
+    """This server's role for calls with a room.
 
     Attributes:
-        current: None: everything, also of those.
-        switches: Whether operators may change it while the server runs.
+        current: None: both, even for those.
+        switches: Whether operators may change it at run time.
     """
 
     current: Literal["prefill", "decode"] | None = None
@@ -99,10 +99,10 @@ class Role:
 
 
 def read_pairing(body: BaseModel, path: str, role: Role) -> Pairing:
-    """Where the two servers of a call meet, as its body says.
+    """Read where the two servers of a call meet.
 
     Raises:
-        RequestError: A field is malformed; names it.
+        RequestError: A field is malformed; the message names it.
     """
     given = body.model_extra or {}
     if role.current is None or given.get("bootstrap_room") is None:

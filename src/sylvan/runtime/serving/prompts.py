@@ -1,6 +1,6 @@
-"""What a sentence-transformers model wants in front of the texts that it embeds.
+"""Prompts that a sentence-transformers model expects before the texts that it embeds.
 
-`config_sentence_transformers.json` names prompts ("query", "document") and says which is usual;
+`config_sentence_transformers.json` names prompts ("query", "document") and the default one;
 https://sbert.net/docs/package_reference/sentence_transformer/SentenceTransformer.html.
 """
 
@@ -18,18 +18,18 @@ from sylvan.utils.json_files import read_json
 FILE = "config_sentence_transformers.json"
 QUERY = ("query",)
 DOCUMENT = ("document", "passage", "corpus")
-"""Names by which models call the prompt of a text that is searched for, and of what is found."""
+"""Names that models use for the prompts of queries and of documents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts of a model.
+    """The prompts of a model.
 
     Attributes:
         named: By name.
-        default: The one that goes before every text for which none is named.
-        left_out: The vectors of a prompt's tokens do not belong to the text's, which is not served.
-        lower: Texts are written in small letters.
+        default: The prompt before texts for which none is requested.
+        left_out: Pooling excludes the prompt's tokens, which is not supported.
+        lower: Texts are lower-cased.
     """
 
     named: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -38,10 +38,10 @@ class Prompts:
     lower: bool = False
 
     def apply(self, text: str, name: str | None = None) -> str:
-        """The text as the model wants it.
+        """Return the text with its prompt.
 
         Raises:
-            RequestError: There is no prompt of that name, or it cannot be honoured.
+            RequestError: There is no prompt of that name, or it is not supported.
         """
         if name is not None and name not in self.named:
             known = ", ".join(sorted(self.named)) or "no prompts at all"
@@ -57,16 +57,16 @@ class Prompts:
         return joined.lower() if self.lower else joined
 
     def first_of(self, *names: str) -> str | None:
-        """The first of the names that the model knows."""
+        """Return the first of the names that the model has."""
         return next((name for name in names if name in self.named), None)
 
 
 @functools.lru_cache(maxsize=16)
 def read_prompts(model_path: str) -> Prompts:
-    """Prompts of a checkpoint; none where it says nothing.
+    """Read a checkpoint's prompts; none if it names none.
 
     Raises:
-        ConfigError: Its files cannot be read, or name a usual prompt that is not there.
+        ConfigError: Its files are unreadable, or name a default prompt that does not exist.
     """
     folder = Path(model_path)
     raw = _read(folder / FILE)

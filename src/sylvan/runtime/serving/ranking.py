@@ -1,4 +1,4 @@
-"""Documents by relevance, and scores of items: by whatever the model can do."""
+"""Reranking of documents, and scoring of items, with whatever the model supports."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _JUDGE = (
 
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
-    """What `Engine.score` returns.
+    """The result of `Engine.score`.
 
     Attributes:
         scores: For each item the probabilities of the label tokens, or the numbers of the labels.
-        prompt_tokens: Of all prompts together.
+        prompt_tokens: Tokens of all prompts.
         token_logprobs: Log probabilities of the label tokens, if asked for.
     """
 
@@ -48,7 +48,7 @@ class ScoreResult:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a document is worth, and how it was found out."""
+    """The relevance of a document, and its log probabilities."""
 
     score: float
     meta: Reply
@@ -57,10 +57,10 @@ class Judged:
 async def rerank(
     caller: EmbeddingCaller, body: RerankBody, labels: Labels, chat: ChatTemplate
 ) -> list[Any]:
-    """The reply of `/v1/rerank`: the best document first.
+    """Answer `/v1/rerank`: best document first.
 
-    A classifier with one label (or two) reads query and document as a pair; an embedder compares
-    their vectors; a model that generates is asked for yes or no, as Qwen3-Reranker was trained.
+    A classifier with one or two labels reads query and document as a pair; an embedder compares
+    their vectors; a generative model is asked for yes or no, as Qwen3-Reranker was trained.
     """
     how = {"classify": _by_label, "embed": _by_vector}.get(caller.facts.task)
     if caller.facts.task == "both" and not _verdicts(caller):
@@ -122,7 +122,7 @@ async def _by_answer(caller: EmbeddingCaller, body: RerankBody, chat: ChatTempla
 
 
 def _verdicts(caller: EmbeddingCaller) -> list[int]:
-    """Tokens for yes and no; none if the model cannot be asked."""
+    """Return the tokens for yes and no; none if the model cannot be asked."""
     tokenizer = caller.manager.tokenizer
     words = [tokenizer.encode_user(word, add_special_tokens=False) for word in ("yes", "no")]
     asked = tokenizer.chat_template is not None and all(len(ids) == 1 for ids in words)
@@ -143,7 +143,7 @@ def _softmax(logprobs: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class _NextToken:
-    """Log probabilities of the tokens that were asked about."""
+    """Log probabilities of the requested tokens."""
 
     logprobs: list[float]
     usage: Usage
@@ -156,7 +156,7 @@ async def _next_tokens(
     labels: Sequence[Sequence[int]],
     temperature: float,
 ) -> list[_NextToken]:
-    """How likely each of the labels is to follow each of the prompts."""
+    """Return the probability of each label token after each prompt."""
     sampling = SamplingParams(max_new_tokens=1, temperature=temperature)
     inputs = [
         GenerateInput(
@@ -194,7 +194,7 @@ async def _next_token(caller: EmbeddingCaller, inp: GenerateInput) -> _NextToken
 
 
 async def score(caller: EmbeddingCaller, body: ScoreBody) -> Reply:
-    """The reply of `/v1/score`: probabilities of label tokens, or the numbers of labels."""
+    """Answer `/v1/score`: probabilities of label tokens, or the numbers of labels."""
     caller.demand("generate", "both", "classify", what="scores")
     items: Any = [body.items] if isinstance(body.items, str) else body.items
     if not items:
@@ -222,7 +222,7 @@ async def score(caller: EmbeddingCaller, body: ScoreBody) -> Reply:
 
 
 def _ids(part: object) -> list[int]:
-    """Of a part that is not text; the body's checks leave nothing else."""
+    """Return the token IDs of a part that is not text; validated before."""
     if not isinstance(part, list):
         raise RequestError("query and items are all texts, or all token ids", param="items")
     return cast("list[int]", part)

@@ -1,4 +1,4 @@
-"""Samples collected from the engine: whole ones, or several prompts as one stream."""
+"""Collects samples from the engine: whole ones, or several prompts as one stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPTS_PER_TURN = 16
 
 @dataclass(slots=True)
 class Sample:
-    """All that is known of one sample so far."""
+    """The accumulated output of one sample."""
 
     rid: str = ""
     text: str = ""
@@ -32,7 +32,7 @@ class Sample:
     weight_versions: tuple[str, ...] = ()
 
     def add(self, delta: SampleDelta) -> None:
-        """Append what is new."""
+        """Append a delta."""
         self.rid = delta.rid
         self.text += delta.text
         self.token_ids.extend(delta.token_ids)
@@ -45,7 +45,7 @@ class Sample:
         self.weight_versions = delta.weight_versions
 
     def last_delta(self, index: int) -> SampleDelta:
-        """A delta that brings nothing but the end."""
+        """Make a delta that only carries the finish."""
         return SampleDelta(
             rid=self.rid,
             index=index,
@@ -59,11 +59,11 @@ class Sample:
 async def collect(
     service: GenerationService, inputs: Sequence[GenerateInput]
 ) -> list[list[Sample]]:
-    """The samples of every prompt, finished.
+    """Return the finished samples of every prompt.
 
     Raises:
-        RequestError: One of the prompts cannot be served; the others are aborted.
-        CapacityError: Likewise, for now.
+        RequestError: A prompt cannot be served; the others are aborted.
+        CapacityError: A prompt cannot be served now; the others are aborted.
     """
     inputs = service.placed(inputs)
     if len(inputs) == 1:
@@ -73,7 +73,7 @@ async def collect(
     try:
         for i, inp in enumerate(inputs):
             tasks.append(asyncio.create_task(_collect_one(service, i, inp)))
-            await _let_others(i)
+            await _yield_to_others(i)
         return await asyncio.gather(*tasks)
     finally:
         await _end(tasks)
@@ -98,13 +98,13 @@ async def _collect_one(service: GenerationService, prompt: int, inp: GenerateInp
 async def stream(
     service: GenerationService, inputs: Sequence[GenerateInput]
 ) -> AsyncGenerator[tuple[int, SampleDelta], None]:
-    """Deltas of all prompts as they come, each with the index of its prompt.
+    """Yield deltas of all prompts as they arrive, each with its prompt index.
 
     Closing it aborts what has not finished.
 
     Raises:
-        RequestError: One of the prompts cannot be served; the others are aborted.
-        CapacityError: Likewise, for now.
+        RequestError: A prompt cannot be served; the others are aborted.
+        CapacityError: A prompt cannot be served now; the others are aborted.
     """
     if len(inputs) > 1:
         _check_together(service, inputs)
@@ -142,7 +142,7 @@ async def _merged(sources: Sequence[Source]) -> AsyncGenerator[tuple[int, Sample
     try:
         for i, source in enumerate(sources):
             tasks.append(asyncio.create_task(_feed(i, source, queue)))
-            await _let_others(i)
+            await _yield_to_others(i)
         while running:
             item = await queue.get()
             if item is None:
@@ -166,8 +166,8 @@ async def _feed(index: int, source: Source, queue: asyncio.Queue[_Item]) -> None
         await queue.put(None)
 
 
-async def _let_others(i: int) -> None:
-    """Between prompts: a call of thousands of them must not hold up the other calls."""
+async def _yield_to_others(i: int) -> None:
+    """Yield to other calls between prompts: a call may have thousands of them."""
     if i % PROMPTS_PER_TURN == PROMPTS_PER_TURN - 1:
         await asyncio.sleep(0)
 

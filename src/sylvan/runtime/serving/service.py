@@ -1,4 +1,4 @@
-"""The generation service: what answers are made with, and the call that they are made for."""
+"""The generation service: the parts that generate answers, bound to a call."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from sylvan.utils.variants import variant
 
 
 def wall_clock() -> float:
-    """Seconds since 1970, for the time stamps that clients read."""
+    """Return the seconds since the Unix epoch, for time stamps."""
     return datetime.now(tz=UTC).timestamp()
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationService:
-    """Makes answers: of conversations (`answers`), of `/generate` (`native`), or raw (`samples`).
+    """Generates answers: to conversations (`answers`), to `/generate` (`native`), or raw.
 
     Attributes:
-        manager: Where requests go.
-        template: Conversations to prompts.
-        parsers: Output to reasoning, answer and tool calls.
-        sessions: Past turns of `/generate`.
-        text: What the operator decided about prompts and answers.
-        defaults: Sampling parameters for fields that a request leaves out.
-        bounds: Tells the bounds on one body, as they are now.
-        clock: Monotonic; for durations.
-        wall: Seconds since 1970; for time stamps.
-        ids: Names that nobody can guess, of so many bytes, in hexadecimal digits.
-        journal: Of the call.
-        pairing: The other server of the call.
-        origin: The call, for metrics, logs and traces.
+        manager: The TokenizerManager.
+        template: Renders conversations as prompts.
+        parsers: Parse output into reasoning, answer and tool calls.
+        sessions: Sessions of `/generate`.
+        text: Configuration of prompts and answers.
+        defaults: Default sampling parameters.
+        bounds: Returns the current limits of a body.
+        clock: Monotonic clock, for durations.
+        wall: Wall clock, for time stamps.
+        ids: Returns an unguessable ID of that many bytes, in hex.
+        journal: Journal of the call.
+        pairing: Pairing of the call.
+        origin: Origin of the call, for metrics, logs and traces.
     """
 
     manager: TokenizerManager
@@ -68,23 +68,23 @@ class GenerationService:
 
     @property
     def limits(self) -> RequestBodyLimits:
-        """Bounds on one body."""
+        """Limits of one body."""
         return self.bounds()
 
     def of_call(self, journal: Journal | None) -> GenerationService:
-        """The service for one call; with a journal, names and times are those of its ticket."""
+        """Bind the service to a call; with a journal, IDs and times are those of its ticket."""
         if journal is None:
             return self
         return variant(self, ids=journal.ids, wall=journal.wall(self.clock), journal=journal)
 
     def placed(self, inputs: Sequence[GenerateInput]) -> list[GenerateInput]:
-        """The inputs of the call, as this server is to serve them."""
+        """Return the inputs of the call with their rendezvous."""
         placed = self.pairing.placed(self.journal.pinned(inputs))
         origin = self.origin
         return [inp if inp.origin is origin else replace(inp, origin=origin) for inp in placed]
 
     def variables(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Variables of a chat template: the operator's, then the request's."""
+        """Merge template variables: the operator's, then the request's."""
         return {**self.text.default_chat_template_kwargs, **asked}
 
 
@@ -96,18 +96,18 @@ def make_service(
     clock: Clock = monotonic,
     wall: Callable[[], float] = wall_clock,
 ) -> GenerationService:
-    """The service over a model that is served.
+    """Build the service of a served model.
 
     Args:
-        manager: Where requests go.
-        text: What the operator decided about prompts and answers.
-        bounds: Tells the bounds on one body, as they are now.
-        sessions: Bounds on sessions; None: the usual ones.
-        clock: Monotonic; for durations.
-        wall: Seconds since 1970; for time stamps.
+        manager: The TokenizerManager.
+        text: Configuration of prompts and answers.
+        bounds: Returns the current limits of a body.
+        sessions: Limits of sessions; None: the defaults.
+        clock: Monotonic clock, for durations.
+        wall: Wall clock, for time stamps.
 
     Raises:
-        ConfigError: A setting names something that does not exist, or no sampling parameters.
+        ConfigError: A setting names something unknown, or is not a sampling parameter.
     """
     tokenizer, facts = manager.tokenizer, manager.facts
     kept = sessions or SessionLimits()
@@ -130,10 +130,10 @@ def make_service(
 
 
 def sampling_defaults(text: TextConfig, model_path: str) -> SamplingDefaults:
-    """Defaults of the operator and of the checkpoint.
+    """Return the defaults of the operator and of the checkpoint.
 
     Raises:
-        ConfigError: Those of the operator are no sampling parameters.
+        ConfigError: The operator's are not valid sampling parameters.
     """
     preferred = dict(text.preferred_sampling_params)
     try:
@@ -147,7 +147,7 @@ def sampling_defaults(text: TextConfig, model_path: str) -> SamplingDefaults:
 
 
 def read_generation_config(model_path: str) -> Mapping[str, Any]:
-    """The checkpoint's `generation_config.json`; empty if there is none."""
+    """Read the checkpoint's `generation_config.json`; empty if there is none."""
     try:
         value = read_json(Path(model_path) / "generation_config.json")
     except (OSError, ValueError):

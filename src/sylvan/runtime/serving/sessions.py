@@ -1,7 +1,7 @@
-"""Sessions: trees of past turns, from which prompts of further turns are made.
+"""Sessions: trees of past turns, from which prompts of further turns are built.
 
-Only ids are kept here. The keys and values of past turns lie in the prefix cache like those of any
-other prompt, so a session that is forgotten, or never closed, holds no memory of the device.
+Only token IDs are kept here. KV of past turns is in the prefix cache like that of any
+other prompt, so a forgotten session uses no device memory.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ RID = "session_params.rid"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionLimits:
-    """What one tenant may keep; of the sessions beyond, those that rested longest are closed.
+    """Limits per tenant; beyond them, the longest idle sessions are closed.
 
     Attributes:
-        sessions: That are open.
-        turns: Of one session.
-        tokens: Of all turns of all sessions.
-        rest_s: A session that has rested for so long is closed.
+        sessions: Open sessions.
+        turns: Turns of one session.
+        tokens: Tokens of all turns of all sessions.
+        rest_s: Idle time after which a session is closed.
     """
 
     sessions: int = 1024
@@ -44,11 +44,11 @@ class Turn:
     """One request of a session; a node of its tree.
 
     Attributes:
-        rid: Name of the request, and of this node.
+        rid: Request ID; names this node.
         prompt: The whole prompt.
-        max_new_tokens: As the client gave it.
-        output: What has been generated and passed on so far.
-        running: It has not ended yet.
+        max_new_tokens: As the client set it.
+        output: Output generated and delivered so far.
+        running: Whether it is still running.
     """
 
     rid: str
@@ -62,11 +62,11 @@ class Turn:
 
     @property
     def num_tokens(self) -> int:
-        """How much it holds."""
+        """Number of tokens it holds."""
         return len(self.prompt) + len(self.output)
 
     def history(self, *, with_output: bool) -> IntArray:
-        """What a further turn begins with."""
+        """Return the tokens that a following turn starts with."""
         if not with_output:
             return self.prompt
         output = np.array(self.output[: self.max_new_tokens], np.int32)
@@ -78,14 +78,14 @@ class Session:
     """A tree of turns.
 
     Attributes:
-        tenant: Whose it is.
-        capacity_of_str_len: As the client gave it; nothing depends on it.
-        timeout_s: It is closed when it has rested for so long.
-        streaming: Turns follow each other; only the last one is kept.
-        turns: By name; the roots are those without a parent.
-        used_s: When something last happened.
-        num_running: Turns that have not ended.
-        num_tokens: Held by all turns.
+        tenant: Its tenant.
+        capacity_of_str_len: As the client set it; has no effect.
+        timeout_s: Idle time after which it is closed.
+        streaming: Turns are strictly sequential; only the last one is kept.
+        turns: By request ID; roots have no parent.
+        used_s: Time of the last use.
+        num_running: Running turns.
+        num_tokens: Tokens of all turns.
     """
 
     tenant: str
@@ -98,7 +98,7 @@ class Session:
     num_tokens: int = 0
 
     def add(self, turn: Turn) -> None:
-        """Take in a turn that runs."""
+        """Add a running turn."""
         self.turns[turn.rid] = turn
         self.num_running += 1
         self.num_tokens += turn.num_tokens
@@ -106,12 +106,12 @@ class Session:
             turn.parent.children.append(turn)
 
     def settle(self, turn: Turn) -> None:
-        """The turn runs no more."""
+        """Mark a turn as not running."""
         self.num_running -= turn.running
         turn.running = False
 
     def remove(self, turn: Turn) -> None:
-        """Forget a turn; its children have been forgotten before."""
+        """Remove a turn; its children were removed before."""
         self.settle(turn)
         if self.turns.get(turn.rid) is turn:
             del self.turns[turn.rid]
@@ -123,12 +123,12 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewTurn:
-    """What a client adds.
+    """A turn to add.
 
     Attributes:
-        rid: Name of the request.
+        rid: Request ID.
         ids: New part of the prompt; may be empty if there is a history.
-        max_new_tokens: As the client gave it.
+        max_new_tokens: As the client set it.
     """
 
     rid: str
@@ -137,11 +137,11 @@ class NewTurn:
 
 
 class SessionStore:
-    """The sessions of all tenants; none sees those of another.
+    """The sessions of all tenants, isolated from each other.
 
     Args:
-        abort: Ends the live request of a rid and a tenant, if there is one.
-        bos_id: Token that begins a prompt; it is dropped where a prompt is continued.
+        abort: Aborts a tenant's live request with that ID, if there is one.
+        bos_id: Token that starts a prompt; dropped where a prompt continues.
     """
 
     def __init__(
@@ -158,11 +158,11 @@ class SessionStore:
         self._tenants: dict[str, dict[str, Session]] = {}
 
     def open(self, tenant: str, wanted: OpenSessionBody) -> str:
-        """Begin a session; returns its id.
+        """Open a session; return its ID.
 
         Raises:
-            RequestError: There is one of that id already.
-            CapacityError: The tenant's other sessions are all busy.
+            RequestError: The ID is taken.
+            CapacityError: All other sessions of the tenant are busy.
         """
         assert wanted.capacity_of_str_len is not None, "checked by the route"
         sessions = self._sessions(tenant)
@@ -182,7 +182,7 @@ class SessionStore:
         return name
 
     def close(self, tenant: str, name: str) -> bool:
-        """End a session and what still runs in it; returns whether there was one."""
+        """Close a session and abort its requests; return whether there was one."""
         sessions = self._sessions(tenant)
         if name not in sessions:
             return False
@@ -190,11 +190,11 @@ class SessionStore:
         return True
 
     def begin(self, tenant: str, params: SessionParams, new: NewTurn) -> Turn:
-        """The prompt of a new turn, which runs until it is ended.
+        """Return the prompt of a new turn, which runs until it is ended.
 
         Raises:
-            RequestError: There is no such session, or no such turn to go on from.
-            CapacityError: The sessions of the tenant are full.
+            RequestError: The session, or the turn to continue, does not exist.
+            CapacityError: The tenant's sessions are full.
         """
         sessions = self._sessions(tenant)
         session = sessions.get(params.id or "")
@@ -220,15 +220,15 @@ class SessionStore:
         return turn
 
     def extend(self, turn: Turn, ids: Sequence[int]) -> None:
-        """Take in what was generated; a turn that has been replaced stays as it is."""
+        """Append generated output; a turn that was replaced is unchanged."""
         if turn.running:
             turn.output.extend(ids)
             turn.session.num_tokens += len(ids)
 
     def end(self, turn: Turn, *, aborted: bool = False) -> None:
-        """The turn is over, and can be gone on from; in a streaming session not if it was aborted.
+        """End a turn, which later turns can continue; in a streaming session not if it was aborted.
 
-        There the next turn goes on from the one before, as SGLang's sessions do.
+        There the next turn continues the one before, as in SGLang's sessions.
         """
         session = turn.session
         if aborted and session.streaming:
@@ -236,18 +236,18 @@ class SessionStore:
             return
         session.settle(turn)
         session.used_s = self._clock()
-        if session.streaming and session.turns.get(turn.rid) is turn:  # it holds all before it
+        if session.streaming and session.turns.get(turn.rid) is turn:  # contains all before it
             for other in [t for t in session.turns.values() if t is not turn]:
                 session.remove(other)
             turn.parent = None
 
     def drop(self, turn: Turn) -> None:
-        """The turn was refused: it leaves no trace."""
+        """Remove a turn whose request was rejected."""
         turn.session.remove(turn)
 
     @contextmanager
     def recorded(self, turn: Turn | None) -> Iterator[None]:
-        """Ends the turn however the block ends; does nothing without one."""
+        """End the turn when the context exits, in any way; no-op without one."""
         if turn is None:
             yield
             return
@@ -257,11 +257,11 @@ class SessionStore:
             self.drop(turn)
             raise
         finally:
-            if turn.running:  # its client left
+            if turn.running:  # its client disconnected
                 self.end(turn, aborted=True)
 
     def _sessions(self, tenant: str) -> dict[str, Session]:
-        """Those of the tenant that have not timed out."""
+        """Return the tenant's sessions that have not expired."""
         sessions = self._tenants.setdefault(tenant, {})
         now = self._clock()
         late = [
@@ -292,17 +292,17 @@ class SessionStore:
             new = new[1:]
         prompt = np.concatenate((history, np.asarray(new, np.int32)))
         if not len(prompt):
-            message = "input_ids must not be empty: the session has no history to go on from."
+            message = "input_ids must not be empty: the session has no history to continue."
             raise RequestError(message, param="input_ids")
         return prompt
 
     def _prune(self, session: Session, parent: Turn | None) -> None:
-        """Take away what is replaced."""
+        """Remove replaced turns."""
         if parent is None:
             self._clear(session)
             return
         doomed = list(parent.children)
-        for turn in doomed:  # grows while it is walked
+        for turn in doomed:  # grows during the loop
             doomed += turn.children
         for turn in reversed(doomed):
             self._stop(turn)
@@ -319,7 +319,7 @@ class SessionStore:
             self._abort(turn.rid, turn.session.tenant)
 
     def _make_room(self, sessions: dict[str, Session], keep: Session, more: int) -> None:
-        """Close what rested longest until `more` tokens fit."""
+        """Close the longest idle sessions until `more` tokens fit."""
         most = self._limits.tokens
         if keep.num_tokens + more > most:
             raise RequestError(
@@ -336,10 +336,10 @@ class SessionStore:
     def _close_oldest(
         self, sessions: dict[str, Session], keep: Session | None, otherwise: str, setting: str
     ) -> int:
-        """Close the session that rested longest; returns how many tokens it held.
+        """Close the longest idle session; return how many tokens it held.
 
         Raises:
-            CapacityError: All are busy; says `otherwise`.
+            CapacityError: All are busy; the message is `otherwise`.
         """
         idle = [n for n, s in sessions.items() if s is not keep and not s.num_running]
         if not idle:
@@ -352,10 +352,10 @@ class SessionStore:
 
 
 def _latest(session: Session, params: SessionParams) -> Turn | None:
-    """The turn that the next one of a streaming session goes on from.
+    """Return the turn that the next one of a streaming session continues.
 
     Raises:
-        RequestError: It still runs, or something else is asked for than to go on from it.
+        RequestError: It is still running, or the client asked for something other than to continue.
     """
     latest = next(reversed(session.turns.values()), None)
     if latest is not None and latest.running:
@@ -363,7 +363,7 @@ def _latest(session: Session, params: SessionParams) -> Turn | None:
         raise RequestError(message, param="session_params.id")
     for name in ("offset", "replace", "drop_previous_output"):
         if getattr(params, name):
-            message = f"session_params.{name}: turns of a streaming session only follow each other."
+            message = f"session_params.{name}: a streaming session is strictly sequential."
             raise RequestError(message, param=f"session_params.{name}")
     if params.rid is not None and (latest is None or params.rid != latest.rid):
         message = f"{RID}: the last turn of the session is not {params.rid!r}."

@@ -1,1 +1,1 @@
-"""Where pages of KV outlive the process: stores by URL, and the format of what they keep."""
+"""KV stores that outlive the process, by URL, and their record format."""

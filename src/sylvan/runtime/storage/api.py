@@ -1,7 +1,7 @@
-"""The interface of a store of KV pages. Stores know names and bytes; what these mean is ours.
+"""The interface of a KV store, which maps names to bytes; callers define their meaning.
 
-A name is `SPACE/DIGEST.KIND`: 16 hex digits that stand for a namespace (a tenant, an adapter), the
-64 of a digest chained over the whole prefix, and what is kept: `kv`, the window group `w0`, ..., or
+A name is `SPACE/DIGEST.KIND`: 16 hex digits for a namespace (a tenant, an adapter), the 64 of a
+digest chained over the whole prefix, and the kind of data: `kv`, the window group `w0`, ..., or
 the recurrent `state` after the prefix.
 """
 
@@ -18,23 +18,23 @@ _NAME = re.compile(r"[0-9a-f]{16}/[0-9a-f]{64}\.[a-z][a-z0-9]{0,7}")
 
 
 Buffer = bytearray | memoryview
-"""Writable bytes, in one piece."""
+"""A contiguous writable buffer."""
 
 
 class StoreError(SylvanError):
-    """A store is unreachable, refuses, or is full. The caller computes instead."""
+    """A store is unreachable, rejects a call, or is full. The caller recomputes instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreLimits:
-    """How much a store may keep.
+    """Limits of a store.
 
     Attributes:
-        max_bytes: In all; None: as much as there is room for. What was not used for longest goes
+        max_bytes: Total size; None: unlimited. The least recently used pages are evicted
             first.
-        space_bytes: Of one namespace.
-        ttl_s: A page that was not used for so long is forgotten.
-        timeout_s: After which a call that waits for another machine fails, unless the URL says so.
+        space_bytes: Size of one namespace.
+        ttl_s: Pages not used for this long expire.
+        timeout_s: Timeout of calls to another machine, unless the URL sets one.
     """
 
     max_bytes: int | None = None
@@ -45,7 +45,7 @@ class StoreLimits:
 
 @dataclass(frozen=True, slots=True)
 class StoredPage:
-    """What a store tells of a page; `used_s` in seconds since 1970, 0 where it is not known."""
+    """Metadata of a page; `used_s` is a Unix time, 0 if unknown."""
 
     name: str
     num_bytes: int
@@ -53,68 +53,68 @@ class StoredPage:
 
 
 class PageStore(Protocol):
-    """Keeps records under names. Any number of threads and processes may use the same store.
+    """Stores records by name. Any number of threads and processes may share a store.
 
-    Every call may block, and may raise StoreError. A record that was written is read as a whole, or
-    what is read is found out to be wrong by its checksum: a store need not promise more.
+    Every call may block, and may raise StoreError. A reader sees a complete record, or its checksum
+    fails: a store need not guarantee more.
     """
 
     def read_manifest(self) -> bytes | None:
-        """What `write_manifest` of any process left."""
+        """Return what any process passed to `write_manifest`."""
         ...
 
     def write_manifest(self, manifest: bytes) -> bytes:
-        """Bind the store, if nobody did before; returns what it is bound to now."""
+        """Bind the store, if it is not bound yet; return what it is bound to."""
         ...
 
     def contains(self, names: Sequence[str]) -> Sequence[bool]:
-        """Which of these are there; they count as used now."""
+        """Return which of these exist; counts as a use."""
         ...
 
     def read(self, name: str) -> bytes | None:
-        """A record; None if it is not there, or not any more."""
+        """Read a record; None if it does not exist any more."""
         ...
 
     def read_into(self, name: str, parts: Sequence[Buffer]) -> int | None:
-        """Fill `parts`, one after another, with the start of a record; returns its whole size.
+        """Read the start of a record into consecutive `parts`; return the record's size.
 
-        None if it is not there, or not any more. `spread` is enough for a store that brings bytes.
+        None if it does not exist any more. Stores that return bytes can use `spread`.
         """
         ...
 
     def write(self, name: str, record: bytes) -> None:
-        """Keep a record, dropping others if need be; another one under that name is replaced."""
+        """Write a record, replacing one of that name, and evicting others if needed."""
         ...
 
     def remove(self, names: Sequence[str]) -> None:
-        """Forget these, if they are there."""
+        """Delete these records, if they exist."""
         ...
 
     def pages(self) -> Iterator[StoredPage]:
-        """All records."""
+        """Yield all records."""
         ...
 
     def sweep(self) -> int:
-        """Remove what is past its time or left over from processes that died; how many things."""
+        """Remove expired pages and leftovers of dead processes; return their number."""
         ...
 
     def clear(self) -> None:
-        """Forget all records, and what the store was bound to."""
+        """Delete all records and the manifest."""
         ...
 
     def close(self) -> None:
-        """No call follows."""
+        """Close the store; no call follows."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoreKind:
-    """What a module of `backends`, or an entry point, offers.
+    """What a module of `backends`, or an entry point, provides.
 
     Attributes:
-        open: Opens the store at a URL; raises StoreError if it cannot be reached, ConfigError if
-            the URL or the limits make no sense.
-        check: The same without reaching out: whether URL and limits can be served at all.
+        open: Opens the store at a URL; raises StoreError if it is unreachable, ConfigError if
+            the URL or the limits are invalid.
+        check: Checks URL and limits without connecting.
     """
 
     open: Callable[[str, StoreLimits], PageStore]
@@ -122,22 +122,22 @@ class StoreKind:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text is the name of a page."""
+    """Whether a text is a page name."""
     return _NAME.fullmatch(text) is not None
 
 
 def space_of(name: str) -> str:
-    """The namespace of a page."""
+    """Return the namespace of a page."""
     return name.partition("/")[0]
 
 
 def kind_of(name: str) -> str:
-    """What a page is: `kv`, `w0`, ..., `state`."""
+    """Return the kind of a page: `kv`, `w0`, ..., `state`."""
     return name.rpartition(".")[2]
 
 
 def spread(record: bytes | memoryview | None, parts: Sequence[Buffer]) -> int | None:
-    """Copy the start of a record into parts, one after another; its size."""
+    """Copy the start of a record into consecutive parts; return its size."""
     if record is None:
         return None
     at, whole = 0, memoryview(record)

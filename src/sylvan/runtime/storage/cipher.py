@@ -1,4 +1,4 @@
-"""Encryption at rest, and what else is derived from the operator's key."""
+"""Encryption at rest, and other secrets derived from the operator's key."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MIN_KEY_BYTES = 32
 
 
 class Cipher:
-    """AES-256-GCM with a fresh nonce for each page; the name of a page is authenticated with it."""
+    """AES-256-GCM with a fresh nonce per page; the page's name is authenticated too."""
 
     def __init__(self, key: bytes) -> None:
-        """`key`: as `read_key` gives it.
+        """`key`: the result of `read_key`.
 
         Raises:
-            ConfigError: the package `cryptography` is not installed.
+            ConfigError: The package `cryptography` is not installed.
         """
         try:
             ciphers = importlib.import_module("cryptography.hazmat.primitives.ciphers.aead")
@@ -35,12 +35,12 @@ class Cipher:
         self._aead: Any = ciphers.AESGCM(derived(key, "pages"))
 
     def seal(self, payload: bytes | memoryview, name: bytes) -> bytes:
-        """Nonce, ciphertext and tag."""
+        """Return nonce, ciphertext and tag."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return nonce + self._aead.encrypt(nonce, payload, name)
 
     def open(self, sealed: memoryview, name: bytes) -> bytes | None:
-        """What was sealed under that name; None if it was not, by this key."""
+        """Decrypt what was sealed under that name; None if it was not, or with another key."""
         if len(sealed) <= _NONCE_BYTES:
             return None
         try:
@@ -50,10 +50,10 @@ class Cipher:
 
 
 def read_key(path: Path) -> bytes:
-    """The operator's key: the bytes of a file, without white space around them.
+    """Read the operator's key: the bytes of a file, without surrounding white space.
 
     Raises:
-        ConfigError: it cannot be read, is too short, or others may read it.
+        ConfigError: It is unreadable or too short, or other users can read it.
     """
     try:
         key, mode = path.read_bytes().strip(), path.stat().st_mode
@@ -73,18 +73,18 @@ def read_key(path: Path) -> bytes:
 
 
 def derived(key: bytes, purpose: str) -> bytes:
-    """32 bytes for one purpose: HKDF-SHA256 (RFC 5869) with one block."""
+    """Derive 32 bytes for one purpose: HKDF-SHA256 (RFC 5869) with one block."""
     pseudorandom = hmac.new(b"sylvan kv tiers", key, hashlib.sha256).digest()
     return hmac.new(pseudorandom, purpose.encode() + b"\x01", hashlib.sha256).digest()
 
 
 def tenants_secret(settings: TiersConfig | None) -> bytes | None:
-    """What the salts of tenants are derived from, so that they are the same after a restart.
+    """Return the secret for tenants' salts, so that they are stable across restarts.
 
-    None: nothing outlives the server.
+    None: use a random one; nothing outlives the server.
 
     Raises:
-        ConfigError: there is a key, and it cannot be read.
+        ConfigError: There is a key, but it is unreadable.
     """
     if settings is None or settings.key_file is None:
         return None

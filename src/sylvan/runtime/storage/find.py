@@ -1,4 +1,4 @@
-"""From a URL to a store: those of this package, and those of others by entry point."""
+"""Opens a store by URL: built-in backends, and those of other packages by entry point."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _OTHER_NAMES: Mapping[str, str] = {"valkey": "redis", "rediss": "redis", "valkey
 
 
 def scheme_of(url: str) -> str:
-    """What a URL begins with; a path is a `file`."""
+    """Return the scheme of a URL; a path is a `file`."""
     found = _SCHEME.match(url)
     return found[1].lower() if found else "file"
 
 
 def store_kind(url: str, others: Iterable[EntryPoint] | None = None) -> StoreKind:
-    """Who opens a URL. A scheme that nobody claims is fsspec's: `s3`, `gs`, `az`, ...
+    """Return the backend for a URL. Unknown schemes are fsspec's: `s3`, `gs`, `az`, ...
 
     Args:
-        url: Of a store, or a directory.
-        others: Instead of the entry points of installed packages.
+        url: URL of a store, or a directory.
+        others: Replaces the entry points of installed packages.
 
     Raises:
-        ConfigError: another package's store cannot be imported.
+        ConfigError: The backend of another package cannot be imported.
     """
     scheme = scheme_of(url)
     own = plugins.options(backends)
@@ -48,23 +48,23 @@ def open_store(url: str, limits: StoreLimits) -> PageStore:
     """Open the store at a URL.
 
     Raises:
-        ConfigError: there is no such kind, or the URL or the limits make no sense.
-        StoreError: it cannot be reached.
+        ConfigError: There is no such backend, or the URL or the limits are invalid.
+        StoreError: It is unreachable.
     """
     return store_kind(url).open(url, limits)
 
 
 def check_url(url: str, limits: StoreLimits) -> None:
-    """Check a URL and limits without reaching out.
+    """Check a URL and limits without connecting.
 
     Raises:
-        ConfigError: they cannot be served; says why.
+        ConfigError: They are invalid; the message says why.
     """
     store_kind(url).check(url, limits)
 
 
 def shown(url: str) -> str:
-    """A URL for logs and answers: without a password."""
+    """Return a URL without its password, for logs and answers."""
     return re.sub(r"//[^/@]*@", "//", url)
 
 
@@ -74,5 +74,5 @@ def _load(entry: EntryPoint) -> StoreKind:
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"the store {entry.name!r} cannot be loaded from {entry.value!r}: {error}; uninstall "
-            "or mend the package that offers it"
+            "or fix the package that provides it"
         ) from None

@@ -1,4 +1,4 @@
-"""What KV depends on beside the tokens: the model's files, and how it is computed."""
+"""What KV depends on besides the tokens: the model's files, and how it is computed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.storage.manifest import GroupLayout, Manifest
 
 _CHUNK = 16 << 20
+_END = 1 << 20
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.index.json", "config.json")
 _TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt")
 
@@ -28,18 +29,18 @@ def kv_manifest(
     page_size: int,
     groups: tuple[GroupLayout, ...],
 ) -> Manifest:
-    """That of a model that is served; two servers with equal ones can share pages.
+    """Return the manifest of a served model; servers with equal manifests can share pages.
 
     Args:
-        config: Resolved.
+        config: Resolved configuration.
         model_dir: The model's directory.
-        dtype: Of weights and activations.
-        runner: What computes.
-        page_size: Tokens of a page.
-        groups: Layouts of pages.
+        dtype: dtype of weights and activations.
+        runner: The runner.
+        page_size: Tokens per page.
+        groups: Page layouts.
 
     Raises:
-        ConfigError: a file of the model cannot be read.
+        ConfigError: A file of the model is unreadable.
     """
     seed = (config.seed or 0) if config.load_format == "dummy" else None
     tokenizer = Path(config.tokenizer) if config.tokenizer else model_dir
@@ -59,12 +60,12 @@ def kv_manifest(
 
 
 def weights_digest(model_dir: Path, dummy_seed: int | None = None) -> str:
-    """Of all files that weights are read from, and the model's config.
+    """Hash all weight files, and the model's config.
 
-    `dummy_seed`: weights are made up from it, and no file but config.json counts.
+    `dummy_seed`: weights are random with this seed; only config.json counts.
 
     Raises:
-        ConfigError: a file cannot be read.
+        ConfigError: A file is unreadable.
     """
     if dummy_seed is not None:
         return f"dummy-{dummy_seed}-{_digest(model_dir.glob('config.json'))}"
@@ -74,17 +75,40 @@ def weights_digest(model_dir: Path, dummy_seed: int | None = None) -> str:
     return _digest(files)
 
 
-def tokenizer_digest(folder: Path) -> str:
-    """Of all files of a tokenizer.
+def quick_digest(model_dir: Path) -> str:
+    """Of the names, sizes, first and last bytes of all files that weights are read from.
+
+    Tells copies of a checkpoint from others without reading all of it.
 
     Raises:
         ConfigError: a file cannot be read.
+    """
+    found = xxhash.xxh3_128()
+    files = {path for pattern in _WEIGHTS for path in model_dir.glob(pattern) if path.is_file()}
+    for path in sorted(files, key=lambda path: path.name):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size}\n".encode())
+        try:
+            with path.open("rb") as file:
+                found.update(file.read(_END))
+                file.seek(max(0, size - _END))
+                found.update(file.read(_END))
+        except OSError as error:
+            raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    return found.hexdigest()
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """Hash all files of a tokenizer.
+
+    Raises:
+        ConfigError: A file is unreadable.
     """
     return _digest({path for pattern in _TOKENIZER for path in folder.glob(pattern)})
 
 
 def _kv_dtype(config: Config) -> str:
-    """Of keys and values; what was rounded on its way through the host tier is another one."""
+    """Return the dtype of KV, which differs if it was quantised in the host tier."""
     tiers = config.tiers
     if tiers is None or tiers.host_dtype == "same":
         return config.cache.dtype
@@ -92,7 +116,7 @@ def _kv_dtype(config: Config) -> str:
 
 
 def _digest(files: Iterable[Path]) -> str:
-    """XXH3-128 over names and contents, in the order of the names."""
+    """Return the XXH3-128 of names and contents, ordered by name."""
     found = xxhash.xxh3_128()
     for path in sorted(files, key=lambda path: path.name):
         if not path.is_file():

@@ -1,8 +1,8 @@
-"""Which pages a directory holds, how large they are and when they were used: one SQLite file.
+"""An SQLite index of a directory: which pages exist, their sizes, and when they were last used.
 
-Pages are files that say what they are themselves; the index makes finding the oldest quick. It may
-therefore be behind them: a file that it does not know is as good as not there, and one that it
-knows and that is gone is forgotten when it is asked for.
+Page files describe themselves; the index only makes finding the oldest fast. It may
+be out of date: a file without an entry does not exist, and an entry without a file
+is removed when it is read.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 
 from sylvan.runtime.storage.api import StoredPage
 
-_BUSY_S = 10.0  # for another process that writes
+_BUSY_S = 10.0  # seconds to wait for another process's write lock
 _RETRY_S = 0.005
 _NOTE_S = 5.0
-_ASKED = 500  # names at a time; SQLite takes 999 values at least
+_ASKED = 500  # names per query; SQLite supports at least 999 parameters
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS pages (
     name TEXT PRIMARY KEY, space TEXT NOT NULL, bytes INTEGER NOT NULL, used REAL NOT NULL
@@ -49,25 +49,25 @@ class PageIndex:
 
     def __init__(self, path: Path) -> None:
         self._db, self._lock = _connect(path), threading.Lock()
-        self._used: dict[str, float] = {}  # since the last time that this was written
+        self._used: dict[str, float] = {}  # not written yet
         self._noted_s = 0.0
         _use_wal(self._db)
-        self._db.execute("PRAGMA synchronous = OFF")  # files say what they are: it can be remade
+        self._db.execute("PRAGMA synchronous = OFF")  # the index can be rebuilt
         self._db.executescript(_SCHEMA)
         # readers must not wait for a thread that waits for another process
         self._reader, self._reading = _connect(path), threading.Lock()
 
     def close(self) -> None:
-        """No call follows."""
+        """Close the index; no call follows."""
         with self._lock:
-            with contextlib.suppress(sqlite3.Error):  # only when pages were used is lost
+            with contextlib.suppress(sqlite3.Error):  # loses only when pages were used
                 self._note(busy_s=0.0)
             self._db.close()
         with self._reading:
             self._reader.close()
 
     def add(self, name: str, space: str, num_bytes: int, now_s: float) -> None:
-        """A page was written."""
+        """Record a written page."""
         self._run(
             "INSERT INTO pages VALUES (?, ?, ?, ?)"
             " ON CONFLICT DO UPDATE SET bytes = excluded.bytes, used = excluded.used",
@@ -75,10 +75,10 @@ class PageIndex:
         )
 
     def use(self, names: Sequence[str], now_s: float, ttl_s: float | None) -> set[str]:
-        """Which of these are there and not too old; they are used now.
+        """Return which of these exist and have not expired; counts as a use.
 
-        Looking waits for no process that writes. When pages were used is written together, at most
-        every `_NOTE_S` seconds, and later while somebody else writes or there is no room.
+        Lookups never wait for writers. Uses are written in batches, at most
+        every `_NOTE_S` seconds, and later if the database is locked or the disk full.
         """
         since = -1.0 if ttl_s is None else now_s - ttl_s
         found: set[str] = set()
@@ -104,14 +104,14 @@ class PageIndex:
         return found
 
     def remove(self, names: Sequence[str]) -> None:
-        """Pages are gone."""
+        """Record that pages are gone."""
         with self._lock, self._change():
             for name in names:
                 self._used.pop(name, None)
                 self._db.execute("DELETE FROM pages WHERE name = ?", (name,))
 
     def oldest(self, space: str | None, count: int) -> list[tuple[str, int]]:
-        """(name, bytes) of the pages not used for longest, of one namespace or of all."""
+        """Yield (name, bytes) of the least recently used pages, of one namespace or of all."""
         if space is None:
             rows = self._rows("SELECT name, bytes FROM pages ORDER BY used LIMIT ?", (count,))
         else:
@@ -122,12 +122,12 @@ class PageIndex:
         return [(str(name), int(size)) for name, size in rows]
 
     def expired(self, before_s: float) -> list[str]:
-        """Pages not used since."""
+        """Return pages not used since a time."""
         rows = self._rows("SELECT name FROM pages WHERE used < ?", (before_s,))
         return [str(name) for (name,) in rows]
 
     def num_bytes(self, space: str | None = None) -> int:
-        """Of one namespace or of all."""
+        """Return the size of one namespace or of all."""
         if space is None:
             rows = self._rows("SELECT COALESCE(SUM(bytes), 0) FROM spaces", ())
         else:
@@ -135,7 +135,7 @@ class PageIndex:
         return int(rows[0][0]) if rows else 0
 
     def pages(self) -> Iterator[StoredPage]:
-        """All of them, in the order of their names."""
+        """Yield all pages, ordered by name."""
         last = ""
         while rows := self._rows(
             "SELECT name, bytes, used FROM pages WHERE name > ? ORDER BY name LIMIT 1000", (last,)
@@ -145,7 +145,7 @@ class PageIndex:
             last = str(rows[-1][0])
 
     def _note(self, busy_s: float = _BUSY_S) -> None:
-        """Write when pages were used; with the lock."""
+        """Write the recorded uses; needs the lock."""
         used, self._used = self._used, {}
         if not used:
             return
@@ -164,7 +164,7 @@ class PageIndex:
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[None]:
-        """All of it or nothing; with the lock."""
+        """Run a transaction; needs the lock."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -188,13 +188,13 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
-    """Choose the mode in which readers do not wait for writers.
+    """Switch to WAL mode, in which readers do not wait for writers.
 
     SQLite's own timeout does not cover this statement: without waiting here, two servers that open
-    a new store at once would refuse to start.
+    a new store at once would fail to start.
 
     Raises:
-        sqlite3.Error: others keep the file locked, or it cannot be used.
+        sqlite3.Error: Other processes keep the file locked, or it is unusable.
     """
     deadline = time.monotonic() + _BUSY_S
     while True:

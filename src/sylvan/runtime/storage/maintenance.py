@@ -1,4 +1,4 @@
-"""What operators do with a store: look at it, check it, make it smaller, carry it elsewhere."""
+"""Maintenance of a store: list, verify, prune, export and import pages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LARGEST_RECORD = 1 << 32
 
 @dataclass(slots=True)
 class Content:
-    """Pages of one namespace.
+    """The pages of one namespace.
 
     Attributes:
-        pages: By what they are.
-        num_bytes: Of all.
-        used_s: When one of them was used last, in seconds since 1970; 0: not known.
+        pages: Number of pages by kind.
+        num_bytes: Total size.
+        used_s: Unix time of the last use; 0: unknown.
     """
 
     pages: dict[str, int] = field(default_factory=dict[str, int])
@@ -33,7 +33,7 @@ class Content:
     used_s: float = 0.0
 
     def add(self, page: StoredPage) -> None:
-        """One page more."""
+        """Add a page."""
         kind = kind_of(page.name)
         self.pages[kind] = self.pages.get(kind, 0) + 1
         self.num_bytes += page.num_bytes
@@ -42,19 +42,19 @@ class Content:
 
 @dataclass(slots=True)
 class Findings:
-    """What checking a store brought: pages that are right, and names of the others, by why."""
+    """Result of a verification: number of valid pages, and names of the others by reason."""
 
     good: int = 0
     wrong: dict[Fault, list[str]] = field(default_factory=dict[Fault, list[str]])
 
     @property
     def wrong_names(self) -> list[str]:
-        """All that must not be used."""
+        """Names of all invalid pages."""
         return [name for names in self.wrong.values() for name in names]
 
 
 def contents(store: PageStore) -> dict[str, Content]:
-    """What there is, by namespace."""
+    """Return the contents by namespace."""
     found: dict[str, Content] = {}
     for page in store.pages():
         found.setdefault(space_of(page.name), Content()).add(page)
@@ -62,18 +62,18 @@ def contents(store: PageStore) -> dict[str, Content]:
 
 
 def verify(store: PageStore) -> Findings:
-    """Read all pages, and check them.
+    """Read and verify all pages.
 
     Raises:
-        ConfigError: the manifest cannot be read.
-        StoreError: the store cannot be.
+        ConfigError: The manifest is unreadable.
+        StoreError: The store is.
     """
     manifest, found = manifest_of(store), Findings()
     identity = manifest.identity if manifest is not None else None
     for page in store.pages():
         record = store.read(page.name)
         if record is None:
-            continue  # it went meanwhile
+            continue  # deleted meanwhile
         try:
             check_record(page.name, record, identity)
             found.good += 1
@@ -85,12 +85,12 @@ def verify(store: PageStore) -> Findings:
 def prune(
     store: PageStore, *, unused_since_s: float | None = None, max_bytes: int | None = None
 ) -> int:
-    """Remove what processes that died left, and pages not used for longest; how many in all.
+    """Remove leftovers of dead processes, and the least recently used pages; return their number.
 
     Args:
-        store: Of any kind.
-        unused_since_s: Pages not used since then, in seconds since 1970.
-        max_bytes: How much may stay.
+        store: Any store.
+        unused_since_s: Remove pages not used since this Unix time.
+        max_bytes: Size to shrink to.
     """
     count = store.sweep()
     pages = sorted(store.pages(), key=lambda page: page.used_s)
@@ -111,10 +111,10 @@ def remove(store: PageStore, names: Iterable[str]) -> None:
 
 
 def export_pages(store: PageStore, path: Path) -> int:
-    """Write all pages that are right to a tar file; how many.
+    """Write all valid pages to a tar file; return their number.
 
     Raises:
-        ConfigError: the store is empty, or the file cannot be written.
+        ConfigError: The store is empty, or the file cannot be written.
     """
     manifest = manifest_of(store)
     if manifest is None:
@@ -134,10 +134,10 @@ def export_pages(store: PageStore, path: Path) -> int:
 
 
 def import_pages(store: PageStore, path: Path, where: str) -> int:
-    """Take the pages of a tar file into a store that is empty, or of the same model; how many.
+    """Import a tar file's pages into an empty store, or one of the same model; return their number.
 
     Raises:
-        ConfigError: it is no such file, or the store is of another model.
+        ConfigError: The file is invalid, or the store is of another model.
     """
     count, manifest = 0, None
     try:

@@ -15,7 +15,7 @@ FORMAT = 1
 
 
 class GroupLayout(msgspec.Struct, frozen=True):
-    """The pages of a KV group, or the slots of recurrent state, as `PageMemory` exports them."""
+    """The pages of a KV group, or recurrent state slots, as `PageMemory` exports them."""
 
     name: str
     kind: str
@@ -24,22 +24,22 @@ class GroupLayout(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that the bytes of a page depend on, beside the tokens. Two equal ones can share pages.
+    """Everything that the bytes of a page depend on, besides the tokens.
 
     Attributes:
-        format: Of names and records.
-        version: Of Sylvan.
-        weights: Digest of the files that the weights were read from.
+        format: Version of names and records.
+        version: Version of Sylvan.
+        weights: Digest of the weight files.
         tokenizer: Digest of the tokenizer's files.
-        dtype: Of weights and activations.
-        quantization: Of weights.
-        kv_dtype: Of keys and values.
-        runner: What computed them; kernels for other instructions round differently.
-        attention: Backend of the attention, where the runner leaves a choice.
-        context_len: Positions that the model was prepared for: some rotary tables depend on it.
-        page_size: Tokens of a page.
-        groups: Layouts of pages, in the order of page tables; states last.
-        shards: Ranks that share the pages of the model, and which of them this is.
+        dtype: dtype of weights and activations.
+        quantization: Quantisation of weights.
+        kv_dtype: dtype of KV.
+        runner: The runner; kernels for other instruction sets round differently.
+        attention: Attention backend, if the runner has several.
+        context_len: Context length; some rotary tables depend on it.
+        page_size: Tokens per page.
+        groups: Page layouts, in page table order; recurrent states last.
+        shards: Number of ranks that share the pages, and the rank.
     """
 
     format: int = FORMAT
@@ -57,16 +57,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     shards: tuple[int, int] = (1, 0)
 
     def encode(self) -> bytes:
-        """Canonical JSON, for people too."""
+        """Encode as canonical JSON, which people can read too."""
         return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=2)
 
     @property
     def identity(self) -> bytes:
-        """32 bytes that stand for it."""
+        """Return 32 bytes that identify it."""
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).digest()
 
     def differences(self, other: Manifest) -> Sequence[str]:
-        """`field: ours, not theirs`, for each field that differs."""
+        """Return `field: ours, not theirs` for each differing field."""
         pairs = (
             (name, getattr(self, name), getattr(other, name)) for name in self.__struct_fields__
         )
@@ -74,10 +74,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """The reverse of `Manifest.encode`.
+    """Decode the result of `Manifest.encode`.
 
     Raises:
-        ConfigError: it is no manifest, or one of another version.
+        ConfigError: It is malformed, or of another version.
     """
     try:
         return msgspec.json.decode(data, type=Manifest)
@@ -86,11 +86,11 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def bind(store: PageStore, manifest: Manifest, where: str) -> None:
-    """Bind a store to a manifest, or find it bound to that one.
+    """Bind a store to a manifest, or confirm that it is.
 
     Raises:
-        ConfigError: it is bound to another one; names what differs and the way out.
-        StoreError: it cannot be reached.
+        ConfigError: It is bound to another one; the message names the differences and the cure.
+        StoreError: It is unreachable.
     """
     try:
         found = decode_manifest(store.write_manifest(manifest.encode()))
@@ -105,11 +105,11 @@ def bind(store: PageStore, manifest: Manifest, where: str) -> None:
 
 
 def manifest_of(store: PageStore) -> Manifest | None:
-    """What a store is bound to; None if to nothing.
+    """Return what a store is bound to; None if nothing.
 
     Raises:
-        ConfigError: its manifest cannot be read.
-        StoreError: it cannot be reached.
+        ConfigError: Its manifest is unreadable.
+        StoreError: It is unreachable.
     """
     data = store.read_manifest()
     return None if data is None else decode_manifest(data)

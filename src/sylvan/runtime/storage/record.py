@@ -1,4 +1,4 @@
-"""One page as a store keeps it: a header that says what it is, a checksum, and the bytes.
+"""The record of one page in a store: a self-describing header, a checksum, and the bytes.
 
 Layout, little-endian: magic `SYKV`, version, flags, 2 zero bytes, the first 16 bytes of the
 manifest's identity, XXH3-128 of the name, length of the payload (8 bytes), XXH3-64 over all of the
@@ -15,8 +15,8 @@ import xxhash
 from sylvan.runtime.storage.cipher import Cipher
 
 Fault = Literal["torn", "foreign", "stale", "sealed"]
-"""Why a record is not used: cut short or changed; no page, or another one; of another manifest;
-encrypted with another key, or not encrypted where it should be."""
+"""Why a record is rejected: truncated or changed; not a page, or another page; of another manifest;
+encrypted with another key, or unexpectedly plain."""
 
 _HEAD = struct.Struct("<4sBBH16s16sQ")
 _SUM = struct.Struct("<Q")
@@ -25,10 +25,10 @@ _MAGIC, _VERSION, _SEALED = b"SYKV", 1, 1
 
 
 class RecordError(Exception):
-    """A record must not be used.
+    """A record is invalid.
 
     Attributes:
-        fault: Why.
+        fault: The reason.
     """
 
     def __init__(self, fault: Fault, message: str) -> None:
@@ -37,18 +37,18 @@ class RecordError(Exception):
 
 
 class RecordCodec:
-    """Makes and reads records of one manifest.
+    """Encodes and decodes records of one manifest.
 
     Args:
         identity: `Manifest.identity`.
-        cipher: Encrypts payloads; None: they are kept as they are.
+        cipher: Encrypts payloads; None: they are stored unencrypted.
     """
 
     def __init__(self, identity: bytes, cipher: Cipher | None = None) -> None:
         self._identity, self._cipher = identity[:16], cipher
 
     def encode(self, name: str, payload: bytes | memoryview) -> bytes:
-        """The record of a page."""
+        """Return the record of a page."""
         flags = 0
         if self._cipher is not None:
             flags = _SEALED
@@ -62,10 +62,10 @@ class RecordCodec:
         return self._cipher is not None
 
     def check(self, name: str, head: bytearray, payload: memoryview, num_bytes: int) -> None:
-        """Check a record of `num_bytes` whose parts were read, of payloads that are not encrypted.
+        """Check an unencrypted record of `num_bytes` whose parts were read.
 
         Raises:
-            RecordError: it is not that page, whole and unchanged.
+            RecordError: It is not that page, complete and unchanged.
         """
         if num_bytes < HEADER_BYTES:
             raise RecordError("torn", f"{name} has {num_bytes} bytes")
@@ -81,10 +81,10 @@ class RecordCodec:
             raise RecordError("stale", f"{name} was computed by another model or version")
 
     def decode(self, name: str, record: bytes) -> memoryview:
-        """The bytes of a page.
+        """Return the bytes of a page.
 
         Raises:
-            RecordError: it is not that page, whole and unchanged.
+            RecordError: It is not that page, complete and unchanged.
         """
         payload, flags, identity = _open(record, name)
         if identity != self._identity:
@@ -102,10 +102,10 @@ class RecordCodec:
 
 
 def check_record(name: str, record: bytes, identity: bytes | None) -> None:
-    """Check a record without the key to it; with an identity, that of its manifest too.
+    """Check a record without its encryption key; with an identity, also check its manifest.
 
     Raises:
-        RecordError: it is not that page, whole and unchanged.
+        RecordError: It is not that page, complete and unchanged.
     """
     _, _, found = _open(record, name)
     if identity is not None and found != identity[:16]:
@@ -113,7 +113,7 @@ def check_record(name: str, record: bytes, identity: bytes | None) -> None:
 
 
 def _open(record: bytes, name: str) -> tuple[memoryview, int, bytes]:
-    """Payload, flags and identity of a record that is whole."""
+    """Return payload, flags and identity of a valid record."""
     if len(record) < HEADER_BYTES:
         raise RecordError("torn", f"{name} has {len(record)} bytes")
     payload = memoryview(record)[HEADER_BYTES:]
@@ -122,7 +122,7 @@ def _open(record: bytes, name: str) -> tuple[memoryview, int, bytes]:
 
 
 def _shape(head: bytes | bytearray, name: str) -> tuple[int, int]:
-    """Flags in a header, and how long the payload behind it is."""
+    """Return the flags in a header, and the length of the payload after it."""
     magic, version, flags, _, _, _, length = _HEAD.unpack_from(head)
     if magic != _MAGIC or version != _VERSION:
         raise RecordError("foreign", f"{name} is no page of format {_VERSION}")
@@ -130,7 +130,7 @@ def _shape(head: bytes | bytearray, name: str) -> tuple[int, int]:
 
 
 def _parse(name: str, head: bytes, payload: memoryview) -> tuple[int, bytes]:
-    """Flags and identity in the header of a page, which is checked with its payload."""
+    """Return flags and identity in a page's header, which is verified with its payload."""
     flags, length = _shape(head, name)
     _, _, _, _, identity, digest, _ = _HEAD.unpack_from(head)
     (checksum,) = _SUM.unpack_from(head, _HEAD.size)

@@ -1,1 +1,1 @@
-"""Text to ids and back, as processes around sylvan.text."""
+"""Requests in, text out: tokenisation, routing to schedulers, detokenisation."""

@@ -1,4 +1,4 @@
-"""The files of adapters that were sent, as long as somebody may read them."""
+"""Files of uploaded adapters, kept while they may be read."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 class AdapterSpool:
-    """A directory for each adapter. Its methods block.
+    """One directory per uploaded adapter. Its methods block.
 
     Args:
-        kept_at: Where they are kept for the next start; None: they go with this process.
+        kept_at: Directory kept for the next start; None: a temporary one.
     """
 
     def __init__(self, kept_at: Path | None) -> None:
@@ -24,11 +24,11 @@ class AdapterSpool:
         self._root: Path | None = kept_at
 
     def write(self, config: Mapping[str, Any], weights: bytes) -> Path:
-        """The directory of an adapter.
+        """Write an adapter's files; return its directory.
 
         Raises:
-            TypeError: the configuration is no JSON.
-            OSError: there is no room.
+            TypeError: The configuration is not JSON.
+            OSError: The disk is full.
         """
         text = json.dumps(dict(config))
         if self._kept_at is not None:
@@ -45,24 +45,24 @@ class AdapterSpool:
         return folder
 
     def holds(self, path: str) -> bool:
-        """Whether a directory is one of these."""
+        """Whether a directory belongs to this spool."""
         return self._root is not None and Path(path).parent.resolve() == self._root.resolve()
 
     def remove(self, path: str) -> None:
-        """Remove files that have no reader any more."""
+        """Delete files that are no longer read."""
         if self.holds(path):
             shutil.rmtree(path, ignore_errors=True)
 
     def sweep(self, used: Collection[str]) -> None:
-        """Remove all but those in use: a process that was killed may have left others."""
+        """Delete all files not in use: a killed process may have left some."""
         if self._root is None or not self._root.is_dir():
             return
-        names = {Path(path).name for path in used}  # which are unlike, however the rest is spelt
+        names = {Path(path).name for path in used}  # unique, however the name is spelled
         for folder in self._root.iterdir():
             if folder.name not in names:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Remove all, unless the next start needs them."""
+        """Delete everything, unless the next start needs it."""
         if self._kept_at is None and self._root is not None:
             shutil.rmtree(self._root, ignore_errors=True)

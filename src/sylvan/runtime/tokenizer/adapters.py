@@ -1,4 +1,4 @@
-"""The adapters that clients may name: loaded and unloaded while serving, and back after a loss."""
+"""The adapters that clients can name: loaded and unloaded at run time, restored after restarts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_NAME_CHARS = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterSettings:
-    """Settings of the operator for adapters."""
+    """The operator's settings for adapters."""
 
     enabled: bool = False
     base: str = ""
@@ -52,7 +52,7 @@ class _State(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class _Known:
-    """By name; `configured` are the names of the configuration."""
+    """Adapters by name; `configured` are the names in the configuration."""
 
     adapters: dict[str, AdapterInfo] = field(default_factory=dict[str, AdapterInfo])
     configured: set[str] = field(default_factory=set[str])
@@ -60,14 +60,14 @@ class _Known:
 
 
 class Adapters:
-    """Registry of adapters by name, over all replicas.
+    """Registry of adapters by name, across all replicas.
 
-    A restarted replica registers all adapters before it gets requests again. Belongs to the event
+    A restarted replica registers all adapters before it gets requests. Belongs to the event
     loop of the API process.
 
     Args:
-        router: Its clients are told.
-        settings: Of the operator.
+        router: Sends commands to the replicas.
+        settings: The operator's settings.
     """
 
     def __init__(self, router: ReplicaRouter, settings: AdapterSettings) -> None:
@@ -77,26 +77,26 @@ class Adapters:
         self._lock = asyncio.Lock()
         kept = settings.state_file
         self._spool = AdapterSpool(Path(f"{kept}.adapters") if kept is not None else None)
-        self._left: list[AdapterInfo] = []  # unloaded, but perhaps still read for their requests
+        self._left: list[AdapterInfo] = []  # unloaded, but perhaps still read by running requests
         for client in router.clients:
             client.reminders.append(self._remind)
 
     @property
     def enabled(self) -> bool:
-        """Whether adapters can be served."""
+        """Whether adapters are enabled."""
         return self._settings.enabled
 
     def limit(self, tenants: Mapping[str, Collection[str]]) -> None:
-        """Have tenants see the adapters of these names only; others see all."""
+        """Let tenants use only the adapters of these names; others may use all."""
         self._tenants = {tenant: frozenset(names) for tenant, names in tenants.items()}
 
     def served(self, tenant: str | None = None) -> list[AdapterInfo]:
-        """All adapters, or those that a tenant may use, in the order in which they were loaded."""
+        """Return all adapters, or those a tenant may use, in load order."""
         known = self._known.adapters.values() if self._known else ()
         return [info for info in known if tenant is None or self._may_use(info.name, tenant)]
 
     def find(self, name: str, tenant: str) -> AdapterInfo | None:
-        """The adapter that a tenant calls by this name, or by its id."""
+        """Return a tenant's adapter by name or ID."""
         if self._known is None:
             return None
         info = self._known.adapters.get(name)
@@ -105,10 +105,10 @@ class Adapters:
         return info if info is not None and self._may_use(info.name, tenant) else None
 
     def id_of(self, name: str | None, tenant: str) -> str | None:
-        """The id of the adapter that a tenant asks for, if any.
+        """Return the ID of the adapter that a tenant requests, if any.
 
         Raises:
-            RequestError: there is none of that name for this tenant.
+            RequestError: The tenant has no adapter of that name.
         """
         if name is None:
             return None
@@ -118,11 +118,11 @@ class Adapters:
         return info.id
 
     async def load(self, name: str, path: str, *, pinned: bool = False) -> AdapterInfo:
-        """Serve the adapter in a directory under a name.
+        """Load an adapter from a directory under a name.
 
         Raises:
-            RequestError: the name is taken, or the adapter cannot be served; nothing is loaded.
-            CapacityError: a scheduler is being restarted, or did not answer in time.
+            RequestError: The name is taken, or the adapter cannot be served; nothing is loaded.
+            CapacityError: A scheduler is restarting, or did not answer in time.
         """
         self._check_allowed(path)
         async with self._lock:
@@ -131,7 +131,7 @@ class Adapters:
     async def load_tensors(
         self, name: str, config: Mapping[str, Any], weights: bytes, *, pinned: bool = False
     ) -> AdapterInfo:
-        """Serve an adapter whose files are given: its configuration, and a safetensors file.
+        """Load an adapter from its configuration and a safetensors file.
 
         Raises:
             RequestError, CapacityError: see `load`.
@@ -147,11 +147,11 @@ class Adapters:
                 raise
 
     async def unload(self, name: str, *, abort: bool = False) -> AdapterInfo:
-        """Serve no new requests with an adapter; those under way finish, or end with `abort`.
+        """Unload an adapter; its running requests finish, or are aborted with `abort`.
 
         Raises:
-            RequestError: there is none of that name.
-            CapacityError: a scheduler is being restarted, or did not answer in time.
+            RequestError: There is none of that name.
+            CapacityError: A scheduler is restarting, or did not answer in time.
         """
         async with self._lock:
             known = self._state()
@@ -171,12 +171,12 @@ class Adapters:
             await self._save()
             if self._spool.holds(info.path):
                 self._left.append(info)
-                with contextlib.suppress(CapacityError):  # then later
+                with contextlib.suppress(CapacityError):  # delete it later
                     await self._clean()
             return info
 
     def close(self) -> None:
-        """Remove the files of adapters that were sent, unless the next start needs them."""
+        """Delete the files of uploaded adapters, unless the next start needs them."""
         self._spool.close()
 
     # ---- inside
@@ -187,7 +187,7 @@ class Adapters:
 
     def _state(self) -> _Known:
         if not self._settings.enabled or self._known is None:
-            raise RequestError("adapters are off; start the server with --enable-lora", status=400)
+            raise RequestError("LoRA is off; start the server with --enable-lora", status=400)
         return self._known
 
     def _check_name(self, name: str) -> None:
@@ -241,7 +241,7 @@ class Adapters:
         return info
 
     def _remind(self, facts: ServedModelInfo) -> Sequence[Command]:
-        """Commands for a restarted scheduler, which only knows the configured adapters."""
+        """Return commands that tell a restarted scheduler of adapters outside its configuration."""
         text = facts.extra.pop("adapters", None)
         if not isinstance(text, str):
             return ()
@@ -281,10 +281,10 @@ class Adapters:
             logger.exception("lora.state_file %s cannot be written", path)
 
     async def _clean(self) -> None:
-        """Remove the files of what was unloaded and has no requests any more."""
+        """Delete files of unloaded adapters without running requests."""
         served = {info.id for info in self._state().adapters.values()}
         for info in tuple(self._left):
-            if info.id not in served:  # else it is read from elsewhere now
+            if info.id not in served:  # otherwise it was loaded again from elsewhere
                 replies = await self._router.control_each(UnloadAdapter(id=info.id))
                 if any(
                     not reply.ok or (reply.body or {}).get("num_requests") for _, reply in replies
@@ -305,7 +305,7 @@ def _read_state(path: str | None) -> _State:
     """Read the state file of the last run.
 
     Raises:
-        ConfigError: the file exists but cannot be read.
+        ConfigError: The file exists but is unreadable.
     """
     if path is None or not Path(path).exists():
         return _State()
@@ -316,7 +316,7 @@ def _read_state(path: str | None) -> _State:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    """So that a reader, or the next start, finds the old file or the new one."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

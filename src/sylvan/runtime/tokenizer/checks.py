@@ -18,22 +18,22 @@ MAX_TOP_LOGPROBS = 1024
 MAX_LOGPROB_IDS = 1024
 MAX_RID_CHARS = 256
 MAX_TIMEOUT_S = 86400.0
-MAX_CHARS_PER_TOKEN = 256  # a text longer than this times the context cannot fit
+MAX_CHARS_PER_TOKEN = 256  # a text longer than this many characters per token of context cannot fit
 _INT32 = range(-(2**31), 2**31)
 
 
 class CheckedPrompt(msgspec.Struct, frozen=True):
-    """Ids of a prompt, and the field they came from."""
+    """Token IDs of a prompt, and the field they came from."""
 
     ids: Sequence[int] | IntArray
     param: str
 
 
 def check_input(inp: GenerateInput, facts: ServedModelInfo) -> None:
-    """Check what can be checked before the text is tokenised.
+    """Check what can be checked before tokenisation.
 
     Raises:
-        RequestError: a field is out of bounds; names it.
+        RequestError: A field is out of range; the message names it.
     """
     if (inp.text is None) == (inp.input_ids is None):
         given = "neither" if inp.text is None else "both"
@@ -48,10 +48,10 @@ def check_input(inp: GenerateInput, facts: ServedModelInfo) -> None:
 
 
 def check_bytes(samplings: Sequence[SamplingParams], most: int) -> None:
-    """Check what the sampling parameters of one request take, those of all its samples together.
+    """Check the size of one request's sampling parameters, summed over all its samples.
 
     Raises:
-        RequestError: more than `most` bytes; names the largest field.
+        RequestError: It exceeds `most` bytes; the message names the largest field.
     """
     sizes: dict[int, int] = {}
     total = 0
@@ -78,12 +78,12 @@ def check_bytes(samplings: Sequence[SamplingParams], most: int) -> None:
 def build_request(
     inp: GenerateInput, prompt: CheckedPrompt, facts: ServedModelInfo, *, seed: int
 ) -> GenerateRequest:
-    """The request of sample 0, with everything that was left open filled in.
+    """Build the request of sample 0, with all defaults filled in.
 
-    `seed` is taken where the client gave none. The rid is yet to be set.
+    `seed` is used if the client set none. The request ID is not set yet.
 
     Raises:
-        RequestError: prompt and sampling parameters do not go together, or do not fit.
+        RequestError: Prompt and sampling parameters conflict, or do not fit.
     """
     ids = _check_prompt(prompt, facts)
     sampling = inp.sampling
@@ -116,10 +116,10 @@ def build_request(
 
 
 def check_logprob_room(request: GenerateRequest, most: int) -> None:
-    """Check how many log probabilities a request may bring, for all its samples.
+    """Check how many log probabilities a request may return, over all its samples.
 
     Raises:
-        RequestError: more than `most`; names the factor that is too large.
+        RequestError: There are more than `most`; the message names the factor that is too large.
     """
     options = request.logprobs
     if options is None:
@@ -141,10 +141,10 @@ def check_logprob_room(request: GenerateRequest, most: int) -> None:
 
 
 def check_ids(ids: Sequence[int] | IntArray, vocab_size: int, param: str) -> IntArray:
-    """Token ids as an array of their own.
+    """Copy token IDs into an array.
 
     Raises:
-        RequestError: they are not a list of integers, or one is outside the vocabulary.
+        RequestError: They are not a list of integers, or one is outside the vocabulary.
     """
     if len(ids) == 0:
         return EMPTY_IDS
@@ -197,9 +197,9 @@ def check_sampling(sampling: SamplingParams, facts: ServedModelInfo) -> None:
     """Check what does not depend on the prompt.
 
     Raises:
-        RequestError: a field is out of bounds; names it.
+        RequestError: A field is out of range; the message names it.
     """
-    try:  # the bounds of the type, for parameters that did not come from a body
+    try:  # bounds of the type, for parameters that did not come from a body
         msgspec.convert(msgspec.structs.asdict(sampling), SamplingParams)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at ")

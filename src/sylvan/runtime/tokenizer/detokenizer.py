@@ -1,4 +1,4 @@
-"""Turns tokens into text on their way to the client, and finds stops in it."""
+"""Converts tokens to text for the client, and detects stop strings in it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from sylvan.text.detokenizer import (
 
 @dataclass(slots=True)
 class _Text:
-    """Text of one sample.
+    """The text of one sample.
 
-    `detokenized` counts the output tokens that are in the text, `emitted` those of them that were
-    sent on; `buffered` holds the outputs of the others. `error` is why the text cannot be followed;
+    `detokenized` counts the output tokens in the text, `emitted` those that were
+    sent; `buffered` holds the outputs of the others. `error` is why detokenisation failed;
     it is raised with the first tokens.
     """
 
@@ -55,14 +55,14 @@ class _Text:
         return self.interval is not None and self.detokenized - self.emitted >= self.interval
 
     def drain(self) -> list[TextOutput]:
-        """The buffered outputs, to be sent on."""
+        """Return the buffered outputs."""
         buffered, self.buffered, self.emitted = self.buffered, [], self.detokenized
         return buffered
 
 
 @dataclass(frozen=True, slots=True)
 class DetokenizerReply:
-    """Response to a message: texts for the API process, stops for the scheduler."""
+    """Result of a message: texts for the API process, stops for the scheduler."""
 
     texts: TextBatch | None = None
     stops: tuple[StopFound, ...] = ()
@@ -71,8 +71,8 @@ class DetokenizerReply:
 class DetokenizerManager:
     """Detokenizes every live sample.
 
-    The output depends on the tokens only, not on how they were cut into messages nor on when the
-    scheduler learns of a stop: tokens after a stop are removed from ids, log probabilities and
+    The result depends only on the tokens, not on how they were split into messages or when the
+    scheduler learns of a stop: tokens after a stop are removed from IDs, log probabilities and
     usage here.
     """
 
@@ -83,11 +83,11 @@ class DetokenizerManager:
 
     @property
     def num_live(self) -> int:
-        """Samples being detokenized."""
+        """Number of samples being detokenized."""
         return len(self._texts)
 
     def handle(self, message: ToDetokenizer) -> DetokenizerReply:
-        """Handle a message of the scheduler."""
+        """Handle a message from the scheduler."""
         match message:
             case StartDetokenizing():
                 self._start(message)
@@ -155,7 +155,7 @@ def _answer(texts: Sequence[TextOutput], stops: Sequence[StopFound] = ()) -> Det
 
 
 def _push(state: _Text, output: TokenOutput) -> tuple[TextOutput, str | None]:
-    """The text of an output, and the stop it reached."""
+    """Return the text of an output, and the stop that it reached."""
     if (error := state.error) is not None:
         finish = Finish(type="abort", message=str(error), status=400, param=error.param)
         return TextOutput(rid=output.rid, text="", output=_cut(output, 0, state, finish)), ""
@@ -171,7 +171,7 @@ def _push(state: _Text, output: TokenOutput) -> tuple[TextOutput, str | None]:
 
 
 def _visible(state: _Text, output: TokenOutput) -> tuple[int, ...]:
-    """Ids whose text the client is to see: all but a matched stop token."""
+    """Return the IDs of visible text: all except a matched stop token."""
     finish, ids = output.finish, output.token_ids
     if finish is None or finish.type != "stop" or state.no_stop_trim:
         return ids
@@ -179,7 +179,7 @@ def _visible(state: _Text, output: TokenOutput) -> tuple[int, ...]:
 
 
 def _cut(output: TokenOutput, kept: int, state: _Text, finish: Finish) -> TokenOutput:
-    """The output without the tokens after the first `kept`, ended by its text."""
+    """Return the output without the tokens after the first `kept`, with the finish of its text."""
     return msgspec.structs.replace(
         output,
         token_ids=output.token_ids[:kept],

@@ -1,4 +1,4 @@
-"""Requests for vectors: from texts, or pairs of texts, to what the scheduler takes."""
+"""Embedding requests: converts texts, or pairs of texts, to scheduler requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS = {"embed": "makes embeddings", "classify": "classifies texts", "generate"
 
 @dataclass(frozen=True, slots=True)
 class EmbedPrompt:
-    """Ids of a text, the segment of each where there are two, and the field they came from."""
+    """Token IDs of a text, the segment of each for pairs, and the field they came from."""
 
     ids: Sequence[int]
     types: Sequence[int] | None
@@ -43,7 +43,7 @@ class EmbedPrompt:
 
 
 class EmbedTexts:
-    """Tokenises for an embedder; control tokens come from the tokenizer alone."""
+    """Tokenises for an embedding model; text never yields control tokens."""
 
     def __init__(self, tokenizer: Tokenizer, pool: Executor) -> None:
         self._tokenizer, self._pool = tokenizer, pool
@@ -53,13 +53,13 @@ class EmbedTexts:
         self._end = eos[0] if eos and tokenizer.files.config.get("add_eos_token") is True else None
 
     def most(self, facts: ServedModelInfo) -> int:
-        """Tokens of the longest text that is served."""
+        """Tokens of the longest supported text."""
         return min(facts.max_request_tokens, self._longest or facts.max_request_tokens)
 
     async def read(self, inp: EmbedInput, most: int) -> EmbedPrompt:
         """Tokenise the input; long texts do not block the event loop.
 
-        `most` is the number of tokens to which `inp.truncate` cuts.
+        `most` is the number of tokens to which `inp.truncate` truncates.
         """
         if inp.input_ids is not None:
             return EmbedPrompt(inp.input_ids, None, "input_ids")
@@ -85,7 +85,7 @@ class EmbedTexts:
         return [*ids, self._end]
 
     def _cut(self, text: str, ids: list[int], most: int) -> list[int]:
-        """Cut tokens of the text, but none of the special tokens around it."""
+        """Truncate the text, but none of the special tokens around it."""
         inner = self._tokenizer.encode_user(text, add_special_tokens=False)
         around = len(ids) - len(inner)
         starts = (at for at in range(around + 1) if ids[at : at + len(inner)] == inner)
@@ -95,10 +95,10 @@ class EmbedTexts:
 
 
 def check_generates(facts: ServedModelInfo) -> None:
-    """Refuse to continue a text where that cannot be done.
+    """Reject generation if the model cannot generate.
 
     Raises:
-        RequestError: the model is served for vectors.
+        RequestError: The model only computes embeddings.
     """
     if not facts.is_generation:
         message = f"The model {facts.served_name!r} {KINDS[facts.task]}; it does not generate text."
@@ -106,10 +106,10 @@ def check_generates(facts: ServedModelInfo) -> None:
 
 
 def check_embed(inp: EmbedInput, facts: ServedModelInfo) -> None:
-    """Check what can be checked before the text is tokenised.
+    """Check what can be checked before tokenisation.
 
     Raises:
-        RequestError: a field is out of bounds, or the model makes no vectors.
+        RequestError: A field is out of range, or the model has no embeddings.
     """
     if facts.task == "generate":
         message = f"The model {facts.served_name!r} generates text; it makes no vectors."
@@ -133,11 +133,11 @@ def _check_dimensions(wanted: int | None, facts: ServedModelInfo) -> None:
     if wanted is None:
         return
     if facts.task == "classify":
-        raise RequestError("dimensions: numbers of labels cannot be cut", param="dimensions")
+        raise RequestError("dimensions: numbers of labels cannot be truncated", param="dimensions")
     if not 1 <= wanted <= facts.vector_size:
         raise RequestError(
             f"dimensions is {wanted}; embeddings of this model have {facts.vector_size} numbers, "
-            "and may be cut to fewer",
+            "and can be truncated to fewer",
             param="dimensions",
         )
 
@@ -145,10 +145,10 @@ def _check_dimensions(wanted: int | None, facts: ServedModelInfo) -> None:
 def build_embed(
     inp: EmbedInput, prompt: EmbedPrompt, facts: ServedModelInfo, rid: str, most: int
 ) -> EmbedRequest:
-    """The request as the scheduler takes it; `most` tokens are the limit.
+    """Build the scheduler request; the limit is `most` tokens.
 
     Raises:
-        RequestError: the text is empty or too long, or an id is outside the vocabulary.
+        RequestError: The text is empty or too long, or an ID is outside the vocabulary.
     """
     count = len(prompt.ids)
     if count == 0:
@@ -171,11 +171,11 @@ def build_embed(
 
 
 def vector_of(delta: SampleDelta, prompt: EmbedPrompt) -> Vector:
-    """The result of a finished request.
+    """Return the result of a finished request.
 
     Raises:
-        RequestError: it was aborted.
-        CapacityError: likewise, because the server was overloaded.
+        RequestError: It was aborted.
+        CapacityError: It was aborted because the server was overloaded.
     """
     if (error := error_of(delta.finish)) is not None:
         raise error

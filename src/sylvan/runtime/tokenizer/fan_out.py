@@ -1,4 +1,4 @@
-"""Commands to several replicas, and their answers as one answer."""
+"""Sends commands to all replicas, and merges their answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from typing import Any
 
 import msgspec
 
-from sylvan.protocol.commands import HashWeights, JoinGroup, ReadWeights, UpdateWeights
+from sylvan.protocol.commands import (
+    BalanceExperts,
+    HashWeights,
+    JoinGroup,
+    ReadWeights,
+    UpdateWeights,
+)
 from sylvan.protocol.messages import (
     CachePrompts,
     CacheRequest,
@@ -28,7 +34,7 @@ _COUNTS = tuple(
 
 
 def merged_load(loads: Sequence[SchedulerLoad]) -> SchedulerLoad:
-    """The sums of all counts and rates; paused if all are."""
+    """Sum all counts and rates; paused if all are."""
     if len(loads) == 1:
         return loads[0]
     counts = {name: sum(getattr(load, name) for load in loads) for name in _COUNTS}
@@ -37,7 +43,7 @@ def merged_load(loads: Sequence[SchedulerLoad]) -> SchedulerLoad:
         **counts,
         paused=all(load.paused for load in loads),
         tiers=_merged_tiers(tiers) if tiers else None,
-        disagg=loads[0].disagg if loads else None,  # a server with a role is one replica
+        disagg=loads[0].disagg if loads else None,  # a server with a role has one replica
     )
 
 
@@ -47,7 +53,7 @@ def _merged_tiers(loads: Sequence[TierLoad]) -> TierLoad:
 
 
 def command_for(command: Command, replica: int, count: int) -> Command:
-    """The command for one of `count` replicas, such that the merged replies answer the original."""
+    """Return the command for one of `count` replicas, such that the merged replies are right."""
     if isinstance(command, JoinGroup):
         return msgspec.structs.replace(command, replica=replica)
     if isinstance(command, CacheTree):
@@ -56,10 +62,10 @@ def command_for(command: Command, replica: int, count: int) -> Command:
 
 
 def merged_reply(command: Command, replies: Sequence[ControlReply]) -> ControlReply:
-    """One reply for a command that all replicas carried out; `replies` are in their order.
+    """Merge the replies of all replicas, given in order.
 
-    It fails if one of them failed. Only the replica that served a request explains it. Bodies that
-    cannot be added are listed under `replicas`.
+    Fails if one failed. Only the replica that served a request explains it. Bodies that
+    cannot be summed are listed under `replicas`.
     """
     if len(replies) == 1:
         return replies[0]
@@ -79,7 +85,7 @@ def _merged_body(command: Command, bodies: Sequence[dict[str, Any]]) -> dict[str
         case UpdateWeights():
             paused = sum(body.get("num_paused_requests", 0) for body in bodies)
             merged = {**bodies[0], "num_paused_requests": paused}
-        case ReadWeights() | HashWeights() | SetWeightVersion():
+        case ReadWeights() | HashWeights() | SetWeightVersion() | BalanceExperts():
             merged = bodies[0]  # all replicas have the same weights
         case CachePrompts():
             merged = {"prompts": [prompt for body in bodies for prompt in body["prompts"]]}
@@ -91,7 +97,7 @@ def _merged_body(command: Command, bodies: Sequence[dict[str, Any]]) -> dict[str
 
 
 def _merged_trees(bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One tree with the roots of all replicas; each node names its replica."""
+    """Join the roots of all replicas into one tree; each node names its replica."""
     nodes: list[dict[str, Any]] = []
     for replica, body in enumerate(bodies):
         first = len(nodes)

@@ -1,4 +1,4 @@
-"""Live requests: output received for each sample, and output delivered to the client."""
+"""Live requests: the received output of each sample, and the output delivered to the client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sylvan.protocol.requests import GenerateRequest, Request
 from sylvan.runtime.tokenizer.types import Origin, SampleDelta
 
 SUSPECT_AFTER = 2  # losses after which a sample is replayed alone
-MAX_LOSSES = 3  # losses after which it is given up
+MAX_LOSSES = 3  # losses after which it fails
 
 
 @dataclass(slots=True, eq=False)
@@ -48,20 +48,20 @@ class SampleState:
     """State of one sample of a request.
 
     Attributes:
-        request: As first submitted; never changes.
-        name: Its internal name in the present epoch; empty before it is submitted.
-        output_ids: All ids received so far, whether or not the client has read them.
-        losses: How often a process was lost while it served this sample.
-        suspicions: Of these, how often the sample may have been the reason.
-        finish: Why it ended, once it has.
-        aborting: The finish it was aborted with, until the scheduler confirms it.
-        weight_versions: Labels of the weights that made its outputs, in order.
-        finish_delivered: The client has been given the finish.
-        first_s: When its first text arrived here; 0: not yet.
-        last_s: When its finish arrived here.
+        request: The original request; never changes.
+        name: Its internal name in the current epoch; empty before it is submitted.
+        output_ids: All received IDs, whether or not the client has read them.
+        losses: Number of processes lost while they served this sample.
+        suspicions: How many of these the sample may have caused.
+        finish: Finish reason, once it has ended.
+        aborting: Finish of an abort, until the scheduler confirms it.
+        weight_versions: Version labels of the weights that generated its outputs, in order.
+        finish_delivered: Whether the client got the finish.
+        first_s: Arrival time of its first text; 0: none yet.
+        last_s: Arrival time of its finish.
         media_tokens: See `Usage.media_tokens`.
-        delivered_s: When the reader was done with its last delta.
-        stages: See `timeline.stages`, which keeps them here once the request is closed.
+        delivered_s: When the reader had processed its last delta.
+        stages: See `timeline.stages`, which stores them here once the request is closed.
     """
 
     request: Request
@@ -91,14 +91,14 @@ class SampleState:
 
     @property
     def index(self) -> int:
-        """Which of the samples of its request, from 0."""
+        """Index of the sample in its request, from 0."""
         return self.request.sample if isinstance(self.request, GenerateRequest) else 0
 
     def accept(self, part: TextOutput, now_s: float) -> None:
         """Add an output of the detokenizer, which arrived at `now_s`."""
         self.first_s = self.first_s or now_s
         if part.output.prompt_logprobs is not None:
-            if self.has_prompt_logprobs:  # a replay computed them again
+            if self.has_prompt_logprobs:  # a replay recomputed them
                 output = msgspec.structs.replace(part.output, prompt_logprobs=None)
                 part = msgspec.structs.replace(part, output=output)
             self.has_prompt_logprobs = True
@@ -122,7 +122,7 @@ class SampleState:
             )
 
     def continuation(self, serial: int, epoch: int, waited_s: float) -> Request:
-        """The request for the outputs still missing, under the name of `epoch`."""
+        """Return the request for the remaining output, named for `epoch`."""
         request = self.request
         self.name = internal_name(request.rid, self.index, serial, epoch)
         left_s = None if request.deadline_s is None else max(request.deadline_s - waited_s, 0.001)
@@ -137,12 +137,12 @@ class SampleState:
             output_ids=np.array(self.output_ids, np.int32),
             logprobs=logprobs,
             deadline_s=left_s,
-            # the other server is gone after a loss
+            # after a loss, the other server's transfer is gone
             bootstrap=None if self.losses else request.bootstrap,
         )
 
     def is_due(self, interval: int) -> bool:
-        """Whether the client should be given a delta now."""
+        """Whether the client should get a delta now."""
         if self.finish_delivered:
             return False
         count = len(self.pending.ids)
@@ -151,7 +151,7 @@ class SampleState:
         return count > 0 and not self.first_delivered
 
     def drain(self, rid: str) -> SampleDelta:
-        """Everything pending, as one delta."""
+        """Return everything pending as one delta."""
         pending, self.pending = self.pending, PendingDelta()
         usage = self.usage
         if self.media_tokens is not None:
@@ -174,7 +174,7 @@ class SampleState:
     def _merged(self, usage: Usage) -> Usage:
         if not self.losses:
             return usage
-        # counts that the client saw before the loss stay as they were
+        # keep the counts that the client saw before the loss
         return msgspec.structs.replace(
             usage,
             cached_tokens=self.usage.cached_tokens if self.output_ids else usage.cached_tokens,
@@ -186,22 +186,22 @@ class SampleState:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request that has not ended, or whose end the client has not read.
+    """A request that is running, or whose end the client has not read.
 
     Attributes:
-        rid: The client's name for it; unique among the live requests of its tenant.
+        rid: The client's request ID; unique among the tenant's live requests.
         samples: One or more.
-        interval: Ids per delta; None delivers each sample as one delta, at its end.
-        arrived_s: When it was checked and tokenised.
-        internal: One of our own, such as a health probe: it is not accounted for.
+        interval: IDs per delta; None: one delta per sample, at its end.
+        arrived_s: When it was validated and tokenised.
+        internal: One of our own requests, such as a health probe; not counted in metrics.
         serial: Number of the request in this process; part of its internal names.
-        received_s: When it came; 0: as `arrived_s`.
-        origin: The call that it comes from.
-        closed_s: When nobody waited for it any more; 0: somebody does.
-        replica: Which one it was given to first.
+        received_s: When it arrived; 0: same as `arrived_s`.
+        origin: Its call.
+        closed_s: When its reader left or finished; 0: it is still read.
+        replica: The replica that it was first sent to.
         wake: Set when a delta is due.
-        request: That of its first sample; the others differ in `sample` only.
-        tenant: The tenant it belongs to.
+        request: Request of its first sample; the others differ in `sample` only.
+        tenant: Its tenant.
     """
 
     rid: str
@@ -224,7 +224,7 @@ class LiveRequest:
 
     @property
     def done(self) -> bool:
-        """Whether the client was given everything."""
+        """Whether everything was delivered."""
         if len(self.samples) == 1:
             return self.samples[0].finish_delivered
         return all(sample.finish_delivered for sample in self.samples)
@@ -234,7 +234,7 @@ class LiveRequest:
         return (sample for sample in self.samples if sample.finish is None)
 
     def end(self, finish: Finish) -> None:
-        """Finish its unfinished samples here, without waiting for the scheduler."""
+        """Finish its remaining samples here, without waiting for the scheduler."""
         for sample in tuple(self.unfinished()):
             sample.end(finish)
             self.notify(sample)
@@ -245,7 +245,7 @@ class LiveRequest:
             self.wake.set()
 
     def drain(self) -> list[SampleDelta]:
-        """The deltas that are due; wait on `wake` before the next call."""
+        """Return the due deltas; wait on `wake` before the next call."""
         self.wake.clear()
         return [sample.drain(self.rid) for sample in self.samples if self._is_due(sample)]
 
@@ -256,10 +256,10 @@ class LiveRequest:
 
 
 class LiveTable:
-    """The live requests of a process, by rid within each tenant.
+    """The live requests of a process, by request ID within each tenant.
 
     Attributes:
-        num_samples: Of all requests together.
+        num_samples: Number of samples of all requests.
     """
 
     def __init__(self) -> None:
@@ -274,22 +274,22 @@ class LiveTable:
         return (live for same_rid in self._by_rid.values() for live in same_rid.values())
 
     def get(self, rid: str, tenant: str) -> LiveRequest | None:
-        """The request called `rid` of a tenant."""
+        """Return a tenant's request `rid`."""
         return self._by_rid.get(rid, {}).get(tenant)
 
     def named(self, rid: str) -> tuple[LiveRequest, ...]:
-        """The requests called `rid`, at most one of each tenant."""
+        """Return the requests called `rid`, at most one per tenant."""
         return tuple(self._by_rid.get(rid, {}).values())
 
     def add(self, live: LiveRequest) -> None:
-        """Add a request whose rid its tenant does not use."""
+        """Add a request; its ID must be unused by its tenant."""
         assert self.get(live.rid, live.tenant) is None
         self._by_rid.setdefault(live.rid, {})[live.tenant] = live
         self._size += 1
         self.num_samples += len(live.samples)
 
     def discard(self, live: LiveRequest) -> bool:
-        """Remove a request; returns whether it was there."""
+        """Remove a request; return whether it existed."""
         if self.get(live.rid, live.tenant) is not live:
             return False
         same_rid = self._by_rid[live.rid]

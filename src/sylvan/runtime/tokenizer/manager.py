@@ -1,4 +1,4 @@
-"""The edge between clients and schedulers: prompts in, streams of samples out."""
+"""The interface between clients and schedulers: requests in, streams of samples out."""
 
 from __future__ import annotations
 
@@ -57,24 +57,23 @@ _TOKENIZER_THREADS = 2
 
 
 class TokenizerManager:
-    """Checks and tokenises requests, and streams out their samples.
+    """Validates and tokenises requests, and streams their samples.
 
-    Lives in the API process, on one asyncio loop; no method may be called from another thread.
-    Keeps prompt and ids of every live request, so that the loss of a process causes a pause, not an
-    error.
+    Lives in the API process, on one asyncio loop; other threads must not call it.
+    Keeps prompt and output of every live request, so that losing a process only causes a pause.
 
     Args:
         router: Serves the requests; default: of one replica.
-        adapters: Those of the router; default: none are served.
-        media: See there; default: none are taken.
+        adapters: The router's adapters; default: disabled.
+        media: Prepares media; default: disabled.
 
     Attributes:
-        tokenizer: Of the model; safe to share between threads.
+        tokenizer: The model's tokenizer; thread-safe.
         adapters: LoRA adapters that requests may name.
-        limits: Bounds and defaults of the edge.
-        router: The supervisor of the schedulers connects its clients.
+        limits: Limits and defaults.
+        router: Routes to replicas; the supervisor connects its clients.
         isolation: Cache salts of tenants.
-        media: Prepares media; closed by its creator. None: media are refused.
+        media: Prepares media; closed by its creator. None: media are rejected.
     """
 
     def __init__(
@@ -101,19 +100,19 @@ class TokenizerManager:
 
     @property
     def facts(self) -> ServedModelInfo:
-        """About the model; valid once `ready`."""
+        """The served model; valid once `ready`."""
         return self.router.facts
 
     async def generate(self, inp: GenerateInput) -> AsyncGenerator[SampleDelta, None]:
         """Yield deltas of the `n` samples, interleaved, until all have finished.
 
-        Closing the iterator (or cancelling the task that reads it) aborts the request. Deltas that
-        the reader leaves unread are merged, so a slow reader costs no memory. Use
+        Closing the iterator (or cancelling the task that reads it) aborts the request. Unread
+        deltas are merged, so a slow reader costs no memory. Use
         `contextlib.aclosing` around it.
 
         Raises:
-            RequestError: on the first step, if the request cannot be served at all.
-            CapacityError: on the first step, if the server is overloaded or not serving.
+            RequestError: On the first step, if the request is invalid.
+            CapacityError: On the first step, if the server is overloaded or not serving.
         """
         live = await self._admit(inp)
         try:
@@ -129,13 +128,13 @@ class TokenizerManager:
             self.router.close(live)
 
     async def embed(self, inp: EmbedInput) -> Vector:
-        """The vector of a text, or the numbers of its labels.
+        """Embed a text, or classify it.
 
-        Cancelling the task that waits aborts the request.
+        Cancelling the waiting task aborts the request.
 
         Raises:
-            RequestError: the request cannot be served at all, or was aborted by name.
-            CapacityError: too much is going on, or nothing is served now.
+            RequestError: The request is invalid, or was aborted by ID.
+            CapacityError: The server is overloaded or not serving.
         """
         received_s = self._clock()
         self._check_admission(inp.rid, inp.tenant, 1, inp.priority)
@@ -171,9 +170,9 @@ class TokenizerManager:
         raise AssertionError("a request that is done has delivered its vector")
 
     def abort(self, rid: str, tenant: str | None = None) -> bool:
-        """Abort the live request called `rid`; its stream yields a finish of type abort.
+        """Abort the live request `rid`; its stream yields a finish of type abort.
 
-        Returns whether there was one. Without a `tenant`, those of all tenants are aborted.
+        Returns whether there was one. Without a `tenant`, aborts it for all tenants.
         """
         live = [found for found in self.router.live.named(rid) if tenant in (None, found.tenant)]
         for found in live:
@@ -181,7 +180,7 @@ class TokenizerManager:
         return bool(live)
 
     def abort_all(self, finish: Finish = CLIENT_ABORT) -> int:
-        """Abort every live request; returns how many there were."""
+        """Abort every live request; return their number."""
         live = tuple(self.router.live)
         for found in live:
             self.router.abort(found, finish)
@@ -190,17 +189,17 @@ class TokenizerManager:
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, trusted: bool = True
     ) -> list[int]:
-        """Token ids of a text; long texts do not hold up the event loop."""
+        """Tokenise a text; long texts do not block the event loop."""
         encode = self.tokenizer.encode if trusted else self.tokenizer.encode_user
         if len(text) <= _INLINE_CHARS:
             return encode(text, add_special_tokens=add_special_tokens)
         return await call_in_pool(self._pool, encode, text, add_special_tokens=add_special_tokens)
 
     async def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids.
+        """Decode token IDs.
 
         Raises:
-            RequestError: an id is outside the vocabulary.
+            RequestError: An ID is outside the vocabulary.
         """
         array = check_ids(ids, self.facts.vocab_size, "tokens").tolist()
         if len(array) <= _INLINE_CHARS:
@@ -212,10 +211,10 @@ class TokenizerManager:
     async def control(
         self, command: Command, *, timeout_s: float = CONTROL_TIMEOUT_S
     ) -> ControlReply:
-        """Have the scheduler of every replica carry out a command; one reply for all.
+        """Execute a command in the scheduler of every replica; return one merged reply.
 
         Raises:
-            CapacityError: a scheduler is being restarted, or did not answer in time.
+            CapacityError: A scheduler is restarting, or did not answer in time.
         """
         return await self.router.control(command, timeout_s)
 
@@ -225,28 +224,28 @@ class TokenizerManager:
         return self.router.state
 
     def load(self) -> SchedulerLoad:
-        """How busy the schedulers were at their last heartbeats, together."""
+        """Merged load of the schedulers at their last heartbeats."""
         return self.router.load
 
     def heartbeat_age_s(self) -> float:
-        """Seconds since a scheduler last showed life; infinite before the first time."""
+        """Seconds since a scheduler's last heartbeat; infinite before the first."""
         return self._clock() - self.router.heartbeat_s
 
     def alive(self) -> bool:
-        """Whether the processes run or are being restarted: the answer of /live."""
+        """Whether the processes run or are restarting: the answer of /live."""
         return self.state not in ("lost", "stopped")
 
     def ready(self) -> bool:
-        """Whether requests are served now, and a scheduler shows life: /ready and /health."""
+        """Whether requests are served and a scheduler sends heartbeats: /ready and /health."""
         return self.router.ready
 
     @property
     def num_live(self) -> int:
-        """Requests that have not finished, or whose end was not read; samples are not counted."""
+        """Number of requests that run or whose end is unread; samples are not counted."""
         return len(self.router.live)
 
     def close(self) -> None:
-        """End everything; nothing may be called afterwards."""
+        """Stop everything; nothing may be called afterwards."""
         self.router.stop()
         self.adapters.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -259,7 +258,7 @@ class TokenizerManager:
         self.adapters.id_of(inp.lora, inp.tenant)
         self._check_sampling(inp.sampling)
         rid = inp.rid or secrets.token_hex(16)
-        # the place is taken while the text is tokenised
+        # reserve the ID while the text is tokenised
         self._reserved += inp.sampling.n
         try:
             prompt = await self._prompt(inp)
@@ -276,7 +275,7 @@ class TokenizerManager:
         return self._submit(inp, base, received_s)
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
-        if sampling is not self._checked:  # the prompts of a body share theirs
+        if sampling is not self._checked:  # the prompts of a body share one
             check_sampling(sampling, self.facts)
             check_bytes([sampling], self.limits.max_parameter_bytes)
             self._checked = sampling
@@ -290,7 +289,7 @@ class TokenizerManager:
         most, live = self.limits.max_live_samples, self.router.live.num_samples + self._reserved
         if live + count > most:
             raise CapacityError(f"{live} samples are being served; at most {most} can be")
-        # reject early what the scheduler would refuse
+        # reject early what the scheduler would reject
         if (full := self.limits.max_unfinished) is not None and self.router.is_full(full, priority):
             message = f"{full} requests run or wait already; try again later"
             raise CapacityError(message, setting="scheduler.max_waiting_reqs")
@@ -307,7 +306,7 @@ class TokenizerManager:
     async def _with_media(
         self, inp: GenerateInput, prompt: CheckedPrompt
     ) -> tuple[CheckedPrompt, tuple[MediaItem, ...]]:
-        """The prompt with all tokens of its images, videos and sounds, and these."""
+        """Return the prompt with all tokens of its media, and the media items."""
         if not inp.media:
             return prompt, ()
         if self.media is None or not self.facts.media_tokens:

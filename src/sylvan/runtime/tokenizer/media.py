@@ -1,4 +1,4 @@
-"""Images, videos and sounds of requests: from where they are to items in a prompt."""
+"""Prepares the images, videos and audio of requests as items of a prompt."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.media import MEDIA_KINDS, MediaItem, MediaKind
 
-_KEPT_BYTES = 256 << 20  # bytes of prepared items kept for later requests
+_KEPT_BYTES = 256 << 20  # size of prepared items kept for later requests
 
 
 class MediaPreparer:
-    """Fetches, decodes and prepares items, off the event loop, each of them once.
+    """Fetches, decodes and prepares items off the event loop, each of them once.
 
     Args:
         model_dir: Checkpoint whose processor is used.
@@ -59,14 +59,14 @@ class MediaPreparer:
         """Expand each placeholder of a prompt to the tokens of its item.
 
         Args:
-            input_ids: A prompt with one placeholder for each item, in their order.
+            input_ids: A prompt with one placeholder per item, in order.
             sources: The items.
-            token_ids: Tokens whose embeddings are replaced, by the kinds that the model takes.
-            tenant: Whose items they are; others share nothing with it.
+            token_ids: Placeholder tokens, by media kind.
+            tenant: Tenant; items are not shared between tenants.
 
         Raises:
-            RequestError: An item cannot be had or prepared, or the prompt has another number of
-                placeholders.
+            RequestError: An item cannot be fetched or prepared, or the number of placeholders
+                differs.
         """
         ids = np.asarray(input_ids, np.int32)
         if len(sources) > self._settings.items:
@@ -104,10 +104,10 @@ class MediaPreparer:
         return np.concatenate([*parts, ids[done:]]), tuple(items)
 
     async def samples(self, source: MediaSource) -> tuple[np.ndarray, int]:
-        """A sound as float32 (N,), and how many of them are a second, as the model hears it.
+        """Return audio as float32 (N,), and its sampling rate for the model.
 
         Raises:
-            RequestError: It cannot be read.
+            RequestError: It cannot be decoded.
         """
         data = await self._fetcher.read(source)
         order = self._order(source, data, {SAMPLES: True})
@@ -115,7 +115,7 @@ class MediaPreparer:
         return found.features["samples"], int(found.features["rate"])
 
     async def close(self) -> None:
-        """End processes and connections."""
+        """Stop processes and connections."""
         await self._fetcher.close()
         await self._workers.close()
 
@@ -149,7 +149,7 @@ class MediaPreparer:
 
 
 async def _all(works: Iterable[Coroutine[None, None, PreparedItem]]) -> list[PreparedItem]:
-    """All results in order; if one fails the others are cancelled."""
+    """Return all results in order; one failure cancels the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
@@ -170,7 +170,7 @@ def _check_kinds(sources: Sequence[MediaSource], token_ids: Mapping[MediaKind, i
 def _placeholders(
     ids: IntArray, sources: Sequence[MediaSource], prepared: Sequence[PreparedItem]
 ) -> tuple[list[tuple[int, int]], list[int]]:
-    """Ranges of the prompt to replace, with the item of each.
+    """Return the ranges of the prompt to replace, with the item of each.
 
     Items of one kind keep their order; the prompt decides the order between kinds.
     """

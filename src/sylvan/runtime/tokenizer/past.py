@@ -1,4 +1,4 @@
-"""Samples begun by another server: their output counts, and they are continued."""
+"""Continues samples that another server started."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sylvan.runtime.tokenizer.types import SampleDelta
 
 
 def take_over(samples: Sequence[SampleState], past: Sequence[SampleDelta], vocab_size: int) -> None:
-    """Bring samples that were not begun here to where `past` left them.
+    """Restore new samples to the state in `past`.
 
     Raises:
-        RequestError: These deltas cannot be of these samples.
+        RequestError: These deltas do not belong to these samples.
     """
     for delta in past:
         if not 0 <= delta.index < len(samples):
@@ -42,4 +42,4 @@ def take_over(samples: Sequence[SampleState], past: Sequence[SampleDelta], vocab
 
 
 def _wrong(why: str) -> RequestError:
-    return RequestError(f"What is to be continued is not of this request: {why}.", param="past")
+    return RequestError(f"The past output is not of this request: {why}.", param="past")

@@ -1,4 +1,4 @@
-"""Routes requests to replicas and keeps the table of live requests."""
+"""Routes requests to replicas, and holds the table of live requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sylvan.utils.clock import Clock, monotonic
 CONTROL_TIMEOUT_S = 30.0
 HEARTBEAT_MAX_AGE_S = 2.0
 DEADLINE_GRACE_S = 0.5
-"""The scheduler ends a request at its deadline; when it has not done so by then, we do."""
+"""Seconds after its deadline at which a request is ended here, if the scheduler has not done so."""
 
 
 class _Route(msgspec.Struct, frozen=True):
@@ -32,16 +32,16 @@ class _Route(msgspec.Struct, frozen=True):
 
 
 class ReplicaRouter:
-    """Has a client for the scheduler of each replica, and chooses one for each request.
+    """Holds a client per replica's scheduler, and chooses one for each request.
 
     When a replica is given up, its requests continue on another one; while it restarts, they
     wait for it. Belongs to the event loop of the API process.
 
     Attributes:
-        clients: By number of the replica.
-        live: Requests that have not ended, or whose end was not read.
-        admitted: Called with each request that is about to be served.
-        observers: Called with each request that is over, whether or not its end was read.
+        clients: By replica number.
+        live: Requests that run, or whose end is unread.
+        admitted: Called with each request about to be served.
+        observers: Called with each closed request, whether or not its end was read.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ReplicaRouter:
 
     @property
     def state(self) -> State:
-        """State of the processes as a whole: up while one replica is."""
+        """State of all processes: up while one replica is."""
         if self._closed:
             return "stopped"
         states = {client.state for client in self.clients}
@@ -77,13 +77,13 @@ class ReplicaRouter:
         return next(state for state in ("up", "recovering", "starting") if state in states)
 
     def is_full(self, most: int, priority: int) -> bool:
-        """Whether every replica that is up has so much to do: see `SchedulerClient.is_full`."""
+        """Whether every running replica is full: see `SchedulerClient.is_full`."""
         up = [client for client in self.clients if client.state == "up"]
         return bool(up) and all(client.is_full(most, priority) for client in up)
 
     @property
     def ready(self) -> bool:
-        """Whether requests are served now by a replica that has shown life lately."""
+        """Whether a replica serves requests and has sent a heartbeat recently."""
         if self.state != "up":
             return False
         up = (c for c in self.clients if c.state == "up" and not c.load.paused)
@@ -97,7 +97,7 @@ class ReplicaRouter:
 
     @property
     def facts(self) -> ServedModelInfo:
-        """About the model; where replicas differ, of the one that holds the fewest tokens.
+        """The served model; if replicas differ, of the one with the least KV memory.
 
         Valid once a replica was up.
         """
@@ -109,19 +109,19 @@ class ReplicaRouter:
 
     @property
     def weight_version(self) -> str:
-        """Label of the weights that the first replica computes with."""
+        """Version label of the first replica's weights."""
         return self.clients[0].weight_version
 
     @property
     def load(self) -> SchedulerLoad:
-        """How busy the schedulers were at their last heartbeats, together."""
+        """Merged load of the schedulers at their last heartbeats."""
         return merged_load([client.load for client in self.clients])
 
     def open(self, live: LiveRequest) -> None:
         """Submit a new request.
 
         Raises:
-            CapacityError: all replicas were given up, or the chosen one takes no more (then a
+            CapacityError: All replicas were given up, or the chosen one's channel is full (then a
                 ChannelFullError); the request leaves no trace.
         """
         live.serial = next(self._serials)
@@ -142,7 +142,7 @@ class ReplicaRouter:
             raise
 
     def close(self, live: LiveRequest) -> None:
-        """Close a request that ended or lost its readers: abort what still runs."""
+        """Close a request that ended or lost its reader: abort what still runs."""
         self._forget(live)
         live.closed_s = self._clock()
         for observer in self.observers:
@@ -153,10 +153,10 @@ class ReplicaRouter:
         self._routes[live].client.abort(live, finish)
 
     async def control(self, command: Command, timeout_s: float = CONTROL_TIMEOUT_S) -> ControlReply:
-        """Have all schedulers carry out a command; see `merged_reply`.
+        """Execute a command in all schedulers; see `merged_reply`.
 
         Raises:
-            CapacityError: one of them is being restarted, or did not answer in time.
+            CapacityError: One is restarting, or did not answer in time.
         """
         replies = await self.control_each(command, timeout_s)
         return merged_reply(command, [reply for _, reply in replies])
@@ -164,13 +164,13 @@ class ReplicaRouter:
     async def control_each(
         self, command: Command, timeout_s: float = CONTROL_TIMEOUT_S
     ) -> list[tuple[SchedulerClient, ControlReply]]:
-        """Have all schedulers carry out a command; returns the reply of each.
+        """Execute a command in all schedulers; return the reply of each.
 
         Raises:
-            CapacityError: one of them is being restarted, or did not answer in time.
+            CapacityError: One is restarting, or did not answer in time.
         """
         clients = self._usable()
-        for client in clients:  # before any is sent: all carry it out, or none
+        for client in clients:  # check all before sending: all execute it, or none
             client.check_connected()
         waiting = [
             client.control(command_for(command, number, len(clients)), timeout_s)
@@ -189,16 +189,16 @@ class ReplicaRouter:
             await self._emptied.wait()
 
     def stop(self) -> None:
-        """End everything; nothing may be opened afterwards."""
+        """Stop everything; nothing may be opened afterwards."""
         self._closed = True
         for client in self.clients:
             client.give_up()
 
     def _usable(self) -> list[SchedulerClient]:
-        """Clients of the replicas that were not given up.
+        """Return the clients of replicas that were not given up.
 
         Raises:
-            CapacityError: there is none.
+            CapacityError: There is none.
         """
         usable = [client for client in self.clients if client.state != "lost"]
         if self._closed or not usable:
@@ -211,7 +211,7 @@ class ReplicaRouter:
         return up[self._policy.choose(live.request, up)]
 
     def _take_over(self, requests: Sequence[LiveRequest]) -> None:
-        """Continue requests of a replica that was given up on others, or end them."""
+        """Continue the requests of a given-up replica on others, or end them."""
         for live in requests:
             try:
                 client = self._choose(live)

@@ -1,4 +1,4 @@
-"""Which replica serves a request."""
+"""Chooses the replica of a request."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class ReplicaView(Protocol):
 
     @property
     def load(self) -> SchedulerLoad:
-        """As of its last heartbeat; up to half a second old."""
+        """Load at its last heartbeat, up to half a second old."""
         ...
 
     @property
     def num_samples(self) -> int:
-        """Samples that it serves or has waiting; up to date."""
+        """Samples that it runs or has queued; up to date."""
         ...
 
 
@@ -32,7 +32,7 @@ class ReplicaPolicy(Protocol):
     """Chooses a replica for each request."""
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView]) -> int:
-        """Index into `replicas`, which are the usable ones and at least one.
+        """Return an index into `replicas`, the usable ones, of which there is at least one.
 
         All samples of a request go to the same replica; `request` is the first of them.
         """
@@ -40,7 +40,7 @@ class ReplicaPolicy(Protocol):
 
 
 class ReplicaRoundRobin:
-    """Each request goes to the usable replica after the one chosen before."""
+    """Cycles through the usable replicas."""
 
     def __init__(self) -> None:
         self._last = -1

@@ -1,4 +1,4 @@
-"""Client of one scheduler: submits samples, takes in outputs, and replays after a loss."""
+"""Client of one scheduler: submits samples, receives outputs, and replays after a loss."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ Send = Callable[[ToScheduler], None]
 class SchedulerClient:
     """Client of the scheduler of one replica, and of the detokenizer behind it.
 
-    A sample that has not ended is registered under its name of the present epoch, or waits: for the
-    processes (they get it once both are up), or as a suspect for its turn. An epoch ends when a
-    process is lost; outputs under a name of an earlier epoch are ignored.
+    A sample that runs is registered under its name in the current epoch, or waits: for the
+    processes (all samples are submitted once both are up), or as a suspect for its turn. An epoch
+    ends when a process is lost; outputs under a name of an earlier epoch are ignored.
 
     Belongs to the event loop of the API process.
 
@@ -55,12 +55,12 @@ class SchedulerClient:
 
     Attributes:
         state: State of the replica's processes.
-        facts: About the model, from the last `connect`; None before the first.
-        load: As of the last heartbeat.
+        facts: The served model, from the last `connect`; None before the first.
+        load: Load at the last heartbeat.
         heartbeat_s: Time of the last heartbeat; minus infinity before the first.
-        num_samples: Samples of this client's requests.
-        weight_version: Label of the weights in force, as of the last reply that told it.
-        read_steps: Reads at most that many recent steps of the scheduler; set by the supervisor.
+        num_samples: Number of samples of this client's requests.
+        weight_version: Version label of the weights, from the last reply that contained it.
+        read_steps: Returns recent steps of the scheduler; set by the supervisor.
         reminders: Called on each `connect`; return commands that the scheduler runs first.
     """
 
@@ -89,16 +89,16 @@ class SchedulerClient:
         self._suspect: SampleState | None = None
         self._epoch = 0
         self._paused = False
-        self._checkpoint: UpdateWeights | None = None  # that the weights were read from last
+        self._checkpoint: UpdateWeights | None = None  # last source of the weights
         self._replies: dict[int, asyncio.Future[ControlReply]] = {}
         self._control_ids = itertools.count(1)
 
     def connect(self, send: Send, facts: ServedModelInfo) -> None:
-        """The scheduler is ready: submit all live requests to it, and those to come.
+        """The scheduler is ready: submit all live and later requests to it.
 
-        What was submitted before belongs to an earlier epoch and is ignored from now on. A pause
-        holds for the new scheduler, too, and a checkpoint that has replaced the weights; tensors
-        that came otherwise are lost.
+        What was submitted before belongs to an earlier epoch and is ignored from now on. The new
+        scheduler also gets a pause in force, and a checkpoint that replaced the weights; weights
+        updated in other ways are lost.
         """
         self.facts = facts
         self.weight_version = str(facts.extra.get("weight_version") or DEFAULT_VERSION)
@@ -124,7 +124,7 @@ class SchedulerClient:
         """The scheduler was lost; requests wait for `connect`.
 
         Args:
-            inflicted: On purpose: no request is to blame.
+            inflicted: By fault injection: no request is to blame.
         """
         self._lose_samples(inflicted=inflicted)
         self._send = None
@@ -143,13 +143,13 @@ class SchedulerClient:
         self._set_recovering()
 
     def detokenizer_ready(self) -> None:
-        """The detokenizer runs again: have the scheduler start over with all live requests."""
+        """The detokenizer is ready: restart all live requests in the scheduler."""
         if not self._has_detokenizer:
             self._has_detokenizer = True
             self._resume()
 
     def give_up(self) -> None:
-        """A process of the replica will not be started again: hand its requests over."""
+        """A process of the replica will not be restarted: hand its requests over."""
         self.disconnect()
         self.state = "lost"
         left = tuple(self._live)
@@ -160,12 +160,12 @@ class SchedulerClient:
         self._hand_over(left)
 
     def on_texts(self, batch: TextBatch) -> None:
-        """Take in outputs of the detokenizer."""
+        """Receive outputs of the detokenizer."""
         now = self._clock()
         for part in batch.outputs:
             found = self._samples.get(part.rid)
             if found is None:
-                continue  # of an earlier epoch, or its client has left
+                continue  # of an earlier epoch, or its client disconnected
             live, sample = found
             sample.accept(part, now)
             live.notify(sample)
@@ -174,7 +174,7 @@ class SchedulerClient:
                 self._replay_next_suspect(sample)
 
     def on_message(self, message: FromScheduler) -> None:
-        """Take in a heartbeat or reply of the scheduler."""
+        """Receive a heartbeat or reply of the scheduler."""
         if isinstance(message, Heartbeat):
             self.load = message.load
             self.heartbeat_s = self._clock()
@@ -187,7 +187,7 @@ class SchedulerClient:
         """Submit a new request, now or once the processes are up.
 
         Raises:
-            ChannelFullError: the scheduler's channel is full; the request leaves no trace.
+            ChannelFullError: The scheduler's channel is full; the request leaves no trace.
         """
         self._add(live)
         try:
@@ -205,7 +205,7 @@ class SchedulerClient:
             self._replay_next_suspect(None)
 
     def close(self, live: LiveRequest) -> None:
-        """Close a request that lost its readers: abort what still runs."""
+        """Close a request that lost its reader: abort what still runs."""
         if live in self._live:
             del self._live[live]
             self.num_samples -= len(live.samples)
@@ -213,7 +213,7 @@ class SchedulerClient:
             self._withdraw(sample, Abort(rid=sample.name))
 
     def abort(self, live: LiveRequest, finish: Finish) -> None:
-        """Abort a request; its samples end once the scheduler has confirmed it."""
+        """Abort a request; its samples end once the scheduler confirms it."""
         for sample in tuple(live.unfinished()):
             sample.aborting = finish
             if sample.name in self._samples:
@@ -233,16 +233,16 @@ class SchedulerClient:
         """Check that commands can be sent.
 
         Raises:
-            CapacityError: there is no scheduler now.
+            CapacityError: There is no scheduler now.
         """
         if self._send is None:
             raise CapacityError("the scheduler is being restarted")
 
     async def control(self, command: Command, timeout_s: float) -> ControlReply:
-        """Have the scheduler carry out a command.
+        """Execute a command in the scheduler.
 
         Raises:
-            CapacityError: there is no scheduler now, or it did not answer in time.
+            CapacityError: There is no scheduler now, or it did not answer in time.
         """
         self.check_connected()
         assert self._send is not None
@@ -278,7 +278,7 @@ class SchedulerClient:
             self.state = "recovering"
 
     def _resume(self) -> None:
-        """Begin an epoch: submit all live requests again."""
+        """Start an epoch: submit all live requests again."""
         if not self._serving:
             return
         self.state = "up"
@@ -326,7 +326,7 @@ class SchedulerClient:
     def _replay_next_suspect(self, ended: SampleState | None) -> None:
         """Once the last suspect has ended, replay the next one.
 
-        One at a time: the one that kills the engine does so alone, which clears the others.
+        One at a time: a request that kills the engine then does so alone, which clears the others.
         """
         if ended is not self._suspect:
             return
@@ -341,13 +341,13 @@ class SchedulerClient:
                     return
 
     def _withdraw(self, sample: SampleState, message: Abort) -> None:
-        """Forget a sample, and have the scheduler forget it."""
+        """Forget a sample, here and in the scheduler."""
         if self._samples.pop(sample.name, None) is not None:
             self._try_send(message)
         self._replay_next_suspect(sample)
 
     def _lose_samples(self, *, inflicted: bool) -> None:
-        """A process was lost that served all registered samples."""
+        """Handle the loss of a process that served all registered samples."""
         for _, sample in self._samples.values():
             sample.losses += 1
             sample.suspicions += not inflicted
@@ -358,5 +358,5 @@ class SchedulerClient:
             return
         try:
             self._send(message)
-        except ChannelFullError:  # it hangs; once it is restarted, the sample is not submitted
-            logger.exception("the scheduler takes no messages rid=%s", message.rid)
+        except ChannelFullError:  # it hangs; after the restart, the sample is not submitted
+            logger.exception("the scheduler's channel is full rid=%s", message.rid)

@@ -1,6 +1,6 @@
-"""Where the time of a request went: stages without gaps, which add up to its whole time.
+"""Where a request's time went: stages without gaps, which add up to its duration.
 
-All processes of a server read the same monotonic clock, so that times of the scheduler and of the
+All processes of a server read the same monotonic clock, so times of the scheduler and of the
 API process are comparable.
 """
 
@@ -22,9 +22,9 @@ StageName = Literal[
     "detokenize",
     "network",
 ]
-"""In this order: the call is read, its prompt rendered and tokenised; handed to the scheduler;
-waits (also for KV of lower tiers, grammars, adapters); computes its prompt; generates; the last
-text is made and comes back; the client takes it."""
+"""In this order: the call is parsed, its prompt rendered and tokenised; sent to the scheduler;
+queued (also for KV tiers, grammars, adapters); prefilled; decoded; the last
+text is detokenised and returned; the client reads it."""
 
 Process = Literal["api", "scheduler", "detokenizer"]
 
@@ -32,7 +32,7 @@ _NO_TIMING = Timing()
 
 
 class RequestStage(msgspec.Struct, frozen=True):
-    """Seconds of the monotonic clock between which a request was in a stage."""
+    """A stage between two times, in seconds of the monotonic clock."""
 
     name: StageName
     process: Process
@@ -41,20 +41,20 @@ class RequestStage(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Its duration."""
         return self.end_s - self.start_s
 
 
 def began_s(live: LiveRequest) -> float:
-    """When the call of a request came."""
+    """Return when the call of a request arrived."""
     return live.origin.received_s or live.received_s or live.arrived_s
 
 
 def stages(live: LiveRequest, sample: SampleState) -> list[RequestStage]:
-    """The stages that a sample went through until its request was closed.
+    """Return the stages of a sample until its request was closed.
 
-    Each begins where the one before ended. One that was not reached, such as those of an aborted
-    request, is left out; what is known last then goes on to the end.
+    Each starts where the one before ended. Stages that were not reached, for example by an aborted
+    request, are left out; the last known stage then extends to the end.
     """
     if sample.stages is not None and live.closed_s:
         return sample.stages

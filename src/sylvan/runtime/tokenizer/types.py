@@ -17,10 +17,10 @@ from sylvan.protocol.requests import Bootstrap, LogprobOptions, RequestOptions, 
 from sylvan.protocol.sampling import SamplingParams
 
 State = Literal["starting", "up", "draining", "recovering", "lost", "stopped"]
-"""`recovering`: processes are being restarted, requests wait; `lost`: restarts were given up."""
+"""`recovering`: processes are restarting, requests wait; `lost`: restarts were given up."""
 
 ReplicaState = Literal["starting", "up", "recovering", "lost"]
-"""The same of one replica: its scheduler and its detokenizer."""
+"""The same for one replica: its scheduler and its detokenizer."""
 
 Task = Literal["generate", "embed", "classify", "both"]
 """Task of a model; `both` generates and embeds."""
@@ -30,11 +30,11 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Origin of a request.
 
     Attributes:
-        name: Of the call: `POST /v1/chat/completions`, or a method of gRPC.
-        received_s: When it arrived, on the monotonic clock; 0: unknown.
+        name: Name of the call: `POST /v1/chat/completions`, or a gRPC method.
+        received_s: Arrival time on the monotonic clock; 0: unknown.
         trace: Headers of the caller's trace (W3C): `traceparent`, `tracestate`.
-        labels: Custom labels of metrics, those that the operator allows.
-        peer: Address of the caller; empty: unknown.
+        labels: Custom metric labels, as far as the operator allows them.
+        peer: Address of the client; empty: unknown.
     """
 
     name: str = ""
@@ -45,12 +45,12 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbedInput(msgspec.Struct, frozen=True, kw_only=True):
-    """One text, or a pair of texts, to be turned into a vector.
+    """One text, or a pair of texts, to embed.
 
     Exactly one of `text` and `input_ids` is given; `pair` goes with `text`, and the model reads it
-    as a second segment. What a text spells is never a control token. `dimensions` cuts the vector,
-    for models that were trained for that; `truncate` cuts a text that is too long, at its end.
-    `internal` requests are our own, such as health probes: they are not accounted for.
+    as a second segment. Text never yields control tokens. `dimensions` truncates the vector,
+    for models trained for that; `truncate` truncates a text that is too long, at its end.
+    `internal` requests are our own, such as health probes; they are not counted in metrics.
     """
 
     text: str | None = None
@@ -83,15 +83,15 @@ class Vector:
 class GenerateInput(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt to continue `sampling.n` times.
 
-    Exactly one of `text` and `input_ids` is given. `text` is tokenised as a client's text: with
-    `trusted` control tokens spelt in it count. `rid` names the request for `abort`; it must not be
-    that of a live request of the same tenant. `options` go to the scheduler. With `stream` False
+    Exactly one of `text` and `input_ids` is given. `text` is tokenised as a client's text; with
+    `trusted`, control tokens in it are recognised. `rid` is the request ID for `abort`; it must be
+    unique among the tenant's live requests. `options` go to the scheduler. With `stream` False
     each sample yields one delta, at its end; else one whenever `sampling.stream_interval` tokens (1
-    if None) are there and the reader is. `internal` requests are our own, such as health probes:
-    they are not accounted for. `default_seed` counts where neither `sampling` nor the operator
-    gives one. With `past`, what another server gave out for this request, it is continued; the
-    first delta then brings nothing, and says that the request was admitted. `bootstraps`, one for
-    each sample, are where another server meets this one; none: this server does everything.
+    if None) are available and the reader is ready. `internal` requests are our own, such as health
+    probes; they are not counted in metrics. `default_seed` is used if neither `sampling` nor the
+    operator sets one. `past` is output that another server generated for this request, which is
+    continued; the first delta is then empty, and confirms the admission. `bootstraps`, one per
+    sample, are rendezvous with another server under disaggregation; none: no disaggregation.
     `media` are the items of the prompt, in the order of their placeholders.
     """
 
@@ -117,20 +117,20 @@ class GenerateInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What is new about one sample.
+    """New output of one sample.
 
     Attributes:
-        rid: The request's name, the same for all its samples.
-        index: Which of the `n` samples, from 0.
+        rid: Request ID, the same for all its samples.
+        index: Index of the sample, from 0.
         text: New text.
-        token_ids: New ids, those of a stop included.
-        logprobs: Of `token_ids`, if asked for.
-        prompt_logprobs: Once per sample, with its first delta, if asked for.
-        usage: Counts so far.
-        finish: Why the sample ended; None before its last delta.
-        timing: With the finish; seconds on the machine's monotonic clock.
-        embedding: Of requests for vectors, instead of text; float32.
-        weight_versions: Labels of the weights that made the sample so far, in order.
+        token_ids: New IDs, including those of a stop.
+        logprobs: Log probabilities of `token_ids`, if requested.
+        prompt_logprobs: Once per sample, with its first delta, if requested.
+        usage: Token counts so far.
+        finish: Finish reason; None before its last delta.
+        timing: With the finish; seconds of the monotonic clock.
+        embedding: Result of an embedding request, instead of text; float32.
+        weight_versions: Version labels of the weights that generated the sample, in order.
     """
 
     rid: str
@@ -150,9 +150,9 @@ class SampleDelta(msgspec.Struct, frozen=True, kw_only=True):
 class ServedModelInfo:
     """Properties and limits of the served model.
 
-    `context_len` bounds prompt plus output; `max_total_tokens` is the KV memory, in tokens;
-    `max_request_tokens` the smaller of the two. `vector_size` counts the numbers of a vector, which
-    are those of labels where the task is to classify. `extra` is what else the scheduler reported.
+    `context_len` limits prompt plus output; `max_total_tokens` is the KV memory, in tokens;
+    `max_request_tokens` the smaller of the two. `vector_size` is the length of an embedding, or the
+    number of labels of a classifier. `extra` is what else the scheduler reported.
     """
 
     model_path: str
@@ -171,7 +171,7 @@ class ServedModelInfo:
 
     @property
     def media_tokens(self) -> dict[MediaKind, int]:
-        """Placeholders of images, videos and sounds, for the kinds that the model takes."""
+        """Placeholder tokens, by media kind."""
         found: dict[MediaKind, int] = {}
         for kind in MEDIA_KINDS:
             token = self.extra.get(f"{kind}_token_id")
@@ -181,17 +181,17 @@ class ServedModelInfo:
 
     @property
     def is_generation(self) -> bool:
-        """Whether it continues texts."""
+        """Whether it generates."""
         return self.task in ("generate", "both")
 
     @property
     def embeds(self) -> bool:
-        """Whether it turns texts into embeddings."""
+        """Whether it computes embeddings."""
         return self.task in ("embed", "both")
 
     @property
     def max_request_tokens(self) -> int:
-        """Most tokens, prompt and output together, of one request."""
+        """Largest number of tokens, prompt plus output, of one request."""
         return min(self.context_len, self.max_total_tokens or self.context_len)
 
 
@@ -199,10 +199,10 @@ class ServedModelInfo:
 class EdgeLimits:
     """Limits and defaults of the API process.
 
-    `max_live_samples` bounds what is kept for replay, `max_unfinished` what the scheduler of a
-    replica runs and lets wait (None: only it knows), `max_parameter_bytes` the sampling parameters
-    of all samples of a request, `max_logprobs` their log probabilities; `seed` is for requests that
-    bring none.
+    `max_live_samples` limits what is kept for replay, `max_unfinished` the samples that a
+    replica's scheduler runs and queues (None: only it knows), `max_parameter_bytes` the sampling
+    parameters of all samples of a request, `max_logprobs` their log probabilities; `seed` is for
+    requests without one.
     """
 
     max_live_samples: int = 16384
@@ -214,7 +214,7 @@ class EdgeLimits:
 
 
 def error_of(finish: Finish | None) -> SylvanError | None:
-    """The error of a finish; None for normal ends and aborts by the client."""
+    """Return the error of a finish; None for normal ends and aborts by the client."""
     if finish is None or finish.type != "abort" or finish.status is None:
         return None
     if finish.status in (429, 503):

@@ -1,4 +1,4 @@
-"""Updates of weights as trainers call for them: one at a time, or several calls as one."""
+"""Weight updates: in one call, or in several that are committed together."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Command, ControlReply
 
 UPDATE_TIMEOUT_S = 1800.0
-"""Within which weights have been read, packed and put into force."""
+"""Timeout for reading, packing and applying weights, in seconds."""
 _NAME = "update"
 
 
-class Steered(Protocol):
-    """Runs commands on all replicas."""
+class CommandRunner(Protocol):
+    """Executes commands on all replicas."""
 
     def control(self, command: Command, *, timeout_s: float) -> Awaitable[ControlReply]: ...
 
 
 @dataclass(slots=True)
 class _Bracket:
-    """The state of an open bracket; `kept`: tensors were loaded."""
+    """The state of an open update; `kept`: tensors were loaded."""
 
     kept: bool = False
     version: str | None = None
@@ -37,20 +37,20 @@ class _Bracket:
 
 
 class WeightUpdates:
-    """Carries out updates; between `begin` and `end` their tensors are only kept.
+    """Executes updates; between `begin` and `end` their tensors are only collected.
 
     Belongs to the event loop of the API process.
     """
 
-    def __init__(self, replicas: Steered) -> None:
+    def __init__(self, replicas: CommandRunner) -> None:
         self._replicas = replicas
         self._bracket: _Bracket | None = None
 
     async def update(self, command: UpdateWeights) -> ControlReply:
-        """Replace weights now, or at the end of the bracket.
+        """Replace weights now, or at the `end` of the open update.
 
         Raises:
-            CapacityError: a scheduler is being restarted, or did not answer in time.
+            CapacityError: A scheduler is restarting, or did not answer in time.
         """
         bracket = self._bracket
         if bracket is None:
@@ -74,17 +74,17 @@ class WeightUpdates:
             await self.send(UnloadWeights(_NAME))
 
     async def end(self) -> ControlReply:
-        """Put all into force that was kept, or nothing of it.
+        """Commit everything collected, or nothing.
 
         Raises:
-            RequestError: no bracket is open, or nothing was kept.
+            RequestError: No update was begun, or nothing was collected.
             CapacityError: see `update`.
         """
         bracket, self._bracket = self._bracket, None
         if bracket is None:
-            raise RequestError("no update has begun", status=400)
+            raise RequestError("no update was begun", status=400)
         if not bracket.kept:
-            raise RequestError("the update has no tensors", status=400)
+            raise RequestError("the update contains no tensors", status=400)
         command = UpdateWeights(
             NamedTensors(_NAME), version=bracket.version, flush=bracket.flush, abort=bracket.abort
         )
@@ -93,5 +93,5 @@ class WeightUpdates:
         return reply
 
     async def send(self, command: Command) -> ControlReply:
-        """Have every replica carry out a command, however long it takes to read weights."""
+        """Execute a command on every replica, however long reading weights takes."""
         return await self._replicas.control(command, timeout_s=UPDATE_TIMEOUT_S)

@@ -110,7 +110,7 @@ class Automaton:
         """Take a character of class `kind`, or none at the end of the text.
 
         Args:
-            threads: Where to go on from.
+            threads: The current states.
             sides: What is known of the characters around the position; None at an end of the text.
             kind: Class of the character after the position.
             truths: Whether each of `behinds` matches what is before.

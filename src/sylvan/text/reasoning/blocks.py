@@ -17,7 +17,7 @@ class BlockReasoning:
         start: Marker that begins a block.
         end: Marker that ends it.
         call: Markers around calls, which belong to the answer even inside a block.
-        start_in_reasoning: The output goes on with a block.
+        start_in_reasoning: The output continues a block.
     """
 
     def __init__(

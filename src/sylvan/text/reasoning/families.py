@@ -28,7 +28,7 @@ class ReasoningFamily:
         leads: White space that the model may write before a start marker.
         headers: What the model may write before its answer, be it at the start of the output or
             after the thinking.
-        call_headers: Likewise before a call.
+        call_headers: The same before a call.
         drops: Markers around the answer, which are left out of it.
         stray_end: An answer without thinking may begin with an end marker, which is left out.
         inner_call: Markers around calls in thinking, which may then begin anywhere and go on.

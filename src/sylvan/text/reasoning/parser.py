@@ -46,7 +46,7 @@ class MarkedReasoning:
 
     Args:
         family: The markers.
-        start_in_reasoning: The output goes on with thinking; a start marker may still come first.
+        start_in_reasoning: The output continues thinking; a start marker may still come first.
     """
 
     def __init__(self, family: ReasoningFamily, *, start_in_reasoning: bool) -> None:

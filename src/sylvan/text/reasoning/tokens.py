@@ -55,7 +55,7 @@ class ReasoningCounter:
 
     Args:
         marks: Where thinking begins and ends; None: the model does not think.
-        inside: The output goes on with thinking; else it may begin with a mark.
+        inside: The output continues thinking; otherwise it may start with a marker.
     """
 
     def __init__(self, marks: ReasoningMarks | None, *, inside: bool) -> None:

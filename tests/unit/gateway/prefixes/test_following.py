@@ -12,7 +12,7 @@ import zmq
 
 from sylvan.config.tree import KVEventsConfig
 from sylvan.gateway.prefixes.blocks import BlockIndex
-from sylvan.gateway.prefixes.following import CacheFollowing
+from sylvan.gateway.prefixes.following import CacheFollower
 from sylvan.gateway.workers.events import EventSource, event_source, reachable
 from sylvan.runtime.features.kv_events.blocks import AllBlocksCleared, BlockStored
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
@@ -50,7 +50,7 @@ def worker_of(made):
 @pytest.fixture
 async def followed():
     index = BlockIndex(1 << 20)
-    following = CacheFollowing(index)
+    following = CacheFollower(index)
     yield index, following
     await following.close()
 

@@ -238,7 +238,7 @@ def test_one_bad_prompt_of_a_batch_fails_the_call_and_nothing_else(engine: Engin
 
 
 def test_vectors_need_another_model(engine: Engine) -> None:
-    with pytest.raises(RequestError, match="makes no vectors"):
+    with pytest.raises(RequestError, match="does not compute embeddings"):
         engine.encode("a")
 
 

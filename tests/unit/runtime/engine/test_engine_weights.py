@@ -107,8 +107,8 @@ def test_a_refused_update_leaves_the_old_weights_and_their_label(
 
     assert [ok for ok, _ in outcomes] == [False] * 4
     assert "'lm_head.weight' are not finite" in outcomes[0][1]
-    assert outcomes[1][1] == "the update has no tensors"
-    assert "is no directory" in outcomes[2][1]
+    assert outcomes[1][1] == "the update contains no tensors"
+    assert "is not a directory" in outcomes[2][1]
     assert ids(engine) == answers[0]
     assert versions(engine) == {"default"}
     with pytest.raises(RequestError, match="the engine takes no speed here"):
@@ -119,10 +119,10 @@ def test_several_calls_are_one_update(
     engine: Engine, new_dir: Path, answers: list[Any], tmp_path: Path
 ) -> None:
     new = list(weights_in(new_dir).items())
-    with pytest.raises(RequestError, match="no update has begun"):
+    with pytest.raises(RequestError, match="no update was begun"):
         engine.end_weight_update()
     engine.begin_weight_update()
-    with pytest.raises(RequestError, match="has no tensors"):
+    with pytest.raises(RequestError, match="contains no tensors"):
         engine.end_weight_update()
 
     engine.begin_weight_update()

@@ -7,11 +7,12 @@ import torch
 
 from sylvan.protocol.errors import ConfigError, ExecutorError
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.models.checkpoint import load_weights, slots
+from sylvan.runtime.models.checkpoint import load_weights
 from sylvan.runtime.models.holders import ParameterNames
 from sylvan.runtime.models.in_memory import InMemory, Merged
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.registry import family_of, load_config
+from sylvan.runtime.models.slots import slots
 from tests.support.random_model import write_random_model
 from tests.support.updates import Shifting, changed, weights_in
 

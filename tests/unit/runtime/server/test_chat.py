@@ -429,7 +429,7 @@ async def test_strict_tools_of_other_routes_are_held_or_refused(engine, path):
         if status == 200:
             assert len(_form(client)["tags"]) == 2
         else:
-            assert "strict cannot be honoured" in response.text
+            assert "strict is not supported" in response.text
         await client.http.aclose()
 
 

@@ -1,1 +1,1 @@
-"""Bodies of routes that are served over gRPC, and the answers to them: one route a file."""
+"""Parses requests and formats answers of routes served over gRPC, one route per file."""

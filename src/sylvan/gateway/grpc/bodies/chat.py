@@ -53,10 +53,10 @@ _NEUTRAL: Sequence[object] = (None, False, [], {}, "", 0)
 async def prepare(
     given: RequestInput, text: ModelText, model: str | None, frame: EventHeader
 ) -> PreparedRequest:
-    """Read a body, and render its messages.
+    """Parse a body, and render its messages.
 
     Raises:
-        RequestError: Names the field, and what is wrong with it.
+        RequestError: The body is invalid; the message names the field and the reason.
     """
     body = parse(ChatBody, given.asked.fields)
     check_passed(body, PASSED, _NEUTRAL)
@@ -111,7 +111,7 @@ def _sampling(body: ChatBody) -> Any:
 
 
 class ChatFormat:
-    """The answer of `/v1/chat/completions`."""
+    """Formats the answer of `/v1/chat/completions`."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class ChatFormat:
         *,
         usage: bool,
     ) -> None:
-        """There is one of `logs` for each sample; None: log probabilities are not wanted."""
+        """Take one entry of `logs` per sample; None: no log probabilities were requested."""
         n = len(logs)
         self._logs = logs
         self._shown: list[list[dict[str, Any]]] = [[] for _ in logs]
@@ -174,7 +174,7 @@ class ChatFormat:
             yield self._chunk(index, {}, finish_reason=reason, matched_stop=matched)
 
     def _told(self, delta: SampleText) -> dict[str, Any] | None:
-        """Log probabilities of what became visible."""
+        """Return the log probabilities of the text that became visible."""
         log = self._logs[delta.index]
         if log is None:
             return None
@@ -239,14 +239,14 @@ class ChatFormat:
 
 
 def finish_name(finish: Finish | None, *, calls: bool) -> str | None:
-    """`finish_reason` of a chat choice."""
+    """Return the `finish_reason` of a chat choice."""
     if finish is None:
         return None
     return "tool_calls" if calls and finish.type == "stop" else finish.type
 
 
 def call_id(family: ToolFamily | None, name: str, index: int) -> str:
-    """A new id for a call; some families want a form of their own."""
+    """Make the ID of a tool call; some model families require their own format."""
     if family is not None and family.call_id is not None:
         return family.call_id.format(name=name, index=index)
     return f"call_{secrets.token_hex(12)}"

@@ -1,4 +1,4 @@
-"""What the routes share."""
+"""Helpers shared by the routes."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class EventHeader:
-    """What every event of an answer has: the model's name, and the time in seconds since 1970."""
+    """Fields common to all events of an answer: the model, and the Unix time of the answer."""
 
     model: str
     created: int
 
 
 def check_passed(body: BaseModel, passed: Collection[str], neutral: Sequence[object]) -> None:
-    """Refuse what would be ignored otherwise.
+    """Reject fields that would otherwise be ignored.
 
     Args:
-        body: What came.
-        passed: Fields that are honoured.
-        neutral: Values of others that ask for nothing.
+        body: The request body.
+        passed: Fields that are supported.
+        neutral: Values of other fields that change nothing.
 
     Raises:
-        RequestError: Names the first field that is not honoured (501).
+        RequestError: A field is not supported (501); the message names the first one.
     """
     given = {name: getattr(body, name) for name in body.model_fields_set}
     given |= body.model_extra or {}
@@ -47,7 +47,7 @@ def check_passed(body: BaseModel, passed: Collection[str], neutral: Sequence[obj
 
 
 def detokenizer_options(sampling: SamplingParams) -> DetokenizerOptions:
-    """How the ids of a request become text."""
+    """Return how the output IDs of a request are decoded to text."""
     return DetokenizerOptions(
         skip_special_tokens=sampling.skip_special_tokens,
         spaces_between_special_tokens=sampling.spaces_between_special_tokens,
@@ -57,10 +57,10 @@ def detokenizer_options(sampling: SamplingParams) -> DetokenizerOptions:
 
 
 def single_prompt(prompts: Sequence[Any], field_name: str) -> Any:
-    """The one prompt of a body.
+    """Return the only prompt of a body.
 
     Raises:
-        RequestError: There are several.
+        RequestError: The body has several prompts.
     """
     if len(prompts) != 1:
         message = f"{field_name}: workers that speak gRPC take one prompt a request."
@@ -69,13 +69,13 @@ def single_prompt(prompts: Sequence[Any], field_name: str) -> Any:
 
 
 def event(content: Any) -> bytes:
-    """One event of a stream."""
+    """Format one server-sent event."""
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
 @dataclass(slots=True)
 class CollectedSample:
-    """All of one sample so far."""
+    """The accumulated output of one sample."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list[int])
@@ -83,7 +83,7 @@ class CollectedSample:
     finish: Finish | None = None
 
     def add(self, delta: SampleText) -> None:
-        """Append what is new."""
+        """Append a delta."""
         self.text += delta.text
         self.token_ids.extend(delta.token_ids)
         self.usage = delta.usage
@@ -91,25 +91,25 @@ class CollectedSample:
 
 
 def collected(n: int) -> list[CollectedSample]:
-    """Room for so many samples."""
+    """Make empty accumulators for a number of samples."""
     return [CollectedSample() for _ in range(n)]
 
 
 def usage_of(samples: Sequence[CollectedSample]) -> list[Usage]:
-    """Counts of all samples, in order."""
+    """Return the token counts of all samples, in order."""
     return [sample.usage for sample in samples]
 
 
 def adapter_of(asked: ParsedBody, model: str | None, lora_path: str | None) -> str | None:
-    """The adapter that a body asks for: as `lora_path`, or by `base:adapter` as its model.
+    """Return the adapter that a body requests: in `lora_path`, or as `base:adapter` in `model`.
 
     Args:
-        asked: The body.
-        model: Name by which workers are looked for; None: any will do.
-        lora_path: Of the body.
+        asked: The request body.
+        model: Model name by which workers are selected; None: any worker will do.
+        lora_path: The field of the body.
     """
     if lora_path:
         return lora_path
     if asked.model == model:
-        return None  # a model whose name has a colon
+        return None  # the model's own name contains a colon
     return (asked.model or "").partition(":")[2] or None

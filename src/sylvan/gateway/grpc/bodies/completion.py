@@ -45,10 +45,10 @@ _NEUTRAL: Sequence[object] = (None, False, [], {}, "", 0)
 async def prepare(
     given: RequestInput, text: ModelText, model: str | None, frame: EventHeader
 ) -> PreparedRequest:
-    """Read a body.
+    """Parse a body.
 
     Raises:
-        RequestError: Names the field, and what is wrong with it.
+        RequestError: The body is invalid; the message names the field and the reason.
     """
     body = parse(CompletionBody, given.asked.fields)
     check_passed(body, PASSED, _NEUTRAL)
@@ -75,12 +75,12 @@ async def prepare(
 
 
 def token_log(text: ModelText, top: int | None, *, skip: bool) -> CompletionTokenLog | None:
-    """Makes the log probabilities of one choice; None: they are not wanted.
+    """Make the recorder of one choice's log probabilities; None if none were requested.
 
     Args:
-        text: Of the model.
-        top: Alternatives of each token; None: no log probabilities.
-        skip: The text leaves special tokens out.
+        text: Text processing of the model.
+        top: Number of alternatives per token; None: no log probabilities.
+        skip: Whether special tokens are left out of the text.
     """
     if top is None:
         return None
@@ -90,7 +90,7 @@ def token_log(text: ModelText, top: int | None, *, skip: bool) -> CompletionToke
 
 
 class CompletionFormat:
-    """The answer of `/v1/completions`."""
+    """Formats the answer of `/v1/completions`."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class CompletionFormat:
         *,
         usage: bool,
     ) -> None:
-        """There is one of `logs` for each sample; None: log probabilities are not wanted."""
+        """Take one entry of `logs` per sample; None: no log probabilities were requested."""
         self._frame: dict[str, Any] = {
             "id": name,
             "object": "text_completion",
@@ -143,7 +143,7 @@ class CompletionFormat:
         return found
 
     def _joined(self, index: int) -> dict[str, Any] | None:
-        """All log probabilities of a sample."""
+        """Join all log probabilities of a sample."""
         if self._logs[index] is None:
             return None
         joined: dict[str, Any] = {}

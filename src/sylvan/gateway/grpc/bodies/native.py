@@ -32,17 +32,17 @@ PASSED = frozenset(
     }
 )
 MAX_TOP = 1024
-"""Alternatives of a token; the worker's own limit is smaller."""
+"""Most alternatives per token; the worker's own limit is lower."""
 _NEUTRAL: Sequence[object] = (None, False, [], {}, "", 0, -1)
 
 
 async def prepare(
     given: RequestInput, text: ModelText, model: str | None, frame: EventHeader
 ) -> PreparedRequest:
-    """Read a body.
+    """Parse a body.
 
     Raises:
-        RequestError: Names the field, and what is wrong with it.
+        RequestError: The body is invalid; the message names the field and the reason.
     """
     body = parse(GenerateBody, given.asked.fields)
     check_passed(body, PASSED, _NEUTRAL)
@@ -79,7 +79,7 @@ async def prepare(
 
 
 class NativeFormat:
-    """The answer of `/generate`: streams have the text so far."""
+    """Formats the answer of `/generate`; stream events contain the whole text so far."""
 
     def __init__(self, name: str, n: int, options: ReplyOptions, *, many: bool) -> None:
         self._name = name

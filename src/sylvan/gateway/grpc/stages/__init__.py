@@ -1,1 +1,1 @@
-"""The stages of the gRPC router, one file each, in the order of their numbers."""
+"""The stages of the gRPC router, one file each, numbered in order of execution."""

@@ -7,7 +7,7 @@ from sylvan.gateway.upstream.grpc import GrpcUpstream
 
 
 class ClientAcquisition:
-    """Takes the client whose channels to workers are kept open."""
+    """Gets the client that keeps channels to workers open."""
 
     name = "client_acquisition"
 

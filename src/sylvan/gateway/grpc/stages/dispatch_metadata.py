@@ -1,4 +1,4 @@
-"""Stage 5: what goes to the worker beside the message: keys, the tenant, the trace."""
+"""Stage 5: the call's metadata: keys, the tenant, the trace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sylvan.gateway.workers.grpc_probe import GrpcProbe
 
 
 class DispatchMetadata:
-    """Makes the metadata of the call."""
+    """Builds the metadata of the call."""
 
     name = "dispatch_metadata"
 

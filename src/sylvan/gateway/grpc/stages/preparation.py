@@ -1,4 +1,4 @@
-"""Stage 1: the body becomes token ids, sampling parameters, and a way to read the answer."""
+"""Stage 1: turns the body into token IDs, sampling parameters and an answer format."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ READERS = {
 
 
 class Preparation:
-    """Renders, tokenises, and settles how the answer is read.
+    """Renders and tokenises the prompt, and selects how the answer is parsed.
 
     Args:
         registry: All workers.
-        library: Text of their models.
-        wall: Seconds since 1970.
+        library: Text processing of their models.
+        wall: Wall clock, in seconds since the Unix epoch.
     """
 
     name = "preparation"

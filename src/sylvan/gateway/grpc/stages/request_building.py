@@ -1,4 +1,4 @@
-"""Stage 4: the message to the worker."""
+"""Stage 4: builds the message to the worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GRAMMARS = {
 
 
 class RequestBuilding:
-    """Makes the `GenerateRequest`; a stream is asked for, whatever the client wants."""
+    """Builds the `GenerateRequest`; it always asks the worker for a stream."""
 
     name = "request_building"
 
@@ -48,7 +48,7 @@ class RequestBuilding:
             emitted=[sample.emitted(index) for index, sample in enumerate(emitted)],
             default_seed=state.seed,
             lora_id=prepared.adapter or "",
-            # other makes find by themselves where the thinking ends that the grammar waits for
+            # workers of other makes detect the end of thinking themselves, which starts the grammar
             require_reasoning=thinks and prepared.sampling.grammar is not None,
             thinking=thinking_message(thinking) if thinking is not None else None,
             disaggregated_params=None if state.prefill is None else state.prefill.meeting(),
@@ -56,7 +56,7 @@ class RequestBuilding:
 
 
 def thinking_message(thinking: ThinkingOptions) -> pb.Thinking:
-    """Where an answer thinks as a message."""
+    """Encode where an answer contains reasoning."""
 
     def rows(marks: Sequence[Sequence[int]]) -> list[pb.TokenIds]:
         return [pb.TokenIds(ids=ids) for ids in marks]
@@ -70,10 +70,10 @@ def thinking_message(thinking: ThinkingOptions) -> pb.Thinking:
 
 
 def sampling_message(sampling: SamplingParams) -> pb.SamplingParams:
-    """Sampling parameters as a message.
+    """Encode the sampling parameters.
 
     Raises:
-        RequestError: One of them has no field there.
+        RequestError: The message has no field for a parameter.
     """
     for name in ("stop_regex", "choice"):
         if getattr(sampling, name):

@@ -1,4 +1,4 @@
-"""Stage 6: the call, up to its first reply."""
+"""Stage 6: makes the call, up to the first reply."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sylvan.gateway.workers.worker import Worker
 from sylvan.rpc import scheduler_pb2 as pb
 
 ALIVE_S = 2.0
-"""A worker that has been silent must answer within so many seconds that it is well."""
+"""Seconds within which a silent worker must answer a health check."""
 
 
 class RequestExecution:
     """Starts the call, and waits for the first reply.
 
-    A worker may be silent for long while it computes; one that does not even say that it is well is
-    lost.
+    A worker may be silent for long while it computes. A worker that does not answer a health
+    check either counts as lost.
     """
 
     name = "request_execution"
@@ -50,7 +50,7 @@ class RequestExecution:
     async def _first(
         self, context: RequestContext, replies: AsyncGenerator[pb.GenerateResponse, None]
     ) -> pb.GenerateResponse | None:
-        """The first reply; of a pair, unless the prefill worker fails before."""
+        """Wait for the first reply; in a pair, fail as soon as the prefill worker fails."""
         prefill = context.state.prefill
         if prefill is None:
             return await anext(replies, None)
@@ -60,7 +60,7 @@ class RequestExecution:
         try:
             await asyncio.wait((feeding, reading), return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
-                await feeding  # without its keys and values the other one waits for nothing
+                await feeding  # without this KV, the decode worker would wait in vain
             return await reading
         finally:
             if not reading.done():

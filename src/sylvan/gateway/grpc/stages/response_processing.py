@@ -1,4 +1,4 @@
-"""Stage 7: token ids become text, text becomes the answer."""
+"""Stage 7: decodes token IDs to text, and formats the text as the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage 2: a policy chooses the worker, or one policy each the two of a pair."""
+"""Stage 2: a policy selects the worker; for a pair, one policy for each side."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from array import array
 
 from sylvan.gateway.grpc.context import RequestContext
 from sylvan.gateway.grpc.prefill import Prefill
-from sylvan.gateway.placing import PlacedRequest, Placing
+from sylvan.gateway.placing import PlacedRequest, RequestPlacer
 from sylvan.gateway.policies.api import RoutingRequest
 from sylvan.gateway.workers.registry import Registry
 from sylvan.gateway.workers.spec import Kind
 
 
 class WorkerSelection:
-    """Chooses among healthy workers whose circuit is closed, by the token ids of the prompt."""
+    """Selects among healthy workers with a closed circuit, by the prompt's token IDs."""
 
     name = "worker_selection"
 
-    def __init__(self, registry: Registry, placing: Placing) -> None:
+    def __init__(self, registry: Registry, placing: RequestPlacer) -> None:
         self._registry = registry
         self._placing = placing
 

@@ -1,1 +1,1 @@
-"""Requests that a prefill worker and a decode worker serve together."""
+"""Prefill-decode disaggregation: requests served by a prefill and a decode worker."""

@@ -1,4 +1,4 @@
-"""Where a prefill worker and a decode worker meet: fields that both get with a request."""
+"""The rendezvous of a prefill and a decode worker: fields that both get in the body."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.sampling import MAX_N
 
 MAX_ROOM = (1 << 63) - (1 << 16)
-"""Rooms have 63 bits; workers that get one room for several samples count up from it."""
+"""Rooms have 63 bits; workers count up from a room if a request has several samples."""
 FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """One rendezvous of a pair.
+    """The rendezvous of one pair.
 
     Attributes:
-        host: Of the prefill worker.
-        port: Of its bootstrap server; None: the usual one.
-        room: Names the request, or one prompt of it.
+        host: Host of the prefill worker.
+        port: Port of its bootstrap server; None: the default.
+        room: Identifies the request, or one prompt of a batch.
     """
 
     host: str
@@ -35,14 +35,14 @@ class Meeting:
 
 
 def new_meeting(prefill: Worker, max_room: int = MAX_ROOM) -> Meeting:
-    """A rendezvous at a prefill worker.
+    """Choose a rendezvous at a prefill worker.
 
-    Decode workers take the data-parallel rank of the prefill side to be the room modulo the number
-    of ranks, so the room of a worker that is one rank leads there.
+    Decode workers compute the prefill side's data-parallel rank as the room modulo the number of
+    ranks, so the room of a worker that is one rank is chosen to yield that rank.
 
     Args:
-        prefill: The worker.
-        max_room: Rooms are below it.
+        prefill: The prefill worker.
+        max_room: Upper bound of rooms, exclusive.
     """
     room = secrets.randbelow(max_room)
     ranks = prefill.found.dp_size
@@ -52,9 +52,9 @@ def new_meeting(prefill: Worker, max_room: int = MAX_ROOM) -> Meeting:
 
 
 def batch_size(path: str, fields: Fields) -> int | None:
-    """Prompts of a batch, or samples of a chat; None: one prompt, whose room is no list.
+    """Return the number of prompts or chat samples; None: one prompt, whose room is a scalar.
 
-    What a worker would refuse anyway is one prompt here.
+    Invalid batches count as one prompt; the worker will reject them.
     """
     if path == "/v1/chat/completions":
         n = fields.get("n")
@@ -68,11 +68,11 @@ def batch_size(path: str, fields: Fields) -> int | None:
 
 
 def without_meetings(raw: bytes, fields: Fields) -> bytes:
-    """A body for one worker that serves it alone; fields that a client made up are left out.
+    """Return the body for a worker that serves it alone, without rendezvous fields of the client.
 
     Args:
-        raw: The body, a JSON object.
-        fields: What is in it.
+        raw: The body, as a JSON object.
+        fields: Its parsed fields.
     """
     if not any(name in fields for name in FIELDS):
         return raw
@@ -82,13 +82,13 @@ def without_meetings(raw: bytes, fields: Fields) -> bytes:
 def with_meetings(
     raw: bytes, fields: Fields, size: int | None, meet: Callable[[], Meeting]
 ) -> bytes:
-    """A body with the fields that both workers get; those that a client made up are replaced.
+    """Return the body with rendezvous fields for both workers, replacing those of the client.
 
     Args:
-        raw: The body, a JSON object.
-        fields: What is in it.
+        raw: The body, as a JSON object.
+        fields: Its parsed fields.
         size: See `batch_size`.
-        meet: Makes a rendezvous; each prompt of a batch has its own.
+        meet: Chooses a rendezvous; called once per prompt of a batch.
     """
     meetings = [meet() for _ in range(size or 1)]
     rows = [(m.host, m.port, m.room) for m in meetings]

@@ -1,4 +1,4 @@
-"""An answer that the gateway reads itself instead of passing it on."""
+"""A worker's answer that the gateway reads itself instead of relaying it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class WorkerReply:
     """Reads one worker's answer.
 
     Args:
-        dispatch: Of the worker.
-        max_bytes: Bound on the answer.
-        keeps: False: what is beyond `max_bytes` is dropped instead of refused.
-        taken: Called when the worker has accepted the request.
+        dispatch: Dispatch to the worker.
+        max_bytes: Limit of the answer.
+        keeps: False: drop what exceeds `max_bytes` instead of failing.
+        taken: Called when the worker accepts the request.
 
     Attributes:
-        status: Of the answer.
-        headers: Of the answer.
-        body: What has come of it.
+        status: Status of the answer.
+        headers: Headers of the answer.
+        body: The body so far.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class WorkerReply:
         self.body = bytearray()
 
     async def plain(self, incoming: Incoming) -> None:
-        """Read an answer as it comes.
+        """Read an unframed answer.
 
         Raises:
-            UpstreamError: It broke off, or is too large.
-            RefusedError: The worker refused.
+            UpstreamError: The answer was cut off, or is too large.
+            RefusedError: The worker rejected the request.
         """
         self._head(incoming.status, incoming.headers)
         async for chunk in incoming.chunks():
@@ -57,11 +57,11 @@ class WorkerReply:
         self._end()
 
     async def frames(self, incoming: Incoming, journal: AnswerJournal, stall_s: float) -> None:
-        """Read the contents of frames; the entries of a journal are dropped.
+        """Read the contents of frames; drop journal entries.
 
         Raises:
-            UpstreamError: They broke off, are too large, or nothing came for too long.
-            RefusedError: The worker refused.
+            UpstreamError: The answer was cut off, is too large, or stalled.
+            RefusedError: The worker rejected the request.
         """
         reader = FrameReader()
         try:
@@ -78,7 +78,7 @@ class WorkerReply:
         except JournalError as error:
             message = f"The worker does not keep to the protocol: {error}."
             raise UpstreamError(message, kind="protocol") from error
-        raise UpstreamError("The worker broke off its answer.", kind="closed")
+        raise UpstreamError("The worker's answer was cut off.", kind="closed")
 
     def _head(self, status: int, headers: HeaderPairs) -> None:
         self.status, self.headers = status, headers

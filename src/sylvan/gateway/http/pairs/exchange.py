@@ -1,4 +1,4 @@
-"""One request that two workers serve: one computes the prompt, the other one continues it."""
+"""Serves one request with two workers: one prefills the prompt, the other decodes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sylvan.gateway.http.answer import Answer, usage_in
 from sylvan.gateway.http.asked import ParsedBody
 from sylvan.gateway.http.caller import Caller, HeaderPairs
 from sylvan.gateway.http.exchange import (
-    Begun,
     Exchange,
     ExchangeParts,
     Pinned,
+    StartedAnswer,
     give_up,
     placed_as,
 )
@@ -30,7 +30,7 @@ from sylvan.gateway.http.pairs.bootstrap import (
 from sylvan.gateway.http.pairs.collected import WorkerReply
 from sylvan.gateway.http.pairs.prompt_logprobs import PromptLogprobsMerge
 from sylvan.gateway.http.relay import MAX_REFUSAL_BYTES, Relay, RetryableStatusError
-from sylvan.gateway.http.routes import Passed
+from sylvan.gateway.http.routes import ProxyRoute
 from sylvan.gateway.observe.meter import RequestMeter
 from sylvan.gateway.placing import PlacedRequest
 from sylvan.gateway.policies.api import PlacementOutcome
@@ -40,22 +40,22 @@ from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.journal import Totals
 
 MAX_MERGED_BYTES = 256 << 20
-"""Bound on an answer that log probabilities of the prompt are put into."""
+"""Limit of an answer into which log probabilities of the prompt are merged."""
 DRAIN_S = 5.0
-"""How long a prefill worker may take to end its answer after the decode worker has."""
+"""Seconds that a prefill worker may take to finish after the decode worker has."""
 _KEPT_FIELDS = ("previous_response_id", "conversation", "session_params")
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One attempt, as its two sides see it.
+    """The state of one attempt, shared by its two sides.
 
     Attributes:
-        body: What both workers get.
-        accepted: Set when the prefill worker has taken the request; with log probabilities of the
+        body: The body for both workers.
+        accepted: Set when the prefill worker accepted the request; holds log probabilities of the
             prompt, if the client wants them.
-        received: The decode worker has given something, so it has the keys and values.
-        relay: Passes its answer on, unless the prompt's log probabilities are put into it.
+        received: The decode worker sent output, so it has the KV.
+        relay: Relays its answer, unless the prompt's log probabilities are merged into it.
     """
 
     body: bytes
@@ -65,12 +65,12 @@ class _Attempt:
 
     @property
     def has_kv(self) -> bool:
-        """Whether the decode worker has what it needs of the other one."""
+        """Whether the decode worker has received the KV."""
         return self.received or (self.relay is not None and self.relay.progressed)
 
 
 class _Half:
-    """The part of one of the two workers; counts against it until it is closed."""
+    """One worker's half of the request; counts against the worker until it is closed."""
 
     def __init__(self, placed: PlacedRequest) -> None:
         self.worker = placed.worker
@@ -80,7 +80,7 @@ class _Half:
         self._placed = placed
 
     def close(self) -> None:
-        """The worker is done with it."""
+        """Release the worker."""
         self.dispatch.close()
         outcome = PlacementOutcome(
             success=self.success,
@@ -94,22 +94,22 @@ _Work = Callable[[Outgoing, _Half, _Attempt], Awaitable[Totals]]
 
 
 class PairExchange:
-    """Serves one request by a prefill and a decode worker.
+    """Serves one request with a prefill and a decode worker.
 
-    Both get the same body, which says where they meet. The answer is the decode worker's; that of
-    the prefill worker is read and dropped. As long as the client has seen nothing, another pair is
-    tried; later another decode worker goes on with what the client has, alone.
+    Both get the same body, which names their rendezvous. The client gets the decode worker's
+    answer; the prefill worker's answer is dropped. Until the client has seen part of the answer,
+    another pair is tried; after that, another decode worker continues the stream alone.
 
     Attributes:
-        totals: Tokens of the request, once it is served.
-        workers: Who served it last.
+        totals: Token counts of the request, once it was served.
+        workers: Workers of the last attempt.
     """
 
     def __init__(
         self,
         parts: ExchangeParts,
         caller: Caller,
-        route: Passed,
+        route: ProxyRoute,
         asked: ParsedBody,
         meter: RequestMeter,
     ) -> None:
@@ -131,18 +131,18 @@ class PairExchange:
 
     @property
     def tenant(self) -> str:
-        """Whose request it is."""
+        """Tenant of the request."""
         return self._caller.tenant
 
     async def run(self, pinned: Pinned | None = None) -> None:
-        """Serve it, or tell the client why not.
+        """Serve the request, or send the client an error.
 
         Args:
-            pinned: Who is to serve it; the other one of the pair is chosen.
+            pinned: One worker of the pair; the other one is selected.
 
         Raises:
             UnknownModelError: No worker serves the model.
-            CallerGoneError: The client left.
+            CallerGoneError: The client disconnected.
         """
         while True:
             try:
@@ -151,7 +151,7 @@ class PairExchange:
                 if self._journal.begun and not self._journal.full:
                     await self._go_on()
                     return
-                if not await self._tries_again(error):
+                if not await self._should_retry(error):
                     await give_up(self._answer, self._meter, error)
                     return
             except NoWorkerError as error:
@@ -162,13 +162,13 @@ class PairExchange:
                 return
 
     async def time_out(self, seconds: float) -> None:
-        """It took too long."""
+        """Answer that the request timed out."""
         message = f"The request took longer than {seconds:g} s."
         await give_up(self._answer, self._meter, UpstreamError(message, kind="timeout", status=504))
 
     async def _go_on(self) -> None:
-        """Have another decode worker give the rest of the answer; it computes the prompt itself."""
-        begun = Begun("decode", self._answer, self._attempts, self._journal, self._edits)
+        """Continue the stream on another decode worker, which recomputes the prompt itself."""
+        begun = StartedAnswer("decode", self._answer, self._attempts, self._journal, self._edits)
         asked = replace(self._asked, raw=without_meetings(self._asked.raw, self._asked.fields))
         rest = Exchange(self._parts, self._caller, self._route, asked, self._meter, begun=begun)
         try:
@@ -192,11 +192,11 @@ class PairExchange:
         )
 
     def _pair(self, pinned: Pinned | None) -> tuple[_Half, _Half]:
-        """Choose both workers.
+        """Select both workers.
 
         Raises:
             UnknownModelError: No worker serves the model.
-            NoWorkerError: There is none of one kind.
+            NoWorkerError: There is no worker of one kind.
         """
         prefill = _Half(self._place("prefill", pinned))
         try:
@@ -220,18 +220,18 @@ class PairExchange:
         try:
             await asyncio.wait((feeding, decoding), return_when=asyncio.FIRST_COMPLETED)
             if feeding.done() and not decoding.done() and not attempt.has_kv:
-                await feeding  # a failure now leaves the decode worker waiting for nothing
+                await feeding  # if this fails later, the decode worker waits in vain
             await decoding
             await asyncio.wait((feeding,), timeout=DRAIN_S)
         finally:
             for task in (feeding, decoding):
                 task.cancel()
-            prefill.close()  # before anything is waited for: the client may be gone by now
+            prefill.close()  # before the first await: the client may be gone by then
             decode.close()
             await asyncio.gather(feeding, decoding, return_exceptions=True)
 
     async def _send(self, half: _Half, attempt: _Attempt, work: _Work) -> None:
-        """Send the request to one of the two, and count what comes of it."""
+        """Send the request to one of the two, and record the outcome."""
         worker, sender = half.worker, self._parts.sender
         request = sender.outgoing(self._caller, self._headers, worker, attempt.body)
         try:
@@ -245,11 +245,11 @@ class PairExchange:
             raise
 
     async def _feed(self, request: Outgoing, half: _Half, attempt: _Attempt) -> Totals:
-        """Read what the prefill worker answers.
+        """Read the prefill worker's answer.
 
         Raises:
-            UpstreamError: It broke off.
-            RefusedError: It refused.
+            UpstreamError: The answer was cut off.
+            RefusedError: The worker rejected the request.
         """
 
         def taken() -> None:
@@ -265,11 +265,11 @@ class PairExchange:
         return usage_in(body) if len(body) <= MAX_REFUSAL_BYTES else Totals()
 
     async def _decode(self, request: Outgoing, half: _Half, attempt: _Attempt) -> Totals:
-        """Pass on what the decode worker answers.
+        """Relay the decode worker's answer.
 
         Raises:
-            UpstreamError: It broke off.
-            RefusedError: It refused, and the client has seen nothing.
+            UpstreamError: The answer was cut off.
+            RefusedError: The worker rejected the request, and the client has seen nothing.
         """
         if self._merges and not self._asked.stream:
             self.totals = await self._merge(request, half, attempt)
@@ -285,7 +285,7 @@ class PairExchange:
         return self.totals
 
     async def _merge(self, request: Outgoing, half: _Half, attempt: _Attempt) -> Totals:
-        """Put the log probabilities of the prompt into a whole answer."""
+        """Merge the prompt's log probabilities into a whole answer."""
         answer = WorkerReply(half.dispatch, MAX_MERGED_BYTES, keeps=True)
         await self._collect(request, half, answer)
         self._meter.answered(answer.status)
@@ -301,11 +301,11 @@ class PairExchange:
         return self._answer.totals()
 
     async def _collect(self, request: Outgoing, half: _Half, answer: WorkerReply) -> None:
-        """Have a worker serve the request, for the gateway to read."""
+        """Send the request to a worker, and collect its answer."""
         journal = AnswerJournal(self._journal.ticket, max_bytes=0)
         await self._parts.sender.send(request, half.worker, journal, answer, 0.0)
 
-    async def _tries_again(self, error: UpstreamError) -> bool:
+    async def _should_retry(self, error: UpstreamError) -> bool:
         if self._answer.started:
             return False
         if isinstance(error, RetryableStatusError) and error.refusal.status not in RETRYABLE:
@@ -316,9 +316,9 @@ class PairExchange:
         headers = self._parts.sender.forwarding.headers(self._caller)
         if not self._merges:
             return headers
-        return [pair for pair in headers if pair[0] != "accept-encoding"]  # it is read here
+        return [pair for pair in headers if pair[0] != "accept-encoding"]  # the gateway reads it
 
 
 def needs_one_worker(asked: ParsedBody) -> bool:
-    """Whether a request needs what only one worker keeps, which then serves it alone."""
+    """Whether one worker must serve a request alone, because it keeps state for it."""
     return any(asked.fields.get(name) for name in _KEPT_FIELDS)

@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt, which the prefill worker has and the decode worker answers."""
+"""Merges the prefill worker's log probabilities of the prompt into the decode worker's answer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Rows = Mapping[str, list[Any]]
 
 
 class PromptLogprobsMerge:
-    """Puts what a prefill worker said of a prompt before what the decode worker says of it.
+    """Puts the prefill worker's log probabilities of the prompt before the decode worker's.
 
     Args:
-        body: The whole answer of the prefill worker to `/generate`, stream or not.
+        body: The prefill worker's whole answer to `/generate`, streamed or not.
 
     Raises:
-        UpstreamError: It is none.
+        UpstreamError: The body is malformed.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -35,10 +35,10 @@ class PromptLogprobsMerge:
         self._rest = b""
 
     def whole(self, body: bytes) -> bytes:
-        """A whole answer of the decode worker.
+        """Merge into a whole answer of the decode worker.
 
         Raises:
-            UpstreamError: It is no answer to `/generate`.
+            UpstreamError: It is not an answer to `/generate`.
         """
         content = _loaded(body)
         replies = cast("list[Any]", content) if isinstance(content, list) else [content]
@@ -47,16 +47,16 @@ class PromptLogprobsMerge:
         return orjson.dumps(content)
 
     def events(self, chunk: bytes) -> bytes:
-        """A part of a stream of the decode worker; gives whole events.
+        """Merge into a part of the decode worker's stream; return the complete events.
 
         Raises:
-            UpstreamError: An event is none of `/generate`.
+            UpstreamError: An event is not one of `/generate`.
         """
         *events, self._rest = (self._rest + chunk).split(b"\n\n")
         return b"".join(self._event(event) + b"\n\n" for event in events)
 
     def end(self) -> bytes:
-        """What came after the last whole event."""
+        """Return what follows the last complete event."""
         return self._rest
 
     def _event(self, event: bytes) -> bytes:
@@ -70,7 +70,7 @@ class PromptLogprobsMerge:
         return b"data: " + orjson.dumps(reply)
 
     def _add(self, index: int, reply: Any) -> bool:
-        """Answers are cumulative: events repeat what is known of the prompt, or leave it out."""
+        """Merge cumulative answers: later events repeat the prompt's values or leave them out."""
         rows, info = self._rows.get(index), _info(reply)
         if rows is None or info is None:
             return False

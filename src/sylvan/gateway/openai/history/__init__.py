@@ -1,1 +1,1 @@
-"""Responses and conversations that the gateway keeps, so that any upstream can go on with them."""
+"""Responses and conversations stored by the gateway, so that any upstream can continue them."""

@@ -1,4 +1,4 @@
-"""Passes a response on to the client as the gateway's own, and keeps it."""
+"""Relays a response to the client under the gateway's ID, and stores it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sylvan.gateway.openai.history.turn import StoredTurn, is_response
 from sylvan.protocol.journal import Totals
 
 MAX_BYTES = 64 << 20
-"""Largest answer, or event of a stream."""
+"""Size limit of an answer, or of one stream event."""
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 _BLANK_BYTES = 4
@@ -24,14 +24,13 @@ _OURS = ("content-length",)
 
 
 class KeptAnswer:
-    """An `Answer` whose response is kept.
+    """An `Answer` whose response is stored.
 
-    Whole answers are passed on once they are complete. Of a stream, events without a response are
-    passed on as they are.
+    Whole answers are relayed once complete. Stream events without a response are relayed unchanged.
 
     Args:
-        turn: What the response belongs to.
-        answer: To the client.
+        turn: The request and its history.
+        answer: The answer to the client.
     """
 
     def __init__(self, turn: StoredTurn, answer: Answer) -> None:
@@ -58,7 +57,7 @@ class KeptAnswer:
         """See `Answer.data`.
 
         Raises:
-            UpstreamError: The answer, or one event of it, is too large.
+            UpstreamError: The answer, or one event, is too large.
         """
         before = len(self._buffer)
         self._buffer += data
@@ -87,7 +86,7 @@ class KeptAnswer:
         return self._answer.totals()
 
     async def _pass_events(self, start: int) -> None:
-        """Pass on what is complete; there is no end of an event before `start`."""
+        """Relay the complete events; no event ends before `start`."""
         ends = [found.end() for found in _BLANK_LINE.finditer(bytes(self._buffer[start:]))]
         if not ends:
             return
@@ -99,7 +98,7 @@ class KeptAnswer:
         await self._answer.data(bytes(passed))
 
     async def _event(self, block: bytes) -> bytes:
-        """An event, with the blank line after it."""
+        """Return an event with the blank line after it."""
         if b'"response"' not in block:
             return block
         lines = block.splitlines()
@@ -118,7 +117,7 @@ class KeptAnswer:
 
 
 def _decoded(data: bytes) -> Item:
-    """A JSON object; empty if it is none."""
+    """Decode a JSON object; return an empty one if it is none."""
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError:

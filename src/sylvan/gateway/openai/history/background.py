@@ -1,4 +1,4 @@
-"""Responses that are made while nobody waits for them."""
+"""Responses in background mode: generated while no client is connected."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from sylvan.utils.tasks import settled
 log = logging.getLogger(__name__)
 
 Work = Callable[[Caller], Awaitable[None]]
-"""Answers a caller."""
+"""Serves a request."""
 
 
 class Background:
-    """Runs responses in the background; belongs to one event loop.
+    """Generates responses in the background; belongs to one event loop.
 
     Args:
-        store: Where they are read meanwhile, and kept.
-        wall: Seconds since 1970.
+        store: Where clients read them.
+        wall: Wall clock, in seconds since the Unix epoch.
     """
 
     def __init__(self, store: HistoryStore, wall: Clock) -> None:
@@ -38,10 +38,10 @@ class Background:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def start(self, caller: Caller, turn: StoredTurn, work: Work) -> Item:
-        """Begin a response; returns it as it is shown until it has ended.
+        """Start a response; return its initial form.
 
         Raises:
-            CapacityError: It cannot be stored now.
+            CapacityError: The response cannot be stored now.
         """
         reply = turn.shown(
             {
@@ -65,14 +65,14 @@ class Background:
         return reply
 
     async def cancel(self, owner: str, name: str) -> None:
-        """End a response; nothing if it does not run here."""
+        """Cancel a response; do nothing if it does not run here."""
         task = self._tasks.get((owner, name))
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     async def close(self) -> None:
-        """End all of them."""
+        """Cancel all responses."""
         for owner, name in tuple(self._tasks):
             await self.cancel(owner, name)
 
@@ -91,7 +91,7 @@ class Background:
             log.error("a response in the background failed", exc_info=outcome)
         unknown = {"code": "server_error", "message": "No response was made."}
         error = _error_in(bytes(body)) or unknown
-        await self._settle(turn, {**reply, "status": "failed", "error": error})  # unless it ended
+        await self._settle(turn, {**reply, "status": "failed", "error": error})  # unless ended
 
     async def _settle(self, turn: StoredTurn, reply: Item) -> None:
         try:
@@ -101,7 +101,7 @@ class Background:
 
 
 def _error_in(body: bytes) -> Item | None:
-    """What an answer says is wrong, as responses say it."""
+    """Return the error in an answer, in the format of responses."""
     try:
         found: Any = orjson.loads(body)
     except orjson.JSONDecodeError:

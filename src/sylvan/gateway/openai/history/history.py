@@ -1,10 +1,10 @@
-"""The history of responses and conversations as a whole."""
+"""Stored responses and conversations: the parts and their routes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sylvan.gateway.control.api import Own
+from sylvan.gateway.control.api import OwnRoute
 from sylvan.gateway.http.asked import ParsedBody
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.openai.history.background import Background
@@ -17,14 +17,14 @@ from sylvan.utils.clock import Clock
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """Keeps what clients can go on from.
+    """The stored history, and what generates and owns it.
 
     Attributes:
-        store: What is kept.
-        background: What is still being made.
-        owners: Whose is what.
-        max_body_bytes: Bound on bodies.
-        wall: Seconds since 1970.
+        store: The stored objects.
+        background: Responses that are still generated.
+        owners: Who owns what.
+        max_body_bytes: Limit of bodies.
+        wall: Wall clock, in seconds since the Unix epoch.
     """
 
     store: HistoryStore
@@ -34,8 +34,8 @@ class History:
     wall: Clock
 
     @property
-    def routes(self) -> tuple[Own, ...]:
-        """Routes that read and change it."""
+    def routes(self) -> tuple[OwnRoute, ...]:
+        """Return the routes that read and change the history."""
         parts = (self.store, self.background, self.owners)
         return HistoryRoutes(*parts, self.max_body_bytes, self.wall).routes
 
@@ -43,6 +43,6 @@ class History:
         return await StoredTurn.begin(self.store, self.owners.of(caller), asked)
 
     async def close(self) -> None:
-        """End what is still being made, and close the store."""
+        """Cancel background responses, and close the store."""
         await self.background.close()
         self.store.close()

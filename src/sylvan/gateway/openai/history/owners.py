@@ -1,4 +1,4 @@
-"""Whose history is whose."""
+"""Who owns which stored objects."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sylvan.gateway.security.gate import credential
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Tells owners apart: by tenant, or by keys of upstreams where clients bring these.
+    """Identifies owners by tenant, or by upstream key if clients bring their own.
 
     Attributes:
-        by_key: The gateway has no keys of its own, and passes on those of clients.
+        by_key: The gateway has no keys of its own, and forwards those of clients.
     """
 
     by_key: bool
 
     def of(self, caller: Caller) -> str:
-        """The owner of what a client stores."""
+        """Return the owner of what a client stores."""
         if not self.by_key:
             return f"tenant:{caller.tenant}"
         given = credential(caller.headers) or ""

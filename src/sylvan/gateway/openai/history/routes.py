@@ -1,4 +1,4 @@
-"""`/v1/responses/{id}` and `/v1/conversations`: what the gateway keeps, read and changed."""
+"""`/v1/responses/{id}` and `/v1/conversations`: reads and changes the stored history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sylvan.api.openai.conversations import ConversationBody, ConversationChange
 from sylvan.api.openai.items import conversation_item, input_item, page
 from sylvan.api.openai.responses import InputItemsQuery
 from sylvan.api.validation import parse
-from sylvan.gateway.control.api import Handler, Own, Params
+from sylvan.gateway.control.api import Handler, OwnRoute, Params
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.openai.history.background import Background
 from sylvan.gateway.openai.history.owners import Owners
@@ -27,14 +27,14 @@ _CONVERSATION = "/v1/conversations/{conversation_id}"
 
 
 class HistoryRoutes:
-    """Routes of the history.
+    """Routes of the stored history.
 
     Args:
-        store: What is kept.
-        background: What is still being made.
-        owners: Whose is what.
-        max_body_bytes: Bound on bodies.
-        wall: Seconds since 1970.
+        store: The stored objects.
+        background: Responses that are still generated.
+        owners: Who owns what.
+        max_body_bytes: Limit of bodies.
+        wall: Wall clock, in seconds since the Unix epoch.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class HistoryRoutes:
         self._wall = wall
 
     @property
-    def routes(self) -> tuple[Own, ...]:
-        """All of them."""
+    def routes(self) -> tuple[OwnRoute, ...]:
+        """Return the routes."""
         items = _CONVERSATION + "/items"
         table: Sequence[tuple[str, str, Handler]] = (
             (_RESPONSE, "GET", self.response),
@@ -70,19 +70,19 @@ class HistoryRoutes:
             (items + "/{item_id}", "DELETE", self.delete_item),
         )
         return tuple(
-            Own(path=path, handler=handler, methods=(method,), family=Family.RESPONSES)
+            OwnRoute(path=path, handler=handler, methods=(method,), family=Family.RESPONSES)
             for path, method, handler in table
         )
 
     async def response(self, caller: Caller, params: Params) -> None:
-        """A response that was kept."""
+        """Return a stored response."""
         if dict(parse_qsl(caller.query)).get("stream") == "true":
             message = "stream: the events of a response are not kept."
             raise RequestError(message, param="stream")
         await caller.reply_json((await self._response(caller, params)).reply)
 
     async def delete_response(self, caller: Caller, params: Params) -> None:
-        """Forget a response."""
+        """Delete a response."""
         name = (await self._response(caller, params)).reply["id"]
         owner = self._owners.of(caller)
         await self._background.cancel(owner, name)
@@ -90,7 +90,7 @@ class HistoryRoutes:
         await caller.reply_json({"id": name, "object": "response", "deleted": True})
 
     async def cancel(self, caller: Caller, params: Params) -> None:
-        """End a response that is being made."""
+        """Cancel a background response."""
         found = (await self._response(caller, params)).reply
         owner = self._owners.of(caller)
         await self._store.settle(owner, {**found, "status": "cancelled"})
@@ -98,14 +98,14 @@ class HistoryRoutes:
         await caller.reply_json((await self._response(caller, params)).reply)
 
     async def input_items(self, caller: Caller, params: Params) -> None:
-        """The items that led to a response, the latest first."""
+        """List the items that led to a response, newest first."""
         found, query = await self._response(caller, params), _page_query(caller)
         name = found.reply["id"]
         items = [input_item(i, item, name) for i, item in enumerate(found.items)]
         await caller.reply_json(page(items, query))
 
     async def create(self, caller: Caller, params: Params) -> None:
-        """Keep a conversation."""
+        """Create a conversation."""
         body = parse(ConversationBody, await self._body(caller))
         items = _named(checked_items(body.items or [], "items"))
         reply: Item = {
@@ -118,7 +118,7 @@ class HistoryRoutes:
         await caller.reply_json(reply)
 
     async def conversation(self, caller: Caller, params: Params) -> None:
-        """A conversation."""
+        """Return a conversation."""
         await caller.reply_json((await self._conversation(caller, params)).reply)
 
     async def update(self, caller: Caller, params: Params) -> None:
@@ -130,14 +130,14 @@ class HistoryRoutes:
         await caller.reply_json(_there(found, name).reply)
 
     async def delete_conversation(self, caller: Caller, params: Params) -> None:
-        """Forget a conversation; responses that were made in it stay."""
+        """Delete a conversation; its responses stay."""
         name = (await self._conversation(caller, params)).reply["id"]
         await self._store.drop("conversation", self._owners.of(caller), name)
         reply = {"id": name, "object": "conversation.deleted", "deleted": True}
         await caller.reply_json(reply)
 
     async def list_items(self, caller: Caller, params: Params) -> None:
-        """The items of a conversation, the latest first."""
+        """List the items of a conversation, newest first."""
         found, query = await self._conversation(caller, params), _page_query(caller)
         await caller.reply_json(page(found.items, query))
 
@@ -160,12 +160,12 @@ class HistoryRoutes:
         )
 
     async def item(self, caller: Caller, params: Params) -> None:
-        """An item of a conversation."""
+        """Return an item of a conversation."""
         found = await self._conversation(caller, params)
         await caller.reply_json(_item(found.items, params["item_id"]))
 
     async def delete_item(self, caller: Caller, params: Params) -> None:
-        """Forget an item; the answer is the conversation."""
+        """Delete an item; answer with the conversation."""
         name, item = params["conversation_id"], params["item_id"]
 
         def without(items: list[Item]) -> list[Item]:
@@ -212,10 +212,10 @@ def _named(items: Sequence[Item]) -> list[Item]:
 
 
 def _page_query(caller: Caller) -> InputItemsQuery:
-    """Which page is asked for.
+    """Read which page is requested.
 
     Raises:
-        RequestError: Names the field.
+        RequestError: A parameter is invalid; the message names it.
     """
     given: dict[str, Any] = dict(parse_qsl(caller.query))
     limit = given.get("limit")

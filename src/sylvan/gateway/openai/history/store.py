@@ -1,4 +1,4 @@
-"""Where responses and conversations are kept: an SQLite database, in memory or in a file."""
+"""Stores responses and conversations in SQLite, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Item = dict[str, Any]
 T = TypeVar("T")
 
 BUSY_S = 5.0
-"""Longest wait for another process that writes."""
+"""Longest wait for another process's write lock, in seconds."""
 DAY_S = 86400.0
 _UNFINISHED = "status IN ('queued', 'in_progress')"
 _SCHEMA = """
@@ -53,9 +53,9 @@ class StoredItem:
     """A response or conversation.
 
     Attributes:
-        reply: As clients see it.
-        items: Input of this and all earlier turns, or the items of the conversation; the oldest
-            comes first.
+        reply: The object as clients see it.
+        items: Input of this and all earlier turns, or the items of a conversation, oldest
+            first.
     """
 
     reply: Item
@@ -63,19 +63,19 @@ class StoredItem:
 
 
 class HistoryStore:
-    """Responses and conversations of all owners; an owner sees its own alone.
+    """Responses and conversations of all owners; each owner sees only its own.
 
-    When they are too many or too large, the oldest ones go of the owner that has the most bytes.
-    May be shared by processes, if it is a file.
+    When there are too many or they are too large, the oldest objects of the owner with the most
+    bytes are evicted. Several processes may share the store if it is a file.
 
     Args:
-        config: Where, how many and how long.
+        config: Location and limits.
         families: Metrics.
-        wall: Seconds since 1970.
-        maker: Name of this process among those that share the store; the same after a restart.
+        wall: Wall clock, in seconds since the Unix epoch.
+        maker: Name of this process among those that share the store; stable across restarts.
 
     Raises:
-        ConfigError: The file cannot be used.
+        ConfigError: The file is unusable.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class HistoryStore:
         reply: Mapping[str, Any],
         items: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Keep something; it replaces what the owner has under the same id.
+        """Store an object; replaces the owner's object with the same ID.
 
         Raises:
             CapacityError: It cannot be stored now.
@@ -135,7 +135,7 @@ class HistoryStore:
         await self._run(f"put_{kind}", work)
 
     async def get(self, kind: Kind, owner: str, name: str) -> StoredItem | None:
-        """What the owner has under an id.
+        """Return the owner's object with an ID.
 
         Raises:
             CapacityError: It cannot be read now.
@@ -148,7 +148,7 @@ class HistoryStore:
         return await self._run(f"get_{kind}", work)
 
     async def settle(self, owner: str, reply: Mapping[str, Any]) -> bool:
-        """Replace a response that is unfinished; False if it is not, or not there."""
+        """Replace an unfinished response; False if it is finished or missing."""
         shown = orjson.dumps(reply)
 
         def work(db: sqlite3.Connection) -> bool:
@@ -165,7 +165,7 @@ class HistoryStore:
     async def describe(
         self, owner: str, name: str, changes: Mapping[str, Any]
     ) -> StoredItem | None:
-        """Replace fields of a conversation; None if the owner has none of that id."""
+        """Replace fields of a conversation; None if the owner has none with that ID."""
 
         def work(db: sqlite3.Connection) -> StoredItem | None:
             found = _find(db, "conversation", owner, name)
@@ -180,14 +180,14 @@ class HistoryStore:
     async def rewrite(
         self, owner: str, name: str, change: Callable[[list[Item]], list[Item]]
     ) -> StoredItem | None:
-        """Replace the items of a conversation by what `change` makes of them, at once.
+        """Replace the items of a conversation with the result of `change`, atomically.
 
         Returns:
-            The conversation with its new items; None if the owner has none of that id.
+            The conversation with its new items; None if the owner has none with that ID.
         """
 
         def work(db: sqlite3.Connection) -> StoredItem | None:
-            db.execute("BEGIN IMMEDIATE")  # another process may not add items between
+            db.execute("BEGIN IMMEDIATE")  # no other process may add items in between
             found = _find(db, "conversation", owner, name)
             if found is None:
                 return None
@@ -199,7 +199,7 @@ class HistoryStore:
         return await self._run("update_conversation", work)
 
     async def drop(self, kind: Kind, owner: str, name: str) -> bool:
-        """Forget something; False if the owner has nothing of that id."""
+        """Delete an object; False if the owner has none with that ID."""
 
         def work(db: sqlite3.Connection) -> bool:
             gone = db.execute(
@@ -274,7 +274,7 @@ def _write(db: sqlite3.Connection, owner: str, kept: StoredItem) -> None:
 
 
 def _private(file: str | None) -> str:
-    """The path of a file that nobody else reads; SQLite gives its journals the same mode."""
+    """Return the path of a file with mode 0600; SQLite gives its journals the same mode."""
     if file is None:
         raise ConfigError("providers.history=sqlite needs providers.history_file")
     path = Path(file)

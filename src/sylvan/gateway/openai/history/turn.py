@@ -1,4 +1,4 @@
-"""One response on its way: what goes before it, and what is kept of it."""
+"""One response and its history: what precedes it, and what is stored of it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _ENDED = ("completed", "incomplete")
 
 
 def new_id(prefix: str) -> str:
-    """An id that nobody can guess."""
+    """Make an unguessable ID."""
     return prefix + secrets.token_hex(24)
 
 
 async def find(store: HistoryStore, kind: Kind, owner: str, name: str, param: str) -> StoredItem:
-    """What the owner has under an id.
+    """Return the owner's object with this ID.
 
     Raises:
-        RequestError: Nothing (404).
+        RequestError: There is none (404).
         CapacityError: The history cannot be read now.
     """
     found = await store.get(kind, owner, name)
@@ -40,17 +40,17 @@ async def find(store: HistoryStore, kind: Kind, owner: str, name: str, param: st
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTurn:
-    """A response, and what it is kept with.
+    """A response, and what is stored with it.
 
     Attributes:
-        owner: Whose it is.
-        asked: The request with all that goes before it, for an upstream.
-        items: Its whole input.
-        fresh: The part of it that came with this request.
-        previous: Id of the response that it goes on from.
-        conversation: Id of the conversation that it belongs to.
-        keeps: It is to be kept.
-        background: Id by which the client reads it later; None: the client waits for it.
+        owner: Owner of the response.
+        asked: The request with its whole history, for an upstream.
+        items: The whole input.
+        fresh: The input items of this request.
+        previous: ID of the response that it continues.
+        conversation: ID of its conversation.
+        keeps: Whether to store it.
+        background: ID by which the client polls it; None: the client waits for it.
     """
 
     store: HistoryStore
@@ -65,10 +65,11 @@ class StoredTurn:
 
     @classmethod
     async def begin(cls, store: HistoryStore, owner: str, asked: ParsedBody) -> StoredTurn:
-        """Find what a request goes on from.
+        """Load what a request continues.
 
         Raises:
-            RequestError: It is malformed, or goes on from what is not there; names the field.
+            RequestError: The request is malformed, or continues something that does not exist; the
+                message names the field.
             CapacityError: The history cannot be read now.
         """
         fields = asked.fields
@@ -81,9 +82,9 @@ class StoredTurn:
             message = "conversation: it excludes previous_response_id."
             raise RequestError(message, param="conversation")
         if background and not keeps:
-            raise RequestError("background needs store.", param="background")
+            raise RequestError("background: true needs store: true.", param="background")
         if background and asked.stream:
-            message = "stream: a response in the background is read by its id."
+            message = "stream cannot be combined with background: read the response by its id."
             raise RequestError(message, param="stream")
         earlier: list[Item] = []
         if previous is not None:
@@ -111,7 +112,7 @@ class StoredTurn:
         )
 
     def shown(self, reply: Item) -> Item:
-        """A response of an upstream as this gateway's."""
+        """Return an upstream's response under the gateway's ID."""
         changed: Item = {**reply, "previous_response_id": self.previous, "store": self.keeps}
         if self.conversation is not None:
             changed["conversation"] = {"id": self.conversation}
@@ -120,10 +121,10 @@ class StoredTurn:
         return changed
 
     async def keep(self, reply: Item) -> Item:
-        """Keep a response that has ended; returns it as it is shown.
+        """Store a finished response; return it as clients see it.
 
-        The answer was computed, so a history that is full or broken does not take it from the
-        client: `store` tells whether it was kept.
+        If the store is full or broken, the client still gets the response: its `store` field tells
+        whether it was stored.
         """
         made = self.shown(reply)
         try:
@@ -152,10 +153,10 @@ def is_response(value: object) -> bool:
 
 
 def checked_items(given: object, param: str) -> list[Item]:
-    """Items that can be kept; whether a model takes them its upstream will say.
+    """Return the items that can be stored; the upstream validates what a model accepts.
 
     Raises:
-        RequestError: Names the item that is none.
+        RequestError: An item is invalid; the message names it.
     """
     if not isinstance(given, list):
         raise RequestError(f"{param} must be a list of items.", param=param)
@@ -188,7 +189,7 @@ def _output(reply: Item) -> list[Item]:
 
 
 def _is_replayable(item: Item) -> bool:
-    """Whether any upstream can read an item: thinking by reference only its maker can."""
+    """Whether any upstream can read an item: only its creator can read reasoning by reference."""
     if item.get("type") != "reasoning":
         return True
     return bool(item.get("encrypted_content") or item.get("content"))

@@ -19,6 +19,7 @@ from sylvan.kernels.native.opset.attention import (
     ToStack,
 )
 from sylvan.kernels.native.opset.experts import (
+    ExpertCombine,
     ExpertSum,
     GatherQuantised,
     GatherRows,
@@ -77,6 +78,7 @@ __all__ = [
     "Code",
     "DeltaScan",
     "Embed",
+    "ExpertCombine",
     "ExpertSum",
     "FromStack",
     "Function",
@@ -163,5 +165,6 @@ OPS: tuple[type[Op], ...] = (
     LoraPairs,
     AllReduce,
     AllGather,
+    ExpertCombine,
 )
 """Every op; its place is its number in the library."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Annotated
 
+from sylvan.kernels.native.opset.ranks import RankMemory
 from sylvan.kernels.native.opset.rows import NOT_QUANTISED, QuantisedRows
 from sylvan.kernels.native.schema import BufferRef, Op, operands, reads, updates, writes
 
@@ -47,24 +48,35 @@ class Route(Op):
 class MoeAlign(Op):
     """Orders the pairs of a row and an expert (row K + k) by expert, then by row.
 
-    `load` counts the rows of each expert. `groups` are as `Linear` reads them.
+    `load` counts the rows of each expert. `groups` are as `Linear` reads them. With `slots` this
+    rank has `num_experts` of the experts, those from `first_slot` on; each expert has `copies`
+    slots, and rows take turns. Pairs of other ranks are ordered last, and their place is -1.
+    `owners` tells which group of ranks a pair goes to.
     """
 
     experts: Annotated[int, reads("i32", "T, K")]
+    slots: Annotated[BufferRef, reads("i32", "E, copies")] = None
     load: Annotated[int, updates("i64", "E")]
     sorted_pairs: Annotated[int, writes("i32", "T K")]
     pair_places: Annotated[int, writes("i32", "T K")]
+    owners: Annotated[BufferRef, writes("i32", "T, K")] = None
     groups: Annotated[int, writes("i32", "1 + 3 groups")]
     num_experts: int
     top_k: int
+    copies: int = 1
+    first_slot: int = 0
 
 
 @operands
 class GatherRows(Op):
-    """Rows of x for the sorted pairs, each times the weight of its pair if there are `weights`."""
+    """Rows of x for the sorted pairs, each times the weight of its pair if there are `weights`.
+
+    Rows behind the last of `groups` are left as they are.
+    """
 
     x: Annotated[int, reads("row", "T / K, C")]
     sorted_pairs: Annotated[int, reads("i32", "T")]
+    groups: Annotated[BufferRef, reads("i32", "1 + 3 groups")] = None
     out: Annotated[int, writes("row", "T, C")]
     weights: Annotated[BufferRef, reads("f32", "T")] = None
     quantised: QuantisedRows = NOT_QUANTISED
@@ -80,6 +92,7 @@ class GatherQuantised(Op):
     scales: Annotated[int, reads("f32", "T / K")]
     sums: Annotated[BufferRef, reads("i32", "T / K, G")] = None
     sorted_pairs: Annotated[int, reads("i32", "T")]
+    groups: Annotated[BufferRef, reads("i32", "1 + 3 groups")] = None
     out_qvalues: Annotated[int, writes("u8", "T, bytes")]
     out_scales: Annotated[int, writes("f32", "T")]
     out_sums: Annotated[BufferRef, writes("i32", "T, G")] = None
@@ -98,3 +111,22 @@ class ExpertSum(Op):
     weights: Annotated[BufferRef, reads("f32", "T, K")] = None
     cols: int
     top_k: int
+
+
+@operands
+class ExpertCombine(Op):
+    """`ExpertSum` over the experts of all ranks: each tells the others the outputs of its pairs.
+
+    The `width` ranks of a group have columns of the same experts: what they make is added first,
+    over a fixed tree.
+    """
+
+    ranks: RankMemory
+    x: Annotated[int, reads("row", "T K, C")]
+    pair_places: Annotated[int, reads("i32", "T, K")]
+    owners: Annotated[int, reads("i32", "T, K")]
+    out: Annotated[int, writes("row", "T, C")]
+    weights: Annotated[BufferRef, reads("f32", "T, K")] = None
+    cols: int
+    top_k: int
+    width: int

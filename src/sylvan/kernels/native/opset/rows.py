@@ -49,6 +49,11 @@ class Code(IntEnum):
     FP4_E2M1 = 3
     NF4 = 4
     UINT4 = 5
+    FP4_BNB = 6
+    IQ4_NL = 7
+    IQ3_XXS = 8
+    IQ3_S = 9
+    IQ2 = 10
 
 
 class ScaleType(IntEnum):
@@ -160,7 +165,8 @@ class Linear(Op):
     With `groups` (how many; of each the matrix, the first row and the rows) the weight is a stack
     of matrices. `words`: 32-bit words of inputs in a block of 16 outputs. `x_bytes`: from one row
     of x to the next. Head steps: from what one matrix of a stack reads of x (bytes) and writes of
-    out (columns) to what the next does.
+    out (columns) to what the next does. `parts`: products over so many equal parts of the inputs
+    are added over a tree; of a dense matrix.
     """
 
     x: Annotated[int, reads("row", "T, C")]
@@ -180,6 +186,7 @@ class Linear(Op):
     x_head_step: int = 0
     out_head_step: int = 0
     out_stride: int = 0
+    parts: int = 1
 
 
 @operands
@@ -234,9 +241,11 @@ class Glu(Op):
     """A function of the first half of each row, times the second half.
 
     `clamped`: GPT-OSS's form: both halves clamped at `limit`, the sigmoid of alpha times the gate.
+    Rows behind the last of `groups` are left as they are.
     """
 
     gate_up: Annotated[int, reads("row", "T, 2 C")]
+    groups: Annotated[BufferRef, reads("i32", "1 + 3 groups")] = None
     out: Annotated[int, writes("row", "T, C")]
     quantised: QuantisedRows = NOT_QUANTISED
     cols: int

@@ -1,1 +1,1 @@
-"""Prefill and decode on different servers: KV of a prompt goes from one to the other."""
+"""Prefill-decode disaggregation: transfers the KV of prompts between servers."""

@@ -1,4 +1,4 @@
-"""Asks a prefill server once more, over HTTP, as gateways do."""
+"""Asks a prefill server over HTTP to prefill again, as gateways do."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from sylvan.runtime.features.disagg.data import AskAgain
 
 
 class PrefillClient:
-    """Knows the HTTP ports of prefill servers, by where decode servers are let in.
+    """Knows the HTTP ports of prefill servers, by bootstrap address.
 
     Args:
-        api_key: Of these servers; empty: they need none.
-        timeout_s: Of one call, which takes as long as the prompt.
+        api_key: Key of these servers; empty: they need none.
+        timeout_s: Timeout of one call, which includes computing the prompt.
     """
 
     def __init__(self, api_key: str = "", timeout_s: float = 120.0) -> None:
@@ -20,17 +20,17 @@ class PrefillClient:
         self._ports: dict[tuple[str, int], int] = {}
 
     def learn(self, host: str, port: int, told: bytes) -> None:
-        """A prefill server has said where it is asked."""
+        """Record the HTTP port that a prefill server announced."""
         if told.isdigit():
             self._ports[host, port] = int(told)
 
     async def ask(self, work: AskAgain) -> None:
-        """Have tokens computed.
+        """Have tokens prefilled.
 
         Raises:
-            ChannelError: the server cannot be asked, or refuses.
+            ChannelError: The server is unreachable or refuses.
         """
-        import httpx  # where requests are retracted only
+        import httpx  # only requests that were retracted get here
 
         found = self._ports.get((work.host, work.port))
         if found is None:

@@ -1,4 +1,4 @@
-"""What all ranks of a server have seen of their transfers: one is over when it is over on each."""
+"""Lets all ranks of a server agree on transfers: one ends when it has ended on each rank."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Events = PrefillEvents | DecodeEvents
 
 
 class Agreement:
-    """Keeps the end of a transfer back until all ranks have seen it, and adds up what they send.
+    """Withholds the end of a transfer until all ranks have seen it, and sums up what they send.
 
-    Each rank moves the pages of its own heads, over a connection of its own. Where one of them
-    fails the others give up, too.
+    Each rank transfers the pages of its own heads over its own connection. If one rank fails, the
+    others give up too.
 
     Args:
-        ranks: All of this server.
-        give_up: Ends a job on this rank; its end follows.
+        ranks: All ranks of this server.
+        give_up: Ends a job on this rank; its end event follows.
     """
 
     def __init__(self, ranks: Communicator, give_up: Callable[[int], None]) -> None:
@@ -45,12 +45,12 @@ class Agreement:
         self._ended: dict[int, dict[int, Ended]] = {}  # by job, by rank
 
     def agree(self, events: Events | None) -> Events | None:
-        """What has happened, by what has happened here since the last call; None: nothing.
+        """Return the events that all ranks agree on, given this rank's new ones; None: none.
 
         Collective: all ranks call it in the same steps.
 
         Raises:
-            RankLostError: another rank has ended, or is late.
+            RankLostError: Another rank has exited or is late.
         """
         found: list[Asked | Progress | Sent] = [
             event for event in events or () if not isinstance(event, Ended | Sent)
@@ -70,7 +70,7 @@ class Agreement:
         return cast(Events, (*found, *ends)) or None
 
     def _exchange(self, mine: tuple[Ended | Sent, ...]) -> Sequence[tuple[Ended | Sent, ...]]:
-        """Of all ranks; they say first how much they have to say."""
+        """Exchange the reports of all ranks; the sizes go first."""
         data = _encoder.encode(mine) if mine else b""
         sizes = self._ranks.all_gather(torch.tensor([len(data)], dtype=torch.int64))
         most = int(sizes.max())
@@ -88,7 +88,7 @@ def _has_failed(event: Ended) -> bool:
 
 
 def _combined(events: Sequence[Ended]) -> Ended:
-    """How a job has ended on all ranks together."""
+    """Return how a job ended on all ranks together."""
     received = [event for event in events if isinstance(event, Received)]
     if len(received) == len(events):
         return Received(

@@ -14,11 +14,11 @@ from sylvan.runtime.features.disagg.reach import Pieces, ReachError
 
 _BEACON_BYTES = 32
 _MOST_PIECES = 1024  # IOV_MAX of Linux
-_MOST_BYTES = 1 << 30  # of one call; the kernel stops below 2 GiB
+_MOST_BYTES = 1 << 30  # limit of one call; the kernel stops below 2 GiB
 
 
 class _Offer(msgspec.Struct, frozen=True, array_like=True):
-    """Where a process is, and what is to be found in its memory if it is the right one."""
+    """Identifies a process, and a beacon in its memory that proves it is the right one."""
 
     pid: int
     address: int
@@ -39,7 +39,7 @@ class Attach:
         return msgspec.msgpack.encode(found)
 
     def meet(self, offer: bytes) -> AttachedPeer:
-        """The right process has the beacon, whatever names it has here."""
+        """Find the process by its beacon, whatever its PID is in this namespace."""
         try:
             found = msgspec.msgpack.decode(offer, type=_Offer)
         except MALFORMED as error:
@@ -87,7 +87,7 @@ class AttachedPeer:
 
 
 def _batch(sizes: list[int]) -> int:
-    """How many of the next pieces one call takes."""
+    """Return how many of the next pieces fit into one call."""
     total = 0
     for count, size in enumerate(sizes):
         if count and total + size > _MOST_BYTES:

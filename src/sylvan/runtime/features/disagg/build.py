@@ -1,4 +1,4 @@
-"""From the configuration to both halves of a role."""
+"""Builds both halves of a disaggregation role from the configuration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.disagg.again import PrefillClient
 from sylvan.runtime.features.disagg.channel import Network
 from sylvan.runtime.features.disagg.counts import Records
-from sylvan.runtime.features.disagg.decode import DecodeRole, Wishes
+from sylvan.runtime.features.disagg.decode import DecodeRole, MissingKVPolicy
 from sylvan.runtime.features.disagg.prefill import PrefillRole
 from sylvan.runtime.features.disagg.receiver import Receiver
 from sylvan.runtime.features.disagg.sender import Sender
@@ -44,18 +44,18 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(slots=True, eq=False)
 class DisaggParts:
-    """What is made of the settings, in the order in which a server is put together.
+    """The parts of disaggregation, in the order in which a server is built.
 
-    First `workers` for the executor, then `open` once the executor is there, then `controls`.
+    First `workers` for the executor, then `open` once the executor exists, then `controls`.
 
     Attributes:
-        settings: Of the configuration; None: this server does everything, and there are no parts.
-        host: Where the server listens.
-        http_port: And on which port; 0: not known, or not over plain HTTP.
-        api_key: Of this server, and of those that it asks.
-        network: Makes channels.
-        records: What happened to the KV of prompts, and how long it took.
-        port: Where decode servers are let in; 0 for a decode server.
+        settings: The configuration; None: disaggregation is off.
+        host: Listening address of the server.
+        http_port: Its HTTP port; 0: unknown, or not plain HTTP.
+        api_key: Key of this server and of those that it asks.
+        network: Creates channels.
+        records: Counters and histograms of transfers.
+        port: Bootstrap port; 0 for a decode server.
     """
 
     settings: DisaggConfig | None
@@ -74,13 +74,13 @@ class DisaggParts:
 
     @property
     def workers(self) -> tuple[Callable[[ModelSite], CapabilityWorker], ...]:
-        """What makes the worker half."""
+        """Return the factory of the worker half."""
         makers = {"prefill": self._make_prefill, "decode": self._make_decode}
         return tuple(makers[role] for role in self._roles)
 
     @property
     def _roles(self) -> Sequence[str]:
-        """Which halves there are: of a server whose role may change both."""
+        """Return which halves exist: both if the role can change."""
         if self.settings is None or self.settings.role is None:
             return ()
         return ("prefill", "decode") if self.settings.switchable else (self.settings.role,)
@@ -101,13 +101,13 @@ class DisaggParts:
         return self._decode
 
     def open(self, identity: Callable[[Sequence[KVGroup], Sequence[PageMemory]], Manifest]) -> None:
-        """Start the transfer, for the model that was built; collective.
+        """Start the transfer service for the built model; collective.
 
-        Decode servers know the port of the first rank, which sends their other ranks on to those of
-        this server: these take any free port.
+        Decode servers know the port of the first rank, which redirects their other ranks to this
+        server's other ranks; these use any free port.
 
         Raises:
-            ConfigError: this model's KV cannot be handed over, or the port is taken.
+            ConfigError: This model's KV cannot be transferred, or the port is taken.
         """
         if self.settings is None:
             return
@@ -120,11 +120,11 @@ class DisaggParts:
             sender = self._prefill.open()
             self.port = sender.listen(self.host, 0 if rank else self.settings.bootstrap_port)
             sender.rank_ports = _told(self._ranks, self.port)
-            logger.info("decode servers are let in at %s:%d", self.host, self.port)
+            logger.info("accepting decode servers at %s:%d", self.host, self.port)
             if not rank and self.host not in _LOOPBACK and self.settings.secret_file is None:
                 logger.warning(
-                    "disagg.secret_file is not set: whoever reaches port %d of %s with this model "
-                    "may read the KV of requests whose room it guesses",
+                    "disagg.secret_file is not set: whoever reaches port %d of %s with this model"
+                    " can read the KV of requests whose room is guessed",
                     self.port,
                     self.host,
                 )
@@ -132,11 +132,11 @@ class DisaggParts:
             self._decode.open()
 
     def controls(self, cache: KVCacheManager, store: SharedStore | None) -> tuple[Capability, ...]:
-        """The control half.
+        """Build the control half.
 
         Args:
-            cache: Of the scheduler.
-            store: That both servers have, if there is one.
+            cache: Prefix cache of the scheduler.
+            store: The store that both servers use, if any.
         """
         settings = self.settings
         if settings is None:
@@ -156,7 +156,7 @@ class DisaggParts:
             )
             found.append(prefill)
         if "decode" in self._roles:
-            wishes = Wishes(
+            wishes = MissingKVPolicy(
                 falls_back=settings.fallback == "local",
                 asks_again=settings.retraction == "prefill" and through is None,
             )
@@ -166,7 +166,7 @@ class DisaggParts:
         return self._controls
 
     def state(self) -> dict[str, Any]:
-        """For operators."""
+        """Return the state for operators."""
         if self.settings is None:
             return {}
         own = {
@@ -177,7 +177,7 @@ class DisaggParts:
         return {"disaggregation": own}
 
     def load(self) -> DisaggLoad | None:
-        """For metrics; None without a role."""
+        """Return the load for metrics; None without a role."""
         if self.settings is None or self.settings.role is None:
             return None
         queues = {name: n for control in self._controls for name, n in control.queues().items()}
@@ -241,6 +241,6 @@ class DisaggParts:
 
 
 def _told(ranks: Communicator, number: int) -> tuple[int, ...]:
-    """A number of each rank."""
+    """Gather a number from each rank."""
     found = ranks.all_gather(torch.tensor([number], dtype=torch.int64))
     return tuple(found.flatten().tolist())

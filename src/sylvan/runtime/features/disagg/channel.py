@@ -1,4 +1,4 @@
-"""Messages between two servers, in order, whatever carries them."""
+"""Ordered messages between two servers over any transport."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from numpy.typing import NDArray
 Buffer = NDArray[np.uint8]
 
 Place = Callable[[bytes, int], Sequence[Buffer]]
-"""Where the payload of a message goes, by the message and the bytes of its payload."""
+"""Returns the buffers for a message's payload, given the message and the payload's size."""
 
 MAX_MESSAGE = 1 << 20
-"""Bytes of a message without its payload."""
+"""Largest message without its payload, in bytes."""
 
 
 class ChannelError(Exception):
-    """The peer is gone, or does not speak this protocol."""
+    """The peer is gone, or violates the protocol."""
 
 
 class Channel(Protocol):
-    """One connection. Only its owner's event loop may use it; one sends and one receives at a time.
+    """One connection, used from its owner's event loop; one sender and one receiver at a time.
 
-    What was sent arrives once, in order and unchanged, or the channel fails.
+    Each message arrives once, in order and unchanged, or the channel fails.
     """
 
     @property
     def same_machine(self) -> bool:
-        """Whether both ends have an address of this machine."""
+        """Whether both ends are on the same machine."""
         ...
 
     async def send(self, message: bytes, payload: Sequence[Buffer] = ()) -> None:
-        """The buffers of `payload` are sent one after another, as one.
+        """Send a message; the buffers of `payload` are concatenated.
 
         Returns when `payload` may be changed again; waits while the peer does not read.
 
         Raises:
-            ChannelError: the peer is gone.
+            ChannelError: The peer is gone.
         """
         ...
 
     async def receive(
         self, most: int = 0, place: Place | None = None
     ) -> tuple[bytes, Sequence[Buffer]]:
-        """The next message, and its payload of at most `most` bytes, in one new buffer.
+        """Receive the next message with its payload of at most `most` bytes, in one new buffer.
 
-        With `place` it is written where that says, into buffers of as many bytes.
+        With `place`, the payload is written into the buffers that `place` returns.
 
         Raises:
-            ChannelError: the peer is gone, or what came is no message.
+            ChannelError: The peer is gone, or the data is not a message.
         """
         ...
 
     def close(self) -> None:
-        """End the connection; harmless when repeated."""
+        """Close the connection; idempotent."""
         ...
 
 
@@ -63,13 +63,13 @@ Serve = Callable[[Channel], Awaitable[None]]
 
 
 class Network(Protocol):
-    """Makes channels."""
+    """Creates channels."""
 
     async def listen(self, host: str, port: int, serve: Serve) -> int:
-        """Call `serve` for each channel that peers open, as a task; returns the port.
+        """Run `serve` as a task for each incoming channel; return the port.
 
         Raises:
-            OSError: the address cannot be used.
+            OSError: The address cannot be used.
         """
         ...
 
@@ -77,10 +77,10 @@ class Network(Protocol):
         """Open a channel.
 
         Raises:
-            ChannelError: nobody listens there.
+            ChannelError: Nothing listens there.
         """
         ...
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         ...

@@ -1,4 +1,4 @@
-"""What happened to the KV of prompts, for operators."""
+"""Counters and histograms of KV transfers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sylvan.protocol.disagg import SIZES_MB, SPEEDS_GB_S, TIMES_MS, Spread
 
 @dataclass(slots=True)
 class TransferCounts:
-    """Since the start: requests with a room, and what became of their KV.
+    """Counts since the start: requests with a room, and the outcomes of their transfers.
 
-    `unmet`: of those that failed, requests whose two servers did not meet. `again`: requests that
-    asked a prefill server once more, after they had lost their memory.
+    `unmet`: failed requests whose two servers did not connect. `again`: requests that asked the
+    prefill server once more after they were retracted.
     """
 
     started: int = 0
@@ -28,7 +28,7 @@ class TransferCounts:
 
 
 class Histogram:
-    """Counts values by bounds."""
+    """A histogram with fixed bucket bounds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
@@ -42,13 +42,13 @@ class Histogram:
 
     @property
     def spread(self) -> Spread:
-        """All that was observed."""
+        """Return all observations."""
         return Spread(tuple(self._counts), self._total)
 
 
 @dataclass(slots=True)
 class TransferTimes:
-    """How long it takes to meet, to get memory, and to move KV; and how much KV."""
+    """Time to connect, to get memory, and to transfer; and transferred bytes."""
 
     speed_gb_s: Histogram = field(default_factory=lambda: Histogram(SPEEDS_GB_S))
     latency_ms: Histogram = field(default_factory=lambda: Histogram(TIMES_MS))
@@ -59,7 +59,7 @@ class TransferTimes:
     last_latency_ms: float = 0.0
 
     def moved(self, num_bytes: int, seconds: float) -> None:
-        """A transfer has ended well."""
+        """Record a successful transfer."""
         self.last_latency_ms = 1000 * seconds
         self.latency_ms.observe(self.last_latency_ms)
         self.total_mb.observe(num_bytes / 1e6)
@@ -70,7 +70,7 @@ class TransferTimes:
 
 @dataclass(slots=True)
 class Records:
-    """All that is told to operators."""
+    """All statistics."""
 
     counts: TransferCounts = field(default_factory=TransferCounts)
     times: TransferTimes = field(default_factory=TransferTimes)

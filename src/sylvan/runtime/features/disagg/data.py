@@ -1,6 +1,6 @@
-"""What passes between the two halves of either role. Nothing here is a tensor.
+"""Messages between the halves of both roles. They contain no tensors.
 
-A job is a request under way; its number is given by the control half.
+A job is a request in transfer; the control half assigns its number.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sylvan.protocol.arrays import IntArray
 
 
 class Expose(msgspec.Struct, frozen=True, tag="expose"):
-    """A decode server may ask for the KV of a prompt by this room, if it has the same prompt."""
+    """Allow a decode server to ask for a prompt's KV by this room, if it has the same prompt."""
 
     job: int
     room: int
@@ -19,7 +19,7 @@ class Expose(msgspec.Struct, frozen=True, tag="expose"):
 
 
 class Lot(msgspec.Struct, frozen=True):
-    """Pages of a window group, or the slot of a recurrent state: handed over once, as a whole."""
+    """Pages of a window group, or the slot of a recurrent state: sent once, as a whole."""
 
     group: int
     pages: tuple[int, ...]
@@ -28,7 +28,7 @@ class Lot(msgspec.Struct, frozen=True):
 class SendPages(msgspec.Struct, frozen=True, tag="send"):
     """Send pages: entries [first, first + len(pages)) of the first page table.
 
-    `last`: none follow; then `lots` of the other groups are sent, too.
+    `last`: no more follow; then `lots` of the other groups are sent too.
     """
 
     job: int
@@ -39,7 +39,7 @@ class SendPages(msgspec.Struct, frozen=True, tag="send"):
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag="withdraw"):
-    """Send nothing more; the decode server is told why."""
+    """Stop sending; the decode server is told why."""
 
     job: int
     reason: str
@@ -49,21 +49,21 @@ PrefillWork = tuple[Expose | SendPages | Withdraw, ...]
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked"):
-    """A decode server has memory, and lacks the pages from entry `first` on."""
+    """A decode server has memory, and needs the pages from entry `first` on."""
 
     job: int
     first: int
 
 
 class Sent(msgspec.Struct, frozen=True, tag="sent"):
-    """So many bytes have been sent, or may be read."""
+    """A number of bytes was sent, or can be read by the peer."""
 
     job: int
     num_bytes: int
 
 
 class Over(msgspec.Struct, frozen=True, tag="over"):
-    """The decode server has everything, or why it will not."""
+    """The decode server has received everything, or reports why it will not."""
 
     job: int
     error: str = ""
@@ -73,7 +73,7 @@ PrefillEvents = tuple[Asked | Sent | Over, ...]
 
 
 class JoinRoom(msgspec.Struct, frozen=True, tag="join"):
-    """Meet the prefill server that listens there, in a room."""
+    """Connect to the prefill server at that address, in a room."""
 
     job: int
     host: str
@@ -83,7 +83,7 @@ class JoinRoom(msgspec.Struct, frozen=True, tag="join"):
 
 
 class AskAgain(msgspec.Struct, frozen=True, tag="again"):
-    """Have the prefill server of a job compute these tokens, in the room that the job joins."""
+    """Have the job's prefill server prefill these tokens, in the room that the job joins."""
 
     job: int
     host: str
@@ -102,7 +102,7 @@ class Receive(msgspec.Struct, frozen=True, tag="receive"):
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
-    """Write nothing more. `Left` follows, unless the job has ended already."""
+    """Stop writing. `Left` follows, unless the job has already ended."""
 
     job: int
 
@@ -111,35 +111,35 @@ DecodeWork = tuple[JoinRoom | AskAgain | Receive | Leave, ...]
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """The prefill server has shown life: it accepted, or sent some pages."""
+    """The prefill server made progress: it accepted the job, or sent pages."""
 
     job: int
 
 
 class Received(msgspec.Struct, frozen=True, tag="received"):
-    """All pages are there."""
+    """All pages have arrived."""
 
     job: int
     num_bytes: int
-    seconds: float  # since the pages were asked for
+    seconds: float  # since the pages were requested
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The two servers must not exchange this KV; the request cannot be served this way."""
+    """The two servers must not exchange this KV; the request fails."""
 
     job: int
     reason: str
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
-    """The KV does not come. Nothing is written any more."""
+    """The transfer failed. Nothing is written any more."""
 
     job: int
     reason: str
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
-    """After `Leave`: nothing is written any more."""
+    """Answer to `Leave`: nothing is written any more."""
 
     job: int
 

@@ -1,4 +1,4 @@
-"""Control half of a decode server: requests enter with the KV of their prompts."""
+"""Control half of a decode server: requests start with the KV of their prompts."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ from sylvan.utils.clock import Clock, monotonic
 logger = logging.getLogger(__name__)
 
 REFUSED_STATUS = 503
-"""Of requests whose two servers do not fit: gateways try another pair."""
+"""Status for mismatched servers: gateways then try another pair."""
 
 
 @dataclass(slots=True, eq=False)
 class _Incoming:
-    """One prompt.
+    """The transfer of one prompt.
 
     Attributes:
-        job: Its number.
-        touched_s: When something last happened to it.
+        job: Number of the job.
+        touched_s: Time of the last progress.
         filling: Its pages may be written.
-        leaving: The worker half was told to end.
-        whole: Everything but the last token is here.
-        failed: It computes its prompt itself once nothing is written any more.
-        error: Why the request is to be refused.
-        arrived_s: When it arrived.
-        length: Tokens that were known then.
-        again: It has lost its memory, and its prefill server was asked once more.
-        met: The prefill server has let this one in.
-        computed: Tokens whose KV is here once it is whole.
-        state: The recurrent state that is filled.
+        leaving: The worker half was told to stop.
+        whole: All KV except the last token's has arrived.
+        failed: The prompt is recomputed here once nothing is written any more.
+        error: Why the request fails.
+        arrived_s: Arrival time of the request.
+        length: Known tokens at that time.
+        again: The request was retracted, and its prefill server was asked once more.
+        met: The prefill server accepted the connection.
+        computed: Tokens whose KV is present after the transfer.
+        state: The recurrent state being filled.
     """
 
     job: int
@@ -76,12 +76,12 @@ class _Incoming:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What operators want done where KV is missing.
+class MissingKVPolicy:
+    """What to do if KV is missing.
 
     Attributes:
-        falls_back: A request whose KV does not come computes its prompt itself.
-        asks_again: The prefill server computes what this one had to retract.
+        falls_back: Recompute the prompt here if its transfer fails.
+        asks_again: Ask the prefill server to recompute what was retracted here.
     """
 
     falls_back: bool = True
@@ -89,20 +89,20 @@ class Wishes:
 
 
 class DecodeRole(Capability):
-    """Gets the KV of prompts from prefill servers, into memory that requests own already.
+    """Receives the KV of prompts from prefill servers directly into the requests' pages.
 
-    A request with a room gets memory for its prompt, as soon as there is some, and loads: all pages
-    that the prefix cache lacks come from the prefill server. Then it computes the last token of the
-    prompt (from the last page boundary on, where layers keep a recurrent state), which samples the
-    first output as everywhere else: random numbers are keyed by position,
-    so that the answer has the bits of a server that does everything.
+    A request with a room gets memory for its prompt as soon as there is some, and loads: all pages
+    missing from the prefix cache come from the prefill server. Then it computes the last token of
+    the prompt (with recurrent layers, from the last page boundary on) and samples the first output
+    token. Random numbers are keyed by position, so the answer is bit-identical to that of a server
+    that does everything itself.
 
     Args:
         shape: KV groups of the model.
-        timeout_s: So long a request waits without a sign of life from its prefill server.
-        records: Told what happens.
-        wishes: What to do where KV is missing.
-        store: From which KV comes once it is there; None: it comes from the prefill server.
+        timeout_s: Longest wait for progress of the prefill server.
+        records: Statistics.
+        wishes: What to do if KV is missing.
+        store: Store that KV is read from; None: it comes from the prefill server.
     """
 
     name: ClassVar = "disagg_decode"
@@ -114,7 +114,7 @@ class DecodeRole(Capability):
         shape: KVLayout,
         timeout_s: float,
         records: Records,
-        wishes: Wishes,
+        wishes: MissingKVPolicy,
         *,
         store: SharedStore | None = None,
         clock: Clock = monotonic,
@@ -128,7 +128,7 @@ class DecodeRole(Capability):
         self._by_rid: dict[str, _Incoming] = {}
         self._by_job: dict[int, _Incoming] = {}
         self._outbox: list[JoinRoom | AskAgain | Receive | Leave] = []
-        self._retracted: dict[str, int] = {}  # times that KV was asked for again, by rid
+        self._retracted: dict[str, int] = {}  # when KV was requested again, by request ID
 
     # ---- steps
 
@@ -140,12 +140,12 @@ class DecodeRole(Capability):
         now = self._clock()
         for found in tuple(self._by_job.values()):
             if not found.leaving and now - found.touched_s >= self._timeout_s:
-                reason = f"the prefill server gave no sign of life for {self._timeout_s:g} s"
+                reason = f"the prefill server sent nothing for {self._timeout_s:g} s"
                 self._lose(found, reason)
                 self._leave(found)
 
     def wants_step(self) -> bool:
-        """Reports of the worker half come with steps only."""
+        """Reports of the worker half arrive only with steps."""
         return bool(self._by_job)
 
     def plan_work(self, batch: Batch) -> DecodeWork | None:
@@ -161,7 +161,7 @@ class DecodeRole(Capability):
     # ---- requests
 
     def on_arrival(self, req: Req) -> None:
-        """Requests that were replayed compute everything."""
+        """Start the transfer; replayed requests compute everything."""
         request = req.request
         if not isinstance(request, GenerateRequest) or request.bootstrap is None:
             return
@@ -169,13 +169,13 @@ class DecodeRole(Capability):
             return
         meeting = request.bootstrap
         found = self._join(req, meeting, meeting.room)
-        if self._store is not None:  # nothing but the word that it is there
+        if self._store is not None:  # carries only the message that the KV is in the store
             total = self._shape.pages(self._shape.covered(req.prompt_len))
             self._outbox.append(Receive(found.job, total, ()))
         self.counts.started += 1
 
     def _join(self, req: Req, meeting: Bootstrap, room: int) -> _Incoming:
-        """Meet the prefill server for all tokens that are known of a request."""
+        """Connect to the prefill server for all known tokens of a request."""
         now, length = self._clock(), len(req.tokens)
         found = _Incoming(next(self._numbers), req, now, arrived_s=now, length=length)
         self._by_rid[req.rid] = self._by_job[found.job] = found
@@ -185,7 +185,7 @@ class DecodeRole(Capability):
         return found
 
     def _ask_again(self, req: Req) -> None:
-        """Let the prefill server compute a request that has lost its memory."""
+        """Have the prefill server recompute a retracted request."""
         request = req.request
         if not isinstance(request, GenerateRequest) or request.bootstrap is None:
             return
@@ -218,12 +218,12 @@ class DecodeRole(Capability):
         return Verdict.LOAD
 
     def load_limit(self, req: Req) -> int | None:
-        """What comes from a prefill server comes from no tier."""
+        """Load no KV from a tier where it comes from a prefill server."""
         found = self._by_rid.get(req.rid)
         return None if found is None or found.failed or self._store is not None else 0
 
     def on_load(self, req: Req) -> None:
-        """The pages that the prefix cache has need not come."""
+        """Request the pages that the prefix cache lacks."""
         found = self._by_rid.get(req.rid)
         if found is None or req.kv is None:
             return
@@ -241,7 +241,7 @@ class DecodeRole(Capability):
         self._outbox.append(Receive(found.job, first, pages, lots))
 
     def stop_loading(self, req: Req) -> bool:
-        """`poll` knows when, by signs of life."""
+        """Never stop here: `poll` checks for progress."""
         return req.rid not in self._by_rid
 
     def on_finish(self, req: Req) -> None:
@@ -256,11 +256,11 @@ class DecodeRole(Capability):
             del self._by_rid[req.rid]
 
     def holds(self, req: Req) -> bool:
-        """As long as pages may be written."""
+        """Keep the pages while they may be written."""
         return req.rid in self._by_rid
 
     def queues(self) -> dict[str, int]:
-        """How many requests wait for what."""
+        """Return how many requests wait, by reason."""
         filling = sum(found.filling for found in self._by_job.values())
         return {
             "decode_prealloc_queue_reqs": len(self._by_job) - filling,
@@ -287,7 +287,7 @@ class DecodeRole(Capability):
                 found.whole = True
             case Refused(reason=reason):
                 self.counts.refused += 1
-                found.error = f"disaggregated prefill was refused: {reason}"
+                found.error = f"disaggregated prefill was rejected: {reason}"
             case Lost(reason=reason):
                 self._lose(found, reason)
             case Left():
@@ -295,16 +295,16 @@ class DecodeRole(Capability):
         self._end(found)
 
     def _end(self, found: _Incoming) -> None:
-        """Nothing is written any more, and the worker half knows the job no more."""
+        """The job is over: nothing is written, and the worker half has forgotten it."""
         assert self._port is not None
         del self._by_job[found.job]
-        if found.failed and not found.whole:  # what came after all is used
+        if found.failed and not found.whole:  # the KV arrived after all, and is used
             self.counts.failed += 1
             self.counts.unmet += not found.met
         rid = found.req.rid
         if self._by_rid.get(rid) is not found:
             return
-        if found.req.finish is not None:  # it ended meanwhile
+        if found.req.finish is not None:  # the request ended meanwhile
             del self._by_rid[rid]
             self._port.release(rid)
         elif self._store is not None:
@@ -315,18 +315,18 @@ class DecodeRole(Capability):
         elif found.whole:
             self.counts.done += 1
             del self._by_rid[rid]
-            if (state := found.state) is not None:  # it goes on from what came
+            if (state := found.state) is not None:  # continue from what arrived
                 state.begun, state.source = found.computed, state.slot
             self._port.loaded(rid, found.computed)
         elif found.error:
-            self._port.load_failed(rid)  # and `gate` refuses it
+            self._port.load_failed(rid)  # `gate` then fails the request
         else:
             del self._by_rid[rid]
             self._port.load_failed(rid)
 
     def _lose(self, found: _Incoming, reason: str) -> None:
         found.failed = True
-        logger.warning("KV of request %s does not come: %s", found.req.rid, reason)
+        logger.warning("KV of request %s does not arrive: %s", found.req.rid, reason)
         if not self._falls_back:
             found.error = f"disaggregated prefill failed: {reason}"
 

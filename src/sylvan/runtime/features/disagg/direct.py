@@ -1,4 +1,4 @@
-"""Pages as pieces of memory that a socket reads from, or writes to, without a copy in between."""
+"""Gives sockets direct access to the memory of pages, without copies."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.features.disagg.channel import Buffer
 
 CHUNK_BYTES = 4 << 20
-"""So much is checked and copied at once: the next piece is checked while this one is on its way."""
+"""Bytes checksummed and copied at once: the next piece is checksummed while this one is sent."""
 SENT_BYTES = 32 << 20
-"""So much is sent at once where a socket reads it: each message takes half a millisecond."""
+"""Bytes sent at once if the socket reads them in place: each message costs half a millisecond."""
 
 
 class PageViews:
     """Pages of one KV group as buffers.
 
-    Where a page is one region of memory, it is looked at where it is; else it is copied.
+    A page that is one memory region is accessed in place; otherwise it is copied.
     """
 
     def __init__(self, memory: PageMemory) -> None:
@@ -30,12 +30,12 @@ class PageViews:
         self._first, self._size = regions[0], memory.page_bytes
 
     def chunk_pages(self, *, copied: bool) -> int:
-        """Pages of one message; `copied`: they go through other memory on their way."""
+        """Return the pages per message; `copied`: they go through an intermediate buffer."""
         most = CHUNK_BYTES if copied or not self.direct else SENT_BYTES
         return max(1, most // self._size)
 
     def views(self, pages: Sequence[int]) -> list[Buffer]:
-        """The memory of pages, in their order; neighbours are one buffer. Only if `direct`."""
+        """Return the memory of pages, in order, with adjacent pages joined. Only if `direct`."""
         found: list[Buffer] = []
         start = 0
         while start < len(pages):
@@ -48,10 +48,10 @@ class PageViews:
         return found
 
     def read(self, pages: Sequence[int]) -> tuple[list[Buffer], bytes]:
-        """Buffers to be sent, and the checksums of the pages; blocks.
+        """Return buffers to send, and the checksums of the pages; blocks.
 
         Raises:
-            OSError: they could not be read.
+            OSError: The pages could not be read.
         """
         if self.direct:
             return self.views(pages), checksums(self._at(page, self._size) for page in pages)
@@ -64,7 +64,7 @@ class PageViews:
         return [whole], checksums(whole.reshape(len(pages), -1))
 
     def hold(self, pages: Sequence[int], expected: bytes) -> bool:
-        """Whether pages that were written where they are have these checksums; blocks."""
+        """Whether pages written in place have these checksums; blocks."""
         return checksums(self._at(page, self._size) for page in pages) == expected
 
     def _at(self, page: int, num_bytes: int) -> Buffer:
@@ -73,11 +73,11 @@ class PageViews:
 
 
 def checksums(pages: Iterable[Buffer]) -> bytes:
-    """XXH3-64 of each page, as `Pages` has them."""
+    """Return the XXH3-64 of each page, as in `Pages`."""
     found = [xxhash.xxh3_64_intdigest(page.data) for page in pages]
     return np.array(found, "<u8").tobytes()
 
 
 def split(buffer: Buffer, count: int) -> Buffer:
-    """A buffer as `count` rows of equal size."""
+    """Split a buffer into `count` rows of equal size."""
     return buffer.reshape(count, -1) if count else buffer.reshape(0, 0)

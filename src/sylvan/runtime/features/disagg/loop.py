@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, beside the steps."""
+"""An event loop in its own thread, running beside the steps."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class LoopThread:
         self._thread.start()
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Have a function called there soon; calls keep their order. Nothing after `close`."""
+        """Schedule a function on the loop; calls keep their order. Ignored after `close`."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def wait(self, work: Coroutine[Any, Any, Value]) -> Value:
-        """Run a coroutine there, and wait for it."""
+        """Run a coroutine on the loop, and wait for its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
-        """Cancel what runs, and end the thread."""
+        """Cancel everything, and stop the thread."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

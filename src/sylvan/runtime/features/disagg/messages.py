@@ -1,11 +1,11 @@
-"""What prefill and decode servers say to each other, and how they prove who they are.
+"""The protocol between prefill and decode servers, and its authentication.
 
-One connection serves one request. The prefill server says Hello; the decode server asks for a room;
-is accepted or refused; wants the pages that it lacks once it has memory; gets pages until the last;
-and says that it has received them. A decode server that reads the other's memory is told where
-pages are instead, and waits for the word that they were kept until it was done. Ranks of a decode
-server come to where the first rank of the prefill server listens, and are told where their own
-counterparts do.
+One connection serves one request. The prefill server sends Hello; the decode server asks for a
+room, and is accepted or denied; once it has memory it sends Want for the pages it lacks, receives
+them, and sends Done. A decode server that reads the prefill server's memory gets addresses
+instead of pages, and waits for Kept: the pages did not change until it was done. All ranks of a
+decode server connect to the first rank of the prefill server, which redirects them to their
+counterparts.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """The prefill server has such a request. `offers`: ways to read its memory, by name."""
+    """The prefill server has the request. `offers`: mechanisms to read its memory, by name."""
 
     proof: bytes
     offers: dict[str, bytes] = {}
 
 
 class Elsewhere(msgspec.Struct, frozen=True, tag="elsewhere"):
-    """Another rank has this part of the KV: it listens at this port."""
+    """Another rank has this part of the KV and listens at this port."""
 
     port: int
 
@@ -65,9 +65,9 @@ class Denied(msgspec.Struct, frozen=True, tag="denied"):
 
 
 class Want(msgspec.Struct, frozen=True, tag="want"):
-    """Pages from entry `first` on are wanted, with a lot of each of these `groups`.
+    """Request pages from entry `first` on, and a lot of each of these `groups`.
 
-    Through shared memory, if there is a `segment`; with `pull` the memory is read that way.
+    They go through shared memory if there is a `segment`; with `pull`, by reading memory.
     """
 
     first: int
@@ -77,10 +77,10 @@ class Want(msgspec.Struct, frozen=True, tag="want"):
 
 
 class Pages(msgspec.Struct, frozen=True, tag="pages"):
-    """Some pages: the payload, or in the segment where their place is. `checksums` are XXH3-64.
+    """Some pages: in the payload, or at their place in the segment. `checksums` are XXH3-64.
 
-    `lot`: they are the lot of that KV group, whatever `first`; -1: they are none. `pages`: their
-    numbers, to be read there.
+    `lot`: they are the lot of that KV group, whatever `first`; -1: not a lot. `pages`: page
+    numbers, to be read remotely.
     """
 
     first: int
@@ -93,17 +93,17 @@ class Pages(msgspec.Struct, frozen=True, tag="pages"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """No more pages come."""
+    """The transfer failed; no more pages follow."""
 
     reason: str
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """All pages were received."""
+    """All pages have arrived."""
 
 
 class Kept(msgspec.Struct, frozen=True, tag="kept"):
-    """All pages stayed what they were until they were said to be received."""
+    """No page changed until `Done` arrived."""
 
 
 Message = Hello | Ask | Accepted | Elsewhere | Denied | Want | Pages | Failed | Done | Kept
@@ -112,15 +112,15 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message) -> bytes:
-    """As bytes."""
+    """Encode a message."""
     return _encoder.encode(message)
 
 
 def decode(data: bytes) -> Message:
-    """The reverse.
+    """Decode a message.
 
     Raises:
-        ChannelError: it is no message.
+        ChannelError: It is malformed.
     """
     try:
         return _decoder.decode(data)
@@ -129,7 +129,7 @@ def decode(data: bytes) -> Message:
 
 
 def proof(secret: bytes, role: bytes, hello: Hello, ask: Ask) -> bytes:
-    """Shows that whoever has `role` knows the secret, for this connection and request only."""
+    """Prove that `role` knows the secret, for this connection and request only."""
     said = hashlib.sha256()
     for part in (role, hello.nonce, ask.nonce, ask.identity, b"%d" % ask.room, ask.digest):
         said.update(b"%d:" % len(part))
@@ -138,7 +138,7 @@ def proof(secret: bytes, role: bytes, hello: Hello, ask: Ask) -> bytes:
 
 
 def prompt_digest(ids: IntArray, lora: str | None) -> bytes:
-    """Of all that the KV of a prompt depends on, beside the model."""
+    """Hash everything that the KV of a prompt depends on, besides the model."""
     found = xxhash.xxh3_128(ids.astype("<i4").tobytes())
     found.update(b"|" + (lora or "").encode())
     return found.digest()

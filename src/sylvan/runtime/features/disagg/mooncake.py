@@ -1,4 +1,4 @@
-"""Pages read by the transfer engine of Mooncake, over its TCP transport.
+"""Reads pages with Mooncake's transfer engine, over its TCP transport.
 
 The library is `mooncake-transfer-engine` (or `mooncake-transfer-engine-non-cuda`); its module
 `mooncake.engine` is described at https://kvcache-ai.github.io/Mooncake/.
@@ -14,17 +14,17 @@ from sylvan.runtime.features.disagg.reach import Pieces, ReachError
 
 
 class Mooncake:
-    """Implements `Way`. Its sessions are host:port of the engine's own handshake."""
+    """Implements `Way`. Sessions are named host:port by the engine's own handshake."""
 
     name = "mooncake"
     local = False
 
     def __init__(self, memory: Sequence[tuple[int, int]], host: str) -> None:
-        """Start the engine and give it the memory of all pages.
+        """Start the engine, and register the memory of all pages.
 
         Raises:
-            ImportError: the library is not installed.
-            ReachError: it refuses.
+            ImportError: The library is not installed.
+            ReachError: It rejects the memory.
         """
         library: Any = importlib.import_module("mooncake.engine")
         self._engine: Any = library.TransferEngine()
@@ -40,7 +40,7 @@ class Mooncake:
         return self._session.encode()
 
     def meet(self, offer: bytes) -> MooncakePeer:
-        """A connection is made by the first read."""
+        """Make a peer; the first read connects."""
         return MooncakePeer(self._engine, offer.decode("ascii", "replace"))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Pages read by NIXL through its backend UCX, which takes TCP where there is nothing faster.
+"""Reads pages with NIXL through its UCX backend, which falls back to TCP.
 
 The library is `nixl`; its module `nixl._api` is described at https://github.com/ai-dynamo/nixl.
 """
@@ -22,7 +22,7 @@ _POLL_S = 0.0002
 
 
 class Nixl:
-    """Implements `Way`: an agent that has registered the memory of all pages."""
+    """Implements `Way`: an agent with the memory of all pages registered."""
 
     name = "nixl"
     local = False
@@ -31,8 +31,8 @@ class Nixl:
         """Start the agent.
 
         Raises:
-            ImportError: the library is not installed.
-            ReachError: it refuses.
+            ImportError: The library is not installed.
+            ReachError: It rejects the memory.
         """
         library: Any = importlib.import_module("nixl._api")
         settings = library.nixl_agent_config(backends=["UCX"])
@@ -41,7 +41,7 @@ class Nixl:
         self._registered = self._agent.register_memory(pieces, "DRAM")
         if self._registered is None:
             raise ReachError("nixl does not register the memory of KV")
-        self._names: OrderedDict[bytes, str] = OrderedDict()  # of other agents, by their offers
+        self._names: OrderedDict[bytes, str] = OrderedDict()  # other agents, by their offers
         self._lock = threading.Lock()
 
     def offer(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Control half of a prefill server: what of a prompt is sent when, and how long it is kept."""
+"""Control half of a prefill server: which pages are sent when, and how long they are kept."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Outgoing:
-    """One prompt.
+    """The transfer of one prompt.
 
     Attributes:
-        job: Its number.
-        covered: Tokens whose KV is handed over; see `KVLayout.covered`.
-        total: Pages that hold them.
-        touched_s: When something last happened to it.
-        ready: Tokens that the memory of the request holds, by the results of steps.
-        next: The first page that was not sent; None until a decode server has asked.
-        asked: The first page that it asked for.
-        finished: The request has ended here.
-        sent: The last page was given to the worker half.
-        error: Why the request is to be refused.
-        arrived_s: When it arrived.
-        sent_s: When the last page was given to the worker half.
-        num_bytes: That were sent.
-        writes: Writes to the store that began before all pages had left this one's memory.
+        job: Number of the job.
+        covered: Tokens whose KV is sent; see `KVLayout.covered`.
+        total: Number of their pages.
+        touched_s: Time of the last progress.
+        ready: Tokens whose KV is computed, according to finished steps.
+        next: The first unsent page; None until a decode server has asked.
+        asked: The first requested page.
+        finished: The request has finished here.
+        sent: The last page was passed to the worker half.
+        error: Why the request fails.
+        arrived_s: Arrival time of the request.
+        sent_s: When the last page was passed to the worker half.
+        num_bytes: Bytes sent.
+        writes: Store writes that began before all pages had left the device.
     """
 
     job: int
@@ -74,19 +74,19 @@ class _Outgoing:
 
 
 class PrefillRole(Capability):
-    """Sends the KV of prompts to decode servers, chunk by chunk while they are computed.
+    """Sends the KV of prompts to decode servers, in chunks while they are computed.
 
-    A request with a room computes its prompt and the first token as any other. It keeps its memory
-    until the decode server has what it lacks of it, or gives no sign of life.
+    A request with a room computes its prompt and the first token as usual. It keeps its pages
+    until the decode server has received them, or stops responding.
 
     Args:
         shape: KV groups of the model.
-        cache: Where the recurrent states of prompts are found.
-        timeout_s: A request that has ended keeps its pages for so long without a sign of life from
+        cache: Prefix cache, which holds the recurrent states of prompts.
+        timeout_s: How long a finished request keeps its pages without a message from
             a decode server.
-        records: Told what happens.
-        store: To which KV goes by itself, and from there to the decode server, which is told when
-            it is there; None: this server sends it.
+        records: Statistics.
+        store: Store that the KV is written to; the decode server reads it from there when told;
+            None: this server sends it.
     """
 
     name: ClassVar = "disagg_prefill"
@@ -120,17 +120,15 @@ class PrefillRole(Capability):
         self._port = port
 
     def poll(self) -> None:
-        """Nobody waits for a decode server for ever."""
+        """End requests whose decode server has not responded in time."""
         now = self._clock()
         for out in tuple(self._by_job.values()):
             late = now - out.touched_s >= self._timeout_s
             if late and (out.finished or out.next is not None):
-                self._withdraw(
-                    out, f"no sign of life from a decode server in {self._timeout_s:g} s"
-                )
+                self._withdraw(out, f"no message from a decode server for {self._timeout_s:g} s")
 
     def wants_step(self) -> bool:
-        """Reports of the worker half come with steps only."""
+        """Reports of the worker half arrive only with steps."""
         return bool(self._by_job or self._outbox)
 
     def plan_work(self, batch: Batch) -> PrefillWork | None:
@@ -179,7 +177,7 @@ class PrefillRole(Capability):
         return Verdict.READY
 
     def on_start(self, piece: Slice) -> None:
-        """What was computed in other memory counts no more."""
+        """Restart: KV computed in earlier memory no longer counts."""
         if (out := self._by_rid.get(piece.req.rid)) is not None:
             out.ready = 0
 
@@ -194,11 +192,11 @@ class PrefillRole(Capability):
             self._withdraw(out, req.finish.message or "the request was aborted")
 
     def holds(self, req: Req) -> bool:
-        """Until the decode server has everything."""
+        """Keep the pages until the decode server has received them."""
         return req.rid in self._by_rid and self._store is None
 
     def queues(self) -> dict[str, int]:
-        """How many requests wait for what."""
+        """Return how many requests wait, by reason."""
         asked = sum(out.asked is not None for out in self._by_job.values())
         return {
             "prefill_bootstrap_queue_reqs": len(self._by_job) - asked,
@@ -208,7 +206,7 @@ class PrefillRole(Capability):
     # ---- inside
 
     def _plan_pages(self, out: _Outgoing) -> None:
-        """Have copied what can be sent now."""
+        """Pass the pages that can be sent now to the worker half."""
         kv = out.req.kv
         if out.next is not None and not out.sent and self._store is not None:
             self._plan_store(out, self._store)
@@ -248,7 +246,7 @@ class PrefillRole(Capability):
             out.sent, out.sent_s = True, self._clock()
 
     def _lots(self, out: _Outgoing, kv: KVHandle) -> tuple[Lot, ...] | None:
-        """What is handed over at the end; None, and the job is withdrawn, if that is gone."""
+        """Return the lots sent at the end; None, and the job is withdrawn, if they are gone."""
         assert out.asked is not None
         lots = self._shape.windows(kv, out.asked, out.covered)
         states = self._cache.states
@@ -257,7 +255,7 @@ class PrefillRole(Capability):
             slot = states.slot_after(key)
             lots = (*lots, self._shape.state(slot))
         if not all(all(lot.pages) for lot in lots):
-            self._withdraw(out, "the prompt's state was given up before it could be handed over")
+            self._withdraw(out, "the recurrent state of the prompt was evicted before its transfer")
             return None
         return lots
 
@@ -277,7 +275,7 @@ class PrefillRole(Capability):
                 self._end(out, error)
 
     def _end(self, out: _Outgoing, error: str) -> None:
-        """The worker half knows the job no more."""
+        """The job is over: the worker half has forgotten it."""
         del self._by_job[out.job]
         if error:
             self.counts.failed += 1
@@ -295,7 +293,7 @@ class PrefillRole(Capability):
         self._release(out)
 
     def _release(self, out: _Outgoing) -> None:
-        """The pages of the request are not needed any more."""
+        """Release the pages of the request."""
         assert self._port is not None
         if self._by_rid.get(out.req.rid) is out:
             del self._by_rid[out.req.rid]

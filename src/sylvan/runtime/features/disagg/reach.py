@@ -13,20 +13,20 @@ from sylvan.protocol.malformed import MALFORMED
 from sylvan.runtime.core.memory import PageMemory
 
 Pieces = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
-"""Addresses here, addresses there, and bytes: arrays of one length."""
+"""Local addresses, remote addresses, and sizes: arrays of equal length."""
 
 Where = tuple[tuple[int, int, int], ...]
 """The regions of page 0 of one KV group: (address, stride, bytes)."""
 
 WHERE = "where"
-"""Among offers: what `where` tells, encoded."""
+"""Key among the offers: the encoded result of `where`."""
 
 HTTP_PORT = "http"
-"""Among offers: where the prefill server is asked over HTTP, in digits."""
+"""Key among the offers: the HTTP port of the prefill server, in digits."""
 
 
 class ReachError(Exception):
-    """The other memory cannot be read this way."""
+    """The other process's memory cannot be read this way."""
 
 
 class Peer(Protocol):
@@ -36,43 +36,43 @@ class Peer(Protocol):
         """Copy all pieces; blocks, and releases the GIL.
 
         Raises:
-            ReachError: it is gone, or refuses.
+            ReachError: The process is gone, or refuses.
         """
         ...
 
 
 class Way(Protocol):
-    """One way to read memory of other processes. Used from one thread at a time."""
+    """A mechanism to read other processes' memory. Used from one thread at a time."""
 
     name: str
-    local: bool  # within one machine only
+    local: bool  # works within one machine only
 
     def offer(self) -> bytes:
-        """What another process needs to know to read the pages of this one."""
+        """Return what another process needs to read the pages of this one."""
         ...
 
     def meet(self, offer: bytes) -> Peer:
-        """The process that made an offer.
+        """Connect to the process that made an offer.
 
         Raises:
-            ReachError: it cannot be reached this way.
+            ReachError: It cannot be reached this way.
         """
         ...
 
     def close(self) -> None:
-        """Offer no more."""
+        """Withdraw the offer."""
         ...
 
 
 def where(memory: Sequence[PageMemory]) -> tuple[Where, ...]:
-    """Where the pages of all KV groups are."""
+    """Return the memory layout of all KV groups."""
     return tuple(
         tuple((r.address, r.stride, r.num_bytes) for r in part.regions(0)) for part in memory
     )
 
 
 def extents(memory: Sequence[PageMemory]) -> tuple[tuple[int, int], ...]:
-    """Address and bytes of each piece of memory that holds pages, for those who register it."""
+    """Return address and size of each memory region with pages, to register them."""
     found: list[tuple[int, int]] = []
     for part in memory:
         for region in part.regions(0):
@@ -82,12 +82,12 @@ def extents(memory: Sequence[PageMemory]) -> tuple[tuple[int, int], ...]:
 
 
 def pieces(ours: Where, mine: Sequence[int], theirs: Where, others: Sequence[int]) -> Pieces:
-    """What is to be copied so that pages `mine` become what pages `others` are there.
+    """Return the copies that turn local pages `mine` into the remote pages `others`.
 
-    Neighbours in both memories make one piece.
+    Pages that are adjacent on both sides become one copy.
 
     Raises:
-        ReachError: the two layouts differ.
+        ReachError: The layouts differ.
     """
     if [region[2] for region in ours] != [region[2] for region in theirs]:
         raise ReachError("pages have another layout there")
@@ -102,10 +102,10 @@ def pieces(ours: Where, mine: Sequence[int], theirs: Where, others: Sequence[int
 
 
 def read_where(data: bytes) -> tuple[Where, ...]:
-    """Decode what `where` tells.
+    """Decode the result of `where`.
 
     Raises:
-        ReachError: it is malformed.
+        ReachError: It is malformed.
     """
     try:
         return msgspec.msgpack.decode(data, type=tuple[Where, ...])

@@ -1,4 +1,4 @@
-"""Decode side of the transfer: meets prefill servers, and fills pages with what they send."""
+"""Decode side of transfers: connects to prefill servers, and fills pages with what they send."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from sylvan.runtime.features.disagg.reach import (
     where,
 )
 from sylvan.runtime.features.disagg.segment import SharedSegment
-from sylvan.runtime.features.disagg.ways import Means
+from sylvan.runtime.features.disagg.ways import TransferMechanisms
 from sylvan.runtime.pool.transfers import ThreadedTransfer
 from sylvan.runtime.storage.manifest import Manifest
 from sylvan.utils.tasks import settled
@@ -79,7 +79,7 @@ HANDSHAKE_S = 10.0
 PULLERS = 2
 """Threads that read the memory of prefill servers."""
 CHECKS = 2
-"""Chunks that are checked while the next ones come."""
+"""Chunks that are verified while the next ones arrive."""
 Event = Progress | Received | Refused | Lost | Left
 
 
@@ -89,14 +89,14 @@ class _Job:
 
     wanted: asyncio.Future[Receive]
     task: asyncio.Task[None] | None = None
-    begun: bool = False  # the task runs: it says itself that it has ended
+    begun: bool = False  # the task runs, and reports its own end
     asking: asyncio.Task[None] | None = None
     gave_up: str = ""
     transfers: list[Transfer] = field(default_factory=list[Transfer])
     segments: list[SharedSegment] = field(default_factory=list[SharedSegment])
 
     def close(self) -> None:
-        """Wait for transfers, which takes milliseconds: nothing writes pages any more."""
+        """Wait for running copies, which takes milliseconds; then nothing writes pages any more."""
         if self.asking is not None:
             self.asking.cancel()
         for transfer in self.transfers:
@@ -107,7 +107,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Reached:
-    """A prefill server whose memory can be read: how, and where its pages are."""
+    """A prefill server whose memory can be read, and its page layout."""
 
     name: str
     peer: Peer
@@ -116,7 +116,7 @@ class _Reached:
 
 @dataclass(slots=True, eq=False)
 class _Filling:
-    """What of a job has come: pages, and the lots that are still to come."""
+    """Progress of a job: pages received, and lots still missing."""
 
     job: _Job
     work: Receive
@@ -131,15 +131,15 @@ class _Filling:
 
 
 class Receiver:
-    """Carries out `DecodeWork`; `events` tells what has happened since.
+    """Executes `DecodeWork`; `events` reports progress.
 
     Args:
-        network: Makes channels.
+        network: Creates channels.
         memory: The pages of the model, by KV group.
-        identity: What KV depends on: prefill servers must have the same.
-        secret: Known to both sides.
-        means: How pages may move.
-        client: Asks prefill servers once more.
+        identity: What KV depends on; must equal the prefill server's.
+        secret: Secret shared by both sides.
+        means: Allowed transfer mechanisms.
+        client: Asks prefill servers to prefill again.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Receiver:
         memory: Sequence[PageMemory],
         identity: Manifest,
         secret: bytes,
-        means: Means,
+        means: TransferMechanisms,
         client: PrefillClient | None = None,
     ) -> None:
         self._client = client or PrefillClient()
@@ -156,15 +156,15 @@ class Receiver:
         self._means = means
         self._where = where(self._memory)[0]
         self._views = PageViews(self._memory[0])
-        self._copier = ThreadPoolExecutor(PULLERS, "sylvan-pull")  # started with its first work
+        self._copier = ThreadPoolExecutor(PULLERS, "sylvan-pull")  # created with the first job
         self._identity, self._secret = identity.encode(), secret
         self._thread = LoopThread("sylvan-decode")
-        self._jobs: dict[int, _Job] = {}  # of the loop's thread
+        self._jobs: dict[int, _Job] = {}  # owned by the loop's thread
         self._lock = threading.Lock()
         self._events: list[Event] = []
 
     def begin(self, work: DecodeWork) -> None:
-        """Begin all of it; returns at once."""
+        """Start all the work; returns at once."""
         for item in work:
             match item:
                 case JoinRoom():
@@ -177,13 +177,13 @@ class Receiver:
                     self._thread.call(self._leave, item.job)
 
     def events(self) -> DecodeEvents | None:
-        """What has happened since the last call; None: nothing."""
+        """Return the events since the last call; None: none."""
         with self._lock:
             events, self._events = self._events, []
         return tuple(events) or None
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self._thread.close()
         self._copier.shutdown()
         for way in self._means.ways:
@@ -202,7 +202,7 @@ class Receiver:
             job.asking = asyncio.ensure_future(self._asked(work, job))
 
     async def _asked(self, work: AskAgain, job: _Job) -> None:
-        """Ask, and end the job if that fails: nobody would come to its room."""
+        """Ask for another prefill; end the job if that fails, because its room would stay empty."""
         try:
             await self._client.ask(work)
         except ChannelError as error:
@@ -221,13 +221,13 @@ class Receiver:
         if job is None or job.task is None:
             return
         job.task.cancel()
-        if not job.begun:  # asyncio drops a task that was cancelled before its first step
+        if not job.begun:  # asyncio drops a task that is cancelled before its first step
             job.close()
             del self._jobs[number]
             self._tell(Left(number))
 
     async def _run(self, work: JoinRoom, job: _Job) -> None:
-        """One job, from the first word to the last."""
+        """Run one job from connecting to its end."""
         job.begun = True
         ended: Event = Left(work.job)
         channel = None
@@ -253,7 +253,7 @@ class Receiver:
         except OSError as error:
             ended = Lost(work.job, f"no shared memory: {error}")
         except asyncio.CancelledError:
-            if job.gave_up:  # else it was told to leave
+            if job.gave_up:  # otherwise it was told to leave
                 ended = Lost(work.job, job.gave_up)
         finally:
             if channel is not None:
@@ -263,7 +263,7 @@ class Receiver:
             self._tell(ended)
 
     async def _enter(self, work: JoinRoom) -> tuple[Channel, Accepted]:
-        """Be let in by the rank of the prefill server that has this rank's part."""
+        """Connect to the rank of the prefill server that has this rank's part."""
         channel, answer = await self._meet(work, work.port)
         if isinstance(answer, Elsewhere):
             channel.close()
@@ -274,7 +274,7 @@ class Receiver:
         return channel, answer
 
     async def _meet(self, work: JoinRoom, port: int) -> tuple[Channel, Accepted | Elsewhere]:
-        """Request a part from the server that listens at a port."""
+        """Request a part from the server at a port."""
         channel = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
@@ -304,11 +304,11 @@ class Receiver:
             return answer
         accepted = _expected(answer, Accepted)
         if not hmac.compare_digest(accepted.proof, proof(self._secret, b"prefill", hello, ask)):
-            raise _RefusedError("the prefill server does not know the secret of disagg.secret_file")
+            raise _RefusedError("the prefill server has another secret (disagg.secret_file)")
         return accepted
 
     def _reach(self, channel: Channel, accepted: Accepted) -> _Reached | None:
-        """Memory of the prefill server that can be read, if there is a way."""
+        """Connect to the prefill server's memory, if a mechanism works."""
         reasons: list[str] = []
         for way in self._means.ways:
             offer = accepted.offers.get(way.name)
@@ -328,7 +328,7 @@ class Receiver:
     async def _fill(
         self, channel: Channel, job: _Job, work: Receive, reached: _Reached | None
     ) -> int:
-        """Receive all pages and lots; returns their bytes."""
+        """Receive all pages and lots; return the number of bytes."""
         count, size = len(work.pages), self._memory[0].page_bytes
         segment = None if reached else self._segment(channel, job, count * size)
         path = f"{segment.path} {count * size}" if segment is not None else ""
@@ -351,7 +351,7 @@ class Receiver:
         return count * size + sum(map(self._lot_bytes, work.lots))
 
     async def _fill_some(self, channel: Channel, filling: _Filling) -> bool:
-        """Take in one message; whether more follow."""
+        """Process one message; return whether more follow."""
         job, work, done = filling.job, filling.work, filling.done
         rest = Lot(0, work.pages[done:])
         pages, payload = await self._next_pages(channel, rest, filling.lots)
@@ -383,7 +383,7 @@ class Receiver:
     async def _next_pages(
         self, channel: Channel, rest: Lot, lots: Mapping[int, Lot]
     ) -> tuple[Pages, Sequence[Buffer]]:
-        """The next message; pages of the first group are written where they belong."""
+        """Receive the next message; pages of the first group are written in place."""
         most = max(map(self._lot_bytes, (rest, *lots.values())))
 
         def place(message: bytes, num_bytes: int) -> Sequence[Buffer]:
@@ -404,7 +404,7 @@ class Receiver:
     async def _take_lot(
         self, job: _Job, pages: Pages, payload: Sequence[Buffer], lots: dict[int, Lot]
     ) -> None:
-        """Fill a lot with what came."""
+        """Fill a lot with the received bytes."""
         lot = lots.pop(pages.lot, None)
         if lot is None or pages.count != len(lot.pages) or pages.last:
             raise ChannelError(f"pages of KV group {pages.lot} are not what was awaited")
@@ -413,7 +413,7 @@ class Receiver:
     async def _take(
         self, job: _Job, mine: tuple[int, ...], pages: Pages, payload: Sequence[Buffer]
     ) -> None:
-        """Check pages that were written already, or write them."""
+        """Verify pages written in place, or write them."""
         if pages.in_segment or not self._views.direct:
             await self._import(job, Lot(0, mine), pages, payload)
             return
@@ -426,7 +426,7 @@ class Receiver:
     async def _pull(
         self, job: _Job, mine: tuple[int, ...], pages: Pages, reached: _Reached
     ) -> None:
-        """Copy pages from where they are."""
+        """Copy pages from the other process's memory."""
         if len(pages.pages) != len(mine):
             raise ChannelError(f"{len(pages.pages)} numbers are not {len(mine)} pages")
         if not mine:
@@ -439,7 +439,7 @@ class Receiver:
             future = self._copier.submit(_read, reached.peer, found)
             transfer = ThreadedTransfer(self._lot_bytes(Lot(0, some)), future)
             reading.append((transfer, future))
-            job.transfers.append(transfer)  # waited for however the job ends
+            job.transfers.append(transfer)  # must be awaited however the job ends
         for transfer, future in reading:
             outcome = await settled(asyncio.shield(asyncio.wrap_future(future)))
             job.transfers.remove(transfer)
@@ -458,7 +458,7 @@ class Receiver:
         await self._until(job, self._memory[lot.group].import_(numbers, payload[0]))
 
     async def _until(self, job: _Job, transfer: Transfer) -> None:
-        """Wait for a transfer, which is waited for however the job ends."""
+        """Wait for a copy even if the job is cancelled."""
         if transfer not in job.transfers:
             job.transfers.append(transfer)
         await call_in_thread(transfer.wait)
@@ -490,7 +490,7 @@ class _RefusedError(Exception):
 
 def _read(peer: Peer, found: Pieces) -> Checksums | None:
     peer.read(found)
-    return None  # whoever wrote the pages vouches for them
+    return None  # the writer of the pages guarantees their contents
 
 
 async def _next(channel: Channel, kind: type[M]) -> M:
@@ -509,7 +509,7 @@ def _expected(message: Message, kind: type[M]) -> M:
 
 
 async def _unless_ended(channel: Channel, wanted: asyncio.Future[Receive]) -> Receive:
-    """What is wanted, unless the prefill server ends the connection before."""
+    """Await something, unless the prefill server closes the connection first."""
     said = asyncio.ensure_future(channel.receive())
     try:
         await asyncio.wait((said, wanted), return_when=asyncio.FIRST_COMPLETED)

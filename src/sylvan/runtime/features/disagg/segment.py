@@ -1,4 +1,4 @@
-"""Memory that two processes of one user share: no file outlives them."""
+"""Memory shared by two processes of one user, without a file that could outlive them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PATH = re.compile(r"/proc/\d+/fd/\d+")
 
 
 class SharedSegment:
-    """Bytes that both processes have mapped.
+    """Bytes mapped by both processes.
 
     Attributes:
-        path: By which another process of this user opens it, as long as this one holds it.
+        path: Path with which another process of this user opens it, while this one holds it.
     """
 
     def __init__(self, descriptor: int, num_bytes: int, path: str = "") -> None:
@@ -30,10 +30,10 @@ class SharedSegment:
 
     @classmethod
     def create(cls, num_bytes: int) -> SharedSegment:
-        """New memory.
+        """Allocate shared memory.
 
         Raises:
-            OSError: the system has none.
+            OSError: The system has none.
         """
         descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         try:
@@ -45,10 +45,10 @@ class SharedSegment:
 
     @classmethod
     def open(cls, path: str, num_bytes: int) -> SharedSegment:
-        """Memory that another process has made.
+        """Map memory that another process allocated.
 
         Raises:
-            OSError: it is not there, or something else.
+            OSError: It does not exist, or is not shared memory.
         """
         if not _PATH.fullmatch(path) or not os.readlink(path).startswith(f"/memfd:{_NAME}"):
             raise OSError("it is no shared memory")
@@ -61,7 +61,7 @@ class SharedSegment:
             raise
 
     def close(self) -> None:
-        """Let go of it; what still looks at `bytes` keeps the mapping alive."""
+        """Unmap it; existing views of `bytes` keep the mapping alive."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -1,4 +1,4 @@
-"""Prefill side of the transfer: listens, lets decode servers in, and sends pages to them."""
+"""Prefill side of transfers: accepts decode servers, and sends pages to them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from sylvan.runtime.features.disagg.messages import (
 )
 from sylvan.runtime.features.disagg.reach import HTTP_PORT, WHERE, where
 from sylvan.runtime.features.disagg.segment import SharedSegment
-from sylvan.runtime.features.disagg.ways import Means
+from sylvan.runtime.features.disagg.ways import TransferMechanisms
 from sylvan.runtime.storage.manifest import Manifest, decode_manifest
 from sylvan.utils.threads import call_in_thread
 
@@ -60,12 +60,12 @@ Value = TypeVar("Value")
 
 HANDSHAKE_S = 10.0
 USED_ROOMS = 1 << 16
-"""So many rooms that were used are remembered, and refused when they are asked for again."""
+"""Used rooms that are remembered, so that another request for them is rejected."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """A lot in host memory."""
+    """A lot copied to host memory."""
 
     message: Pages
     buffer: Buffer
@@ -89,11 +89,11 @@ class _Share:
 
 @dataclass(slots=True, eq=False)
 class _Room:
-    """One request. `task` sends, once a decode server has come; `withdrawn` says why it stops."""
+    """One request. `task` sends once a decode server has connected; `withdrawn`: why it stops."""
 
     job: int
     digest: bytes
-    pulls: bool = False  # the decode server reads the memory of this one
+    pulls: bool = False  # the decode server reads this process's memory
     share: _Share | None = None
     queue: asyncio.Queue[_Part | SendPages] = field(default_factory=asyncio.Queue[Any])
     task: asyncio.Task[Any] | None = None
@@ -101,18 +101,18 @@ class _Room:
 
 
 class Sender:
-    """Carries out `PrefillWork`; `events` tells what has happened since.
+    """Executes `PrefillWork`; `events` reports progress.
 
     Args:
-        network: Makes channels.
+        network: Creates channels.
         memory: The pages of the model, by KV group.
-        identity: What KV depends on: decode servers must have the same.
-        secret: Known to both sides.
-        means: How pages may move.
-        patience_s: How long a decode server may wait for a request that is not here yet.
+        identity: What KV depends on; must equal the decode server's.
+        secret: Secret shared by both sides.
+        means: Allowed transfer mechanisms.
+        patience_s: Longest time a decode server waits for a request that has not arrived here.
 
     Attributes:
-        rank_ports: Where each rank of this server listens, for those that come to the wrong one.
+        rank_ports: Port of each rank, for peers that connect to the wrong one.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Sender:
         memory: Sequence[PageMemory],
         identity: Manifest,
         secret: bytes,
-        means: Means,
+        means: TransferMechanisms,
         *,
         patience_s: float = 120.0,
     ) -> None:
@@ -137,20 +137,20 @@ class Sender:
         self.rank_ports: Sequence[int] = ()
         self._views = PageViews(self._memory[0])
         self._thread = LoopThread("sylvan-prefill")
-        # of the loop's thread:
+        # owned by the loop's thread:
         self._rooms: dict[int, _Room] = {}
         self._by_job: dict[int, int] = {}
         self._arrivals: dict[int, asyncio.Event] = {}
-        self._used: OrderedDict[int, str] = OrderedDict()  # why they were withdrawn, if they were
-        # of both threads:
+        self._used: OrderedDict[int, str] = OrderedDict()  # the reason if they were withdrawn
+        # shared by both threads:
         self._lock = threading.Lock()
         self._events: list[Asked | Sent | Over] = []
 
     def listen(self, host: str, port: int) -> int:
-        """Let decode servers in; returns the port.
+        """Start listening; return the port.
 
         Raises:
-            ConfigError: the address cannot be used.
+            ConfigError: The address cannot be used.
         """
         try:
             return self._thread.wait(self._network.listen(host, port, self._serve))
@@ -160,7 +160,7 @@ class Sender:
             ) from None
 
     def begin(self, work: PrefillWork) -> None:
-        """Begin all of it. Lots are copied before this returns; pages have to stay until `Over`."""
+        """Start all the work. Lots are copied before this returns; pages must stay until `Over`."""
         for item in work:
             match item:
                 case Expose():
@@ -171,20 +171,20 @@ class Sender:
                     self._thread.call(self._withdraw, item.job, item.reason)
 
     def events(self) -> PrefillEvents | None:
-        """What has happened since the last call; None: nothing."""
+        """Return the events since the last call; None: none."""
         with self._lock:
             events, self._events = self._events, []
         return tuple(events) or None
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self._thread.call(self._network.close)
         self._thread.close()
         for way in self._means.ways:
             way.close()
 
     def _lots(self, work: SendPages) -> None:
-        """Copy lots now: steps to come may write where they are. Pages of prompts stay."""
+        """Copy lots now, because later steps may overwrite them. Pages of prompts stay."""
         for lot in work.lots:
             count, memory = len(lot.pages), self._memory[lot.group]
             buffer = memory.host_buffer(count)
@@ -237,7 +237,7 @@ class Sender:
             room.share.segment.close()
 
     async def _serve(self, channel: Channel) -> None:
-        """One connection: let it in, then send."""
+        """Serve one connection: authenticate, then send."""
         number = None
         error = "the server ends"
         try:
@@ -250,14 +250,14 @@ class Sender:
         except asyncio.CancelledError:
             withdrawn = number is not None and self._rooms[number].withdrawn
             if not withdrawn:
-                raise  # the server ends
+                raise  # the server is shutting down
             error = withdrawn
             await _farewell(channel, Failed(error))
         except _ElsewhereError as elsewhere:
             await _farewell(channel, Elsewhere(elsewhere.port))
         except _DeniedError as denied:
             error = str(denied)
-            logger.warning("a decode server was refused: %s", denied)
+            logger.warning("a decode server was rejected: %s", denied)
             await _farewell(channel, Denied(error))
         except _GoneError as gone:
             error = str(gone)
@@ -293,13 +293,13 @@ class Sender:
         if differences := theirs.differences(self._identity):
             reason = f"prefill and decode server differ: {'; '.join(differences)}"
             room = self._rooms.get(ask.room)
-            if room is not None and room.task is None:  # nobody else will come
+            if room is not None and room.task is None:  # no other server will ask for it
                 self._forget(ask.room, reason)
             raise _DeniedError(reason)
         return ask, Accepted(proof(self._secret, b"prefill", hello, ask), self._offers)
 
     async def _claim(self, ask: Ask) -> int:
-        """The room that a decode server asks for, which nobody else gets."""
+        """Reserve the room that a decode server asks for."""
         if withdrawn := self._used.get(ask.room):
             raise _GoneError(withdrawn)
         if ask.room in self._used:
@@ -321,7 +321,7 @@ class Sender:
         return ask.room
 
     async def _send(self, channel: Channel, room: _Room, want: Want) -> str:
-        """Send what comes; returns why the job ended, empty if all was received."""
+        """Send what becomes ready; return why the job ended, empty if all was received."""
         room.pulls = bool(want.pull)
         if room.pulls and want.pull not in [way.name for way in self._means.ways]:
             raise ChannelError(f"memory of this server is not read by {want.pull!r}")
@@ -355,7 +355,7 @@ class Sender:
             await asyncio.gather(answer, return_exceptions=True)
 
     async def _send_pages(self, channel: Channel, room: _Room, work: SendPages) -> None:
-        """Pages chunk by chunk, or where they are to be found."""
+        """Send pages in chunks, or their addresses."""
         count = len(work.pages)
         if room.pulls or not count:
             message = Pages(work.first, count, b"", work.last, pages=work.pages)
@@ -386,7 +386,7 @@ class Sender:
             await asyncio.gather(ready, return_exceptions=True)
 
     def _share(self, room: _Room, want: Want) -> None:
-        """Send through the decode server's memory, if it can be opened here."""
+        """Send through the decode server's shared memory, if it can be opened here."""
         path, _, size = want.segment.partition(" ")
         try:
             segment = SharedSegment.open(path, int(size))
@@ -407,7 +407,7 @@ def _wanted(message: Message) -> Want:
 
 
 class _DeniedError(Exception):
-    """A peer is refused, by name."""
+    """The peer is rejected, with a reason."""
 
 
 class _ElsewhereError(Exception):
@@ -419,13 +419,13 @@ class _ElsewhereError(Exception):
 
 
 class _GoneError(Exception):
-    """The request of a room has ended before a decode server came."""
+    """The request of a room ended before a decode server connected."""
 
 
 async def _unless(
     answer: asyncio.Future[tuple[bytes, Sequence[Buffer]]], work: Coroutine[Any, Any, Value]
 ) -> Value:
-    """Do something, but stop when the peer speaks or leaves, which it should not do yet."""
+    """Await something, but stop if the peer speaks or disconnects, which it should not do yet."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task, answer), return_when=asyncio.FIRST_COMPLETED)
@@ -442,4 +442,4 @@ async def _farewell(channel: Channel, message: Denied | Elsewhere | Failed) -> N
         async with asyncio.timeout(1.0):
             await channel.send(encode(message))
     except (ChannelError, TimeoutError):
-        pass  # it is gone
+        pass  # disconnected

@@ -1,4 +1,4 @@
-"""Which KV of a prompt is handed over, by KV group."""
+"""Which KV of a prompt is transferred, by KV group."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from sylvan.runtime.features.disagg.data import Lot
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """The KV groups of a model, in the order of page tables; states last.
+    """The KV groups of a model, in page table order; recurrent states last.
 
-    Pages of a first group that attends to everything are handed over chunk by chunk. Window pages
-    and recurrent states are handed over once, as lots, for the position from which the decode
-    server computes.
+    Pages of a first group with full attention are sent in chunks. Window pages and recurrent states
+    are sent once, as lots, for the position from which the decode
+    server continues.
     """
 
     groups: Sequence[KVGroup]
 
     @property
     def page_size(self) -> int:
-        """Tokens of a page."""
+        """Tokens per page."""
         return self.groups[0].page_size
 
     @property
     def streams(self) -> bool:
-        """Whether the pages of the first group go chunk by chunk."""
+        """Whether the pages of the first group are sent in chunks."""
         return self.groups[0].kind in ("full", "latent")
 
     @property
     def has_states(self) -> bool:
-        """Whether a recurrent state goes along."""
+        """Whether there is a recurrent state to send."""
         return self.groups[-1].kind == "state"
 
     def covered(self, num_tokens: int) -> int:
-        """Tokens of a prompt whose KV is handed over; the decode server computes the others.
+        """Return the number of prompt tokens whose KV is sent; the decode server computes the rest.
 
-        All but the last, which samples. States are kept at page boundaries only.
+        All but the last, which is sampled from. States exist at page boundaries only.
         """
         most = max(0, num_tokens - 1)
         return most // self.page_size * self.page_size if self.has_states else most
 
     def pages(self, covered: int) -> int:
-        """Pages that hold so many tokens."""
+        """Return the number of pages for a number of tokens."""
         return -(-covered // self.page_size)
 
     def windows(self, kv: KVHandle, first: int, covered: int) -> tuple[Lot, ...]:
-        """Pages of window groups that tokens from `covered` on read, from entry `first` on."""
+        """Return the window pages that tokens from `covered` on read, from entry `first` on."""
         stop, found = self.pages(covered), []
         for number, (group, table) in enumerate(zip(self.groups, kv.tables, strict=False)):
             if group.kind != "window":
@@ -59,5 +59,5 @@ class KVLayout:
         return tuple(lot for lot in found if lot.pages)
 
     def state(self, slot: int) -> Lot:
-        """The lot of a recurrent state."""
+        """Return the lot of a recurrent state."""
         return Lot(len(self.groups) - 1, (slot,))

@@ -1,4 +1,4 @@
-"""What handing KV over through a store needs of the tiers."""
+"""The interface to the KV tiers when KV is transferred through a store."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from sylvan.runtime.core.req import Req
 
 
 class SharedStore(Protocol):
-    """A store that both servers have."""
+    """A store that both servers use."""
 
     @property
     def writing(self) -> frozenset[int]:
-        """Writes that have not ended."""
+        """Return the writes in progress."""
         ...
 
     def look_again(self, req: Req, wait_s: float) -> None:
-        """The store has more of a waiting request by now: ask it, and wait so long at most."""
+        """The store has more for a waiting request: look it up again, wait at most this long."""
         ...

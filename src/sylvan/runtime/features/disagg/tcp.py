@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 CONNECT_S = 10.0
 MAX_CONNECTIONS = 4096
 _WAKE_BYTES = 512 << 10
-"""Of a payload, so much arrives before the loop is woken for it: each time takes 30 us."""
-_HEAD = struct.Struct("!4sIQ")  # magic, bytes of the message, bytes of the payload
+"""Payload bytes that arrive before the loop is woken: each wake-up costs 30 us."""
+_HEAD = struct.Struct("!4sIQ")  # magic, size of the message, size of the payload
 _MAGIC = b"SyKV"
 
 
@@ -96,7 +96,7 @@ class TcpChannel:
             rest = rest[count:]
 
     def _wake_after(self, num_bytes: int) -> None:
-        """Wait for so many bytes at a time, or the end of the connection, where that is offered."""
+        """Wake up only after that many bytes or at the end, where the system supports it."""
         if num_bytes == self._wakes_after or sys.platform != "linux":
             return
         self._wakes_after = num_bytes
@@ -164,7 +164,7 @@ class TcpNetwork:
         while True:
             try:
                 sock, _ = await loop.sock_accept(listening)
-            except OSError as error:  # too many open files, or the peer is gone already
+            except OSError as error:  # too many open files, or the peer has already disconnected
                 logger.warning("a decode server could not connect: %s", error)
                 await asyncio.sleep(0.1)
                 continue

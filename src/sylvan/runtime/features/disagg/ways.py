@@ -1,4 +1,4 @@
-"""How pages may move, by the name of a transfer."""
+"""Transfer mechanisms by the name of a transfer."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from sylvan.runtime.features.disagg.attach import Attach
 from sylvan.runtime.features.disagg.reach import ReachError, Way, extents
 
 LIBRARIES = ("nixl", "mooncake")
-"""Transfers that are carried out by a library which has to be installed."""
+"""Transfers that need an optional library."""
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """How pages may move, apart from through the connection itself.
+class TransferMechanisms:
+    """Mechanisms to move pages, besides the connection itself.
 
     Attributes:
-        ways: To read the memory of the prefill server, best first; the first that works is taken.
-        shares: Whether pages may go through shared memory: always, never, or (None) when the other
-            server is on this machine.
-        needs_way: Whether a prefill server that cannot be read is no use.
-        http_port: Where a prefill server is asked over HTTP, to be told; 0: not known.
+        ways: Mechanisms to read the prefill server's memory; the first that works is used.
+        shares: Whether to use shared memory: always, never, or (None) if the other server is on
+            this machine.
+        needs_way: Whether a prefill server whose memory cannot be read is rejected.
+        http_port: The HTTP port of this server, to announce; 0: unknown.
     """
 
     ways: Sequence[Way] = ()
@@ -32,20 +32,20 @@ class Means:
     http_port: int = 0
 
 
-def means(transfer: str, memory: Sequence[PageMemory], host: str) -> Means:
-    """Of a transfer.
+def means(transfer: str, memory: Sequence[PageMemory], host: str) -> TransferMechanisms:
+    """Return the mechanisms of a transfer.
 
     Raises:
-        ConfigError: its library is not installed, or refuses this memory.
+        ConfigError: Its library is not installed, or rejects this memory.
     """
     if transfer == "auto":
-        return Means((Attach(),))
+        return TransferMechanisms((Attach(),))
     if transfer == "shm":
-        return Means((Attach(),), shares=True)
+        return TransferMechanisms((Attach(),), shares=True)
     if transfer not in LIBRARIES:
-        return Means(shares=False)
+        return TransferMechanisms(shares=False)
     try:
-        return Means((_library(transfer, memory, host),), shares=False, needs_way=True)
+        return TransferMechanisms((_library(transfer, memory, host),), shares=False, needs_way=True)
     except (ImportError, ReachError) as error:
         raise ConfigError(f"disagg.transfer={transfer} cannot be used: {error}") from None
 

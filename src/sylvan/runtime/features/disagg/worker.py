@@ -1,4 +1,4 @@
-"""Worker halves of both roles: they hold the network, and touch pages between forward passes."""
+"""Worker halves of both roles: they own the network, and access pages between forward passes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sylvan.runtime.features.disagg.sender import Sender
 
 
 class PrefillWorker(CapabilityWorker):
-    """Sends pages beside the steps; what a step may give to others is copied before it.
+    """Sends pages beside the steps; copies what a step may free before the step.
 
     Args:
-        start: Makes the sender; called once the model's memory is there.
-        ranks: Of this server.
+        start: Creates the sender; called once the model's memory exists.
+        ranks: Ranks of this server.
     """
 
     name: ClassVar = PrefillRole.name
@@ -31,7 +31,7 @@ class PrefillWorker(CapabilityWorker):
         self._agreement = Agreement(ranks, self._give_up) if ranks.size > 1 else None
 
     def open(self) -> Sender:
-        """Start the sender, if that was not done."""
+        """Start the sender, if not started yet."""
         if self._sender is None:
             self._sender = self._start()
         return self._sender
@@ -54,15 +54,15 @@ class PrefillWorker(CapabilityWorker):
             self._sender.close()
 
     def _give_up(self, job: int) -> None:
-        self.open().begin((Withdraw(job, "another rank could not hand over its part"),))
+        self.open().begin((Withdraw(job, "another rank could not transfer its part"),))
 
 
 class DecodeWorker(CapabilityWorker):
-    """Begins after the copies of a step, so that these do not overwrite what arrives.
+    """Starts after the copies of a step, so that these do not overwrite what arrives.
 
     Args:
-        start: Makes the receiver; called once the model's memory is there.
-        ranks: Of this server.
+        start: Creates the receiver; called once the model's memory exists.
+        ranks: Ranks of this server.
     """
 
     name: ClassVar = DecodeRole.name
@@ -74,7 +74,7 @@ class DecodeWorker(CapabilityWorker):
         self._agreement = Agreement(ranks, self._give_up) if ranks.size > 1 else None
 
     def open(self) -> Receiver:
-        """Start the receiver, if that was not done."""
+        """Start the receiver, if not started yet."""
         if self._receiver is None:
             self._receiver = self._start()
         return self._receiver
@@ -84,7 +84,7 @@ class DecodeWorker(CapabilityWorker):
 
     def idle_step(self, work: DecodeWork) -> Report:
         receiver = self.open()
-        if not self._is_first:  # one asks for all
+        if not self._is_first:  # one rank asks for all
             work = tuple(item for item in work if not isinstance(item, AskAgain))
         receiver.begin(work)
         if self._agreement is None:

@@ -1,1 +1,1 @@
-"""Vectors, scores and labels of texts: pooled from hidden vectors, without sampling."""
+"""Embeddings, scores and labels of texts: pooled from hidden states, without sampling."""

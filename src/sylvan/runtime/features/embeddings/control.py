@@ -1,4 +1,4 @@
-"""Control half: which slices are pooled, and which vector belongs to which request."""
+"""Control half: which slices are pooled, and which request gets each embedding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sylvan.runtime.sched.capability import Capability, Verdict
 
 
 class PoolSlice(msgspec.Struct, frozen=True):
-    """Slice `index` computes tokens of an EmbedRequest from `start` on; `done`: to its last."""
+    """Slice `index` computes tokens of an EmbedRequest from `start` on; `done`: up to its last."""
 
     index: int
     start: int
@@ -25,11 +25,11 @@ class PoolSlice(msgspec.Struct, frozen=True):
 
 
 class NoEmbeddings(Capability):
-    """Refuses `EmbedRequest`: the model makes no vectors."""
+    """Rejects `EmbedRequest`: the model has no embeddings."""
 
     def gate(self, req: Req) -> Verdict:
         if isinstance(req.request, EmbedRequest):
-            raise RequestError("this model makes no vectors")
+            raise RequestError("this model does not compute embeddings")
         return Verdict.READY
 
 
@@ -37,7 +37,7 @@ class EmbeddingCapability(Capability):
     """Serves `EmbedRequest`.
 
     Args:
-        pools_all: Whether a vector is made of all tokens, so that none may come from the cache.
+        pools_all: Whether pooling uses all tokens, so that none may come from the cache.
     """
 
     name: ClassVar = "embeddings"

@@ -1,4 +1,4 @@
-"""Makes the vector of a request out of the hidden vectors of its tokens, slice by slice.
+"""Pools the hidden states of a request's tokens, slice by slice.
 
 Shapes: n rows of one slice, D hidden.
 """
@@ -18,12 +18,12 @@ from sylvan.runtime.features.embeddings.control import PoolSlice
 from sylvan.runtime.models.pooling import Mode, PoolingSpec
 
 Head = Callable[[torch.Tensor], torch.Tensor]
-"""Pooled vectors (1, D) -> numbers of the labels (1, C)."""
+"""Pooled vectors (1, D) -> logits of the labels (1, C)."""
 
 
 @dataclass(slots=True)
 class _Sum:
-    """What is known of a text of which only a part was computed."""
+    """The partial sum of a text that was computed in part."""
 
     total: NDArray[np.float64] | None = None
     weight: float = 0.0
@@ -34,11 +34,11 @@ class _Sum:
 
 @dataclass(slots=True)
 class Pooler:
-    """Keeps sums of the texts under way, by request slot.
+    """Keeps the sums of unfinished texts, by request slot.
 
-    Sums are made row by row in float64, so that they do not depend on how a text was divided.
-    With `labels` the model's head turns the pooled vector into one number for each label; `head` is
-    needed where the vector is not simply that of the last token.
+    Sums are accumulated row by row in float64, so they do not depend on how a text was split.
+    With `labels`, the model's head maps the pooled vector to one logit per label; `head` is
+    needed unless pooling takes the last token's vector.
     """
 
     spec: PoolingSpec
@@ -49,9 +49,11 @@ class Pooler:
     def add(
         self, step: StepContext, slot: int, rows: IntArray, work: PoolSlice
     ) -> FloatArray | None:
-        """Take in the rows of a slice; the vector, once the text is complete."""
+        """Add the rows of a slice; return the embedding once the text is complete."""
         if self.spec.reads_all:
-            self._add(slot, step.hidden(rows), work.start)
+            words = self.spec.reads_words
+            read = step.logits(rows).relu().log1p() if words else step.hidden(rows)
+            self._add(slot, read, work.start)
         if not work.done:
             return None
         if self.labels and not self.spec.reads_all:
@@ -63,7 +65,7 @@ class Pooler:
         return self._finished(vector, work).numpy()
 
     def forget(self, slot: int) -> None:
-        """The request in a slot has ended."""
+        """Drop the request in a slot."""
         self._sums.pop(slot, None)
 
     def _add(self, slot: int, hidden: torch.Tensor, start: int) -> None:
@@ -72,7 +74,7 @@ class Pooler:
             self._sums[slot] = _Sum(first=rows[0].copy())
         found, modes = self._sums[slot], self.spec.modes
         assert found.rows == start, "a text is pooled from its first token on"
-        if "max" in modes:
+        if "max" in modes or "splade" in modes:
             top = rows.max(0)
             found.most = top if found.most is None else np.maximum(found.most, top)
         if any("mean" in mode for mode in modes):
@@ -99,7 +101,7 @@ class Pooler:
 def _pooled(mode: Mode, found: _Sum, last: torch.Tensor) -> torch.Tensor:
     if mode == "last":
         return last.float().cpu()
-    if mode in ("cls", "max"):
+    if mode in ("cls", "max", "splade"):
         vector = found.first if mode == "cls" else found.most
         assert vector is not None
         return torch.from_numpy(vector)

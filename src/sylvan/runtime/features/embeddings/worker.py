@@ -1,4 +1,4 @@
-"""Worker half: pools the hidden vectors of slices."""
+"""Worker half: pools the hidden states of slices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sylvan.runtime.features.embeddings.pooling import Pooler
 
 
 class EmbeddingsWorker(CapabilityWorker):
-    """Adds the rows of each slice to the vector of its request."""
+    """Adds the rows of each slice to the pooled vector of its request."""
 
     name: ClassVar = EmbeddingCapability.name
     reads_rows: ClassVar = True

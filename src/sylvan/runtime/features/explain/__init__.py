@@ -1,1 +1,1 @@
-"""Why requests hit or missed the prefix cache, and what the cache holds."""
+"""Explains prefix cache hits and misses, and lists the cache's contents."""

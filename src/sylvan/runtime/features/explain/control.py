@@ -1,4 +1,4 @@
-"""Keeps what is needed to explain recent requests to their senders."""
+"""Records what is needed to explain the cache hits of recent requests."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ MAX_NODES = 10_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """A request when it started."""
+    """A request at its start."""
 
     key: CacheKey
     cached: int
     reason: Reason
-    loaded: int = 0  # of those cached, from a store
-    from_host: int = 0  # of those cached, from the tier in host memory
+    loaded: int = 0  # cached tokens that came from a store
+    from_host: int = 0  # cached tokens that came from the host tier
 
 
 class CacheExplain(Capability):
-    """Notes the fate of each prompt as it starts; answers questions about the newest ones."""
+    """Records each prompt as it starts, and answers queries about the newest ones."""
 
     def __init__(self, tree: RadixCache) -> None:
         self._tree = tree
@@ -47,7 +47,7 @@ class CacheExplain(Capability):
             self._keep(piece.req, piece.start)
 
     def answer(self, command: Inspection) -> Mapping[str, Any] | None:
-        """Answer a question that came from outside; None if there is nothing to tell."""
+        """Answer a query of a route; None if there is no answer."""
         match command:
             case CacheTree(max_nodes=max_nodes, owner=owner):
                 return self.tree(max_nodes, owner)
@@ -57,9 +57,9 @@ class CacheExplain(Capability):
                 return {"prompts": [hashes.tolist() for hashes in self.prompts()]}
 
     def explain(self, rid: str, owner: str | None = None) -> Mapping[str, Any] | None:
-        """What became of the prompt of `rid`; None if it is not (or no longer) known.
+        """Explain the prompt of `rid`; None if it is unknown, or no longer known.
 
-        With an `owner`, requests of others are not known, and what others hold reads as never seen.
+        With an `owner`, requests of others are unknown, and their prefixes read as never seen.
         """
         record = self._newest(rid, owner)
         if record is None:
@@ -80,15 +80,15 @@ class CacheExplain(Capability):
         }
 
     def tree(self, max_nodes: int, owner: str | None = None) -> Mapping[str, Any]:
-        """Bounded by `MAX_NODES`."""
+        """Return the prefix tree, at most `MAX_NODES` nodes."""
         return tree_view(self._tree, max_nodes=min(max_nodes, MAX_NODES), owner=owner)
 
     def prompts(self) -> Sequence[Hashes]:
-        """Block hashes of recent prompts, oldest first: what `hit_curve` takes."""
+        """Return the block hashes of recent prompts, oldest first, for `hit_curve`."""
         return tuple(self._prompts)
 
     def _newest(self, rid: str, owner: str | None) -> Record | None:
-        """The newest of `owner` under that rid: samples and replays have records of their own."""
+        """Return the owner's newest record of that ID: samples and replays have their own."""
         for name, record in reversed(self._records.items()):
             if rid_of(name) == rid and owned(record.key.namespace, record.key.media, owner):
                 return record

@@ -1,4 +1,4 @@
-"""The flight recorder: observes the scheduler, which takes the same path as without it."""
+"""The flight recorder: observes the scheduler without changing its path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FlightRecorder(Observer):
         self._recorder = recorder
 
     def clock(self, clock: Clock) -> Clock:
-        """A clock whose answers are recorded; the scheduler is to use it."""
+        """A clock whose readings are recorded; the scheduler must use it."""
 
         def now() -> float:
             seconds = clock()

@@ -1,9 +1,9 @@
-"""The format of recordings: a folder for each life of a scheduler.
+"""The format of recordings: one folder per run of a scheduler.
 
-A scheduler that crashed is started again, and each of its lives has a folder, `life-1`, `life-2`
-and so on, so that neither writes over the other. In it, `setup.json` says how the scheduler was
-made, and `events.msgpack` holds what happened, in order: what came in, what the clock and the
-capabilities answered, each step plan and each result. The scheduler is a function of inputs,
+A crashed scheduler is restarted, and each run has its own folder, `life-1`, `life-2` and so on, so
+that no run overwrites another. In it, `setup.json` says how the scheduler was built, and
+`events.msgpack` contains what happened, in order: inputs, readings of the clock, answers of
+capabilities, each step plan and each result. The scheduler is a function of inputs,
 answers and results; a replay feeds them to a real scheduler and compares the plans.
 """
 
@@ -31,12 +31,12 @@ MAX_EVENT_BYTES = 64 << 20
 
 
 class SchedulerSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What is needed to make the same scheduler again. `limits` are the fields of `Limits`.
+    """What is needed to build the same scheduler again. `limits` are the fields of `Limits`.
 
-    `questions` are those that capabilities answered, "running gate" among them if they are asked
-    about running requests too. `num_slots` are the request slots of the executor.
-    `max_samples` and `draft_*`: see `ExecutorCaps`. `started`: when that was, in UTC; the recorder
-    fills it in.
+    `questions` are the hooks that capabilities implement, including "running gate" if running
+    requests are gated too. `num_slots` is the executor's number of request slots.
+    `max_samples` and `draft_*`: see `ExecutorCaps`. `started`: UTC start time, set by the
+    recorder.
     """
 
     format: int = FORMAT
@@ -46,7 +46,7 @@ class SchedulerSetup(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     seed: int
     limits: dict[str, Any]
-    questions: tuple[str, ...] = ()  # that capabilities answer, beyond the standard ones
+    questions: tuple[str, ...] = ()  # that capabilities answer, besides the standard ones
     makes_vectors: bool = False
     pools_all: bool = False
     num_slots: int = 0
@@ -59,9 +59,9 @@ class SchedulerSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Called(msgspec.Struct, frozen=True, tag="call"):
-    """A method of the scheduler, or of the port of capabilities, was called.
+    """A method of the scheduler, or of its capability port, was called.
 
-    "step" begins a step, which `Ended` ends.
+    "step" starts a step, which `Ended` ends.
     """
 
     method: Literal[
@@ -82,27 +82,27 @@ class Called(msgspec.Struct, frozen=True, tag="call"):
 
 
 class RequestAdded(msgspec.Struct, frozen=True, tag="add"):
-    """A request came in."""
+    """A request arrived."""
 
     request: GenerateRequest | EmbedRequest
 
 
 class Ended(msgspec.Struct, frozen=True, tag="end"):
-    """The step is over."""
+    """The step ended."""
 
 
 class Now(msgspec.Struct, frozen=True, tag="now"):
-    """The clock said this."""
+    """A reading of the clock."""
 
     seconds: float
 
 
 class CapabilitiesAnswered(msgspec.Struct, frozen=True, tag="answer"):
-    """What the capabilities together answered to a question about a request.
+    """The combined answer of the capabilities to a question about a request.
 
-    `answer` is a truth value, the name of a verdict, guesses (tokens, parents), a review (kept,
-    settled: one number each), or a size (one number, and nothing); `refusal` says that one of them
-    refused the request.
+    `answer` is a boolean, the name of a verdict, drafts (tokens, parents), a review (kept,
+    settled: one number each), or a size (one number, and nothing); `refusal` is set if one of them
+    rejected the request.
     """
 
     question: Literal[
@@ -117,13 +117,13 @@ class CapabilitiesAnswered(msgspec.Struct, frozen=True, tag="answer"):
         "reviews",
         "review",
     ]
-    rid: str  # empty: about no request
+    rid: str  # empty: not about a request
     answer: bool | str | tuple[tuple[int, ...], tuple[int, ...]] | None = None
     refusal: str | None = None
 
 
 class Planned(msgspec.Struct, frozen=True, tag="plan"):
-    """A step plan went to the executor: its numbers, and what changed since the step before."""
+    """A step plan for the executor: its numbers, and the changes since the step before."""
 
     number: int
     num_slices: int
@@ -135,10 +135,10 @@ class Planned(msgspec.Struct, frozen=True, tag="plan"):
 
 
 class Completed(msgspec.Struct, frozen=True, tag="result"):
-    """What the oldest step in flight brought, or why it failed as a whole.
+    """The result of the oldest step in flight, or why the step failed.
 
-    `others` are the outputs that are no single id: (slice, token ids, error, status, ended,
-    accepted). `short`: the step did not fit into the device's memory.
+    `others` are outputs that are not a single ID: (slice, token IDs, error, status, ended,
+    accepted). `short`: the step ran out of device memory.
     """
 
     tokens: tuple[int, ...] = ()
@@ -151,17 +151,17 @@ Event = Called | RequestAdded | Ended | Now | CapabilitiesAnswered | Planned | C
 
 
 class Recorder:
-    """Appends events to the record of one life. Not thread-safe, as the scheduler is not.
+    """Appends events to the record of one run. Not thread-safe, like the scheduler.
 
     Attributes:
-        folder: Of this life.
+        folder: Folder of this run.
     """
 
     def __init__(self, folder: Path, setup: SchedulerSetup) -> None:
-        """Start the next life in `folder`, which is made if need be; earlier ones stay.
+        """Start the next run in `folder`, which is created if needed; earlier runs stay.
 
         Raises:
-            ConfigError: `folder` is itself a life of a recording, or cannot be written.
+            ConfigError: `folder` is itself a run of a recording, or is not writable.
         """
         if (folder / SETUP).exists():
             raise ConfigError(f"cannot record to {folder}: it holds one life of a recording")
@@ -176,7 +176,7 @@ class Recorder:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode)
 
     def write(self, event: Event) -> None:
-        """Append one event. A step's events reach the disk when it ends."""
+        """Append one event. A step's events are flushed when it ends."""
         data = self._encoder.encode(event)
         self._file.write(struct.pack("<I", len(data)) + data)
         if isinstance(event, Ended):
@@ -188,7 +188,7 @@ class Recorder:
 
 
 def planned(plan: StepPlan) -> Planned:
-    """What a plan comes down to; requests are recorded when they come in."""
+    """Summarise a plan; requests are recorded when they arrive."""
     return Planned(
         plan.number,
         plan.num_slices,
@@ -201,7 +201,7 @@ def planned(plan: StepPlan) -> Planned:
 
 
 def completed(result: StepResult | Exception) -> Completed:
-    """What a result comes down to; log probabilities and reports decide nothing."""
+    """Summarise a result; log probabilities and reports do not affect decisions."""
     if isinstance(result, Exception):
         return Completed(failure=str(result), short=isinstance(result, DeviceMemoryError))
     others = (
@@ -212,10 +212,10 @@ def completed(result: StepResult | Exception) -> Completed:
 
 
 def lives(folder: Path) -> list[Path]:
-    """The folders of all lives in a recording, oldest first; `folder` itself if it is one.
+    """Return the folders of all runs in a recording, oldest first; `folder` itself if it is one.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: There is none.
     """
     if (folder / SETUP).exists():
         return [folder]
@@ -233,7 +233,7 @@ def _numbered(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _next_life(folder: Path) -> Path:
-    """Make the folder of a new life, which nobody else has even if two start at once."""
+    """Create the folder of a new run, unique even if two start at once."""
     number = max((number for number, _ in _numbered(folder)), default=0)
     while True:
         number += 1
@@ -246,10 +246,10 @@ def _next_life(folder: Path) -> Path:
 
 
 def read(folder: Path) -> tuple[SchedulerSetup, Iterator[Event]]:
-    """Open the record of one life; its events are read as they are asked for.
+    """Open the record of one run; events are read lazily.
 
     Raises:
-        ConfigError: there is none, or it is of another format.
+        ConfigError: There is none, or it has another format.
     """
     try:
         setup = msgspec.json.decode((folder / SETUP).read_bytes(), type=SchedulerSetup)
@@ -270,7 +270,7 @@ def _events(file: BinaryIO) -> Iterator[Event]:
             (length,) = struct.unpack("<I", size)
             data = file.read(min(length, MAX_EVENT_BYTES))
             if len(data) < length:
-                return  # the process died while it wrote
+                return  # the process died while writing
             yield decoder.decode(data)
 
 

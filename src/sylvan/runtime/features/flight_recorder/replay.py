@@ -49,18 +49,18 @@ PORT_CALLS = frozenset({"loaded", "load_failed", "release"})
 
 
 class DivergedError(Exception):
-    """The scheduler asked for, or decided, something else than what was recorded."""
+    """The scheduler asked or decided something other than what was recorded."""
 
 
 class ExhaustedError(DivergedError):
-    """The scheduler asked for more than was recorded; so it must where a crash cut the record."""
+    """The scheduler asked for more than was recorded, as expected where a crash cut the record."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """How far a replay got. `difference` is empty if all decisions were the same.
+    """The result of a replay. `difference` is empty if all decisions matched.
 
-    `started`: when the recorded scheduler did. `cut`: the record ends inside a step.
+    `started`: start time of the recorded scheduler. `cut`: the record ends inside a step.
     """
 
     steps: int
@@ -71,7 +71,7 @@ class ReplayResult:
     cut: bool = False
 
     def __str__(self) -> str:
-        """What follows the name of a life in a line for people."""
+        """Format the result for people, without the name of the run."""
         since = f" (started {self.started})" if self.started else ""
         counts = f"{self.steps} steps, {self.requests} requests, {self.tokens} tokens"
         if self.difference:
@@ -82,7 +82,7 @@ class ReplayResult:
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """A step or call, with all that happened within it; `whole` unless the record ends there."""
+    """One step or call with its events; `whole` unless the record ends inside it."""
 
     first: Event
     within: Sequence[Event]
@@ -90,14 +90,14 @@ class _Moment:
 
 
 def replay(folder: Path, until_step: int | None = None) -> ReplayResult:
-    """Run the recorded inputs of one life through a new scheduler, at most `until_step` steps.
+    """Feed the recorded inputs of one run to a new scheduler, for at most `until_step` steps.
 
     Args:
-        folder: Of that life, or of a recording with only one.
-        until_step: None: all there are.
+        folder: Folder of the run, or of a recording with a single run.
+        until_step: None: all steps.
 
     Raises:
-        ConfigError: there is no recording in `folder`, or one of several lives.
+        ConfigError: There is no recording in `folder`, or one of several runs.
     """
     found = lives(folder)
     if len(found) > 1:
@@ -149,7 +149,7 @@ def _apply(scheduler: Scheduler, event: Event) -> None:
             try:
                 scheduler.add(request)
             except (RequestError, CapacityError):
-                return  # refused then as now
+                return  # rejected then as now
         case Called(method=method, arguments=arguments):
             owner = scheduler.port if method in PORT_CALLS else scheduler
             getattr(owner, method)(*arguments)
@@ -162,7 +162,7 @@ def _scheduler(setup: SchedulerSetup, tape: _Tape) -> Scheduler:
     standard = standard_capabilities(
         cache, makes_vectors=setup.makes_vectors, pools_all=setup.pools_all
     )
-    # What gates answered is on the tape.
+    # the answers of gates are on the tape
     silent = tuple(c for c in standard if not isinstance(c, NoEmbeddings))
     parts = SchedulerDeps(
         cache=cache,
@@ -178,7 +178,7 @@ def _scheduler(setup: SchedulerSetup, tape: _Tape) -> Scheduler:
 
 
 class _Tape:
-    """The answers recorded for the present moment, by who gives them."""
+    """The recorded answers of the current step or call, by source."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -247,7 +247,7 @@ class _Tape:
         self.tokens += sum(len(o.token_ids) for o in outputs)
 
     def finish(self) -> None:
-        """Check that the moment was used up."""
+        """Check that all answers were consumed."""
         if self._plans:
             raise DivergedError(f"a step is missing: {_brief(self._plans[0])}")
         if self._times or self._answers or self._results or self.port_calls:
@@ -255,7 +255,7 @@ class _Tape:
 
 
 class _TapePort(Capability):
-    """Repeats what capabilities did to requests, and their answers in subclasses."""
+    """Replays what capabilities did to requests; subclasses replay their answers."""
 
     def __init__(self, tape: _Tape) -> None:
         self._tape = tape
@@ -271,7 +271,7 @@ class _TapePort(Capability):
 
 
 def _tape_capability(tape: _Tape, questions: Sequence[str]) -> Capability:
-    """Answers those questions only: a hook that is there changes which path is taken."""
+    """Make a capability with these questions only: the presence of a hook changes the path."""
 
     def verdict(question: str, req: Req) -> Verdict:
         answer = tape.answer(question, req)
@@ -322,7 +322,7 @@ class _TapeExecutor:
         return _TapePending(self._tape)
 
     def control(self, command: ExecutorCommand) -> Carried:
-        """What commands did to the scheduler is on the tape."""
+        """Ignore commands: their effects on the scheduler are on the tape."""
         return Carried(CommandResult(error="a recording has neither weights nor memory"))
 
     def close(self) -> None:

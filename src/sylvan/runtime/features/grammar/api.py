@@ -1,4 +1,4 @@
-"""What a grammar library is to the rest: compile, match, mask."""
+"""The interface of grammar libraries: compile, match, mask."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from sylvan.runtime.features.grammar.spec import GrammarSpec
 
 
 class GrammarMatcher(Protocol):
-    """One output on its way through a grammar. Not thread-safe.
+    """The state of one output in a grammar. Not thread-safe.
 
-    The end token is no part of the text: it is never given to `accept`, and whether it may come
-    is what `is_accepting` says; in masks its bit means nothing.
+    The end token is not part of the text: it is never passed to `accept`, and `is_accepting` says
+    whether it may come; its bit in masks is undefined.
     """
 
     def fill_mask(self, row: IntArray) -> bool:
-        """Write which ids may come next into `row`; False: all of them, and `row` is undefined.
+        """Write the allowed next IDs into `row`; False: all are allowed, and `row` is undefined.
 
-        `row` is int32 (ceil(vocabulary.size / 32),), C-contiguous; bit i of the row allows id i.
-        Does not change the state. Ids that are special are allowed only where the grammar names
-        them. Releases the GIL while it works, where the library can.
+        `row` is int32 (ceil(vocabulary.size / 32),), C-contiguous; bit i of the row allows ID i.
+        Does not change the state. Special IDs are allowed only where the grammar names
+        them. Releases the GIL if the library can.
         """
         ...
 
     @staticmethod
     def fill_masks(matchers: Sequence[Any], bits: IntArray, rows: Sequence[int]) -> None:
-        """`fill_mask` for matchers of this class at once: row `rows[i]` of `bits` for each.
+        """Call `fill_mask` for several matchers of this class: row `rows[i]` of `bits` for each.
 
         `bits` is int32 (at least max(rows) + 1, ceil(vocabulary.size / 32)), C-contiguous. Rows of
-        those that allow all ids are all ones.
+        matchers that allow all IDs are all ones.
         """
         ...
 
     def accept(self, token: int) -> bool:
-        """Go on by one token; False, changing nothing, if the grammar does not allow it."""
+        """Advance by one token; False, without change, if the grammar does not allow it."""
         ...
 
     def accept_all(self, tokens: Sequence[int]) -> int:
-        """Go on by tokens up to the first that is not allowed; how many were taken."""
+        """Advance by tokens up to the first that is not allowed; return how many were accepted."""
         ...
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last `num_tokens` accepted tokens."""
+        """Undo the last `num_tokens` accepted tokens."""
         ...
 
     def forced(self) -> bytes:
-        """The longest text that has to come next, whatever is chosen; empty if there is a choice.
+        """Return the longest text that must come next; empty if there is a choice.
 
-        May be shorter than what is possible, and may end inside a character.
+        May be shorter than possible, and may end inside a character.
         """
         ...
 
@@ -58,48 +58,48 @@ class GrammarMatcher(Protocol):
         ...
 
     def is_terminated(self) -> bool:
-        """Whether the output has to end here: it is accepted, and nothing can follow."""
+        """Whether the output must end here: it is accepted, and nothing can follow."""
         ...
 
     def error(self) -> str:
-        """Why the library gave up on this output (a limit was hit); empty if it did not."""
+        """Why the library gave up on this output (a limit was reached); empty if it did not."""
         ...
 
 
 class CompiledGrammar(Protocol):
-    """A grammar ready for use; immutable, shared by requests.
+    """A compiled grammar; immutable, shared by requests.
 
     Attributes:
-        library: Name of the library that compiled it, which loads what `dump` gives.
+        library: Name of the library that compiled it and loads the result of `dump`.
     """
 
     library: str
 
     def matcher(self) -> GrammarMatcher:
-        """A matcher at the start. Cheap."""
+        """Make a matcher at the start state. Cheap."""
         ...
 
     def dump(self) -> bytes:
-        """What `GrammarLoader.load` makes the same grammar from, in this or another process."""
+        """Serialise the grammar for `GrammarLoader.load`, in this or another process."""
         ...
 
 
 class GrammarLoader(Protocol):
-    """Makes grammars that were compiled before. Several threads may load at once.
+    """Loads compiled grammars. Several threads may load at once.
 
     Attributes:
-        isolated: Whether grammars live in processes of their own, so that whoever loads one waits.
+        isolated: Whether grammars live in their own processes, so that loading blocks.
     """
 
     isolated: bool
 
     def load(self, data: bytes) -> CompiledGrammar:
-        """What `CompiledGrammar.dump` gave, by the same version of the library.
+        """Load the result of `CompiledGrammar.dump` by the same library version.
 
-        Cheap, where the library can serialise; else known to be cheap, since it was done before.
+        Cheap if the library can serialise; otherwise known to be cheap, because it was done before.
 
         Raises:
-            RequestError: it is not from this version and vocabulary.
+            RequestError: It is of another version or vocabulary.
         """
         ...
 
@@ -108,9 +108,9 @@ class GrammarBackend(Protocol):
     """Compiles grammars for one vocabulary.
 
     Attributes:
-        grows_later: States of its automata are made while outputs are written, so that a limit on
-            their number is its second argument. Others make all of them while they compile, where
-            limits on time and memory hold.
+        grows_later: Whether automaton states are created during generation, so that its second
+            argument limits their number. Other libraries create all states when compiling, under
+            the limits on time and memory.
     """
 
     grows_later: bool
@@ -119,7 +119,7 @@ class GrammarBackend(Protocol):
         """Compile a grammar. May take long, and much memory.
 
         Raises:
-            RequestError: it is not valid or not supported; the library's reason.
+            RequestError: It is invalid or unsupported; the message is the library's.
         """
         ...
 
@@ -129,14 +129,14 @@ class GrammarLibrary(GrammarBackend, GrammarLoader, Protocol):
 
 
 def fill_each(matchers: Sequence[GrammarMatcher], bits: IntArray, rows: Sequence[int]) -> None:
-    """`GrammarMatcher.fill_masks` for libraries that do one at a time."""
+    """Implement `GrammarMatcher.fill_masks` for libraries without batch calls."""
     for matcher, row in zip(matchers, rows, strict=True):
         if not matcher.fill_mask(bits[row]):
             bits[row] = -1
 
 
 def accept_each(matcher: GrammarMatcher, tokens: Sequence[int]) -> int:
-    """`GrammarMatcher.accept_all` for libraries that do one at a time."""
+    """Implement `GrammarMatcher.accept_all` for libraries without batch calls."""
     for count, token in enumerate(tokens):
         if not matcher.accept(token):
             return count
@@ -144,7 +144,7 @@ def accept_each(matcher: GrammarMatcher, tokens: Sequence[int]) -> int:
 
 
 BackendMaker = Callable[..., GrammarBackend]
-"""`BACKEND` of a module in `backends`; raises ConfigError where the library is missing."""
+"""`BACKEND` of a module in `backends`; raises ConfigError if the library is missing."""
 
 MAX_STATES = 50_000
-"""Of one grammar's automaton, as long as nothing else is asked for."""
+"""Default limit of states in one grammar's automaton."""

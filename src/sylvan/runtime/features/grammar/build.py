@@ -1,4 +1,4 @@
-"""Puts the capability together."""
+"""Builds the grammar capability."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sylvan.runtime.sched.capability import Capability, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The capability: its control half, and the worker half beside the sampler."""
+    """The capability: its control half, and the worker half used by the sampler."""
 
     control: Capability
     worker: GrammarWorker
@@ -46,13 +46,13 @@ def build_grammar(
     *,
     free_core: bool = False,
 ) -> Grammar:
-    """Nothing is loaded or started before the first request with a grammar.
+    """Build the capability; nothing is loaded or started before the first grammar request.
 
     Args:
-        config: Without `auto`.
-        read_vocabulary: Reads the model's; called in another thread.
-        vocab_size: How many ids the model has logits for.
-        free_core: There is a core that the forward pass does not use; see `overlap`.
+        config: Resolved; not `auto`.
+        read_vocabulary: Reads the model's vocabulary; called in another thread.
+        vocab_size: Number of IDs in the model's logits.
+        free_core: Whether a core is idle during the forward pass; see `overlap`.
     """
     name = config.backend
 
@@ -70,7 +70,7 @@ def build_grammar(
     grammars: dict[str, CompiledGrammar | str] = {}
     jumps = config.jump_forward and name != "none"
     matchers = Matchers(grammars, vocabulary, vocab_size, jumps=jumps, free_core=free_core)
-    if name == "none":  # budgets of thinking need no library
+    if name == "none":  # thinking budgets need no library
         without = GrammarWorker(matchers, grammars, loaders)
         return Grammar(NoGrammar(), without, CompilerStats, without.close)
 
@@ -101,7 +101,7 @@ def build_grammar(
 
 
 class NoGrammar(Capability):
-    """Refuses requests with a grammar."""
+    """Rejects requests with a grammar."""
 
     def gate(self, req: Req) -> Verdict:
         spec = spec_of(req.request)

@@ -1,4 +1,4 @@
-"""Compiled grammars by content: in memory, and on disk for the next start."""
+"""Caches compiled grammars by content: in memory, and on disk for the next start."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ logger = logging.getLogger(__name__)
 
 MAX_BYTES = 256 << 20
 MAX_DISK_BYTES = 1 << 30
-_OVERHEAD_BYTES = 4096  # of an entry, whatever it is
-_RULES = b"6"  # one more, when what is given to libraries changes
+_OVERHEAD_BYTES = 4096  # fixed size of an entry
+_RULES = b"6"  # increment when the input of libraries changes
 
 Entry = LoadedGrammar | str
-"""A grammar, or why there is none."""
+"""A grammar, or the error of compiling it."""
 
 
 class GrammarCache:
-    """Keeps the most recently used grammars, and refusals, up to a size.
+    """The most recently used grammars and errors, up to a size.
 
-    Thread-safe. Grammars that requests use live on without it.
+    Thread-safe. Grammars in use survive eviction.
 
     Args:
-        max_bytes: Of all entries together.
+        max_bytes: Total size of all entries.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -45,7 +45,7 @@ class GrammarCache:
         return len(self._entries)
 
     def get(self, digest: str) -> Entry | None:
-        """What is kept under a digest."""
+        """Return the entry of a digest."""
         with self._lock:
             found = self._entries.get(digest)
             if found is None:
@@ -54,7 +54,7 @@ class GrammarCache:
             return found[0]
 
     def put(self, digest: str, entry: Entry, num_bytes: int) -> None:
-        """Keep an entry; the least recently used ones make room."""
+        """Store an entry; evict the least recently used ones."""
         size = num_bytes + _OVERHEAD_BYTES
         with self._lock:
             old = self._entries.pop(digest, None)
@@ -66,7 +66,7 @@ class GrammarCache:
 
 
 class GrammarStore:
-    """A folder of compiled grammars, of one library version and vocabulary.
+    """A directory of compiled grammars, of one library version and vocabulary.
 
     Several processes may share it.
     """
@@ -75,7 +75,7 @@ class GrammarStore:
         self._folder = folder
 
     def read(self, digest: str) -> CompileResult | None:
-        """A grammar from disk; None: there is none, or it cannot be read."""
+        """Read a grammar from disk; None if it is missing or unreadable."""
         path = self._folder / digest
         try:
             found = msgspec.msgpack.decode(path.read_bytes(), type=CompileResult)
@@ -85,7 +85,7 @@ class GrammarStore:
         return found
 
     def write(self, digest: str, result: CompileResult) -> None:
-        """Keep a grammar on disk. Failing is no error: the grammar is compiled again."""
+        """Write a grammar to disk. Failures are ignored: the grammar is compiled again."""
         path = self._folder / f".{digest}.{os.getpid()}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -97,7 +97,7 @@ class GrammarStore:
 
 
 def store_folder(root: Path, library: str, vocabulary: Vocabulary) -> Path:
-    """Where grammars of one library version and vocabulary lie below `root`."""
+    """Return the directory for one library version and vocabulary below `root`."""
     content = hashlib.sha256(_RULES + library.encode())
     for token in vocabulary.tokens:
         content.update(len(token).to_bytes(4, "little") + token)
@@ -106,7 +106,7 @@ def store_folder(root: Path, library: str, vocabulary: Vocabulary) -> Path:
 
 
 def _prune(folder: Path) -> None:
-    """Delete the files not used for longest, until the rest fits."""
+    """Delete the least recently used files until the rest fits."""
     files = [(f.stat().st_mtime, f.stat().st_size, f) for f in folder.iterdir()]
     excess = sum(size for _, size, _ in files) - MAX_DISK_BYTES
     for _, size, file in sorted(files):

@@ -1,4 +1,4 @@
-"""Requests wait until their grammar is compiled; one that cannot be compiled fails alone."""
+"""Makes requests wait until their grammar is compiled; if that fails, only its requests fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sylvan.runtime.sched.capability import Capability, Verdict
 
 
 class GrammarControl(Capability):
-    """Asks for grammars, and sends them to the worker half with the first step of a request."""
+    """Requests grammars, and sends them to the worker half with the first step of a request."""
 
     name: ClassVar = "grammar"
     work_type: ClassVar = GrammarWork
@@ -26,24 +26,24 @@ class GrammarControl(Capability):
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
-        self._ready: dict[str, LoadedGrammar | None] = {}  # of live requests; None: it has none
+        self._ready: dict[str, LoadedGrammar | None] = {}  # of live requests; None: no grammar
         self._tickets: dict[str, Ticket] = {}
         self._starting: list[str] = []  # in the step being planned
-        self._ended: list[str] = []  # that the worker half has not been told of
-        self._sent: dict[str, str] = {}  # digests of requests that the worker half knows
-        self._uses = Counter[str]()  # of these digests
-        self._guards: dict[str, OutputGuard] = {}  # of live requests that are guarded
-        self._bars: dict[str, Bars] = {}  # that the worker half has not been told of
-        self.tries = 0  # times that an output went back
-        self.taken_back = 0  # tokens
+        self._ended: list[str] = []  # not sent to the worker half yet
+        self._sent: dict[str, str] = {}  # digests of requests known to the worker half
+        self._uses = Counter[str]()  # number of requests by digest
+        self._guards: dict[str, OutputGuard] = {}  # of live requests with a guard
+        self._bars: dict[str, Bars] = {}  # not sent to the worker half yet
+        self.tries = 0  # number of rollbacks
+        self.taken_back = 0  # in tokens
 
     @property
     def num_waiting(self) -> int:
-        """Requests whose grammar is being compiled."""
+        """Number of requests that wait for a grammar."""
         return len(self._tickets)
 
     def counts(self) -> Mapping[str, int]:
-        """Fields of `Load`."""
+        """Return the fields of `Load`."""
         return {
             "num_grammar_reqs": self.num_waiting,
             "grammar_tries": self.tries,
@@ -51,7 +51,7 @@ class GrammarControl(Capability):
         }
 
     def loaded(self, digest: str) -> CompiledGrammar | None:
-        """The grammar of that content, if a live request has it and this process has loaded it."""
+        """Return the grammar with that digest if a live request has it and it is loaded here."""
         held = (found for found in tuple(self._ready.values()) if found is not None)
         return next((found.grammar for found in held if found.data.digest == digest), None)
 
@@ -59,7 +59,7 @@ class GrammarControl(Capability):
         """See `Capability.gate`.
 
         Raises:
-            RequestError: its grammar cannot be compiled; the library's reason.
+            RequestError: Its grammar cannot be compiled; the message is the library's.
         """
         rid = req.rid
         if rid in self._ready:
@@ -81,7 +81,7 @@ class GrammarControl(Capability):
         return Verdict.READY
 
     def reviews(self, req: Req) -> bool:
-        """What the grammar does not hold of its schema is guarded."""
+        """Review the output against the part of the schema that the grammar does not enforce."""
         found = self._ready.get(req.rid)
         return found is not None and found.guard is not None
 

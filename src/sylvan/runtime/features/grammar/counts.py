@@ -1,4 +1,4 @@
-"""Bounds on what a grammar counts: libraries take large numbers for small ones, or for memory."""
+"""Limits of repetition counts: libraries truncate large numbers, or run out of memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.structural import leaves, tree_of, within
 
 MAX_COUNT = 100_000
-"""Of repetitions that a regex, a rule, a tag or a schema may ask for."""
+"""Largest repetition count in a regex, a rule, a tag or a schema."""
 
 _AT_LEAST = ("minLength", "minItems", "minProperties", "minContains")
 _CLASS = r"\[\^?\]?(?:\\.|[^\]\\])*\]"
@@ -25,10 +25,10 @@ _OF_EBNF = re.compile(
 
 
 def check_counts(spec: GrammarSpec) -> None:
-    """Refuse what counts further than any library, and any output, goes.
+    """Reject counts beyond what libraries and outputs can reach.
 
     Raises:
-        RequestError: names the place and the limit.
+        RequestError: A count is too large; the message names the place and the limit.
     """
     match spec.kind:
         case "regex":
@@ -86,7 +86,7 @@ def _check_tags(spec: GrammarSpec) -> None:
 def _check_text(marks: re.Pattern[str], text: str, where: str, kind: str) -> None:
     for found in marks.finditer(text):
         for digits in found.groupdict().values():
-            # a number of a million digits takes Python minutes to read
+            # parsing a number of a million digits takes Python minutes
             if digits and (len(digits.lstrip("0")) > 9 or int(digits) > MAX_COUNT):
                 raise _too_many(f"{where}: at position {found.start() + 1}: {{...}}", kind)
 

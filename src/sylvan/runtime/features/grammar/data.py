@@ -1,4 +1,4 @@
-"""Matchers beside the sampler: masks before a token is drawn, the next state right after."""
+"""Matchers used by the sampler: masks before a token is sampled, the next state right after."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _VOID = RowOutcome()
 
 
 class Matchers:
-    """See `Constraints`. One for each executor; `GrammarWorker` fills `grammars`, by rid.
+    """See `Constraints`. One per executor; `GrammarWorker` fills `grammars`, by request ID.
 
-    Text that is certain to come is written in the tokenizer's own tokens, which are known as soon
-    as the text is: with `jumps` they are given out at once, else one in each step, and no mask is
-    asked for them.
+    Forced text is emitted in the tokenizer's own tokens, which are known as soon as the text is:
+    with `jumps` they are emitted at once, otherwise one per step, and no mask is
+    computed for them.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class Matchers:
         jumps: bool,
         free_core: bool = False,
     ) -> None:
-        """A string in `grammars` says why there is none.
+        """Create matchers. A string in `grammars` is the error of a grammar.
 
-        `vocabulary` is called with the first request with a grammar; `jumps`: see `forced`.
-        `free_core`: there is a core that the forward pass does not use.
+        `vocabulary` is called with the first grammar request; `jumps`: see `forced`.
+        `free_core`: whether a core is idle during the forward pass.
         """
         self._grammars = grammars
         self._vocabulary_of = vocabulary
@@ -55,14 +55,14 @@ class Matchers:
         self._tokens: Sequence[bytes] = ()
         self._encode: Encode | None = None
         self._outputs: dict[int, Output] = {}  # by slot
-        self._bars: dict[str, tuple[int, tuple[int, ...]]] = {}  # by rid
+        self._bars: dict[str, tuple[int, tuple[int, ...]]] = {}  # by request ID
         self._thread: ThreadPoolExecutor | None = None
         self._filling: Future[None] | None = None
         self._bits = MaskRows(vocab_size)
         self._overlap = Overlap(free_core=free_core)
-        self._prepared_s = 0.0  # when the forward pass could begin; 0: it has been measured
-        self._slots: IntArray = np.zeros(0, np.int32)  # of the rows that were prepared
-        self._rows: list[int] = []  # those of them that are masked, ascending
+        self._prepared_s = 0.0  # when the forward pass could start; 0: already measured
+        self._slots: IntArray = np.zeros(0, np.int32)  # of the prepared rows
+        self._rows: list[int] = []  # masked rows, ascending
         self.certain_tokens = 0  # known without asking the model
 
     @property
@@ -74,11 +74,11 @@ class Matchers:
         return self._filling is None or self._filling.done()
 
     def bar(self, rid: str, position: int, token_ids: tuple[int, ...]) -> None:
-        """The output of a request, which joins anew, must not go on with these ids there."""
+        """Forbid these IDs at that position, in the output of a request that joins again."""
         self._bars[rid] = position, token_ids
 
     def forget_bars(self, rid: str) -> None:
-        """The request has ended."""
+        """Drop a finished request."""
         self._bars.pop(rid, None)
 
     def join(self, slot: int, request: GenerateRequest, outputs: IntArray) -> None:
@@ -177,7 +177,7 @@ class Matchers:
         return outcomes
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
             self._thread = None
@@ -185,7 +185,7 @@ class Matchers:
     # ---- one output
 
     def _decide(self, output: Output, token: int) -> RowOutcome | None:
-        """What the row of `output` comes to; None: just `token`."""
+        """Decide the token of `output`; None: use `token`."""
         if output.error:
             return RowOutcome(error=output.error)
         if output.is_settled:  # known from the start
@@ -202,15 +202,15 @@ class Matchers:
         return RowOutcome((token, *more), ended=ended) if ended or more else None
 
     def _take_due(self, output: Output) -> tuple[int, ...]:
-        """What is certain, given out at once."""
+        """Emit the forced tokens at once."""
         due, output.due = output.due, ()
         output.position += len(due)
         return due
 
     def _look_ahead(self, output: Output) -> None:
-        """Find what is certain now, unless that is known or comes too late.
+        """Find forced tokens now, unless they are known or it is too late.
 
-        Once is enough: what is not settled now depends on the next token that is chosen.
+        Once is enough: what is undetermined now depends on the next sampled token.
         """
         matcher, thinking = output.matcher, output.thinking
         if output.due or output.over or output.error or output.refused or matcher is None:
@@ -228,7 +228,7 @@ class Matchers:
         output.over = matcher.is_terminated()
 
     def _begin_with(self, output: Output, text: bytes) -> None:
-        """The answer begins inside the token that ended the thinking."""
+        """Start the answer inside the token that ended the thinking."""
         assert output.matcher is not None
         assert self._encode is not None
         ids = self._encode(text)
@@ -250,7 +250,7 @@ class Matchers:
     # ---- masks
 
     def _begin(self, todo: list[Output], choices: list[int]) -> None:
-        """Fill masks, or have them filled beside what comes next."""
+        """Fill masks, or start filling them concurrently with the forward pass."""
         asked = choices.count(SOME)
         if self._overlap.beside(asked):
             self._thread = self._thread or ThreadPoolExecutor(1, "sylvan-masks")
@@ -262,7 +262,7 @@ class Matchers:
             self._overlap.filled(asked, time.perf_counter() - begun_s)
 
     def _note_pass(self) -> None:
-        """The forward pass is over."""
+        """Record the end of the forward pass."""
         if self._prepared_s:
             self._overlap.passed(time.perf_counter() - self._prepared_s)
             self._prepared_s = 0.0
@@ -274,9 +274,9 @@ class Matchers:
 
 
 def _tracker(request: GenerateRequest, tokens: Sequence[bytes] | None) -> ThoughtTracker | None:
-    """Follows the thinking of a request; None if nothing depends on it.
+    """Track the thinking of a request; None if nothing depends on it.
 
-    `tokens`: bytes by id, for a request with a grammar.
+    `tokens`: bytes by ID, for a request with a grammar.
     """
     thinking = request.thinking
     if thinking is None or (tokens is None and thinking.budget is None):

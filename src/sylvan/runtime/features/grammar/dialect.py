@@ -1,9 +1,9 @@
-"""What of JSON Schema a library enforces; everything else is refused before the library sees it.
+"""The subset of JSON Schema that a library enforces; the rest is rejected before the library.
 
-Libraries that turn schemas into automata look at one thing of a schema at a time: beside `$ref`,
-`const`, `enum` or `anyOf` they ignore every other keyword, and keywords of a type count only where
-the type is named. What they ignore could be generated, so such schemas are refused instead.
-Formats are taken for constraints, as those who write them mean them.
+Libraries that compile schemas to automata look at one keyword at a time: beside `$ref`,
+`const`, `enum` or `anyOf` they ignore every other keyword, and apply keywords of a type only if
+the type is named. Ignored keywords could be violated, so such schemas are rejected instead.
+Formats count as constraints, as their authors intend.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _EMPTY: Mapping[str, Any] = {
     "unevaluatedProperties": True,
     "uniqueItems": False,
 }
-"""Values with which keywords say nothing."""
+"""Values with which keywords have no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,11 @@ class Dialect:
     Attributes:
         backend: Its name.
         typed: Keywords by type.
-        inferred: Keywords that name their type, where none is named.
-        formats: Of strings.
-        patterns: Regular expressions that are certain to be text of JSON strings.
-        exclusive: Groups of keywords of which the library heeds only one at a time.
-        overriding: Keywords that the library heeds whatever type is named, with their own type.
+        inferred: Keywords that imply their type, if none is named.
+        formats: String formats.
+        patterns: Matches regular expressions that only match text valid in JSON strings.
+        exclusive: Groups of keywords of which the library applies only one.
+        overriding: Keywords that apply whatever type is named, with their own type.
     """
 
     backend: str
@@ -102,21 +102,21 @@ class Dialect:
     overriding: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def check(self, schema: Schema) -> None:
-        """Refuse a schema of which something would be ignored.
+        """Reject a schema of which something would be ignored.
 
         Raises:
-            NotSupportedError: names the place and the keyword.
+            NotSupportedError: A keyword is not supported; the message names it and its place.
         """
         _Walk(self, schema).run()
 
 
 def holds_of(dialect: Dialect) -> Holds:
-    """What schemas are not rewritten for."""
+    """Return the keywords for which schemas need no rewriting."""
     return Holds(dialect.formats, frozenset[str]().union(*dialect.typed.values()))
 
 
 class _Walk:
-    """Every schema that counts for a value; definitions only where they are referred to."""
+    """Visits every schema that applies to a value; definitions only where they are referenced."""
 
     def __init__(self, dialect: Dialect, root: Schema) -> None:
         self._dialect, self._root = dialect, root
@@ -152,7 +152,7 @@ class _Walk:
             self._typed(at, node, one, said & _KEYWORDS.get(one, frozenset()))
 
     def _kinds(self, at: str, node: Schema, said: Set[str], kind: str | None) -> Sequence[str]:
-        """The types that the library makes of a schema without `$ref` and the like."""
+        """Return the types that the library infers for a schema without `$ref` and the like."""
         named = node.get("type", kind)
         if named is not None:
             return named if isinstance(named, list) else [named]

@@ -1,8 +1,8 @@
-"""Text that is certain to come, as tokens.
+"""Forced text as tokens.
 
-A forced text could be split into tokens in many ways, and what the model would write is one of
-them: the tokenizer's own. Near the end of the forced text that is not settled yet, since a token
-may reach into what follows, so those tokens are left to the model.
+A forced text can be split into tokens in many ways; the model would write the tokenizer's own
+split. Near the end of the forced text that split is not determined, since a token may extend
+into what follows, so those tokens are left to the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LONGEST_KNOWN = 1024  # bytes
 
 
 class Jumper:
-    """Appends tokens that need no model to a matcher."""
+    """Appends forced tokens to a matcher."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -27,7 +27,7 @@ class Jumper:
         self._longest = max(map(len, self._sorted), default=0)
 
     def advance(self, matcher: GrammarMatcher) -> tuple[int, ...]:
-        """Let `matcher` accept the tokens that are certain; returns them."""
+        """Make `matcher` accept the forced tokens; return them."""
         data = matcher.forced()
         if not data:
             return ()
@@ -47,7 +47,7 @@ class Jumper:
         return ids[:settled]
 
     def _written(self, data: bytes) -> tuple[tuple[int, ...], int]:
-        """The ids of a text, and how many of them stay as they are whatever follows it."""
+        """Return the IDs of a text, and how many of them stay the same whatever follows."""
         ids = self._vocabulary.encode(data)
         if b"".join(self._vocabulary.tokens[i] for i in ids) != data:
             return (), 0
@@ -67,6 +67,6 @@ class Jumper:
         return count + 1 if ids else 0
 
     def _goes_on(self, text: bytes) -> bool:
-        """Whether some token begins with `text` and is longer."""
+        """Whether a token starts with `text` and is longer."""
         at = bisect.bisect_right(self._sorted, text)
         return at < len(self._sorted) and self._sorted[at].startswith(text)

@@ -1,4 +1,4 @@
-"""Which grammar libraries are installed, and how one is made."""
+"""Which grammar libraries are installed, and how to create them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
     "outlines_core": ("outlines_core",),
     "xgrammar": ("xgrammar",),
 }
-"""What to install for each backend; `combined` is no library of its own."""
+"""Packages of each backend; `combined` is not a library of its own."""
 
 BOUNDED = frozenset({"llguidance", "outlines_core"})
-"""Libraries of which every call is bounded in time and memory, so that the engine may make it."""
+"""Libraries whose calls are bounded in time and memory, so that the engine may make them itself."""
 
 
 def installed_backends() -> tuple[str, ...]:
-    """Backends all of whose libraries are here."""
+    """Return the backends whose libraries are all installed."""
 
     def complete(name: str) -> bool:
         needs = DISTRIBUTIONS.get(name, (name,))
@@ -34,26 +34,26 @@ def installed_backends() -> tuple[str, ...]:
 
 
 def library_version(backend: str) -> str:
-    """Name and version of the library behind a backend, or of all of them."""
+    """Return name and version of the backend's library, or of all its libraries."""
     return "-".join(f"{name}-{version(name)}" for name in DISTRIBUTIONS[backend])
 
 
 def make_backend(name: str, vocabulary: Vocabulary, max_states: int = MAX_STATES) -> GrammarBackend:
-    """What compiles grammars, by name; imports its libraries.
+    """Create a grammar compiler by name; imports its libraries.
 
     Args:
-        name: Of a module in `backends`.
-        vocabulary: The model's.
-        max_states: Of the automaton of one grammar; see `GrammarBackend.grows_later`.
+        name: Name of a module in `backends`.
+        vocabulary: The model's vocabulary.
+        max_states: Limit of one grammar's automaton; see `GrammarBackend.grows_later`.
 
     Raises:
-        ConfigError: the library is not installed.
+        ConfigError: The library is not installed.
     """
     kind = plugins.load(backends, name).BACKEND
     return kind(vocabulary, max_states) if kind.grows_later else kind(vocabulary)
 
 
 def make_library(name: str, vocabulary: Vocabulary, max_states: int = MAX_STATES) -> GrammarLibrary:
-    """`name` is a `CompiledGrammar.library`."""
+    """Create the library named in `CompiledGrammar.library`."""
     kind = plugins.load(backends, name).BACKEND
     return kind(vocabulary, max_states) if kind.grows_later else kind(vocabulary)

@@ -1,4 +1,4 @@
-"""What compiling one grammar may take, and bounds on processes that run grammar libraries."""
+"""Limits of compiling a grammar, and of processes that run grammar libraries."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FIRST = "1000"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What compiling one grammar may take.
+    """Limits of compiling one grammar.
 
-    Seconds are of processor time: compiling makes way for whatever else runs, and a busy machine is
-    no fault of the grammar's. One that needs more than `quick_s` is stopped and tried again in the
-    slow lane, with all of `timeout_s`, so that hard grammars wait for each other and never hold up
-    easy ones. States are those of the grammar's automaton, made while it is compiled or later,
-    while outputs are written; see `GrammarBackend.grows_later`.
+    Seconds are CPU time: compiling has low priority, and a busy machine is
+    not the grammar's fault. A compilation that exceeds `quick_s` is stopped and restarted in the
+    slow queue with the full `timeout_s`, so that hard grammars wait for each other and never delay
+    easy ones. States are those of the grammar's automaton, created at compile time or later,
+    during generation; see `GrammarBackend.grows_later`.
     """
 
     timeout_s: float = 10.0
@@ -34,9 +34,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Bound what this process may still use; pages that it has do not count.
+    """Limit the memory that this process may allocate from now on.
 
-    Where the machine runs out of memory, this process is ended before others.
+    If the machine runs out of memory, this process is killed first.
     """
     if _PAGES.exists():
         pages = int(_PAGES.read_text().split()[0])

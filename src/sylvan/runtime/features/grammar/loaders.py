@@ -1,4 +1,4 @@
-"""What loads compiled grammars in the engine's process, by library."""
+"""Creates the loaders of compiled grammars in the engine's process, per library."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sylvan.runtime.features.grammar.wire import preparation
 
 
 class Loaders:
-    """Makes the loader of a library with its first grammar. All methods are for one thread.
+    """Creates a library's loader on its first grammar. All methods are for one thread.
 
     Args:
-        vocabulary: The model's.
-        limits: What compiling one grammar may take.
+        vocabulary: The model's vocabulary.
+        limits: Limits of compiling one grammar.
     """
 
     def __init__(self, vocabulary: Vocabulary, limits: Limits) -> None:
@@ -24,10 +24,10 @@ class Loaders:
         self._made: dict[str, GrammarLoader] = {}
 
     def of(self, library: str) -> GrammarLoader:
-        """Loads what `library` compiled: in processes of their own unless it is bounded.
+        """Return the loader of `library`: in separate processes unless its calls are bounded.
 
         Raises:
-            ConfigError: the library is not installed.
+            ConfigError: The library is not installed.
         """
         loader = self._made.get(library)
         if loader is None:
@@ -35,7 +35,7 @@ class Loaders:
         return loader
 
     def close(self) -> None:
-        """End processes of loaders."""
+        """Stop the loaders' processes."""
         for loader in self._made.values():
             if isinstance(loader, IsolatedLoader):
                 loader.close()

@@ -1,4 +1,4 @@
-"""One bitmask for a batch: which ids may come next in each output that is constrained."""
+"""A bitmask for a batch: the allowed next IDs of each constrained output."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.features.grammar.api import GrammarMatcher
 from sylvan.runtime.features.grammar.output import FEW, MORE, SOME, Output
 
-_MOST_KNOWN = 1024  # kinds of ends: they come from requests
+_MOST_KNOWN = 1024  # kinds of end tokens: requests set them
 _BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
 class MaskRows:
-    """Rows of bits, reused from step to step.
+    """Rows of bits, reused in every step.
 
     Args:
-        vocab_size: How many ids there are logits for.
+        vocab_size: Number of IDs in the logits.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -27,7 +27,7 @@ class MaskRows:
         self._places: dict[tuple[int, ...], list[tuple[int, np.int32]]] = {}  # see `_places_of`
 
     def first(self, count: int) -> IntArray:
-        """The first rows, (count, words); they stay in place until more are asked for."""
+        """Return the first rows, (count, words); they stay valid until more are requested."""
         if count > len(self._bits):
             self._bits = np.zeros((2 * count, self._words), np.int32)
         return self._bits[:count]
@@ -35,14 +35,14 @@ class MaskRows:
     def fill(
         self, outputs: Sequence[Output], choices: Sequence[int], eos_ids: tuple[int, ...]
     ) -> None:
-        """Row i for `outputs[i]`.
+        """Fill row i for `outputs[i]`.
 
-        An output that allows no id gets an error.
+        An output that allows no ID gets an error.
 
         Args:
-            outputs: At most as many as `first` was asked for.
-            choices: Of each (`Output.choice`); none is ANY.
-            eos_ids: Ids whose bits libraries set as they like.
+            outputs: At most as many as were requested from `first`.
+            choices: `Output.choice` of each; none is ANY.
+            eos_ids: IDs whose bits libraries leave undefined.
         """
         bits = self._bits[: len(outputs)]
         free = [row for row, choice in enumerate(choices) if choice == SOME]
@@ -58,7 +58,7 @@ class MaskRows:
         self._add_others(bits, outputs, choices)
 
     def _ask(self, matchers: list[GrammarMatcher], rows: list[int]) -> None:
-        """One call for the matchers of each library."""
+        """Call the matchers of each library once."""
         kinds = set(map(type, matchers))
         if len(kinds) == 1:
             kinds.pop().fill_masks(matchers, self._bits, rows)
@@ -74,7 +74,7 @@ class MaskRows:
         free: list[int],
         eos_ids: tuple[int, ...],
     ) -> None:
-        """Say where an output may end. Rows that are not in `free` are written afterwards."""
+        """Set the bits of end tokens. Rows that are not in `free` are written afterwards."""
         for word, bit in self._places_of(eos_ids):
             bits[:, word] &= ~bit
         for row in free:
@@ -95,7 +95,7 @@ class MaskRows:
     def _add_others(
         self, bits: IntArray, outputs: Sequence[Output], choices: Sequence[int]
     ) -> None:
-        """Ids that do not depend on a grammar."""
+        """Add IDs that do not depend on a grammar."""
         for row, choice in enumerate(choices):
             if choice in (SOME, FEW):
                 for word, bit in self._places_of(outputs[row].besides):
@@ -106,7 +106,7 @@ class MaskRows:
                     bits[row, word] &= ~bit
 
     def _places_of(self, ids: tuple[int, ...]) -> list[tuple[int, np.int32]]:
-        """Word and bit of ids."""
+        """Return word and bit of IDs."""
         found = self._places.get(ids)
         if found is None:
             if len(self._places) >= _MOST_KNOWN:

@@ -1,4 +1,4 @@
-"""Which notation an EBNF grammar is written in, and escapes of llama.cpp's in terms of Lark's."""
+"""Detects the notation of an EBNF grammar, and converts llama.cpp's escapes to Lark's."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _MOST = 0x10FFFF
 
 
 def is_lark(text: str) -> bool:
-    """Whether a grammar is in Lark's notation, not in that of llama.cpp and xgrammar."""
+    """Whether a grammar is in Lark's notation instead of llama.cpp's and xgrammar's."""
     return not _GBNF_RULE.search(text) and _LARK_RULE.search(text) is not None
 
 
 def with_plain_escapes(text: str) -> str:
-    r"""A grammar of llama.cpp's notation without `\u` and `\U`, which Lark does not have.
+    r"""Convert llama.cpp's escapes `\u` and `\U`, which Lark does not have.
 
     Raises:
-        RequestError: an escape stands for no character; names the line.
+        RequestError: An escape is not a character; the message names the line.
     """
 
     def rewritten(terminal: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""One output on its way through its grammar and its thinking."""
+"""The state of one output: in its grammar, and in its thinking."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ ANY, SOME, FEW, MORE = -2, -1, -3, -4
 
 @dataclass(slots=True)
 class Output:
-    """Where an output is.
+    """The state of one output.
 
-    While it may still open its thinking (`undecided`), what it writes is followed by the tracker
-    and by the grammar: if it turns out to be a marker, the grammar goes back to its start.
+    While it may still start thinking (`undecided`), both the tracker and the grammar follow its
+    tokens: if they turn out to be a marker, the grammar is reset.
 
     Attributes:
-        matcher: The grammar's; None if only thinking is followed. It has moved past `due`.
-        position: Of the next token to be given out; steps in flight that sample an earlier one
+        matcher: The grammar's matcher; None if only thinking is tracked. It is past `due`.
+        position: Position of the next emitted token; steps in flight that sample an earlier one
             are void.
-        limit: Of positions: no token is given out there.
-        ends: Ids that end the output, where the grammar accepts.
-        thinking: While the output thinks, no grammar constrains; None: there is none.
-        jumps: Tokens that are certain are given out without a forward pass.
-        due: Tokens that are certain, should this be the answer, and not given out yet.
-        over: Nothing can follow, `due` apart.
-        error: Why the output cannot go on.
-        taken: How many tokens given out `matcher` is past.
-        refused: The grammar does not allow what was written: it has to become a marker.
-        barred_at: A position at which some ids must not come.
-        barred: These ids.
+        limit: Position at which no token is emitted any more.
+        ends: IDs that end the output, if the grammar accepts.
+        thinking: Tracker; during thinking no grammar applies; None: no thinking.
+        jumps: Whether forced tokens are emitted without a forward pass.
+        due: Forced tokens, if this is the answer, that were not emitted yet.
+        over: Nothing can follow, except `due`.
+        error: Why the output cannot continue.
+        taken: Number of emitted tokens that `matcher` has accepted.
+        refused: The grammar rejects the text so far: it must become a marker.
+        barred_at: Position at which some IDs are barred.
+        barred: The barred IDs.
     """
 
     matcher: GrammarMatcher | None
@@ -51,12 +51,12 @@ class Output:
 
     @property
     def thinks(self) -> bool:
-        """Whether no grammar constrains yet."""
+        """Whether the grammar does not apply yet."""
         return self.thinking is not None and self.thinking.inside
 
     @property
     def undecided(self) -> bool:
-        """Whether what comes next may be a marker, or part of it, or the answer."""
+        """Whether the next tokens may be a marker, part of one, or the answer."""
         thinking = self.thinking
         return thinking is not None and self.matcher is not None and thinking.undecided
 
@@ -64,8 +64,8 @@ class Output:
     def choice(self) -> int:
         """What may come next.
 
-        One id only, known without a mask; SOME: what the grammar allows, and `besides`; FEW:
-        `besides` alone; MORE: all but `ends`, since an answer has to come; or ANY.
+        A single ID, known without a mask; SOME: what the grammar allows, and `besides`; FEW:
+        `besides` alone; MORE: all except `ends`, because an answer must follow; or ANY.
         """
         if self.error:
             return ANY
@@ -81,14 +81,14 @@ class Output:
 
     @property
     def besides(self) -> tuple[int, ...]:
-        """Ids that may come next without asking the grammar."""
+        """IDs that may come next regardless of the grammar."""
         if not self.undecided or self.thinking is None:
             return ()
         return (*self.due[:1], *self.thinking.openings)
 
     @property
     def is_settled(self) -> bool:
-        """Whether what the next step brings is known, whatever is sampled."""
+        """Whether the result of the next step is known, whatever is sampled."""
         if not self.due:
             return self.over
         return self.jumps and not self.undecided
@@ -101,7 +101,7 @@ class Output:
         return self.matcher.is_accepting()
 
     def follow(self, token: int) -> bool:
-        """Take in a token that was decided; whether that is news to the grammar."""
+        """Apply a sampled token; return whether the grammar had not accepted it yet."""
         self.position += 1
         thinking = self.thinking
         if thinking is None or thinking.over:
@@ -113,10 +113,10 @@ class Output:
         return thought or self._accept(token)
 
     def bar(self, position: int, token_ids: tuple[int, ...]) -> None:
-        """Let none of these ids come there, though the grammar allows them."""
+        """Bar these IDs at that position, though the grammar allows them."""
         self.barred_at, self.barred = position, token_ids
         if self.position == position and self.due and self.due[0] in token_ids:
-            self._take_back(0)  # written in other tokens, the same text leads elsewhere
+            self._take_back(0)  # the same text in other tokens leads elsewhere
 
     def _accept(self, token: int) -> bool:
         matcher = self.matcher
@@ -137,13 +137,13 @@ class Output:
         return True
 
     def _restart(self) -> None:
-        """The answer has not begun."""
+        """Reset to before the answer."""
         if self.matcher is not None and not self.error:
             self._take_back(self.taken)
             self.refused = False
 
     def _take_back(self, taken: int) -> None:
-        """`due`, and so many tokens before it."""
+        """Roll back `due`, and that many tokens before it."""
         assert self.matcher is not None
         self.matcher.rollback(len(self.due) + taken)
         self.taken -= taken

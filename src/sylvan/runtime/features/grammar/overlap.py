@@ -1,12 +1,11 @@
-"""Whether masks are filled beside the forward pass, or before it.
+"""Decides whether masks are computed during the forward pass or before it.
 
-Beside it they cost nothing as long as there is a core that the pass does not use. But it is not
-free: the masks cross to a thread and back, and tokens have to be drawn by a call of their own,
-where a native step draws them in its own call otherwise. And where the threads of a step use all
-cores, whoever fills masks takes one from them, and all of them wait for that one: little can be
-gained, and only next to a pass that is much longer, since it mostly waits for memory. So what
-decides is how long the last passes took and what a mask took. Masks are the same either way, and
-so are tokens.
+Computed during it, they are free as long as a core is idle. But there is overhead: the masks cross
+to a thread and back, and tokens must be sampled by a separate call, which otherwise the native step
+includes. If the threads of a step use all cores, the mask thread takes one of them and all others
+wait for it: then there is little to gain, and only beside a much longer pass, which mostly waits
+for memory. So the decision depends on the durations of the last passes and masks. Masks and tokens
+are the same either way.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from __future__ import annotations
 from collections import deque
 
 LEAST_S = 3e-4
-"""What filling beside the pass costs: no less may be there to gain."""
+"""Overhead of computing masks during the pass, in seconds; less than this is no gain."""
 MARGIN = 8.0
-"""Where the pass uses all cores, it has to take so many times what the masks take."""
+"""Factor by which a pass on all cores must exceed the mask time."""
 LOOK_AGAIN = 64
-"""Steps; beside other work, what a mask takes cannot be told, so it is told before a pass again."""
+"""Steps after which masks are computed before a pass again: only then is their time known."""
 _LAST_PASSES = 8
 
 
 class Overlap:
-    """Decides for each step, by measurements of earlier ones.
+    """Decides for each step, from measurements of earlier steps.
 
-    On a device the pass is under way before masks are asked for: what `passed` is told is next to
-    nothing then, and no thread is needed.
+    On a device the pass is already running when masks are requested: `passed` then gets almost
+    zero, and no thread is used.
 
     Args:
-        free_core: Whether there is a core that the forward pass does not use.
+        free_core: Whether a core is idle during the forward pass.
     """
 
     def __init__(self, *, free_core: bool) -> None:
@@ -39,19 +38,19 @@ class Overlap:
         self._unmeasured = 0  # steps
 
     def beside(self, num_masks: int) -> bool:
-        """Whether so many masks are to be filled beside the next forward pass."""
+        """Whether to compute this many masks during the next forward pass."""
         if not self._is_worth_it(num_masks * self._mask_s) or self._unmeasured >= LOOK_AGAIN:
             return False
         self._unmeasured += 1
         return True
 
     def filled(self, num_masks: int, seconds: float) -> None:
-        """What masks took before a forward pass."""
+        """Record the time of masks computed before a forward pass."""
         self._unmeasured = 0
         self._mask_s = (self._mask_s + seconds / num_masks) / 2
 
     def passed(self, seconds: float) -> None:
-        """What a forward pass took."""
+        """Record the time of a forward pass."""
         self._passes_s.append(seconds)
 
     def _is_worth_it(self, masks_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""Where in a grammar stands what a library refuses: libraries give a reason, and rarely a place."""
+"""Locates the part of a grammar that a library rejects: libraries rarely report a position."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.structural import leaves, tree_of, within
 
 Probe = Callable[[GrammarSpec], str]
-"""Why a library refuses a schema, a regex or an EBNF grammar; empty if it does not."""
+"""Returns a library's error for a schema, a regex or an EBNF grammar; empty if valid."""
 
 _MOST_PROBES = 2000
-_MOST_BYTES = 4 << 20  # of all that is given to the library
+_MOST_BYTES = 4 << 20  # limit of all text given to the library
 
 
 def blame(spec: GrammarSpec, reason: str, probe: Probe) -> str:
-    """What a client is told of a grammar that is refused: kind, place and reason.
+    """Return the error message for a rejected grammar: kind, place and reason.
 
-    The place in JSON is a pointer. It is exact as long as the library can be asked often enough
-    about the parts, else it points to what the fault is in.
+    The place in JSON is a pointer. It is exact if the parts can be tested within the limit,
+    otherwise it names an enclosing part.
     """
     if spec.kind == "json_schema":
         return _of_schema(spec, reason, probe)
@@ -47,16 +47,16 @@ def _of_schema(spec: GrammarSpec, reason: str, probe: Probe) -> str:
 
 
 class _Search:
-    """Goes down to the smallest schema that is refused, and to the keyword in it."""
+    """Searches for the smallest rejected schema, and the keyword in it."""
 
     def __init__(self, root: Schema, probe: Probe) -> None:
         self._root, self._ask = root, probe
         self._definitions = {key: root[key] for key in DEFINITIONS if key in root}
-        self._seen: set[str] = set()  # what was referred to
+        self._seen: set[str] = set()  # visited references
         self._probes = self._bytes = 0
 
     def run(self, reason: str) -> tuple[str, str]:
-        """Place and reason."""
+        """Return place and reason."""
         at, node = "#", self._root
         while True:
             found = self._below(at, node, reason)
@@ -68,10 +68,10 @@ class _Search:
             node = part
 
     def _below(self, at: str, node: Schema, reason: str) -> tuple[str, Any, str] | None:
-        """A part that is refused for the same reason, or by name: that one's own reason."""
+        """Return a part that is rejected for the same reason, or for a reason that names it."""
         named: tuple[str, Any, str] | None = None
         for steps, part in children(node):
-            if steps[0] in DEFINITIONS:  # only where they are referred to
+            if steps[0] in DEFINITIONS:  # only where they are referenced
                 continue
             here = pointer(at, *steps)
             why = self._why(part, reason)
@@ -92,19 +92,19 @@ class _Search:
         if isinstance(part, bool):
             return ""
         if not isinstance(part, dict):
-            return reason  # no schema at all
+            return reason  # not a schema
         return self._probe({**self._definitions, **part})
 
     def _probe(self, schema: Mapping[str, Any]) -> str:
         if self._probes >= _MOST_PROBES or self._bytes > _MOST_BYTES:
-            return ""  # before it is written: definitions come with every part
+            return ""  # check before serialising: every part includes the definitions
         text = json.dumps(schema)
         self._probes += 1
         self._bytes += len(text)
         return self._ask(GrammarSpec("json_schema", text))
 
     def _keyword(self, at: str, node: Schema, reason: str) -> str:
-        """The place of the one keyword without which the reason is gone."""
+        """Return the place of the only keyword whose removal removes the error."""
         keys = [key for key in node if key not in DEFINITIONS]
         named = [key for key in keys if re.search(rf"(?<![\w$]){re.escape(key)}(?!\w)", reason)]
         if len(named) != 1:

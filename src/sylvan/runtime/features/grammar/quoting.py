@@ -1,8 +1,8 @@
-r"""Character classes of patterns as llguidance holds them inside JSON strings.
+r"""Rewrites character classes for llguidance's matching inside JSON strings.
 
-Where a class has all control characters, the library (1.9) takes every escape of JSON for a part of
-it, those of `"` and `\` too: `[^"]` would allow the character that it excludes. So U+0001 is taken
-out of such classes, which nobody will miss.
+If a class contains all control characters, the library (1.9) lets it match every JSON escape, also
+of `"` and `\`: `[^"]` would allow the excluded character. So U+0001 is removed from such classes,
+which matters to nobody.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import re
 
 _CONTROL = "\x01"
 _CLASS = re.compile(r"\\.|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])", re.DOTALL)
-_SET_NOTATION = re.compile(r"\[.*\[|&&|--|~~|\|\|", re.DOTALL)  # Python warns of it
+_SET_NOTATION = re.compile(r"\[.*\[|&&|--|~~|\|\|", re.DOTALL)  # Python warns about it
 
 
 def quotable(pattern: str) -> str:
-    """A pattern that matches the same strings, but for those with U+0001 in them."""
+    """Return a pattern that matches the same strings, except those containing U+0001."""
     return _CLASS.sub(lambda found: _narrowed(found["set"]) or found[0], pattern)
 
 
@@ -24,12 +24,12 @@ def _narrowed(written: str | None) -> str | None:
 
 
 def _needs_it(written: str) -> bool:
-    """Whether a class has U+0001, and not both characters that JSON escapes."""
+    """Whether a class contains U+0001, and not both characters that JSON escapes."""
     if _SET_NOTATION.search(written):
         return True
     try:
         members = re.compile(written)
-    except re.error:  # what only other languages have
+    except re.error:  # syntax of other languages
         return True
     has = [members.fullmatch(character) is not None for character in (_CONTROL, '"', "\\")]
     return has[0] and not (has[1] and has[2])

@@ -1,7 +1,7 @@
-"""Regexes for a library that reads some of them otherwise than everybody else.
+"""Checks regexes for a library that interprets some of them differently.
 
-xgrammar takes escapes that it does not know for letters and ignores anchors inside a regex. What is
-certain to mean the same everywhere goes to it; the rest is refused.
+xgrammar reads unknown escapes as letters, and ignores anchors inside a regex. Only regexes with an
+unambiguous meaning are passed on; the rest is rejected.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _NO_NEWLINE = r"[^\n]"
 
 
 def plain_regex(text: str, backend: str) -> str:
-    """A regex of which xgrammar reads every part as other libraries do: `.` is no newline.
+    """Return a regex that xgrammar reads as other libraries do: `.` excludes newline.
 
     Raises:
-        NotSupportedError: names the position.
+        NotSupportedError: It is ambiguous; the message names the position.
     """
     written: list[str] = []
     end = len(text) - text.endswith("$")
     if text.endswith("$") and (end - len(text[:end].rstrip("\\"))) % 2:
-        end += 1  # the dollar is escaped
+        end += 1  # the dollar sign is escaped
     at = 1 if text.startswith("^") else 0
     while at < end:
         if text[at] == _ANY:

@@ -1,4 +1,4 @@
-"""JSON schemas as data: what they refer to, and whether two of them can share a value."""
+"""Operations on JSON schemas: references, traversal, and whether two schemas overlap."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _MAPS = (
     "dependentSchemas",
     *(DEFINITIONS := ("$defs", "definitions")),
 )
-_MAX_REFS = 8  # followed in a row
-_MAX_DEPTH = 8  # of properties that tell schemas apart
+_MAX_REFS = 8  # chain of references
+_MAX_DEPTH = 8  # of properties that distinguish schemas
 
 
 _DIALECTS = {
@@ -48,9 +48,9 @@ _DIALECTS = {
 
 
 def in_known_dialect(schema: Schema) -> Schema:
-    """The schema with an address in `$schema` that validators know.
+    """Return the schema with a `$schema` URL that validators know.
 
-    A misspelt address means the draft that is named in it, any other one the latest draft.
+    A misspelt URL selects the draft that it names, any other URL the latest draft.
     """
     said = schema.get("$schema")
     if said is None or str(said).rstrip("#") in {each.rstrip("#") for each in _DIALECTS.values()}:
@@ -61,10 +61,10 @@ def in_known_dialect(schema: Schema) -> Schema:
 
 
 def object_schema(spec: GrammarSpec) -> Schema:
-    """The schema of a spec as an object: `true` allows what the empty one does.
+    """Return the schema of a spec as an object: `true` becomes the empty schema.
 
     Raises:
-        RequestError: it is no schema, or allows no value; names the place.
+        RequestError: It is invalid, or allows no value; the message names the place.
     """
     schema = spec.json()
     if schema is True:
@@ -78,10 +78,10 @@ def object_schema(spec: GrammarSpec) -> Schema:
 
 
 def check_endless(schema: Schema) -> None:
-    """Refuse a schema of which every value would have no end.
+    """Reject a schema whose every value would be infinite.
 
     Raises:
-        RequestError: names the place.
+        RequestError: The message names the place.
     """
     at = endless(schema)
     if at is not None:
@@ -90,12 +90,12 @@ def check_endless(schema: Schema) -> None:
 
 
 def pointer(at: str, *parts: str | int) -> str:
-    """A JSON pointer, some steps further down (RFC 6901, section 3)."""
+    """Extend a JSON pointer (RFC 6901, section 3)."""
     return "/".join([at, *(str(p).replace("~", "~0").replace("/", "~1") for p in parts)])
 
 
 def children(node: Schema) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """What stands where schemas of a schema stand, with the steps to it; definitions last."""
+    """Return the subschemas, with the path to each; definitions last."""
     yield from (((key,), node[key]) for key in _ONE if key in node)
     for key in _LISTS:
         if isinstance(node.get(key), list):
@@ -106,7 +106,7 @@ def children(node: Schema) -> Iterator[tuple[tuple[str | int, ...], Any]]:
 
 
 def with_children(node: Schema, change: Change) -> dict[str, Any]:
-    """The schema with others for those in it; `change` gets each, with the steps to it."""
+    """Return the schema with replaced subschemas; `change` gets each with its path."""
     found = dict(node)
     for key, value in node.items():
         if key in _ONE:
@@ -119,7 +119,7 @@ def with_children(node: Schema, change: Change) -> dict[str, Any]:
 
 
 def with_patterns(schema: Any, change: Callable[[str], str]) -> Any:
-    """The schema with other regexes for those of strings and of names."""
+    """Return the schema with replaced regexes of strings and names."""
     if not isinstance(schema, dict):
         return schema
     found = with_children(schema, lambda part, _: with_patterns(part, change))
@@ -135,7 +135,7 @@ def with_patterns(schema: Any, change: Callable[[str], str]) -> Any:
 
 
 def walk(schema: Any, at: str = "#") -> Iterator[tuple[str, Schema]]:
-    """All schemas in a schema that are objects, with their places; itself first."""
+    """Yield all object schemas inside a schema with their places, itself first."""
     stack = [(at, schema)]
     while stack:
         here, node = stack.pop()
@@ -145,9 +145,9 @@ def walk(schema: Any, at: str = "#") -> Iterator[tuple[str, Schema]]:
 
 
 def endless(root: Schema) -> str | None:
-    """Where a schema asks for itself in a value, in that value again, and so on; None: nowhere.
+    """Return where a schema requires itself inside each value, so that values are infinite.
 
-    Only what every value must have is followed, so that what is found matches nothing for certain.
+    Follows only mandatory parts, so whatever it finds certainly matches nothing.
     """
     under_way: set[int] = {id(root)}
     done: set[int] = set()
@@ -168,9 +168,9 @@ def endless(root: Schema) -> str | None:
 
 
 def _musts(root: Schema, at: str, node: Schema) -> Iterator[tuple[str, str, Schema]]:
-    """Schemas that a value by `node` has to satisfy, itself or with something in it.
+    """Return the schemas that a value of `node`, or a part of it, must satisfy.
 
-    With who asks for them, and where they stand.
+    Each with its parent and its place.
     """
     found: list[tuple[tuple[str | int, ...], Any]] = []
     target = resolve(root, node.get("$ref"))
@@ -197,7 +197,7 @@ def _musts(root: Schema, at: str, node: Schema) -> Iterator[tuple[str, str, Sche
 
 
 def counts_on_names(node: Schema) -> bool:
-    """Whether `minProperties` could be reached by writing one name twice, which adds nothing."""
+    """Whether `minProperties` could be reached by repeating a name, which adds nothing."""
     least, closed = node.get("minProperties"), node.get("additionalProperties") is False
     if not isinstance(least, int | float) or (closed and "patternProperties" not in node):
         return False
@@ -205,7 +205,7 @@ def counts_on_names(node: Schema) -> bool:
 
 
 def resolve(root: Schema, ref: Any) -> Any:
-    """The schema at `#` or `#/a/pointer`; None if it is elsewhere or not there."""
+    """Resolve `#` or `#/a/pointer`; None if it is external or missing."""
     if ref == "#":
         return root
     if not isinstance(ref, str) or not ref.startswith("#/"):
@@ -223,7 +223,7 @@ def resolve(root: Schema, ref: Any) -> Any:
 
 
 def types_of_value(value: Any) -> set[str]:
-    """Names of the types that a value has."""
+    """Return the names of a value's types."""
     if value is None:
         return {"null"}
     if isinstance(value, bool):
@@ -259,7 +259,7 @@ def _disjoint(a: Any, b: Any, root: Schema, depth: int) -> bool:
 
 
 def _parts_disjoint(a: Schema, b: Schema, root: Schema, depth: int) -> bool:
-    """Whether something that `a` asks for in addition excludes `b`."""
+    """Whether a further constraint of `a` excludes `b`."""
     for key in ("allOf", "anyOf", "oneOf"):
         parts = a.get(key)
         if isinstance(parts, list) and parts:
@@ -270,7 +270,7 @@ def _parts_disjoint(a: Schema, b: Schema, root: Schema, depth: int) -> bool:
 
 
 def _told_apart(a: Schema, b: Schema, root: Schema, depth: int) -> bool:
-    """Whether some property that one of them requires, of objects, has disjoint schemas."""
+    """Whether a required property of objects has disjoint schemas in both."""
     one, other = set(_strings(a.get("required"))), set(_strings(b.get("required")))
     for name in one | other:
         first, second = _property(a, name), _property(b, name)
@@ -282,7 +282,7 @@ def _told_apart(a: Schema, b: Schema, root: Schema, depth: int) -> bool:
 
 
 def _property(schema: Schema, name: str) -> Any:
-    """What a schema says of a property, by its name; True where that is not certain."""
+    """Return a schema's constraint on a property; True if uncertain."""
     properties = schema.get("properties")
     if isinstance(properties, dict) and name in properties:
         return properties[name]
@@ -315,7 +315,7 @@ def _values(schema: Schema) -> set[str] | None:
 
 
 def canonical(value: Any) -> Any:
-    """A value in which numbers that are equal are the same."""
+    """Normalise a value so that equal numbers are identical."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):

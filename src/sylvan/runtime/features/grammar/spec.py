@@ -1,4 +1,4 @@
-"""A grammar as clients write it, and what may not even be given to a library."""
+"""A client's grammar, and limits checked before any library sees it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _OTHER_MARKS = re.compile(r"\\.|[()\[\]{}]", re.DOTALL)
 
 
 class NotSupportedError(RequestError):
-    """The grammar may be fine, but the library that was asked cannot do it."""
+    """The grammar may be valid, but the library does not support it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
     """Kind (of `KINDS`) and text of a grammar.
 
-    The text is JSON for a schema, a structural tag and a choice (a list of strings). `exact`: no
-    schema that the grammar does not hold by itself.
+    The text is JSON for a schema, a structural tag and a choice (a list of strings). `exact`:
+    reject a schema that the grammar alone cannot enforce.
     """
 
     kind: str
@@ -39,15 +39,15 @@ class GrammarSpec:
 
     @property
     def digest(self) -> str:
-        """Name of the content."""
+        """Hash of the content."""
         kind = f"exact {self.kind}" if self.exact else self.kind
         return hashlib.sha256(f"{kind}\n{self.text}".encode()).hexdigest()
 
     def json(self) -> Any:
-        """The text, read; `$$ANY$$` is the schema of any JSON value.
+        """Parse the text; `$$ANY$$` is the schema of any JSON value.
 
         Raises:
-            RequestError: it is no JSON.
+            RequestError: It is not JSON.
         """
         if self.kind == "json_schema" and self.text == ANY_JSON:
             return {}
@@ -66,16 +66,16 @@ def spec_of(request: GenerateRequest | EmbedRequest) -> GrammarSpec | None:
 
 
 def check_limits(spec: GrammarSpec) -> None:
-    """`check_size` and `check_depth`."""
+    """Check `check_size` and `check_depth`."""
     check_size(spec)
     check_depth(spec)
 
 
 def check_size(spec: GrammarSpec) -> None:
-    """Refuse what is too large for libraries. Takes microseconds.
+    """Reject what is too large for libraries. Takes microseconds.
 
     Raises:
-        RequestError: names the limit.
+        RequestError: The message names the limit.
     """
     size = len(spec.text.encode("utf-8", "surrogatepass"))
     if size > MAX_TEXT_BYTES:
@@ -86,10 +86,10 @@ def check_size(spec: GrammarSpec) -> None:
 
 
 def check_depth(spec: GrammarSpec) -> None:
-    """Refuse what is too deep for libraries that recurse. Reads the text.
+    """Reject what is nested too deeply for recursive libraries. Parses the text.
 
     Raises:
-        RequestError: names the limit.
+        RequestError: The message names the limit.
     """
     depth = deepest = 0
     marks = _JSON_MARKS if spec.kind in _JSON_KINDS else _OTHER_MARKS

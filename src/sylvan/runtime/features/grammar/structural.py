@@ -1,7 +1,7 @@
-"""Structural tags: free text in which some parts are constrained.
+"""Structural tags: free text with constrained parts.
 
-The old form lists `structures` and `triggers`; the new one is a tree under `format`. Both become
-the tree; libraries without structural tags of their own get it as a Lark grammar.
+The old format lists `structures` and `triggers`; the new one is a tree under `format`. Both are
+converted to the tree; libraries without structural tags get it as a Lark grammar.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _LEAVES = {
     "regex": ("pattern", "regex"),
     "grammar": ("grammar", "ebnf"),
 }
-"""What holds a grammar of its own: under which key, and of which kind."""
+"""Nodes that contain a grammar: under which key, and of which kind."""
 _BEYOND = {"any_order": False, "max_chars": None, "max_tokens": None, "max_whitespace_cnt": None}
-"""Keys that Lark grammars have nothing for, with the values that ask for nothing."""
+"""Keys without an equivalent in Lark grammars, with the values that have no effect."""
 _TAG = re.compile(r"#/format/tags/(\d+)(/content/json_schema)?")
 
 
 def tree_of(spec: GrammarSpec) -> Node:
-    """The `format` tree of a structural tag in either form.
+    """Return the `format` tree of a structural tag in either format.
 
     Raises:
-        RequestError: it has neither form.
+        RequestError: It has neither format.
     """
     value = spec.json()
     if not isinstance(value, dict):
@@ -58,7 +58,7 @@ def tree_of(spec: GrammarSpec) -> Node:
 
 
 def leaves(node: Any, at: str = "#/format") -> Iterator[tuple[str, GrammarSpec]]:
-    """The grammars in a tree, with the places where they stand in it."""
+    """Return the grammars in a tree, with their places."""
     if isinstance(node, list):
         for i, part in enumerate(node):
             yield from leaves(part, pointer(at, i))
@@ -74,7 +74,7 @@ def leaves(node: Any, at: str = "#/format") -> Iterator[tuple[str, GrammarSpec]]
 
 
 def with_leaves(node: Any, change: Callable[[Node, str], Node], at: str = "#/format") -> Any:
-    """The tree with other nodes for those that hold a grammar; `change` gets them and places."""
+    """Return the tree with replaced grammar nodes; `change` gets them and their places."""
     if isinstance(node, list):
         return [with_leaves(part, change, pointer(at, i)) for i, part in enumerate(node)]
     if not isinstance(node, dict):
@@ -85,13 +85,13 @@ def with_leaves(node: Any, change: Callable[[Node, str], Node], at: str = "#/for
 
 
 def within(tags: GrammarSpec, at: str, kind: str, message: str) -> str:
-    """What is said of a grammar in structural tags, as said of the tags the way they are written.
+    """Map an error in a nested grammar to its place in the structural tags.
 
     Args:
         tags: The structural tags.
-        at: Where the grammar stands in their tree.
-        kind: The grammar's.
-        message: Begins with `kind`, and then the place, if any.
+        at: Place of the grammar in their tree.
+        kind: Kind of the grammar.
+        message: Starts with `kind`, then the place, if any.
     """
     rest = message.removeprefix(kind)
     joined = at + rest.removeprefix(": #") if rest.startswith(": #") else at + rest
@@ -99,7 +99,7 @@ def within(tags: GrammarSpec, at: str, kind: str, message: str) -> str:
 
 
 def as_written(tags: GrammarSpec, message: str) -> str:
-    """A message with the places of the old form, where tags are written so."""
+    """Map the places in a message to the old format, if the tags use it."""
     value = tags.json()
     if isinstance(value, dict) and isinstance(value.get("format"), dict):
         return message
@@ -107,7 +107,7 @@ def as_written(tags: GrammarSpec, message: str) -> str:
 
 
 def literal(text: str, special: Mapping[str, int]) -> str:
-    """A Lark expression for `text`, in which control tokens are meant where they are spelt."""
+    """Return a Lark expression for `text`; names of control tokens denote the tokens."""
     names = [name for name in special if name and name in text]
     if not names:
         return json.dumps(text, ensure_ascii=False)
@@ -125,10 +125,10 @@ def literal(text: str, special: Mapping[str, int]) -> str:
 
 
 def choices(spec: GrammarSpec) -> list[str]:
-    """The strings of a choice.
+    """Return the strings of a choice.
 
     Raises:
-        RequestError: it is not a list of different strings.
+        RequestError: It is not a list of distinct strings.
     """
     value = spec.json()
     if not isinstance(value, list) or not value or not all(isinstance(s, str) for s in value):
@@ -137,17 +137,17 @@ def choices(spec: GrammarSpec) -> list[str]:
 
 
 def escape_slashes(regex: str) -> str:
-    """A regex as it may stand between the slashes of a Lark grammar."""
+    """Escape a regex for the slashes of a Lark grammar."""
     return _SLASHES.sub(lambda m: {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}.get(m[0], m[0]), regex)
 
 
 class LarkWriter:
-    """Writes a tree of structural tags as a grammar of llguidance.
+    """Writes a tree of structural tags as an llguidance grammar.
 
     Args:
         special: Control tokens by name.
-        ebnf: Turns an EBNF grammar into a Lark grammar; raises RequestError.
-        schema: Checks a JSON schema, and adds how it is to be compiled; raises RequestError.
+        ebnf: Converts an EBNF grammar to a Lark grammar; raises RequestError.
+        schema: Checks a JSON schema, and adds its compile options; raises RequestError.
     """
 
     def __init__(
@@ -180,10 +180,10 @@ class LarkWriter:
         }
 
     def write(self, spec: GrammarSpec) -> str:
-        """The grammar of a whole output.
+        """Return the grammar of a whole output.
 
         Raises:
-            RequestError: names the place.
+            RequestError: The message names the place.
         """
         self._spec = spec
         try:
@@ -279,13 +279,13 @@ class LarkWriter:
         return self._expression(node.get("content"), pointer(at, "content"))
 
     def _until(self, end: str) -> str:
-        """Any text up to the first `end`."""
+        """Return any text up to the first `end`."""
         if any(name and name in end for name in self._special):
             return f"TEXT {self._literal(end)}"
         return self._rule(f"TEXT {self._literal(end)}", "[lazy]")
 
     def _tag(self, node: Node, at: str, skip: int = 0) -> str:
-        """The tag without the first `skip` characters of its begin."""
+        """Return the tag without the first `skip` characters of its begin."""
         begin = node.get("begin")
         if isinstance(begin, dict):
             written = self._token(begin, pointer(at, "begin"))

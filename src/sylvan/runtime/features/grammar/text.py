@@ -1,4 +1,4 @@
-"""The vocabulary of a tokenizer, and how it writes a text that is forced."""
+"""The vocabulary of a tokenizer, and how it encodes a forced text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sylvan.text.tokenizer import Tokenizer
 
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
-    """The vocabulary of a tokenizer.
+    """Return the vocabulary of a tokenizer.
 
     Args:
-        tokenizer: The model's.
-        vocab_size: How many ids the model has logits for.
+        tokenizer: The model's tokenizer.
+        vocab_size: Number of IDs in the model's logits.
     """
     size = max(vocab_size, tokenizer.vocab_size)
     names = {i: tokenizer.token_bytes(i).decode("utf-8", "replace") for i in tokenizer.special_ids}
@@ -26,10 +26,10 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
 
 
 class TextEncoder:
-    """Ids of a piece of text from inside an output, by the tokenizer where it can be trusted.
+    """Encodes a piece of text from inside an output, with the tokenizer if it is reliable there.
 
-    Some tokenizers put a space before a text, or read control tokens in it; where the bytes of
-    what they say are not the bytes asked for, the longest tokens are taken from the left.
+    Some tokenizers add a leading space, or parse control tokens; if the bytes of their result
+    differ from the given bytes, encode greedily with the longest tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

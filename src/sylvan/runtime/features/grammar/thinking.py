@@ -1,4 +1,4 @@
-"""Follows the thinking of one output: where it begins, where it ends, and what makes it end."""
+"""Tracks the thinking of one output: where it starts and ends, and when it is forced to end."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ Marker = tuple[int, ...]
 
 
 class ThoughtTracker:
-    """Where one output is in its thinking: undecided, inside, or over.
+    """The thinking state of one output: undecided, inside, or over.
 
-    Undecided is an output that may still begin to think, and one that may still write a header
-    before its answer: what it has written so far is the beginning of a marker, or nothing.
+    Undecided: the output may still start to think, or may still write a header
+    before its answer; so far it is a prefix of a marker, or empty.
 
     Attributes:
-        inside: The output thinks.
-        over: The output thinks no more, or never did, and no header can come.
-        due: Ids of the end marker that must come next, one after the other; empty while the output
-            may think on.
-        rest: What the token that ended the thinking brought beyond the marker, without the white
-            space in between.
+        inside: The output is thinking.
+        over: The output has ended its thinking or has none, and no header can follow.
+        due: IDs of the end marker that are forced next; empty while thinking may continue.
+        rest: Text after the marker in the token that ended the thinking, without leading white
+            space.
     """
 
     def __init__(self, thinking: ThinkingOptions, tokens: Sequence[bytes] = ()) -> None:
-        """`tokens`: bytes by id. With them an end is found however it was split into tokens."""
+        """`tokens`: bytes by ID. With them, an end marker is found in any tokenisation."""
         self._thinking = thinking
         self._tokens = tokens
         self._markers = (*thinking.starts, *thinking.headers)
-        self._seen: list[int] = []  # undecided: all of the marker; inside: as many as a marker has
+        self._seen: list[int] = []  # undecided: the whole marker; inside: the length of a marker
         self._longest = max(map(len, thinking.ends), default=0)
         ends = [b"".join(tokens[i] for i in end) for end in thinking.ends] if tokens else []
         self._ends = [end for end in ends if end]
@@ -44,21 +43,21 @@ class ThoughtTracker:
 
     @property
     def undecided(self) -> bool:
-        """Whether a marker may come, or go on, that is no part of the answer."""
+        """Whether a marker may start or continue that is not part of the answer."""
         return not self.inside and not self.over
 
     @property
     def openings(self) -> Marker:
-        """Ids with which a marker begins or goes on, where that is undecided."""
+        """IDs with which a marker may start or continue, while undecided."""
         if not self.undecided:
             return ()
         at = len(self._seen)
         return tuple(dict.fromkeys(marker[at] for marker in self._going_on()))
 
     def follow(self, token: int) -> bool:
-        """Take in a token that was decided.
+        """Apply a sampled token.
 
-        Returns whether it is the last of a marker, so that an answer begins after it if at all.
+        Returns whether it is the last token of a marker, so that an answer can start after it.
         """
         if self.over:
             return False
@@ -77,7 +76,7 @@ class ThoughtTracker:
         return False
 
     def _open(self) -> bool:
-        """A marker comes with the beginning of the output, or none."""
+        """Check for a marker, which comes at the start of the output or not at all."""
         seen = tuple(self._seen)
         thinking = self._thinking
         if seen in thinking.starts and seen in self._markers:
@@ -88,7 +87,7 @@ class ThoughtTracker:
         return seen in thinking.headers
 
     def _going_on(self) -> list[Marker]:
-        """Markers that are longer than what was written, and begin with it."""
+        """Return the markers that continue the text so far."""
         seen = tuple(self._seen)
         at = len(seen)
         return [marker for marker in self._markers if len(marker) > at and marker[:at] == seen]
@@ -108,7 +107,7 @@ class ThoughtTracker:
         return True
 
     def _end(self) -> None:
-        """The answer comes next, a header before it perhaps."""
+        """End the thinking; the answer follows, perhaps after a header."""
         self.inside, self._seen, self.due, self._text = False, [], (), b""
         self._markers = () if self.rest else self._thinking.headers
         self.over = not self._markers

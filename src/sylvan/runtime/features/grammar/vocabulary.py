@@ -1,4 +1,4 @@
-"""A tokenizer as grammar libraries need it: the bytes of each id, and which ids are no text."""
+"""A tokenizer's vocabulary for grammar libraries: the bytes of each ID, and the non-text IDs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 from sylvan.protocol.arrays import IntArray
 
 Encode = Callable[[bytes], list[int]]
-"""Bytes to ids whose bytes, joined, are these bytes; no special ids."""
+"""Encodes bytes as IDs whose bytes concatenate to them; no special IDs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
-    """The ids that can be sampled.
+    """The IDs that can be sampled.
 
     Attributes:
-        tokens: Bytes of each id; empty for ids without any, such as padding of the model's head.
-        special: Ids that stand for no text (control tokens), by the name that grammars may use.
-        eos_ids: Ids that end an output; at least one.
-        encode: How the model's tokenizer writes a text.
+        tokens: Bytes of each ID; empty for IDs without text, such as padding of the model's head.
+        special: Control token IDs, by the name that grammars use.
+        eos_ids: IDs that end an output; at least one.
+        encode: The model tokenizer's encoder.
     """
 
     tokens: Sequence[bytes]
@@ -31,7 +31,7 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """One more than the largest id."""
+        """The largest ID plus one."""
         return len(self.tokens)
 
     @property
@@ -40,16 +40,16 @@ class Vocabulary:
         return -(-self.size // 32)
 
     def untextual(self) -> IntArray:
-        """Ids that no text consists of: special ones and empty ones, ascending."""
+        """IDs that are never part of text: special and empty ones, ascending."""
         empty = [i for i, token in enumerate(self.tokens) if not token]
         return np.array(sorted({*empty, *self.special.values()}), np.int32)
 
 
 def single_bytes(vocabulary: Vocabulary) -> dict[int, int]:
-    """The id of each single byte; empty unless every byte has one.
+    """The ID of each single byte; empty unless every byte has one.
 
-    With all of them, a text can be written byte by byte, so that what the next tokens may begin
-    with is what the text may go on with.
+    With all of them, any text can be written byte by byte, so the set of possible next bytes
+    is the set of first bytes of the allowed tokens.
     """
     unusable = {*vocabulary.untextual().tolist(), *vocabulary.eos_ids}
     found = {
@@ -61,7 +61,7 @@ def single_bytes(vocabulary: Vocabulary) -> dict[int, int]:
 
 
 class GreedyEncoder:
-    """The longest token each time; knows nothing of merges. Leaves out bytes that no token has."""
+    """Encodes with the longest token each time, ignoring merges. Drops bytes without a token."""
 
     def __init__(self, tokens: Sequence[bytes], special_ids: frozenset[int]) -> None:
         usable = (i for i in range(len(tokens) - 1, -1, -1) if i not in special_ids)

@@ -1,4 +1,4 @@
-"""Frames between processes, and what a process that runs a grammar library is told first."""
+"""Framing between processes, and the first message to a process with a grammar library."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _LENGTH = struct.Struct("<I")
 
 
 class Stream(Protocol):
-    """What frames are read from."""
+    """A source of frames."""
 
     def read(self, size: int, /) -> bytes | None:
-        """Up to `size` bytes; none at the end."""
+        """Read up to `size` bytes; empty at the end."""
         ...
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
-    """Sent first: the library, the vocabulary, the limits."""
+    """First message: the library, the vocabulary, the limits."""
 
     backend: str
     tokens: list[bytes]
@@ -34,7 +34,7 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
 
 
 def preparation(backend: str, vocabulary: Vocabulary, limits: Limits) -> Prepare:
-    """What a process that makes `backend` is told."""
+    """Build the first message to a process that runs `backend`."""
     return Prepare(
         backend=backend,
         tokens=list(vocabulary.tokens),
@@ -45,18 +45,18 @@ def preparation(backend: str, vocabulary: Vocabulary, limits: Limits) -> Prepare
 
 
 def vocabulary_of(prepare: Prepare) -> Vocabulary:
-    """The vocabulary, with an encoder that knows nothing of merges."""
+    """Return the vocabulary, with a greedy encoder."""
     encode = GreedyEncoder(prepare.tokens, frozenset(prepare.special.values()))
     return Vocabulary(prepare.tokens, prepare.special, prepare.eos_ids, encode)
 
 
 def frame(body: bytes) -> bytes:
-    """A message with its length in front."""
+    """Encode a message with its length prefix."""
     return _LENGTH.pack(len(body)) + body
 
 
 def read_frame(stream: Stream) -> bytes | None:
-    """The body of the next message; blocks. None at the end of the stream."""
+    """Read the body of the next message; blocks. None at the end of the stream."""
     head = _exactly(stream, _LENGTH.size)
     if head is None:
         return None

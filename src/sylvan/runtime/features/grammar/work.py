@@ -1,4 +1,4 @@
-"""What the control half of grammars tells the worker half: data only."""
+"""Messages from the control half of grammars to the worker half: data only."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sylvan.runtime.features.grammar.guard.guard import GuardedGrammar
 
 
 class GrammarData(msgspec.Struct, frozen=True):
-    """A compiled grammar as `GrammarLoader.load` of `library` takes it.
+    """A serialised grammar, which `library`'s `GrammarLoader.load` takes.
 
-    `digest` names its content (`GrammarSpec.digest`).
+    `digest` is the hash of its content (`GrammarSpec.digest`).
     """
 
     digest: str
@@ -22,17 +22,17 @@ class GrammarData(msgspec.Struct, frozen=True):
 
 
 class CompileResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of compiling a grammar.
+    """The result of compiling a grammar.
 
     Attributes:
-        id: Of the order.
-        library: Whose loader takes `data`.
-        data: What `GrammarLoader.load` takes.
-        reason: Why it cannot be compiled; empty if it was.
-        memory_bytes: That compiling took.
-        seconds: That it took.
-        timed_out: The reason is that it took longer than it may.
-        lost: Keywords that the grammar does not hold everywhere, by the place of their schema
+        id: ID of the order.
+        library: Library whose loader takes `data`.
+        data: Input of `GrammarLoader.load`.
+        reason: Error; empty on success.
+        memory_bytes: Memory used.
+        seconds: CPU time used.
+        timed_out: The error is a timeout.
+        lost: Keywords that the grammar does not enforce everywhere, by the place of their schema
             (`guard.relax.Lost`).
     """
 
@@ -47,22 +47,22 @@ class CompileResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bars(msgspec.Struct, frozen=True):
-    """Tokens that must not come at a position."""
+    """Tokens barred at a position."""
 
     position: int
     token_ids: tuple[int, ...]
 
 
 class GrammarWork(msgspec.Struct, frozen=True):
-    """Changes of the requests with a grammar; `ended` come first.
+    """Changes to the requests with a grammar; `ended` is applied first.
 
-    A grammar is known as long as any request has it.
+    A grammar is kept as long as a request uses it.
 
     Attributes:
-        ended: Requests that need theirs no more.
-        grammars: Those that are not known yet.
-        requests: The digest of the grammar of each request that starts, by rid.
-        bars: Tokens that must not come next in an output that goes back, by rid.
+        ended: Requests that no longer need their grammar.
+        grammars: New grammars.
+        requests: The digest of each starting request's grammar, by request ID.
+        bars: Tokens barred next in an output that rolls back, by request ID.
     """
 
     ended: tuple[str, ...] = ()
@@ -73,9 +73,9 @@ class GrammarWork(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LoadedGrammar:
-    """A compiled grammar that this process can use, and as it is sent to others.
+    """A grammar loaded in this process, and its serialised form.
 
-    `guard` holds what the grammar does not; None: it holds all of its schema.
+    `guard` enforces what the grammar does not; None: it enforces the whole schema.
     """
 
     grammar: CompiledGrammar

@@ -1,4 +1,4 @@
-"""Worker half of grammars: masks before a token is drawn, the next state right after."""
+"""Worker half of grammars: masks before a token is sampled, the next state right after."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sylvan.runtime.sampling.constraints import Constraints
 
 
 class GrammarWorker(CapabilityWorker):
-    """Constrains outputs by `Matchers`.
+    """Constrains outputs with `Matchers`.
 
     Args:
-        matchers: They find the grammar of a request in `grammars`.
-        grammars: By rid; this object fills it.
-        loaders: Makes what loads grammars; called with the first that is not loaded yet.
-        loaded: Finds grammars that this process has loaded already, by digest.
+        matchers: They look up a request's grammar in `grammars`.
+        grammars: By request ID; filled here.
+        loaders: Creates the loaders; called for the first grammar that is not loaded.
+        loaded: Returns grammars that this process has already loaded, by digest.
     """
 
     name: ClassVar = "grammar"
@@ -37,7 +37,7 @@ class GrammarWorker(CapabilityWorker):
         self._matchers, self._grammars = matchers, grammars
         self._make_loaders, self._loaded = loaders, loaded
         self._loaders: Loaders | None = None
-        self._known: dict[str, CompiledGrammar | str] = {}  # by digest; or why it cannot be loaded
+        self._known: dict[str, CompiledGrammar | str] = {}  # by digest; or the error of loading it
         self._digests: dict[str, str] = {}  # of requests
         self._uses = Counter[str]()  # of digests
 

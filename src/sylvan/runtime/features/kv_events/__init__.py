@@ -1,1 +1,1 @@
-"""Tells routers outside which KV blocks are cached, over a ZeroMQ publisher."""
+"""Publishes which KV blocks are cached to external routers, over ZeroMQ."""

@@ -1,4 +1,4 @@
-"""KV events in the form that cache-aware routers read: blocks of tokens known by a hash."""
+"""KV events as cache-aware routers read them: token blocks identified by a hash."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sylvan.runtime.cache.types import CacheKey, Place
 from sylvan.runtime.sched.lookup import adapter_of
 
 HASH_BYTES = 8
-SHARED = ("", ":")  # namespaces of requests with neither an adapter nor a salt
+SHARED = ("", ":")  # namespaces without adapter and salt
 
 
 class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", omit_defaults=True):
-    """Consecutive blocks are cached now; `token_ids` are those of all of them.
+    """Consecutive blocks were cached; `token_ids` are the tokens of all of them.
 
-    `parent_block_hash` is the block before the first one; it is left out at the start of a prompt.
-    `lora_id` and `lora_name` are those of the adapter whose keys and values these are, if any.
+    `parent_block_hash` is the block before the first one; omitted at the start of a prompt.
+    `lora_id` and `lora_name` name the adapter that computed this KV, if any.
     """
 
     block_hashes: list[int]
@@ -33,25 +33,25 @@ class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", omit_defa
 
 
 class BlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", omit_defaults=True):
-    """These blocks are no longer cached."""
+    """Blocks were evicted."""
 
     block_hashes: list[int]
     medium: str | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared"):
-    """Nothing is cached."""
+    """The cache was emptied."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 def chain(key: CacheKey, block_size: int) -> list[int]:
-    """The hash of each whole block of `key`, as signed 64-bit numbers.
+    """Hash each whole block of `key`, as signed 64-bit numbers.
 
     A block's hash is BLAKE2b with 8 bytes of output over the hash of the block before it, its
     token ids as little-endian int32, and the digests of the images in it. Before the first block
-    stand eight zero bytes or, for requests with an adapter or a salt, the hash of the namespace's
+    come eight zero bytes or, for requests with an adapter or a salt, the hash of the namespace's
     name: equal texts of two tenants are different blocks.
     """
     apart = key.namespace not in SHARED
@@ -69,9 +69,9 @@ def chain(key: CacheKey, block_size: int) -> list[int]:
 def kv_events(
     changes: Iterable[TreeEvent], block_size: int, media: Mapping[Place, str], *, empty: bool
 ) -> list[KVEvent]:
-    """What happened to the tree, in whole blocks; with `empty` nothing is left of it.
+    """Convert tree changes to block events; `empty`: the tree is empty afterwards.
 
-    Nothing is told of places that have no name in `media`.
+    Skips tiers that have no name in `media`.
     """
     events: list[KVEvent] = []
     removed = False

@@ -1,4 +1,4 @@
-"""Follows the prefix tree for the publisher."""
+"""Follows the prefix tree, for the publisher."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sylvan.runtime.sched.capability import Capability
 
 
 class KVEvents(Capability):
-    """Hands over, once a step, what the steps before it cached and evicted.
+    """Passes on, once per step, what earlier steps cached and evicted.
 
     Args:
-        tree: To be followed.
-        publisher: Sends it.
-        media: Names of the places that are told of.
+        tree: The prefix tree.
+        publisher: Publishes the events.
+        media: Names of the tiers to report.
     """
 
     def __init__(

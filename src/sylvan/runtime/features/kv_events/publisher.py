@@ -1,4 +1,4 @@
-"""Publishes batches of KV events over ZeroMQ, and repeats those that a subscriber missed."""
+"""Publishes batches of KV events over ZeroMQ, and replays them for subscribers that missed some."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ logger = logging.getLogger(__name__)
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 Make = Callable[[], list[KVEvent]]
-"""Makes the events of a batch; called on the publisher's thread, so that steps need not wait."""
+"""Builds the events of a batch; called on the publisher's thread, so that steps need not wait."""
 
 
 class KVEventPublisher:
     """Owns the sockets and the thread that serves them.
 
     A PUB socket sends frames (topic, sequence number as 8 bytes big-endian, msgpack array of
-    seconds since 1970, events, data-parallel rank). Numbers are given out by `publish`, so a gap
-    tells a subscriber that it missed something. A ROUTER socket answers (empty, first number) with
-    what is kept from there on, as (empty, topic, number, payload), and a last number of -1.
+    Unix time, events, data-parallel rank). `publish` numbers the batches, so a gap
+    shows a subscriber that it missed something. A ROUTER socket answers (empty, first number) with
+    the stored batches from there on, as (empty, topic, number, payload), and a last number of -1.
     """
 
     def __init__(self, settings: KVEventsConfig, rank: int = 0) -> None:
@@ -62,16 +62,16 @@ class KVEventPublisher:
 
     @property
     def endpoint(self) -> str:
-        """Where the PUB socket listens, its port resolved."""
+        """Address of the PUB socket, with its actual port."""
         return self._events.getsockopt_string(zmq.LAST_ENDPOINT)
 
     @property
     def replay_endpoint(self) -> str | None:
-        """Where replays are answered, its port resolved."""
+        """Address of the replay socket, with its actual port."""
         return self._replay and self._replay.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def publish(self, make: Make) -> None:
-        """Send a batch soon; while the queue is full batches are lost, which their numbers show."""
+        """Queue a batch; if the queue is full it is lost, which shows as a gap in numbers."""
         number, self._next = self._next, self._next + 1
         try:
             self._queue.put_nowait((number, datetime.now(UTC).timestamp(), make))
@@ -80,11 +80,11 @@ class KVEventPublisher:
             if self._lost.bit_count() == 1:
                 logger.warning("%d batches of KV events lost: the queue is full", self._lost)
             return
-        with contextlib.suppress(zmq.Again):  # it is awake anyway
+        with contextlib.suppress(zmq.Again):  # already awake
             self._wake.send(b"", zmq.DONTWAIT)
 
     def close(self) -> None:
-        """Send what is queued, then free the addresses."""
+        """Send what is queued, then close the sockets."""
         self._queue.put(None)
         self._wake.send(b"")
         self._thread.join()
@@ -119,7 +119,7 @@ class KVEventPublisher:
                 self._answer(self._replay)
 
     def _send_queued(self) -> bool:
-        """Send all there is; False if that was the last."""
+        """Send everything queued; False at the final item."""
         with contextlib.suppress(queue.Empty):
             while (item := self._queue.get_nowait()) is not None:
                 number, stamp, make = item
@@ -133,7 +133,7 @@ class KVEventPublisher:
     def _answer(self, socket: zmq.Socket[bytes]) -> None:
         frames = socket.recv_multipart()
         if len(frames) != 3 or len(frames[2]) != 8:
-            logger.warning("a replay request of KV events was not understood")
+            logger.warning("malformed replay request for KV events")
             return
         client, first = frames[0], int.from_bytes(frames[2], "big")
         topic = self._settings.topic.encode()

@@ -1,1 +1,1 @@
-"""Serves LoRA adapters beside the base model, several in one step."""
+"""Serves LoRA adapters next to the base model, several in one step."""

@@ -1,4 +1,4 @@
-"""The worker half from a configuration."""
+"""Builds the worker half from the configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sylvan.runtime.features.lora.worker import LoraRoom, LoraWorker
 
 
 def lora_worker(settings: LoraConfig) -> Callable[[ModelSite], LoraWorker]:
-    """Makes the worker half for a model; `settings` are resolved."""
+    """Return the factory of the worker half; `settings` are resolved."""
     memory, max_rank = settings.memory, settings.max_rank
     assert isinstance(memory, int), "a resolved configuration has no auto"
     assert isinstance(max_rank, int), "a resolved configuration has no auto"

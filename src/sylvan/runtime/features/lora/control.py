@@ -1,4 +1,4 @@
-"""Control half: which requests may start beside which, and what is where."""
+"""Control half: which adapters are resident, and which requests may run together."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sylvan.runtime.sched.capability import Capability, Verdict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraLimits:
-    """Bounds of LoRA serving.
+    """Limits of LoRA serving.
 
     Attributes:
         slots: Adapters in one step.
         copies: Adapters in host memory.
-        copy_bytes: Of all of these.
+        copy_bytes: Their total size.
         max_overtakes: See `turns`.
-        eviction: Which adapter leaves its slot first.
+        eviction: Which adapter is evicted from its slot first.
     """
 
     slots: int
@@ -37,7 +37,7 @@ class LoraLimits:
 
 @dataclass(frozen=True, slots=True)
 class LoraLoad:
-    """How full slots and host memory are."""
+    """Usage of slots and host memory."""
 
     slots_used: int
     slots_total: int
@@ -46,10 +46,10 @@ class LoraLoad:
 
 
 class Lora(Capability):
-    """Requests name an adapter by its id (`GenerateRequest.lora`).
+    """Requests name an adapter by its ID (`GenerateRequest.lora`).
 
-    An id stands for a name and contents, so keys and values of two adapters never meet in the
-    prefix cache, not even when one took the name of the other.
+    An ID stands for a name and contents, so KV of two adapters is never shared in the
+    prefix cache, even if one reuses the name of the other.
     """
 
     name: ClassVar = "lora"
@@ -64,22 +64,22 @@ class Lora(Capability):
         self._pinned: set[str] = set()
         self._started: set[str] = set()  # requests with an adapter
         self._running: Counter[str] = Counter()
-        self._counted = -1  # requests that `_running` was counted of
+        self._counted = -1  # requests that `_running` was counted from
         self._has_rows = False  # of the newest step
 
-    # ---- adapters come and go
+    # ---- loading and unloading
 
     def add(self, adapter: AdapterEntry, *, resident: bool) -> None:
-        """Serve an adapter from now on; `resident`: the worker half has its copy.
+        """Start serving an adapter; `resident`: the worker half has its host copy.
 
         Raises:
-            RequestError: it is to be pinned, and as many are as can be.
+            RequestError: It is to be pinned, but the maximum of adapters is pinned.
         """
         pinned = self._pinned | {adapter.id}
         if adapter.pinned and len(pinned) >= self._limits.slots:
             if self._copies.get(adapter.id) is None:
                 self._copies.add(adapter, resident=resident)
-                self._copies.leave(adapter)  # its copy goes again
+                self._copies.leave(adapter)  # undo its host copy
             raise RequestError(
                 f"pinned: {len(self._pinned)} adapters are pinned; at most "
                 f"{self._limits.slots - 1} can be (lora.max_per_batch - 1)",
@@ -92,9 +92,9 @@ class Lora(Capability):
             self._pinned.discard(adapter.id)
 
     def remove(self, adapter: str, live: Iterable[Req]) -> tuple[str, ...]:
-        """Serve no new requests with an adapter; those among `live` go on.
+        """Serve no new requests with an adapter; those among `live` continue.
 
-        Returns the names of these.
+        Returns the IDs of those requests.
         """
         known = self._copies.get(adapter)
         if known is None:
@@ -106,17 +106,17 @@ class Lora(Capability):
 
     @property
     def has_room(self) -> bool:
-        """Whether one more adapter, as large as any so far, fits into host memory."""
+        """Whether another adapter, as large as the largest so far, fits into host memory."""
         return self._copies.has_room
 
     def is_resident(self, adapter: str) -> bool:
-        """Whether there is a host copy."""
+        """Whether the adapter has a host copy."""
         known = self._copies.get(adapter)
         return known is not None and known.copy is Copy.RESIDENT
 
     @property
     def load(self) -> LoraLoad:
-        """For metrics."""
+        """Return the load for metrics."""
         loaded = sum(not adapter.leaving for adapter in self._copies)
         used = self._slots.used
         return LoraLoad(used, self._slots.count, self._copies.num_resident, loaded)
@@ -124,7 +124,7 @@ class Lora(Capability):
     # ---- hooks
 
     def poll(self) -> None:
-        """A step begins."""
+        """Start a step."""
         self._turns.next_step()
         self._counted = -1
 
@@ -160,11 +160,11 @@ class Lora(Capability):
         return Verdict.READY
 
     def cache_namespace(self, req: Req) -> str:
-        """The id; that of a request to generate is part of its key already."""
+        """Return the adapter ID; a generation request's key already contains it."""
         return "" if req.generates else _adapter_of(req) or ""
 
     def on_start(self, piece: Slice) -> None:
-        """A request has its slot."""
+        """Record that a request got its slot."""
         req = piece.req
         if (name := _adapter_of(req)) is None:
             return
@@ -176,7 +176,7 @@ class Lora(Capability):
         self._started.add(req.rid)
 
     def plan_work(self, batch: Batch) -> LoraWork | None:
-        """Where the rows of each adapter are, and what has to be loaded for this step or later."""
+        """Return the rows of each adapter, and the adapters to load for this step or later."""
         rows = self._rows(batch) if self._started else ()
         idle = not (rows or self._has_rows or self._copies.has_work or self._copies.loading)
         if idle:
@@ -195,11 +195,11 @@ class Lora(Capability):
         )
 
     def wants_step(self) -> bool:
-        """Copies are to be read or given back."""
+        """A step is needed to read or free host copies."""
         return self._copies.has_work or self._copies.loading
 
     def on_result(self, batch: Batch, report: LoraReport | None) -> None:
-        """Copies were read."""
+        """Record which copies were read."""
         if report is not None:
             for name in report.loaded:
                 self._copies.loaded(name)
@@ -207,7 +207,7 @@ class Lora(Capability):
                 self._copies.failed(name, why)
 
     def on_finish(self, req: Req) -> None:
-        """A request needs its adapter no more."""
+        """Release the adapter of a finished request."""
         if (name := _adapter_of(req)) is None:
             return
         self._turns.ended(req.rid, name)
@@ -216,12 +216,12 @@ class Lora(Capability):
             adapter.requests.discard(req.rid)
             adapter.running.discard(req.rid)
             if not adapter.requests:
-                adapter.error = ""  # the next one has it read again
+                adapter.error = ""  # the next request reads it again
 
     # ---- inside
 
     def _rows(self, batch: Batch) -> list[tuple[str, int, int]]:
-        """Adapter and rows of each request that has one; neighbours with the same are joined."""
+        """Return adapter and rows of each request that has one; adjacent equal ones are merged."""
         found: list[tuple[str, int, int]] = []
         row = 0
         for piece in batch.slices:

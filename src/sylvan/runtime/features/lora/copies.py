@@ -1,4 +1,4 @@
-"""Which adapters have a copy in host memory, which are being read, and which go first."""
+"""Which adapters are in host memory, which are being read, and which are evicted first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sylvan.runtime.features.lora.work import AdapterFiles
 
 
 class Copy(Enum):
-    """Where the matrices of an adapter are."""
+    """State of an adapter's host copy."""
 
     ABSENT = auto()
     WANTED = auto()
@@ -23,16 +23,16 @@ class AdapterEntry:
     """An adapter as the scheduler sees it.
 
     Attributes:
-        id: Its name and what its files contain.
-        path: Where it lies.
-        num_bytes: Of a host copy.
-        pinned: It keeps its copy and its slot.
-        copy: Whether there is a host copy.
+        id: Derived from its name and the contents of its files.
+        path: Its directory.
+        num_bytes: Size of a host copy.
+        pinned: Its host copy and slot are never evicted.
+        copy: State of its host copy.
         fresh: The copy was read for a request that has not started yet.
-        error: Why it could not be read the last time.
-        requests: Requests that are known here and have not ended, by name.
+        error: Why the last read failed.
+        requests: IDs of the requests that use it and have not finished.
         running: Those of them that have started.
-        leaving: It was unloaded: it goes once it has no requests.
+        leaving: It was unloaded, and is removed once it has no requests.
     """
 
     id: str
@@ -48,16 +48,16 @@ class AdapterEntry:
 
 
 class HostCopies:
-    """Bounds host copies by count and by bytes; those used longest ago go first.
+    """Limits host copies by count and size; evicts the least recently used.
 
     Args:
-        most: Copies.
-        most_bytes: Of all copies.
+        most: Largest number of copies.
+        most_bytes: Largest total size.
     """
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most, self._most_bytes = most, most_bytes
-        self._known: dict[str, AdapterEntry] = {}  # those used longest ago first
+        self._known: dict[str, AdapterEntry] = {}  # least recently used first
         self._wanted: dict[str, AdapterEntry] = {}
         self._leaving: dict[str, AdapterEntry] = {}
         self._num_kept = self._kept_bytes = 0
@@ -67,21 +67,21 @@ class HostCopies:
         return iter(self._known.values())
 
     def get(self, adapter: str) -> AdapterEntry | None:
-        """The adapter of an id."""
+        """Return the adapter with an ID."""
         return self._known.get(adapter)
 
     @property
     def num_resident(self) -> int:
-        """Adapters with a copy, or whose copy is being read."""
+        """Number of adapters with a copy, or whose copy is being read."""
         return self._num_kept
 
     @property
     def loading(self) -> bool:
-        """Whether any copy is being read."""
+        """Whether a copy is being read."""
         return self._num_loading > 0
 
     def add(self, adapter: AdapterEntry, *, resident: bool) -> None:
-        """An adapter is known from now on; `resident`: its copy has been read already."""
+        """Register an adapter; `resident`: its copy has already been read."""
         if (known := self._known.get(adapter.id)) is not None:
             known.leaving, known.pinned, known.path = False, adapter.pinned, adapter.path
             self._leaving.pop(known.id, None)
@@ -96,12 +96,12 @@ class HostCopies:
             adapter.copy = Copy.RESIDENT
 
     def leave(self, adapter: AdapterEntry) -> None:
-        """An adapter was unloaded: it goes once it has no requests."""
+        """Unload an adapter; it is removed once it has no requests."""
         adapter.leaving, adapter.pinned = True, False
         self._leaving[adapter.id] = adapter
 
     def use(self, adapter: AdapterEntry) -> bool:
-        """Somebody wants it now; returns whether its copy is there, and has it read if not."""
+        """Use an adapter; return whether it is resident, and start reading it if not."""
         self._known[adapter.id] = self._known.pop(adapter.id)
         if adapter.copy is Copy.ABSENT:
             adapter.copy = Copy.WANTED
@@ -109,11 +109,11 @@ class HostCopies:
         return adapter.copy is Copy.RESIDENT
 
     def next_loads(self) -> tuple[list[str], list[AdapterFiles]]:
-        """Copies that go now, and adapters that are to be read in their place."""
+        """Return the copies to evict now, and the adapters to read instead."""
         dropped = self._shrink(0, 0)
         loads: list[AdapterFiles] = []
         for adapter in tuple(self._wanted.values()):
-            if not adapter.requests and not adapter.pinned:  # all its requests have ended
+            if not adapter.requests and not adapter.pinned:  # all its requests have finished
                 del self._wanted[adapter.id]
                 adapter.copy = Copy.ABSENT
                 continue
@@ -134,25 +134,25 @@ class HostCopies:
 
     @property
     def has_work(self) -> bool:
-        """Whether `next_loads` might have something."""
+        """Whether `next_loads` may return something."""
         if self._wanted or any(not a.requests for a in self._leaving.values()):
             return True
         return not self._fits(0, 0) and any(self._may_go(a) for a in self)
 
     @property
     def has_room(self) -> bool:
-        """Whether one more copy fits that is as large as any so far."""
+        """Whether another copy fits that is as large as the largest so far."""
         return self._fits(1, max((a.num_bytes for a in self), default=0))
 
     def loaded(self, adapter: str) -> None:
-        """A copy has been read."""
+        """Record that a copy was read."""
         known = self._known.get(adapter)
         if known is not None and known.copy is Copy.LOADING:
             self._num_loading -= 1
             known.copy, known.error = Copy.RESIDENT, ""
 
     def failed(self, adapter: str, why: str) -> None:
-        """A copy could not be read."""
+        """Record that a copy could not be read."""
         known = self._known.get(adapter)
         if known is not None and known.copy is Copy.LOADING:
             self._num_loading -= 1
@@ -160,7 +160,7 @@ class HostCopies:
             known.copy, known.fresh, known.error = Copy.ABSENT, False, why
 
     def _shrink(self, more: int, more_bytes: int) -> list[str]:
-        """Let copies go until there is room for so many more, as far as possible."""
+        """Evict copies until this much fits, as far as possible."""
         dropped: list[str] = []
         for adapter in tuple(self._known.values()):
             leaves = adapter.leaving and not adapter.requests
@@ -174,7 +174,7 @@ class HostCopies:
         return dropped
 
     def _may_go(self, adapter: AdapterEntry) -> bool:
-        """Whether nobody needs a copy now."""
+        """Whether a copy is unused and may be evicted."""
         needed = adapter.pinned or adapter.running or (adapter.fresh and adapter.requests)
         return adapter.copy is Copy.RESIDENT and not needed
 
@@ -183,7 +183,7 @@ class HostCopies:
             names.pop(adapter.id, None)
 
     def _never_fits(self, adapter: AdapterEntry) -> str | None:
-        """Why there is no room for a copy, even when all have gone that may go."""
+        """Return why a copy can never fit, even after evicting everything evictable."""
         pinned = [a for a in self if a.pinned and a is not adapter]
         num_bytes = adapter.num_bytes + sum(a.num_bytes for a in pinned)
         if num_bytes <= self._most_bytes and len(pinned) < self._most:

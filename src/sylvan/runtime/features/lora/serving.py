@@ -1,4 +1,4 @@
-"""The control half from a configuration, and commands about adapters. Needs no torch."""
+"""Builds the control half, and executes adapter commands. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _UNLOADED = Finish(type="abort", message="the adapter was unloaded", status=503)
 
 
 class LoraServing:
-    """Adapters of one scheduler.
+    """The adapters of one scheduler.
 
     Args:
-        settings: Resolved.
+        settings: Resolved settings.
 
     Attributes:
         control: The control half.
@@ -34,7 +34,7 @@ class LoraServing:
         self.control = Lora(
             LoraLimits(
                 slots=settings.max_per_batch,
-                copies=settings.max_loaded or room,  # each takes a byte at least
+                copies=settings.max_loaded or room,  # at least one byte each
                 copy_bytes=room,
                 max_overtakes=settings.max_overtakes,
                 eviction=settings.eviction,
@@ -42,10 +42,10 @@ class LoraServing:
         )
 
     def load(self, executor: Executor) -> str:
-        """Load the adapters of the configuration; returns them as JSON, for the API process.
+        """Load the configured adapters; return them as JSON, for the API process.
 
         Raises:
-            ConfigError: one of them cannot be served; names it.
+            ConfigError: One cannot be served; the message names it.
         """
         found: list[AdapterInfo] = []
         for name, path in self._settings.adapters.items():
@@ -70,7 +70,7 @@ class LoraServing:
         return encode_adapters(found)
 
     def loaded(self, command: LoadAdapter, result: CommandResult) -> CommandResult:
-        """The executor has read an adapter: requests may ask for it. Returns the final result."""
+        """Enable an adapter that the executor has read; return the final result."""
         body = result.body
         adapter = AdapterEntry(body["id"], command.path, body["num_bytes"], pinned=command.pinned)
         try:
@@ -81,7 +81,7 @@ class LoraServing:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How full slots and host memory are, as fields of `protocol.messages.SchedulerLoad`."""
+        """Return the usage of slots and host memory, as fields of `SchedulerLoad`."""
         load = self.control.load
         return {
             "lora_slots_used": load.slots_used,
@@ -93,10 +93,10 @@ class LoraServing:
     def execute(
         self, command: RegisterAdapter | UnloadAdapter, scheduler: Scheduler
     ) -> Mapping[str, Any]:
-        """Carry out a command that the executor has no part in.
+        """Execute a command that does not involve the executor.
 
         Raises:
-            RequestError: as many adapters are pinned as can be.
+            RequestError: The maximum of adapters is pinned.
         """
         if isinstance(command, RegisterAdapter):
             adapter = AdapterEntry(

@@ -1,4 +1,4 @@
-"""Which adapter is in which slot of the device."""
+"""Which adapter is in which slot on the device."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ Eviction = Literal["lru", "fifo"]
 
 
 class AdapterSlots:
-    """Gives each adapter of a step a slot; others stay in theirs until it is wanted.
+    """Assigns a slot to each adapter of a step; others keep theirs until it is needed.
 
     Args:
-        count: Slots, and so adapters in one step.
-        eviction: Which adapter leaves its slot first: the one that was used longest ago, or the one
-            that came first.
+        count: Number of slots, and so of adapters in one step.
+        eviction: Which adapter is evicted first: the least recently used (`lru`), or the first
+            loaded (`fifo`).
     """
 
     def __init__(self, count: int, eviction: Eviction) -> None:
         self.count = count
         self._eviction = eviction
-        self._of: dict[str, int] = {}  # in the order in which they leave
+        self._of: dict[str, int] = {}  # in order of eviction
         self._free = list(range(count - 1, -1, -1))
 
     @property
     def used(self) -> int:
-        """Slots with an adapter."""
+        """Number of slots in use."""
         return len(self._of)
 
     def __contains__(self, adapter: str) -> bool:
@@ -35,11 +35,11 @@ class AdapterSlots:
         return self._of[adapter]
 
     def place(self, adapters: Iterable[str], kept: Collection[str]) -> Mapping[int, str]:
-        """Have all of `adapters` in slots; returns the slots that changed, with their new ones.
+        """Assign slots to all `adapters`; return the changed slots with their new adapters.
 
         Args:
-            adapters: Of one step; no more than there are slots, those of `kept` included.
-            kept: They do not leave their slots.
+            adapters: Of one step; together with `kept` at most as many as there are slots.
+            kept: Adapters that must not be evicted.
         """
         wanted = dict.fromkeys(adapters)
         changed: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Host copies of adapters: read from their directories, checked, and kept as kernels want them."""
+"""Host copies of adapters: read from their directories, checked, and laid out for kernels."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sylvan.runtime.features.lora.work import AdapterFiles, LoraReport
 from sylvan.runtime.models.adapters import AdapterTargets, Content, num_bytes
 from sylvan.runtime.models.lora import read_adapter
 
-_DIGITS = 16  # of a digest that are part of an id
+_DIGITS = 16  # digits of a digest in an ID
 _FILE_PER_COPY = 4
-"""Wider numbers, and tables that come with adapters, but are not kept."""
+"""Size allowance for wider dtypes, and for tensors in the file that are not kept."""
 _FILE_BOUND = f"{_FILE_PER_COPY} times lora.memory"
 
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """An adapter in memory."""
+    """An adapter in host memory."""
 
     id: str
     content: Content
@@ -30,15 +30,15 @@ class HostCopy:
 
 
 class AdapterStore:
-    """Reads adapters for one model, and keeps them by id.
+    """Reads adapters for one model, and stores them by ID.
 
-    Copies are read by the thread of commands and by one of its own, and used by that of the steps,
-    which alone calls `start`, `report` and `drop`.
+    The command thread and a thread of this object read copies; the step thread uses them,
+    and alone calls `start`, `report` and `drop`.
 
     Args:
-        targets: The layers of the model.
+        targets: Linear layers of the model.
         max_rank: Largest rank of a module.
-        most_bytes: Of a copy.
+        most_bytes: Largest size of a copy.
     """
 
     def __init__(self, targets: AdapterTargets, max_rank: int, most_bytes: int) -> None:
@@ -46,13 +46,13 @@ class AdapterStore:
         self._lock = threading.Lock()
         self._copies: dict[str, HostCopy] = {}
         self._reading: dict[str, Future[None]] = {}
-        self._thread = ThreadPoolExecutor(1, "sylvan-lora")  # starts with the first copy
+        self._thread = ThreadPoolExecutor(1, "sylvan-lora")  # started with the first copy
 
     def read(self, name: str, path: str) -> HostCopy:
-        """Read an adapter, and keep it under an id made of `name` and its contents.
+        """Read an adapter, and store it under an ID derived from `name` and its contents.
 
         Raises:
-            ConfigError: it cannot be served beside this model.
+            ConfigError: This model cannot serve it.
         """
         adapter = read_adapter(Path(path), _FILE_PER_COPY * self._most_bytes, _FILE_BOUND)
         content = self._targets.prepare(adapter, self._max_rank)
@@ -67,12 +67,12 @@ class AdapterStore:
         return copy
 
     def start(self, adapters: Sequence[AdapterFiles]) -> None:
-        """Have copies read again that were dropped, beside the steps."""
+        """Start reading evicted copies again, beside the steps."""
         for files in adapters:
             self._reading[files.id] = self._thread.submit(self._again, files)
 
     def report(self, timeout_s: float = 0.0) -> LoraReport:
-        """What has been read since the last report, after waiting for so long at most."""
+        """Return what was read since the last report, after waiting this long at most."""
         if timeout_s and self._reading:
             wait((next(iter(self._reading.values())),), timeout_s)
         loaded: list[str] = []
@@ -88,9 +88,9 @@ class AdapterStore:
         return LoraReport(tuple(loaded), failed)
 
     def drop(self, adapters: Sequence[str]) -> None:
-        """Give the memory of copies back; those in slots stay until they leave these.
+        """Free copies; adapters in slots stay there until they are evicted.
 
-        One that is still being read here, because another rank was faster, is not kept.
+        A copy that is still being read here, because another rank was faster, is discarded.
         """
         for name in adapters:
             if (reading := self._reading.pop(name, None)) is not None and not reading.cancel():
@@ -102,10 +102,10 @@ class AdapterStore:
             self._copies.pop(adapter, None)
 
     def __getitem__(self, adapter: str) -> HostCopy:
-        """The copy of an adapter; waits for it where another rank was faster to read it.
+        """Return the copy of an adapter; waits if another rank was faster to read it.
 
         Raises:
-            ConfigError: it cannot be read.
+            ConfigError: It cannot be read.
         """
         if (reading := self._reading.get(adapter)) is not None:
             reading.result()
@@ -113,7 +113,7 @@ class AdapterStore:
             return self._copies[adapter]
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _again(self, files: AdapterFiles) -> None:

@@ -1,4 +1,4 @@
-"""What crosses between the halves of LoRA serving."""
+"""Messages between the halves of LoRA serving."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import msgspec
 
 
 class AdapterFiles(msgspec.Struct, frozen=True):
-    """An adapter to read: its id, and the directory where it lies."""
+    """An adapter to read: its ID and its directory."""
 
     id: str
     path: str
 
 
 class AdapterRows(msgspec.Struct, frozen=True, array_like=True):
-    """Rows [start, stop) of the step are computed with the adapter in a slot."""
+    """Rows [start, stop) of the step use the adapter in a slot."""
 
     slot: int
     start: int
@@ -21,13 +21,13 @@ class AdapterRows(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LoraWork(msgspec.Struct, frozen=True):
-    """What the worker half does, in this order.
+    """Work for the worker half, in this order.
 
     Attributes:
-        drop: Ids whose host copies go.
-        load: Adapters whose host copies are to be read, beside the steps.
-        slots: The adapter that is in a slot from this step on, by slot.
-        rows: Of this step; those of requests without an adapter are not named.
+        drop: IDs whose host copies are freed.
+        load: Adapters to read into host memory, beside the steps.
+        slots: New adapter by slot, from this step on.
+        rows: Rows of this step that use adapters.
     """
 
     drop: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class LoraWork(msgspec.Struct, frozen=True):
 
 
 class LoraReport(msgspec.Struct, frozen=True):
-    """Host copies that have been read since the last report, and those that could not be: why."""
+    """Host copies read since the last report, and errors of those that failed."""
 
     loaded: tuple[str, ...] = ()
     failed: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Worker half: host copies, slots, and which rows of a step use which."""
+"""Worker half: host copies, slots, and which rows of a step use which adapter."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from sylvan.runtime.models.adapters import AdapterTargets
 from sylvan.runtime.models.files import open_weights
 from sylvan.runtime.models.stored import WeightFiles
 
-_IDLE_WAIT_S = 0.005  # for copies, in steps without rows: in place of asking again and again
+_IDLE_WAIT_S = 0.005  # seconds to wait for copies in steps without rows, instead of polling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraRoom:
-    """What there is room for.
+    """Capacity.
 
     Attributes:
         slots: Adapters in one step.
         max_rank: Largest rank of a module.
-        most_bytes: Of a host copy.
+        most_bytes: Largest size of a host copy.
     """
 
     slots: int
@@ -42,7 +42,7 @@ class LoraRoom:
 
 
 class LoraWorker(CapabilityWorker):
-    """Puts adapters into the linear layers of the model that it is made for."""
+    """Applies adapters in the linear layers of its model."""
 
     name: ClassVar = "lora"
 
@@ -58,7 +58,7 @@ class LoraWorker(CapabilityWorker):
         """See `CapabilityWorker.adapt`.
 
         Raises:
-            ConfigError: adapters cannot change this model.
+            ConfigError: This model does not support adapters.
         """
         site = self._site
         if site.skeleton is None:
@@ -81,15 +81,15 @@ class LoraWorker(CapabilityWorker):
         return {LoadAdapter: self._load}
 
     def read(self, name: str, path: str) -> HostCopy:
-        """Read an adapter and keep its copy.
+        """Read an adapter and store its copy.
 
         Raises:
-            ConfigError: it cannot be served beside this model, or is too large.
+            ConfigError: This model cannot serve it, or it is too large.
         """
         return self._store.read(name, path)
 
     def prepare(self, work: LoraWork) -> None:
-        """Take in what has changed; no step runs now."""
+        """Apply changes; no step runs now."""
         store = self._store
         store.drop(work.drop)
         store.start(work.load)
@@ -100,7 +100,7 @@ class LoraWorker(CapabilityWorker):
             self._assigned = work.rows
 
     def before_forward(self, step: StepContext, work: LoraWork) -> None:
-        """Captured graphs know no adapters; paths of trees have rows of their own."""
+        """Set the rows of adapters; captured graphs have none; draft trees have more rows."""
         step.may_use_graph &= not work.rows
         plan = step.plan
         if step.batch.limits.max_paths and not all(draft.is_chain for draft in plan.drafts):
@@ -109,20 +109,20 @@ class LoraWorker(CapabilityWorker):
             self._assigned = None
 
     def before_head(self, rows: IntArray | torch.Tensor | None) -> None:
-        """Rows of adapters that change the head."""
+        """Set the rows of adapters that change the head."""
         changed = self._head is not None and self._head.is_changed
         self._rows.take(rows if changed else None)
 
     def after_forward(self, step: StepContext, work: LoraWork) -> Report:
-        """Copies that have been read meanwhile."""
+        """Report copies read meanwhile."""
         return self._store.report
 
     def idle_step(self, work: LoraWork) -> Report:
-        """The same, for which nothing else has to wait."""
+        """Report copies when the step has nothing else to do."""
         return lambda: self._store.report(_IDLE_WAIT_S)
 
     def close(self) -> None:
-        """End the store."""
+        """Close the store."""
         if self._made is not None:
             self._made.close()
 
@@ -148,6 +148,6 @@ class LoraWorker(CapabilityWorker):
 
 
 def _files(site: ModelSite) -> Callable[[], WeightFiles] | None:
-    """The checkpoint of the model, if it has one."""
+    """Return the model's checkpoint, if it has one."""
     kind = site.load_format
     return None if kind == "dummy" else lambda: open_weights(site.model_dir, kind)

@@ -1,1 +1,1 @@
-"""Images, videos and sounds in prompts: encoded beside the steps, put into their rows."""
+"""Images, videos and audio in prompts: encoded beside the steps, inserted as embeddings."""

@@ -1,4 +1,4 @@
-"""Both halves from a configuration."""
+"""Builds both halves from the configuration."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sylvan.runtime.models.config import ModelConfig
 
 
 def media_worker(site: ModelSite) -> CapabilityWorker | None:
-    """The worker half of models that take media; None: the model reads text only.
+    """Return the factory of the worker half for multimodal models; None: text-only model.
 
     Raises:
-        ConfigError: the encoder cannot be loaded.
+        ConfigError: The encoder cannot be loaded.
     """
     if site.config.media is None:
         return None
@@ -25,7 +25,7 @@ def media_worker(site: ModelSite) -> CapabilityWorker | None:
 
 
 def media_control(settings: MediaConfig, model: ModelConfig) -> tuple[Multimodal, ...]:
-    """The control half; none: the model reads text only."""
+    """Return the control half; empty for text-only models."""
     if model.media is None:
         return ()
     media = model.media

@@ -1,4 +1,4 @@
-"""Control half: requests wait until their items are encoded; slices name the vectors they read."""
+"""Control half: requests wait for the encoder; slices name the embeddings they need."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 
 @dataclass(frozen=True, slots=True)
 class MediaCounts:
-    """What was encoded so far.
+    """Encoder statistics.
 
     Attributes:
-        encoded: Items that the encoder ran for.
-        kept_bytes: Of vectors that are there.
+        encoded: Number of encoder runs.
+        kept_bytes: Size of the cached embeddings.
         load: Fields of `Load`.
     """
 
@@ -38,17 +38,18 @@ class MediaCounts:
 
 
 class Multimodal(Capability):
-    """Requests bring items (`GenerateRequest.media`) whose encoder runs beside the steps.
+    """Serves requests with media items (`GenerateRequest.media`), encoded beside the steps.
 
-    An item is known by its digest and the salt of its tenant: no tenant learns by timing what
-    another has shown. A request whose items lie in the prefix cache needs no encoder.
+    An item is identified by its digest and its tenant's salt, so timing reveals nothing about
+    other tenants' items. A request whose items are in the prefix cache needs no encoder.
 
     Args:
-        most_bytes: Vectors that are kept of items without a request.
+        most_bytes: Size of embeddings cached for items without a request.
         axes: Whether rotary positions have three axes.
-        whole: Whether tokens of an item see each other, also later ones: then no slice cuts it.
-        cross: Whether layers attend to the vectors, in every step of a request, instead of rows
-            that are vectors.
+        whole: Whether tokens of an item also attend to later ones: slices must not split
+            an item.
+        cross: Whether layers cross-attend to the embeddings in every step instead of reading
+            them as rows.
     """
 
     name: ClassVar = "multimodal"
@@ -65,7 +66,7 @@ class Multimodal(Capability):
 
     @property
     def counts(self) -> MediaCounts:
-        """What was encoded so far."""
+        """Return encoder statistics."""
         found = self._encodings
         asked, reused = found.asked, found.reused
         load = {
@@ -85,7 +86,7 @@ class Multimodal(Capability):
         self._port = port
 
     def on_arrival(self, req: Req) -> None:
-        """Take the features out of a request: they are large, and needed once."""
+        """Remove the features from a request: they are large, and needed once."""
         request = req.request
         if not isinstance(request, GenerateRequest) or not request.media:
             return
@@ -99,13 +100,13 @@ class Multimodal(Capability):
         req.request = msgspec.structs.replace(request, media=light)
 
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
-        """Wait for the vectors that the prefix cache does not spare."""
+        """Wait for the embeddings that are not in the prefix cache."""
         prompt = self._prompts.get(req.rid)
         if prompt is None:
             return Verdict.READY
         assert self._port is not None
         if self._cross and len(prompt.keys) > 1:
-            raise RequestError("this model hears one sound for each prompt.", param="media")
+            raise RequestError("this model accepts one audio item per prompt.", param="media")
         cached = 0 if self._cross else self._port.cached_tokens(req)
         ready = True
         for key in prompt.needed(cached):
@@ -119,11 +120,11 @@ class Multimodal(Capability):
         return size if prompt is None else prompt.cut(req.computed, size, most)
 
     def wants_step(self) -> bool:
-        """Items are to be encoded, or being so."""
+        """Items wait for the encoder or are being encoded."""
         return self._encodings.has_work
 
     def plan_work(self, batch: Batch) -> MediaWork | None:
-        """What is to be encoded, and the vectors that this step reads."""
+        """Return the items to encode, and the embeddings that this step reads."""
         dropped, jobs = self._encodings.next_jobs()
         rows: list[VectorRows] = []
         positions = ends = None
@@ -148,7 +149,7 @@ class Multimodal(Capability):
         )
 
     def on_result(self, batch: Batch, report: MediaReport | None) -> None:
-        """Items were encoded."""
+        """Record which items were encoded."""
         if report is None:
             return
         for key, num_bytes in report.encoded.items():
@@ -157,7 +158,7 @@ class Multimodal(Capability):
             self._encodings.failed(key, why)
 
     def on_finish(self, req: Req) -> None:
-        """A request needs its items no more."""
+        """Release the items of a finished request."""
         prompt = self._prompts.pop(req.rid, None)
         if prompt is not None:
             for key in set(prompt.keys):

@@ -1,4 +1,4 @@
-"""Vectors of images, videos and sounds, by the encoder that a checkpoint brings."""
+"""The interface of a checkpoint's encoder of images, videos and audio."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from sylvan.protocol.media import MediaKind
 
 
 class MediaEncoder(Protocol):
-    """Runs alone for each item, so that its vectors do not depend on what else is served."""
+    """Encodes each item alone, so that its embeddings do not depend on other requests."""
 
     def encode(self, kind: MediaKind, features: Mapping[str, np.ndarray]) -> Sequence[torch.Tensor]:
-        """Vectors for the placeholders of one item, in order.
+        """Return the embeddings for one item's placeholders, in order.
 
         Args:
-            kind: Of the item.
-            features: The encoder's inputs by name, as the checkpoint's processor makes them.
+            kind: Kind of the item.
+            features: The encoder's inputs by name, as the checkpoint's processor creates them.
 
-        Returns: (N, D) of any float type: for the embeddings, then for each layer whose output has
-            vectors added (`MediaConfig.edited_layers`).
+        Returns: (N, D) of any float type: for the input embeddings, then for each layer that adds
+            embeddings to its output (`MediaConfig.edited_layers`).
         """
         ...

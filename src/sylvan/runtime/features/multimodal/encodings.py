@@ -1,4 +1,4 @@
-"""Which items are encoded, and what is kept of them; the vectors are the worker half's."""
+"""The state of encoded items; the worker half holds the embeddings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sylvan.runtime.features.multimodal.work import EncodeJob
 
 
 class EncodingProgress(Enum):
-    """Of an item's encoding."""
+    """Progress of encoding an item."""
 
     ABSENT = auto()
     WANTED = auto()
@@ -24,7 +24,7 @@ class EncodingProgress(Enum):
 
 @dataclass(slots=True, eq=False)
 class ItemEncoding:
-    """An item: its inputs while requests with it live, and how far its vectors are."""
+    """An item: its inputs while requests use it, and its progress."""
 
     kind: MediaKind
     count: int
@@ -36,24 +36,24 @@ class ItemEncoding:
 
     @property
     def input_bytes(self) -> int:
-        """Of its features."""
+        """Size of its features."""
         return sum(array.nbytes for array in self.features.values())
 
 
 class Encodings:
-    """Items by key. Vectors of items without a request are kept up to `most_bytes`, newest first.
+    """Items by key. Embeddings of unused items are cached up to `most_bytes`, newest first.
 
     Attributes:
-        encoded: Items that were encoded so far.
-        num_ready: Items whose vectors are there.
-        asked: Items of requests, by kind.
-        reused: Of these, those that were encoded already.
+        encoded: Number of encoded items.
+        num_ready: Number of items with embeddings.
+        asked: Number of items in requests, by kind.
+        reused: How many of these were already encoded.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._items: dict[bytes, ItemEncoding] = {}
-        self._idle: OrderedDict[bytes, None] = OrderedDict()  # ready, without users; oldest first
+        self._idle: OrderedDict[bytes, None] = OrderedDict()  # ready and unused, oldest first
         self._num_bytes = 0
         self._wanted: list[bytes] = []
         self._dropped: list[bytes] = []
@@ -65,7 +65,7 @@ class Encodings:
 
     @property
     def num_bytes(self) -> int:
-        """Of all vectors that are kept."""
+        """Size of all cached embeddings."""
         return self._num_bytes
 
     @property
@@ -74,7 +74,7 @@ class Encodings:
         return bool(self._wanted or self._running or self._dropped)
 
     def add(self, rid: str, key: bytes, item: MediaItem, count: int) -> None:
-        """A request with an item arrived."""
+        """Add an item of a new request."""
         known = self._items.get(key)
         if known is None:
             known = self._items[key] = ItemEncoding(item.kind, count, item.features)
@@ -87,7 +87,7 @@ class Encodings:
         self._idle.pop(key, None)
 
     def leave(self, rid: str, key: bytes) -> None:
-        """A request has ended."""
+        """Release an item of a finished request."""
         known = self._items.get(key)
         if known is None:
             return
@@ -103,10 +103,10 @@ class Encodings:
             del self._items[key]
 
     def want(self, key: bytes) -> bool:
-        """Whether the vectors of an item are there; else they will be.
+        """Return whether an item's embeddings are ready; if not, request them.
 
         Raises:
-            KeyError: no request with the item lives.
+            KeyError: No live request has the item.
         """
         known = self._items[key]
         if known.progress is EncodingProgress.ABSENT:
@@ -115,11 +115,11 @@ class Encodings:
         return known.progress is EncodingProgress.READY
 
     def error(self, key: bytes) -> str:
-        """Why an item cannot be encoded; empty: it can."""
+        """Why an item cannot be encoded; empty: no error."""
         return self._items[key].error
 
     def next_jobs(self) -> tuple[tuple[bytes, ...], tuple[EncodeJob, ...]]:
-        """Keys whose vectors are to be dropped, and what is to be encoded."""
+        """Return keys whose embeddings are dropped, and items to encode."""
         dropped, self._dropped = tuple(self._dropped), []
         jobs: list[EncodeJob] = []
         for key in self._wanted:
@@ -133,7 +133,7 @@ class Encodings:
         return dropped, tuple(jobs)
 
     def done(self, key: bytes, num_bytes: int) -> None:
-        """The vectors of an item are there."""
+        """Record that an item was encoded."""
         known = self._items[key]
         self._running -= 1
         self.encoded += 1
@@ -145,7 +145,7 @@ class Encodings:
         self._shrink()
 
     def failed(self, key: bytes, why: str) -> None:
-        """The encoder refused an item."""
+        """Record that the encoder rejected an item."""
         known = self._items[key]
         self._running -= 1
         known.progress, known.error = EncodingProgress.FAILED, why

@@ -1,4 +1,4 @@
-"""Where the vectors of a request belong, and which positions its rows have."""
+"""Places embeddings in the rows of a request, and computes their positions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sylvan.runtime.features.multimodal.work import RowPositions, VectorRows
 
 
 class MediaPrompt:
-    """A prompt with items, as long as its request lives.
+    """A prompt with media items, while its request lives.
 
     Attributes:
-        keys: Of its items, in order.
+        keys: Keys of its items, in order.
         stop: Position after the last placeholder.
-        run_stop: Position after the last run of tokens that see each other, where `whole` is asked
-            for (see `MediaConfig.whole`).
-        positions: With three axes; None: those of text.
+        run_stop: Position after the last run of tokens that attend to each other, if `whole` is set
+            (see `MediaConfig.whole`).
+        positions: Three-axis positions; None: text positions.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class MediaPrompt:
             self.positions = prompt_positions(input_ids, media)
 
     def counts(self) -> list[int]:
-        """Placeholders of each item."""
+        """Number of placeholders of each item."""
         return [len(places) for places in self._places]
 
     def needed(self, cached: int) -> list[bytes]:
-        """Keys of the items that are read where the first `cached` tokens have KV already."""
+        """Return the keys of items that are needed if the first `cached` tokens have KV."""
         pairs = zip(self.keys, self._places, strict=True)
         return [key for key, places in pairs if len(places) and places[-1] >= cached]
 
     def cut(self, start: int, size: int, most: int) -> int:
-        """The size of a slice that ends in no run: it has all of the run, or nothing."""
+        """Shrink a slice so that it contains each run entirely or not at all."""
         stop = start + size
         for first, end in self._runs:
             if first < stop < end:
@@ -59,7 +59,7 @@ class MediaPrompt:
         return size
 
     def ends(self, piece: Slice) -> IntArray:
-        """How many tokens each row of a slice sees where those of a run see each other."""
+        """Return how many tokens each row of a slice attends to."""
         found = np.arange(piece.start + 1, piece.start + num_rows(piece) + 1, dtype=np.int32)
         for first, end in self._runs:
             low, high = max(first, piece.start), min(end, piece.stop)
@@ -68,7 +68,7 @@ class MediaPrompt:
         return found
 
     def rows(self, piece: Slice, row: int) -> Iterator[VectorRows]:
-        """What of the vectors is read by a slice whose first row is `row`."""
+        """Return the embeddings that a slice reads; its first row is `row`."""
         for key, places in zip(self.keys, self._places, strict=True):
             first, stop = np.searchsorted(places, (piece.start, piece.stop))
             chosen = places[first:stop]
@@ -80,14 +80,14 @@ class MediaPrompt:
 
 
 def _runs(places: IntArray) -> Iterator[tuple[int, int]]:
-    """Neighbouring positions as (first, stop)."""
+    """Group adjacent positions as (first, stop)."""
     for part in np.split(places, np.flatnonzero(np.diff(places) != 1) + 1):
         if len(part):
             yield int(part[0]), int(part[-1]) + 1
 
 
 def row_ends(batch: Batch, prompts: Sequence[MediaPrompt | None]) -> IntArray | None:
-    """`ForwardBatch.row_ends` of a step; None where no row sees a later token."""
+    """Return `ForwardBatch.row_ends` of a step; None if no row attends to later tokens."""
     plain = True
     parts: list[IntArray] = []
     for piece, prompt in zip(batch.slices, prompts, strict=True):
@@ -100,16 +100,16 @@ def row_ends(batch: Batch, prompts: Sequence[MediaPrompt | None]) -> IntArray | 
 
 
 def num_rows(piece: Slice) -> int:
-    """Rows of a slice, its guesses included."""
+    """Return the rows of a slice, including drafts."""
     return piece.stop - piece.start + (len(piece.draft.tokens) if piece.draft else 0)
 
 
 def row_positions(batch: Batch, prompts: Sequence[MediaPrompt | None]) -> RowPositions | None:
-    """Positions of all rows; None where each is its index plus the shift of its request.
+    """Return positions of all rows; None if each is its index plus its request's shift.
 
     Args:
-        batch: The step.
-        prompts: Of each slice; None: it is text.
+        batch: The batch of the step.
+        prompts: Prompt of each slice; None: text only.
     """
     special = [
         prompt is not None and prompt.positions is not None and piece.start < prompt.positions.last

@@ -1,7 +1,7 @@
 """Rotary positions with three axes: time, height and width (M-RoPE, Qwen2-VL, arXiv:2409.12191).
 
-A text token has the same position on all axes. The vectors of an image lie on a grid that begins
-where the text before it ends; the text after it goes on behind its longest side.
+A text token has the same position on all axes. The embeddings of an image form a grid that starts
+where the text before it ends; the text after it continues after the grid's longest side.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sylvan.protocol.media import MediaItem
 
 @dataclass(frozen=True, slots=True)
 class PromptPositions:
-    """Of a prompt.
+    """Positions of a prompt.
 
     Attributes:
         axes: (3, N) int32 for its N tokens.
-        shift: What is added to the index of any later token.
-        last: Tokens from this one on have their index plus `shift`.
+        shift: Added to the index of later tokens.
+        last: From this token on, positions are index plus `shift`.
     """
 
     axes: IntArray
@@ -31,11 +31,11 @@ class PromptPositions:
 
 
 def prompt_positions(input_ids: IntArray, media: Sequence[MediaItem]) -> PromptPositions:
-    """Positions of all tokens of a prompt.
+    """Compute positions of all tokens of a prompt.
 
     Args:
         input_ids: Its tokens.
-        media: Its items in order; those without a grid have the positions of text.
+        media: Its items in order; items without a grid have text positions.
     """
     axes = np.empty((3, len(input_ids)), np.int32)
     at, position, last = 0, 0, 0

@@ -1,4 +1,4 @@
-"""The encoder of a checkpoint as transformers has it, without the half that reads text."""
+"""Runs a checkpoint's encoder in transformers, without its language model."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class TransformersEncoder:
     """Implements `Encoder`.
 
     Args:
-        model_dir: Of the checkpoint.
-        dtype: Of the model.
-        dummy: Random weights instead of those of the checkpoint.
+        model_dir: Directory of the checkpoint.
+        dtype: dtype of the model.
+        dummy: Random weights instead of the checkpoint's.
 
     Raises:
-        ConfigError: transformers is missing, or cannot build or load the encoder.
+        ConfigError: transformers is not installed, or cannot build or load the encoder.
     """
 
     def __init__(self, model_dir: Path, dtype: torch.dtype, *, dummy: bool = False) -> None:
@@ -63,13 +63,13 @@ class TransformersEncoder:
     def _qwen2_audio(
         self, input_features: torch.Tensor, feature_attention_mask: torch.Tensor
     ) -> torch.Tensor:
-        """What its code does within a step: transformers has no method for it."""
+        """Run Qwen2-Audio's encoder as its forward does: transformers has no method for it."""
         from transformers.masking_utils import create_bidirectional_mask
 
         inner: Any = self._model.model
         tower = inner.audio_tower
-        inside = (feature_attention_mask.sum(-1) - 1) // 2 + 1  # after its convolutions
-        outside = (inside - 2) // 2 + 1  # after its pooling
+        inside = (feature_attention_mask.sum(-1) - 1) // 2 + 1  # length after its convolutions
+        outside = (inside - 2) // 2 + 1  # length after its pooling
         length = (input_features.shape[-1] - 2) // 2 + 1
         seen = (torch.arange(length)[None] < inside[:, None]).long()
         like = torch.zeros((len(seen), length, 1), dtype=self._dtype)
@@ -94,7 +94,7 @@ class TransformersEncoder:
 
 
 def _vectors(found: Any) -> Any:
-    """What a method of transformers made: as such, or in a structure of outputs."""
+    """Return the embeddings from a transformers output, bare or in a structure."""
     if isinstance(found, torch.Tensor | list | tuple):
         return found
     pooled = getattr(found, "pooler_output", None)
@@ -102,7 +102,7 @@ def _vectors(found: Any) -> Any:
 
 
 def _rows(vectors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
-    """All vectors of one tensor, or of several. Shape: (N, D)."""
+    """Concatenate the embeddings of one tensor or several. Shape: (N, D)."""
     if not isinstance(vectors, torch.Tensor):
         vectors = torch.cat([part.flatten(0, -2) for part in vectors])
     return vectors.flatten(0, -2)
@@ -118,17 +118,17 @@ def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
     from transformers.utils import logging as their_logging
 
     config: Any = AutoConfig.from_pretrained(model_dir)
-    config = getattr(config, "thinker_config", config)  # what speaks is left alone
+    config = getattr(config, "thinker_config", config)  # the speech output is not loaded
     kind: Any = AutoModelForMultimodalLM
     if config.is_encoder_decoder:
         kind, config.decoder_layers = AutoModelForSpeechSeq2Seq, 0
     else:
         text = config.get_text_config()
-        text.num_hidden_layers = 0  # their weights are left alone, and take no memory
+        text.num_hidden_layers = 0  # weights that are not loaded take no memory
         if getattr(text, "layer_types", None):
             text.layer_types = []
     level = their_logging.get_verbosity()
-    their_logging.set_verbosity_error()  # it would name each layer that is left alone
+    their_logging.set_verbosity_error()  # it would log each layer that is not loaded
     try:
         if dummy:
             model = kind.from_config(config).to(dtype)

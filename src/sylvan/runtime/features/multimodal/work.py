@@ -1,4 +1,4 @@
-"""What crosses between the halves."""
+"""Messages between the halves."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sylvan.protocol.media import MediaKind
 
 
 class EncodeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Encode an item, and keep the vectors under `key`.
+    """Encode an item, and store its embeddings under `key`.
 
-    `count` is how many there must be; 0: as many as the encoder makes.
+    `count` is the required number of embeddings; 0: any.
     """
 
     key: bytes
@@ -21,7 +21,7 @@ class EncodeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VectorRows(msgspec.Struct, frozen=True, array_like=True):
-    """Rows [row, row + count) of the step are vectors [first, first + count) of an item."""
+    """Rows [row, row + count) of the step are embeddings [first, first + count) of an item."""
 
     key: bytes
     row: int
@@ -30,11 +30,11 @@ class VectorRows(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowPositions(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary positions of a step that computes parts of prompts with media.
+    """Rotary positions of a step with parts of multimodal prompts.
 
     Attributes:
-        positions: (T,) int32; those of rows in `rows` do not count.
-        rows: Rows whose axes differ, (K,) int32.
+        positions: (T,) int32; unused for rows in `rows`.
+        rows: Rows with different axes, (K,) int32.
         axes: Their positions along time, height and width, (3, K) int32.
     """
 
@@ -44,9 +44,9 @@ class RowPositions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MediaWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What the worker half does in a step, in this order; `ends`: `ForwardBatch.row_ends`.
+    """Work for the worker half in a step, in this order; `ends`: `ForwardBatch.row_ends`.
 
-    `cross` names what each slice attends to beside its text; empty: nothing.
+    `cross` names what each slice cross-attends to; empty: nothing.
     """
 
     drop: tuple[bytes, ...] = ()
@@ -58,7 +58,7 @@ class MediaWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MediaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs are done since the last report, with the bytes kept; and which failed, and why."""
+    """Jobs done since the last report, with the cached bytes; and errors of failed jobs."""
 
     encoded: dict[bytes, int] = {}
     failed: dict[bytes, str] = {}

@@ -1,4 +1,4 @@
-"""Worker half: encodes items beside the steps, and puts their vectors into rows."""
+"""Worker half: encodes items beside the steps, and inserts their embeddings into rows."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from sylvan.runtime.features.multimodal.work import (
 from sylvan.runtime.layers.attention import PagedAttention
 from sylvan.utils.threads import give_way
 
-_IDLE_WAIT_S = 0.02  # in a step without slices nothing else has to wait
+_IDLE_WAIT_S = 0.02  # a step without slices delays nothing else
 
 
 class MultimodalWorker(CapabilityWorker):
     """Owns the encoder and its outputs.
 
     Args:
-        site: Of the model.
-        encoder: Makes vectors of features.
+        site: The model's site.
+        encoder: The encoder.
     """
 
     name: ClassVar = Multimodal.name
@@ -59,7 +59,7 @@ class MultimodalWorker(CapabilityWorker):
         self._axes = np.array(site.config.rope_axes, np.int64)
 
     def adapt(self, model: nn.Module) -> None:
-        """Find the rotary tables, if rows need positions of their own in them."""
+        """Find the rotary tables, if rows need positions of their own."""
         if not len(self._axes):
             return
         layers = (module for module in model.modules() if isinstance(module, PagedAttention))
@@ -72,21 +72,21 @@ class MultimodalWorker(CapabilityWorker):
                 )
 
     def join(self, join: Join) -> None:
-        """Positions of later tokens go on behind the last grid."""
+        """Set the position shift of later tokens, which continue after the last grid."""
         request, shift = join.request, 0
         if len(self._axes) and isinstance(request, GenerateRequest) and request.media:
             shift = prompt_positions(request.input_ids, request.media).shift
         self._site.position_shifts()[join.slot] = shift
 
     def prepare(self, work: MediaWork) -> None:
-        """Forget vectors, and begin to encode."""
+        """Drop embeddings, and start encoding."""
         for key in work.drop:
             self._vectors.pop(key, None)
         for job in work.encode:
             self._running[self._pool.submit(self._encode, job)] = job
 
     def before_forward(self, step: StepContext, work: MediaWork) -> None:
-        """Vectors and positions of this step's rows."""
+        """Insert this step's embeddings and positions."""
         batch = step.batch
         step.may_use_graph &= not work.rows
         batch.input_embeds = tuple(
@@ -105,23 +105,23 @@ class MultimodalWorker(CapabilityWorker):
             batch.row_ends = np.ascontiguousarray(work.ends)
 
     def after_forward(self, step: StepContext, work: MediaWork) -> Report:
-        """What has been encoded meanwhile."""
+        """Report what was encoded meanwhile."""
         return self._report
 
     def idle_step(self, work: MediaWork) -> Report:
-        """The same, for which nothing else has to wait."""
+        """Report when the step has nothing else to do."""
         if self._running:
             wait_for(self._running, timeout=_IDLE_WAIT_S, return_when="FIRST_COMPLETED")
         return self._report
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # ---- inside
 
     def _memories(self, keys: Sequence[bytes]) -> tuple[CrossMemory | None, ...]:
-        """What slices attend to; keys and values of what none of them does are forgotten."""
+        """Return what slices cross-attend to; drop cached KV that no slice uses."""
         known = self._cross
         self._cross = {
             key: known.get(key) or CrossMemory(torch.from_numpy(self._vectors[key][0]))
@@ -164,7 +164,7 @@ class MultimodalWorker(CapabilityWorker):
         return MediaReport(encoded=encoded, failed=failed) if done else None
 
     def _placed(self, found: RowPositions) -> np.ndarray:
-        """Positions in the rotary tables; rows with three axes get spare rows of their own."""
+        """Return positions in the rotary tables; rows with three axes get spare rows."""
         positions = found.positions.copy()
         count, first = len(found.rows), self._site.build.length
         positions[found.rows] = np.arange(first, first + count)

@@ -1,1 +1,1 @@
-"""Prompts computed between the steps of requests that decode, on the same device."""
+"""Prefill-decode multiplexing: computes prompts between decode steps, on the same device."""

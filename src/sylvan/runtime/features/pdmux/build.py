@@ -1,4 +1,4 @@
-"""From the configuration to both halves."""
+"""Builds both halves from the configuration."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sylvan.runtime.sched.capability import Capability
 
 
 class PdMuxParts:
-    """Both halves: first `workers`, then, once the executor is there, `controls`.
+    """Both halves: first `workers`, then, once the executor exists, `controls`.
 
     Args:
-        settings: None: prompts are computed in steps, and there are no parts.
+        settings: None: off; there are no parts.
     """
 
     def __init__(self, settings: PdMuxConfig | None) -> None:
@@ -28,7 +28,7 @@ class PdMuxParts:
 
     @property
     def workers(self) -> tuple[Callable[[ModelSite], CapabilityWorker], ...]:
-        """What makes the worker half."""
+        """Return the factory of the worker half."""
         return (self._make,) if self._settings is not None else ()
 
     def _make(self, site: ModelSite) -> CapabilityWorker:
@@ -38,13 +38,13 @@ class PdMuxParts:
         return self._worker
 
     def controls(self, *, elsewhere: bool) -> tuple[Capability, ...]:
-        """The control half.
+        """Build the control half.
 
         Args:
             elsewhere: See `PrefillBetween`.
 
         Raises:
-            ConfigError: the model cannot be computed op by op.
+            ConfigError: The model cannot be computed op by op.
         """
         if self._settings is None or self._worker is None or self._site is None:
             return ()
@@ -53,7 +53,7 @@ class PdMuxParts:
         if not kinds <= {"full", "latent"}:
             raise ConfigError(
                 f"pdmux: this model keeps {', '.join(sorted(kinds))} layers; only prompts of "
-                "models whose layers all attend to everything are computed between steps"
+                "models with full attention in all layers can be computed between steps"
             )
         try:
             self._worker.open()

@@ -24,7 +24,7 @@ from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 logger = logging.getLogger(__name__)
 
 MOST_JOBS = 4
-"""Prompts with memory; others wait without."""
+"""Prompts with memory; further ones wait without."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,16 +35,16 @@ class _Job:
 
 
 class PrefillBetween(Capability):
-    """Prefill multiplexed with decoding.
+    """Multiplexes prefill with decoding.
 
-    A long prompt that arrives while others decode gets its memory and loads, as one whose KV comes
-    from elsewhere: here the worker half computes it, all tokens but the last, some ops after each
-    step. The last token is computed in a step as any other, and samples the first output.
+    A long prompt that arrives while others decode gets its memory and loads, like one whose KV is
+    transferred: the worker half computes all its tokens except the last, some ops after each
+    step. A normal step computes the last token, and samples the first output.
 
     Args:
-        min_tokens: Shorter prompts go the usual way.
-        page_size: Tokens of a page.
-        elsewhere: Whether the KV of requests with a room comes from another server.
+        min_tokens: Shorter prompts are computed in normal steps.
+        page_size: Tokens per page.
+        elsewhere: Whether KV of requests with a room is transferred from another server.
     """
 
     name: ClassVar = "pdmux"
@@ -64,7 +64,7 @@ class PrefillBetween(Capability):
         self._port = port
 
     def wants_step(self) -> bool:
-        """Prompts go on where nobody decodes any more, too."""
+        """Prompts continue even when no request decodes."""
         return bool(self._by_number)
 
     def plan_work(self, batch: Batch) -> MuxWork | None:
@@ -106,7 +106,7 @@ class PrefillBetween(Capability):
             return
         self._chosen.discard(req.rid)
         if req.kv is None or req.kv.loading is not None:
-            return  # a tier brings its start; steps compute the rest
+            return  # a tier loads its start; normal steps compute the rest
         job = _Job(next(self._numbers), req)
         self._by_rid[req.rid] = self._by_number[job.number] = job
         start, stop = req.kv.cached, req.prompt_len - 1
@@ -115,7 +115,7 @@ class PrefillBetween(Capability):
         self._outbox.append(Fill(job.number, start, ids, pages))
 
     def stop_loading(self, req: Req) -> bool:
-        """A prompt takes as long as it takes."""
+        """Never stop: computing takes as long as it takes."""
         return req.rid not in self._by_rid
 
     def on_finish(self, req: Req) -> None:
@@ -126,13 +126,13 @@ class PrefillBetween(Capability):
             self._outbox.append(Stop(job.number))
 
     def holds(self, req: Req) -> bool:
-        """As long as its pages may be written."""
+        """Keep the pages while they may be written."""
         return req.rid in self._by_rid
 
     # ---- inside
 
     def _suits(self, req: Req) -> bool:
-        """Whether nothing but the KV of the prompt is wanted of it."""
+        """Whether the request needs only the KV of its prompt."""
         request = req.request
         if not isinstance(request, GenerateRequest) or req.retractions or not req.may_load:
             return False
@@ -149,7 +149,7 @@ class PrefillBetween(Capability):
         return plain and not with_room
 
     def _shares_a_start(self, req: Req) -> bool:
-        """Whether a prompt under way will leave some of this one in the prefix cache."""
+        """Whether a prompt in progress will cache a prefix of this one."""
         mine = req.request.input_ids
         least = max(self._page_size, self._min_tokens)
         return any(

@@ -1,4 +1,4 @@
-"""What passes between the two halves. Nothing here is a tensor."""
+"""Messages between the halves. They contain no tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sylvan.protocol.arrays import IntArray
 
 
 class Fill(msgspec.Struct, frozen=True, tag="fill"):
-    """Compute the KV of `ids`, the first of which is at position `start`, into these pages."""
+    """Compute the KV of `ids`, starting at position `start`, into these pages."""
 
     job: int
     start: int
@@ -17,26 +17,26 @@ class Fill(msgspec.Struct, frozen=True, tag="fill"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """Compute nothing more of a job; it is over then."""
+    """Stop a job; it then reports its end."""
 
     job: int
 
 
 class Advance(msgspec.Struct, frozen=True, tag="advance"):
-    """Go on with what is under way."""
+    """Continue the current jobs."""
 
 
 MuxWork = tuple[Fill | Stop | Advance, ...]
 
 
 class Filled(msgspec.Struct, frozen=True, tag="filled"):
-    """The KV of a job is there."""
+    """The KV of a job is complete."""
 
     job: int
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
-    """After `Stop`: nothing is written any more. `error`: why a job could not be computed."""
+    """Answer to `Stop`: nothing is written any more. `error`: why a job failed."""
 
     job: int
     error: str = ""

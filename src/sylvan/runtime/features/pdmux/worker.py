@@ -23,13 +23,13 @@ from sylvan.utils.clock import Clock, monotonic
 
 
 class InterleavedPrefillWorker(CapabilityWorker):
-    """Runs parts of prompts while they fit into the time that a step may wait; one at least.
+    """Runs parts of prompts while they fit into the time that a step may wait; at least one.
 
-    How long a part takes is known from the last time it ran, by its number of rows.
+    The duration of a part is predicted from its last run and its number of rows.
 
     Args:
-        make: Makes what computes; called once the executor is built.
-        wait_s: So long at most after each step.
+        make: Creates the program; called once the executor is built.
+        wait_s: Longest time after each step.
     """
 
     name: ClassVar = PrefillBetween.name
@@ -40,17 +40,17 @@ class InterleavedPrefillWorker(CapabilityWorker):
         self._make, self._wait_s, self._clock = make, wait_s, clock
         self._split: SplitPrompt | None = None
         self._jobs: deque[Fill] = deque()
-        self._done = 0  # tokens of the first job
-        self._rows = 0  # that are under way; 0: the next rows are to be begun
+        self._done = 0  # remaining tokens of the first job
+        self._rows = 0  # rows in progress; 0: start the next rows
         self._part = 0
-        self._spent = np.zeros(0)  # seconds a row, by part
+        self._spent = np.zeros(0)  # seconds per row, by part
         self._events: list[Filled | Stopped] = []
 
     def open(self) -> None:
-        """Make what computes.
+        """Create the program.
 
         Raises:
-            Unsupported: there is no step program, or not of all the model.
+            Unsupported: There is no step program, or not for the whole model.
         """
         self._split = self._make()
         self._spent = np.zeros(self._split.num_parts)
@@ -92,7 +92,7 @@ class InterleavedPrefillWorker(CapabilityWorker):
                 self._rows = self._part = 0
 
     def _begin(self, split: SplitPrompt, job: Fill) -> bool:
-        """The next rows of a job; False if there are none, and it is over."""
+        """Start the next rows of a job; False if there are none, and it is complete."""
         left = job.ids[self._done :]
         if not len(left):
             self._end(Filled(job.job))
@@ -112,7 +112,7 @@ class InterleavedPrefillWorker(CapabilityWorker):
                 self._events.append(Stopped(number, "it was stopped"))
 
     def _end(self, event: Filled | Stopped) -> None:
-        """The first job is over."""
+        """End the first job."""
         self._jobs.popleft()
         self._done = self._rows = self._part = 0
         self._events.append(event)

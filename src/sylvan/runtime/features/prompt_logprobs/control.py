@@ -1,4 +1,4 @@
-"""Control half: which rows predict prompt tokens, and the pieces of a prompt put together."""
+"""Control half: selects the rows that predict prompt tokens, and joins the results."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class PromptRows(msgspec.Struct, frozen=True):
 class PromptLogprobsCapability(Capability):
     """Serves `LogprobOptions.start`: once for each request, with its first output.
 
-    A request that comes with outputs continues one that was given them, by this server or by
-    another; its prompt is not answered for again.
+    A request that arrives with outputs continues one that already got them, from this server or
+    another; its prompt's log probabilities are not returned again.
 
-    The KV of prompt tokens from `start` on is computed anew, since only a forward pass predicts.
+    The KV of prompt tokens from `start` on is recomputed, since only a forward pass predicts.
     """
 
     name: ClassVar = "prompt_logprobs"
@@ -38,7 +38,7 @@ class PromptLogprobsCapability(Capability):
     def __init__(self) -> None:
         self._parts: dict[Req, dict[int, TokenLogprobs]] = {}
         self._done: set[Req] = set()
-        self._running: set[Req] = set()  # those that want some
+        self._running: set[Req] = set()  # requests that want prompt log probabilities
         self.active = False
 
     def cache_limit(self, req: Req) -> int | None:
@@ -71,7 +71,7 @@ class PromptLogprobsCapability(Capability):
                 self._parts.setdefault(piece.req, {})[piece.start] = part
 
     def output_fields(self, req: Req) -> Mapping[str, Any] | None:
-        """All of them, in order; the first token has none."""
+        """Return all of them, in order; the first token has none."""
         start = self.cache_limit(req)
         if start is None:
             return None
@@ -88,7 +88,7 @@ class PromptLogprobsCapability(Capability):
 
 
 def _rows(index: int, piece: Slice, row: int) -> PromptRows | None:
-    """Rows that predict prompt tokens; once outputs exist, the prompt has been answered for."""
+    """Return the rows that predict prompt tokens; none once there are outputs."""
     req = piece.req
     if not isinstance(req.request, GenerateRequest):
         return None
@@ -104,7 +104,7 @@ def _rows(index: int, piece: Slice, row: int) -> PromptRows | None:
 
 
 def _empty_position(req: Req, position: int, like: Sequence[TokenLogprobs]) -> TokenLogprobs:
-    """One position without log probabilities, in the shapes of `like`."""
+    """Return one position without log probabilities, in the shapes of `like`."""
 
     def row(name: str, fill: float) -> np.ndarray | None:
         model = getattr(like[0], name) if like else None

@@ -1,4 +1,4 @@
-"""Worker half: logits of prompt rows, in blocks, as log probabilities."""
+"""Worker half: log probabilities of prompt rows, computed in blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapabi
 
 
 class PromptLogprobsWorker(CapabilityWorker):
-    """Keeps the options of each slot; computes when the plan asks for rows."""
+    """Stores the options of each slot; computes when the plan asks for rows."""
 
     name: ClassVar = PromptLogprobsCapability.name
     reads_rows: ClassVar = True

@@ -1,1 +1,1 @@
-"""Recurrent states of layers without attention, kept for requests and cached prefixes."""
+"""Recurrent states of layers without attention, for requests and cached prefixes."""

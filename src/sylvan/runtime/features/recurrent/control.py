@@ -1,8 +1,8 @@
-"""Follows what recurrent layers have seen of each request, and keeps their state along prompts.
+"""Tracks the recurrent state of each request, and saves states along prompts.
 
-A state is kept at the last page boundary of each step's share of a prompt, at the last one that a
-repetition of the prompt can start from, and where another prompt left a cached one without a state
-there. The cache itself keeps what a request had seen when it ends.
+A state is saved at the last page boundary of each step's part of a prompt, at the last boundary
+that a repetition of the prompt can start from, and where another prompt left a cached prefix
+without a state. The cache itself saves the state of a finished request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sylvan.runtime.sched.capability import Capability
 
 
 class RecurrentStates(Capability):
-    """Control half: plans copies, slots and saves. Absent where all layers attend."""
+    """Control half: plans copies, slots and saves. Absent for pure attention models."""
 
     name: ClassVar = "recurrent"
     work_type: ClassVar = StateWork
@@ -39,14 +39,14 @@ class RecurrentStates(Capability):
             slots[index] = state.slot
             if piece.start == state.begun:
                 copies.append((state.source, state.slot))
-            state.at = piece.stop  # first: its source may be given up from now on
+            state.at = piece.stop  # first, because the source may be freed from now on
             state.saves = self._saves(piece, state)
             saves += [(index, tokens - piece.start, slot) for tokens, slot in state.saves]
         self._states.launched()
         return StateWork(slots, tuple(copies), tuple(saves)) if batch.slices else None
 
     def on_result(self, batch: Batch, report: dict[int, int] | None) -> None:
-        """So many guesses behind slices were right."""
+        """Record the number of accepted drafts."""
         for index, accepted in (report or {}).items():
             kv = batch.slices[index].req.kv
             if kv is not None and kv.state is not None:

@@ -1,7 +1,7 @@
-"""Worker half: copies states before the forward pass and tells the layers which slots to use.
+"""Worker half: copies states before the forward pass, and tells the layers which slots to use.
 
-A state cannot go back to where a guess was wrong. So it is kept after each row of a path of
-guesses, and once it is known which of them were right, theirs becomes the state of the request.
+A state cannot be rolled back to before a rejected draft. So it is saved after each row of a
+draft path, and after verification the state after the last accepted one becomes the request's.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sylvan.runtime.features.recurrent.control import RecurrentStates
 
 
 class RecurrentStatesWorker(CapabilityWorker):
-    """Runs where the model has a pool of states (`ForwardBatch.states`)."""
+    """Runs if the model has a pool of states (`ForwardBatch.states`)."""
 
     name: ClassVar = RecurrentStates.name
 
     def __init__(self) -> None:
-        self._accepted: dict[int, int] = {}  # guesses of slices of the newest step
-        self._places: dict[tuple[int, int], int] = {}  # slot of the state after (slice, guess)
+        self._accepted: dict[int, int] = {}  # drafts of slices of the newest step
+        self._places: dict[tuple[int, int], int] = {}  # slot of the state after (slice, draft)
 
     def before_forward(self, step: StepContext, work: StateWork) -> None:
         batch = step.batch
@@ -58,7 +58,7 @@ class RecurrentStatesWorker(CapabilityWorker):
             self._accepted[draft.index] = len(path)
 
     def _with_branches(self, plan: StepPlan, work: StateWork, branches: Iterator[int]) -> StateWork:
-        """The same with the paths of guesses, each a text, and the states after all their rows."""
+        """Return the batch with each draft path as a sequence, and states saved after every row."""
         drafts = {draft.index: draft for draft in plan.drafts}
         slots, lens = work.slots.tolist(), (plan.stops - plan.starts).tolist()
         texts: list[int] = []  # slot of each

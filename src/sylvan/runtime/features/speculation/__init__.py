@@ -1,1 +1,1 @@
-"""Speculative decoding: guess what follows, and verify several guesses by one forward pass."""
+"""Speculative decoding: drafts tokens, and verifies several drafts in one forward pass."""

@@ -1,4 +1,4 @@
-"""How often guesses are right: measured for each request, and for all of them as a start."""
+"""Acceptance rates of drafts: measured per request, with the global rate as a prior."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from sylvan.runtime.features.speculation.api import GRADES, SHARE_GRADES, rising
 
 FIRST_GUESS = 0.5
-"""Share of right guesses before anything is known: enough to try."""
+"""Acceptance rate before anything is known: high enough to try."""
 ALL_GRADES = GRADES + SHARE_GRADES
 ALL_WINDOW, OWN_WINDOW = 512.0, 64.0
-"""Guesses of a grade that are remembered."""
+"""Drafts per grade that are remembered."""
 OWN_WEIGHT = 4.0
-"""What all requests tell counts as many guesses of one's own."""
+"""Weight of the global rate, in drafts of the request itself."""
 NEIGHBOUR_WEIGHT = 4.0
-"""What a grade tells of the next one counts as many guesses."""
+"""Weight of a grade's rate for the next grade, in drafts."""
 
 
 class Acceptance:
-    """Share of right guesses, by grade.
+    """Acceptance rate by grade.
 
     Args:
-        parent: What is known of all requests; None: this is that.
+        parent: The global rate; None: this is it.
     """
 
     def __init__(self, parent: Acceptance | None = None) -> None:
@@ -29,10 +29,10 @@ class Acceptance:
         self._window = ALL_WINDOW if parent is None else OWN_WINDOW
         self._right = [0.0] * ALL_GRADES
         self._tried = [0.0] * ALL_GRADES
-        self._known: list[float | None] = [None] * ALL_GRADES  # of `chance`, where nothing is above
+        self._known: list[float | None] = [None] * ALL_GRADES  # of `chance`, without a prior
 
     def saw(self, grade: int, *, right: bool) -> None:
-        """A guess of that grade was right, or wrong."""
+        """Record that a draft of that grade was accepted or rejected."""
         grade = min(grade, ALL_GRADES - 1)
         if self._tried[grade] >= self._window:
             self._right[grade] /= 2
@@ -44,7 +44,7 @@ class Acceptance:
             self._parent.saw(grade, right=right)
 
     def chance(self, grade: int) -> float:
-        """That a guess of this grade is right, if those before it were."""
+        """Return the probability that a draft of this grade is accepted after its predecessors."""
         grade = min(grade, ALL_GRADES - 1)
         if self._parent is not None:
             start = self._parent.chance(grade)
@@ -64,11 +64,11 @@ class Acceptance:
         return (self._right[grade] + weight * start) / (self._tried[grade] + weight)
 
     def _of(self, grade: int) -> float:
-        """Of one grade alone."""
+        """Return the rate of one grade alone."""
         return (self._right[grade] + FIRST_GUESS) / (self._tried[grade] + 1.0)
 
     def expected(self, grade: int, count: int) -> list[float]:
-        """Tokens that a step brings with the first 0, 1, ... `count` guesses from this grade on."""
+        """Return the expected tokens of a step with 0, 1, ... `count` drafts from this grade on."""
         found, chance = [1.0], 1.0
         for each in rising(grade, count):
             chance *= self.chance(each)
@@ -79,7 +79,7 @@ class Acceptance:
 def settle_tree(
     acceptance: Acceptance, guesses: Sequence[int], parents: Sequence[int], came: Sequence[int]
 ) -> None:
-    """Tell how deep a tree of guesses was right: at each depth by any of its guesses."""
+    """Record how deep a tree of drafts was accepted, counting any draft at each depth."""
     last = -1
     for depth, token in enumerate(came):
         level = [i for i, parent in enumerate(parents) if parent == last]
@@ -95,7 +95,7 @@ def settle_tree(
 def settle(
     acceptance: Acceptance, grades: Sequence[int], guesses: Sequence[int], came: Sequence[int]
 ) -> None:
-    """Tell which guesses were right, up to the first wrong one, by what came instead."""
+    """Record which drafts were accepted, up to the first rejected one, from the actual tokens."""
     for grade, guess, token in zip(grades, guesses, came, strict=False):
         acceptance.saw(grade, right=guess == token)
         if guess != token:

@@ -1,4 +1,4 @@
-"""What a drafter is to the rest: something that continues a text, quickly."""
+"""The interface of drafters, which continue a text quickly."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from sylvan.runtime.core.req import Draft, Req
 from sylvan.runtime.core.step import chain
 
 GRADES = 24
-"""Grades that a drafter can tell apart."""
+"""Number of grades that a drafter can distinguish."""
 SHARE_GRADES = 12
-"""So many more are for guesses that were right with a known share of the texts they come from."""
+"""Additional grades for drafts whose acceptance rate in their source texts is known."""
 
 
 def share_grade(share: float) -> int:
-    """The grade of a guess that was right with this share, 0 to 1."""
+    """Return the grade of a draft that was right with this share, 0 to 1."""
     return GRADES + min(SHARE_GRADES - 1, int(share * SHARE_GRADES))
 
 
 def rising(grade: int, count: int) -> Sequence[int]:
-    """Grades of guesses that follow one another: each right one raises the next."""
+    """Return the grades of consecutive drafts: each accepted one raises the next."""
     return [min(GRADES - 1, grade + i) for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Guesses for the tokens that follow, one after another.
+    """Drafts for the next tokens, in order.
 
-    `grade` says how much the drafter knows (0: least, at most `GRADES` - 1); guesses of a grade are
-    right about equally often. Each guess that turns out to be right raises the grade by one.
-    `parents` as in `Draft`, each before its children; empty: they follow one another.
-    `grades`: of each guess; empty: they follow from `grade`.
+    `grade` is the drafter's confidence (0: lowest, at most `GRADES` - 1); drafts of one grade have
+    about the same acceptance rate. Each accepted draft raises the grade by one.
+    `parents` as in `Draft`, each before its children; empty: a chain.
+    `grades`: grade of each draft; empty: derived from `grade`.
     """
 
     tokens: tuple[int, ...] = ()
@@ -41,11 +41,11 @@ class Proposal:
     grades: tuple[int, ...] = ()
 
     def each_grade(self) -> Sequence[int]:
-        """Grades of the guesses, for a chain."""
+        """Return the grades of the drafts of a chain."""
         return self.grades or rising(self.grade, len(self.tokens))
 
     def draft(self, most: int) -> Draft:
-        """The first guesses, at most so many."""
+        """Return the first drafts, at most this many."""
         count = min(most, len(self.tokens))
         parents = self.parents[:count] or chain(count)
         return Draft(self.tokens[:count], parents)
@@ -63,31 +63,31 @@ FAILURES = (
     TypeError,
     ValueError,
 )
-"""What a drafter may raise, or make by nonsense: requests go on without its guesses."""
+"""Exceptions that a drafter may raise, or cause by bad output: requests then run without drafts."""
 
 
 class Drafter(Protocol):
     """Continues the tokens of requests; called on the scheduler's thread.
 
-    It may be wrong, return nonsense or raise: that costs speed only.
+    It may be wrong, return nonsense or raise: that only costs speed.
     """
 
     def propose(self, req: Req, most: int) -> Proposal:
-        """At most so many guesses for what follows the known tokens of `req`."""
+        """Return at most this many drafts that continue the known tokens of `req`."""
         ...
 
     def forget(self, req: Req) -> None:
-        """`req` has ended."""
+        """Drop a finished request."""
         ...
 
 
 @dataclass(slots=True)
 class SpeculationCounts:
-    """Since the start.
+    """Counts since the start.
 
     Attributes:
-        looks: Times that the drafter was asked.
-        drafts: Proposals that were given to a step.
+        looks: Calls of the drafter.
+        drafts: Proposals used in a step.
         failures: Times that the drafter raised, or returned nonsense.
     """
 
@@ -97,7 +97,7 @@ class SpeculationCounts:
 
 
 def depth_of(proposal: Proposal) -> int:
-    """Tokens ahead that the deepest guess is."""
+    """Return the depth of the deepest draft."""
     if not proposal.parents:
         return len(proposal.tokens)
     depths: list[int] = []
@@ -107,10 +107,10 @@ def depth_of(proposal: Proposal) -> int:
 
 
 def check(proposal: Proposal, most: int, vocab_size: int) -> None:
-    """See that a proposal can be verified.
+    """Check that a proposal can be verified.
 
     Raises:
-        ValueError: it has too many guesses, or ids that are none.
+        ValueError: It has too many drafts, or invalid IDs.
     """
     tokens = proposal.tokens
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):

@@ -1,9 +1,9 @@
-"""Whether guessing pays all in all: measured, not expected.
+"""Measures whether speculation pays off overall, instead of predicting it.
 
-Each guess may promise more than it costs, and steps still bring less: planning them takes time,
-too, and what rows cost is an estimate. So what steps with guesses took and brought is compared with
-plain steps of as many requests. Where that is a loss nothing is guessed for a while; where it is
-not, a few plain steps now and then keep the measure of them new.
+Each draft may promise more than it costs, and steps may still get slower: planning takes time
+too, and the cost of rows is an estimate. So the time and tokens of steps with drafts are compared
+with plain steps of as many requests. After a loss, drafting pauses; otherwise a few plain steps
+now and then keep the measurement current.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import statistics
 from collections import deque
 
 WINDOW = 64
-"""Steps with guesses that are judged together."""
+"""Steps with drafts that are judged together."""
 TOLERATED = 0.015
-"""Share of the time that may be lost: looks in vain take a hundredth, so that a text that copies is
-seen."""
+"""Share of the time that may be lost: futile lookups take a hundredth, so that texts that copy are
+found."""
 REST, LONGEST_REST = 128, 2048
-"""Steps without guesses after a loss; twice as many after the next one."""
+"""Steps without drafts after a loss; doubled after each further loss."""
 PROBE_EVERY, PROBE = 128, 3
-"""Steps with guesses, and the plain ones after them that are measured."""
+"""Steps with drafts, and the plain steps after them that are measured."""
 HELD_UP = 8.0
-"""What took so many times as long as a plain step was held up by others: it counts as that."""
+"""Multiple of a plain step's time at which a step counts as disturbed, and is clipped to it."""
 SIZES = 24
-"""Powers of two of requests in a step, which are judged apart."""
+"""Step sizes, by powers of two of requests, are judged separately."""
 
 
 class Balance:
-    """Of steps of about as many requests.
+    """The balance for steps of about as many requests.
 
     Attributes:
-        until: No guesses before the step of this number.
+        until: No drafts before the step with this number.
     """
 
     def __init__(self) -> None:
@@ -43,19 +43,19 @@ class Balance:
 
     @property
     def plain_s(self) -> float | None:
-        """What a plain step takes, if that is known."""
+        """Seconds of a plain step, if known."""
         return statistics.median(self._plain_s) if self._plain_s else None
 
     def plain(self, seconds: float) -> None:
-        """A step took so long that was planned without guesses."""
+        """Record the time of a step planned without drafts."""
         self._plain_s.append(seconds)
 
     def right(self, share: float) -> None:
-        """Right guesses: tokens that needed no step, as a share of those of a plain step."""
+        """Record accepted drafts, each a saved step, as a share of a plain step's tokens."""
         self._won_s += share * (self.plain_s or 0.0)
 
     def guessing(self, seconds: float, number: int) -> None:
-        """The step of this number took so long; guesses were made in it, or looked for."""
+        """Record the time of a step with this number that had drafts, or looked for some."""
         plain_s = self.plain_s
         if plain_s is None:
             self._stop(number, PROBE)
@@ -79,11 +79,11 @@ class Balance:
 
 
 class Balances:
-    """One for each power of two of requests: what loses in a large batch may win in a small one."""
+    """One balance per power of two of requests: large batches may lose where small ones win."""
 
     def __init__(self) -> None:
         self._every = tuple(Balance() for _ in range(SIZES))
 
     def of(self, num_reqs: int) -> Balance:
-        """That of steps of so many requests."""
+        """Return the balance for steps of this many requests."""
         return self._every[min(num_reqs.bit_length(), SIZES - 1)]

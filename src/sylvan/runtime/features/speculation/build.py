@@ -1,4 +1,4 @@
-"""From the configuration to the capability."""
+"""Builds the capability from the configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AnySpeculation = Speculation | ModelSpeculation | HeadSpeculation
 
 
 def tree_shape(config: SpeculativeConfig) -> TreeShape:
-    """Of the trees of guesses that a resolved section asks for."""
+    """Return the tree shape of a resolved section."""
     if config.topk == 1:
         return CHAIN
     assert isinstance(config.topk, int), "a resolved section has no auto"
@@ -31,14 +31,14 @@ def build_speculation(
     given: GivenCorpora | None = None,
     contexts: ContextTree | None = None,
 ) -> AnySpeculation:
-    """The control half of a resolved and checked section.
+    """Build the control half from a resolved section.
 
     Args:
         config: The section.
-        vocab_size: Of the model that is served.
-        model: That writes ahead, for algorithms that have one.
-        given: Texts in which `ngram` looks for all requests.
-        contexts: By which `ngram` guesses what the model mostly says.
+        vocab_size: Vocabulary of the served model.
+        model: Draft model, for algorithms that have one.
+        given: Corpora that `ngram` searches for all requests.
+        contexts: Context tree from which `ngram` drafts the model's usual continuations.
     """
     most = config.num_steps
     assert isinstance(most, int), "a resolved section has no auto"

@@ -1,7 +1,7 @@
-"""Control half of speculation by draft heads, which guesses at the end of each step.
+"""Control half of speculation with draft heads, which draft at the end of each step.
 
-What the head needs is there while the step's vectors are. So how far it is to guess is decided when
-the step is launched, and its guesses are verified by the step after.
+The head's inputs exist only together with the step's hidden states. So the number of drafts is
+decided when the step is launched, and the next step verifies them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 
 
 class HeadSpeculation(Capability):
-    """Guesses by a draft head, verified as chains or trees.
+    """Drafts with a draft head, verified as chains or trees.
 
     Args:
-        most: Tokens ahead that are guessed.
-        vocab_size: Ids are below it.
-        adaptive: As many as pay, by measured acceptance and times; else always `most`.
-        clock: For times.
-        shape: Of the trees.
+        most: Largest draft depth.
+        vocab_size: Upper bound of token IDs.
+        adaptive: Choose the depth by measured acceptance and times; otherwise always `most`.
+        clock: Clock for timing.
+        shape: Shape of the trees.
     """
 
     name: ClassVar = "speculation"
@@ -54,16 +54,16 @@ class HeadSpeculation(Capability):
         self._most_guesses = max(most, shape.nodes)
         self._depth = CommonDepth(most, clock, adaptive=adaptive, width=shape.width)
         self._pauses = Pauses()
-        self._verifies = False  # whether what the step in flight guesses is to be verified
-        self._brought: dict[Req, Proposal] = {}  # by the newest step
+        self._verifies = False  # whether to verify what the step in flight drafts
+        self._brought: dict[Req, Proposal] = {}  # of the newest step
         self._proposals: dict[Req, tuple[Proposal, int]] = {}  # and the tokens known then
 
     @property
     def won_s(self) -> float:
-        """Seconds that guesses saved, about; see `StepTimer`."""
+        """Estimate of the seconds saved by drafts; see `StepTimer`."""
         return self._depth.timer.won_s
 
-    # ---- guesses
+    # ---- drafts
 
     def may_draft(self) -> bool:
         for req, (proposal, known) in tuple(self._proposals.items()):
@@ -83,7 +83,7 @@ class HeadSpeculation(Capability):
         return proposal.draft(most)
 
     def plan_work(self, batch: Batch) -> HeadWork | None:
-        """All that is computed is read, prompts too."""
+        """The head reads everything that is computed, including prompts."""
         pieces = batch.slices
         if not any(piece.req.generates for piece in pieces):
             return None
@@ -101,11 +101,11 @@ class HeadSpeculation(Capability):
         return HeadWork(depths, [_following(piece) for piece in pieces])
 
     def _room(self, piece: Slice) -> int:
-        """Guesses for which there is room after the tokens that the step brings at least."""
+        """Return how many drafts fit after the tokens that the step yields at least."""
         req = piece.req
         return req.max_tokens - req.num_tokens - 1 if req.generates else 0
 
-    # ---- what happened
+    # ---- results
 
     def on_start(self, piece: Slice) -> None:
         self._depth.follow(piece.req)
@@ -150,7 +150,7 @@ class HeadSpeculation(Capability):
 
 
 def _following(piece: Slice) -> int:
-    """The token after a slice that samples none; -1: there is none, or it samples one."""
+    """Return the token after a slice that samples none; -1: there is none, or it samples one."""
     req = piece.req
     if piece.samples or not req.generates or piece.stop >= req.tokens.length:
         return -1

@@ -1,11 +1,11 @@
-"""What a model mostly says after a context: a tree of contexts, read from the newest token back.
+"""A tree of contexts with the model's usual next token, read from the newest token backwards.
 
-A child of a node is its context with one older token; a node knows the token that mostly followed
-its context, and how often it was that one. The longest known suffix of a text is found in as many
-look-ups as it has tokens (prediction suffix trees; Ron, Singer and Tishby, 1996). Nodes that guess
-no better than their parent are not kept, so a tree is small, whatever it was made of.
+A child of a node is its context with one older token; a node stores the most frequent next token
+of its context, and its frequency. Finding the longest known suffix of a text takes as many
+lookups as it has tokens (prediction suffix trees; Ron, Singer and Tishby, 1996). Nodes that predict
+no better than their parent are dropped, so a tree is small, whatever it was trained on.
 
-Shapes: N nodes but the root, each after its parent.
+Shapes: N nodes without the root, each after its parent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError
 
 MOST_NODES = 8_000_000
-"""Python needs about 150 bytes for each."""
+"""Python needs about 150 bytes per node."""
 UNREADABLE = (
     EOFError,
     LookupError,
@@ -33,21 +33,21 @@ UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What reading a damaged file may raise."""
+"""Exceptions that reading a damaged file may raise."""
 SHARES = 255
-"""`shares` are in parts of it."""
+"""Denominator of `shares`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeArrays:
-    """A tree as it is written.
+    """A serialised tree.
 
     Attributes:
-        parents: int32 (N,), the node of each with one token less; the root is 0, others from 1.
-        tokens: int32 (N,), the older token.
-        guesses: int32 (N + 1,), what mostly followed; the root's first.
-        shares: uint8 (N + 1,), how often, in parts of `SHARES`.
-        vocab_size: Of the model that said it.
+        parents: int32 (N,), node of each context with one token less; the root is 0, others from 1.
+        tokens: int32 (N,), the additional older token.
+        guesses: int32 (N + 1,), the most frequent next token; the root's first.
+        shares: uint8 (N + 1,), its frequency, as a fraction of `SHARES`.
+        vocab_size: Vocabulary of the model.
     """
 
     parents: IntArray
@@ -57,7 +57,7 @@ class TreeArrays:
     vocab_size: int
 
     def save(self, folder: Path) -> None:
-        """Write them to `FILE` in a directory, whole or not at all."""
+        """Write the arrays to `FILE` in a directory, atomically."""
         unfinished = folder / f"unfinished-{FILE}"
         np.savez_compressed(
             unfinished,
@@ -71,10 +71,10 @@ class TreeArrays:
 
 
 class ContextTree:
-    """A tree to guess by.
+    """A tree for drafting.
 
     Args:
-        arrays: See there.
+        arrays: The serialised tree.
 
     Attributes:
         depth: Tokens of the longest context.
@@ -89,7 +89,7 @@ class ContextTree:
         self.depth = _depth(arrays.parents)
 
     def guess(self, text: list[int]) -> tuple[int, float]:
-        """The token that mostly follows the longest known end of `text`, and how often it does."""
+        """Return the usual token after the longest known suffix of `text`, and its frequency."""
         find, size, node = self._nodes.get, self._vocab_size, 0
         for token in reversed(text):
             longer = find(node * size + token)
@@ -100,10 +100,10 @@ class ContextTree:
 
 
 def load_contexts(folder: Path, vocab_size: int) -> ContextTree:
-    """The tree in a directory, for a model of so many tokens.
+    """Load the tree in a directory, for a model with this vocabulary.
 
     Raises:
-        ConfigError: there is none, or it is damaged, or of another model; names the file.
+        ConfigError: It is missing, damaged, or of another model; the message names the file.
     """
     file = folder / FILE
     try:
@@ -148,7 +148,7 @@ def _check(arrays: TreeArrays) -> None:
 
 
 def _depth(parents: IntArray) -> int:
-    """Of the deepest node: parents come before their children."""
+    """Return the depth of the deepest node: parents precede their children."""
     depths = [0]
     for parent in parents.tolist():
         depths.append(depths[parent] + 1)

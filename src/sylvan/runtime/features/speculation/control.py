@@ -1,4 +1,4 @@
-"""Control half of speculation: asks a drafter, and has as many guesses verified as are worth it."""
+"""Control half of speculation: asks a drafter, and has as many drafts verified as pay off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sylvan.runtime.features.speculation.api import (
     rising,
 )
 from sylvan.runtime.features.speculation.cost import StepCosts
-from sylvan.runtime.features.speculation.looks import STEPS_SHARE, Looks
+from sylvan.runtime.features.speculation.looks import STEPS_SHARE, LookupBudget
 from sylvan.runtime.features.speculation.policy import DraftPolicy, FixedLength, Throughput
 from sylvan.runtime.features.speculation.timing import StepTimer
 from sylvan.runtime.sched.capability import Capability
@@ -29,17 +29,17 @@ from sylvan.utils.clock import Clock, monotonic
 logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE = 32
-"""Steps without a look at a request whose guesses are not worth it; a power of two."""
+"""Steps between lookups of a request whose drafts do not pay off; a power of two."""
 FIRST_LOOKS = 6
-"""Steps of a request in which nothing to guess from is no reason to pause: a copy, if there is one,
-mostly begins with the answer, and short answers would end before the next look."""
+"""Steps of a request in which a failed lookup causes no pause: copied text, if any, usually
+starts with the answer, and short answers would end before the next lookup."""
 
 
 TIMED, TIMED_EVERY = 4, 32
-"""Of steps without guesses so many are timed: those of a small model are so short that they feel
-it."""
+"""One in this many steps without drafts is timed: timing all would slow a small model
+noticeably."""
 REACH = 6
-"""So much further than was worth it the last time is guessed: guesses take time, too."""
+"""Additional draft depth beyond what paid off last time: drafting takes time, too."""
 
 
 @dataclass(slots=True)
@@ -47,12 +47,12 @@ class _Followed:
     """A request that may be drafted for.
 
     Attributes:
-        proposal: The newest, verified or only looked at; made behind `length` tokens.
-        looks: So many found nothing that could be guessed.
-        pause: Steps from one look to the next.
-        look_at: Number of the step of the next look.
-        pays: Its last guesses were worth verifying.
-        reach: Tokens ahead that are guessed at the next look.
+        proposal: The newest proposal, verified or only compared; made after `length` tokens.
+        looks: Consecutive lookups that found nothing.
+        pause: Steps between lookups.
+        look_at: Step number of the next lookup.
+        pays: Its last drafts were worth verifying.
+        reach: Draft depth of the next lookup.
     """
 
     acceptance: Acceptance
@@ -66,17 +66,17 @@ class _Followed:
 
 
 class Speculation(Capability):
-    """Guesses by one drafter, verified as the chains or trees that it proposes.
+    """Drafts with one drafter, verified as the chains or trees that it proposes.
 
-    A request whose guesses would cost more than they bring is looked at less and less often:
-    guesses are then compared with what comes anyway, and verified again once they are worth it.
+    Requests whose drafts would cost more than they bring are looked up ever less often:
+    their drafts are only compared with the actual tokens, and verified again once they pay off.
 
     Args:
-        drafter: Makes the guesses.
-        most: Guesses of a request in one step.
-        vocab_size: Ids are below it.
-        adaptive: Verify what pays, by measured acceptance and step times; else always `most`.
-        clock: For step times.
+        drafter: The drafter.
+        most: Most drafts of a request in one step.
+        vocab_size: Upper bound of token IDs.
+        adaptive: Verify what pays off, by measured acceptance and times; otherwise always `most`.
+        clock: Clock for timing.
     """
 
     name: ClassVar = "speculation"
@@ -99,20 +99,20 @@ class Speculation(Capability):
         self._of_all = Acceptance()
         self._followed: dict[Req, _Followed] = {}
         self._step = 0
-        self._wake = 0  # number of the step in which some request is to be looked at
+        self._wake = 0  # number of the next step with a lookup
         self._timer = StepTimer(self._costs, clock)
-        self._looks = Looks(self._costs, self._timer)
-        self._planned_s = self._looking_s = 0.0  # when planning began, and looks since then
-        self._idle = 0  # steps since guesses were looked for
+        self._looks = LookupBudget(self._costs, self._timer)
+        self._planned_s = self._looking_s = 0.0  # when planning began, and lookups since then
+        self._idle = 0  # steps since the last lookup
         self._last: Sequence[Slice] = ()  # of the step before
-        self._paying = 0  # requests whose last guesses were worth verifying
+        self._paying = 0  # requests whose last drafts were worth verifying
 
     @property
     def won_s(self) -> float:
-        """Seconds that guesses saved, about; see `StepTimer`."""
+        """Estimate of the seconds saved by drafts; see `StepTimer`."""
         return self._timer.won_s
 
-    # ---- guesses
+    # ---- drafts
 
     def may_draft(self) -> bool:
         self._step += 1
@@ -127,7 +127,7 @@ class Speculation(Capability):
             self._policy.launched(rows)
             self._planned_s, self._looking_s = self._clock(), 0.0
         self._idle = 0
-        self._wake = self._step + LONGEST_PAUSE  # `draft` brings it forward
+        self._wake = self._step + LONGEST_PAUSE  # `draft` lowers it
         return True
 
     def draft(self, req: Req, most: int) -> Draft | None:
@@ -151,21 +151,21 @@ class Speculation(Capability):
 
     @property
     def _worth_planning(self) -> bool:
-        """Whether a step is to be planned with guesses, which takes longer."""
+        """Whether to plan a step with drafts, which takes longer."""
         return self._timer.may_guess and (self._paying > 0 or self._looks.worth_it)
 
     @property
     def _passes_over(self) -> bool:
-        """Whether the step is one of those that are not timed: all are plain, and know nothing."""
+        """Whether the step is not timed: all of its requests are plain."""
         return self._idle >= TIMED and self._idle % TIMED_EVERY >= TIMED
 
     @property
     def _may_look(self) -> bool:
-        """Whether a look may be in vain."""
+        """Whether another lookup may be in vain."""
         return not self._adaptive or self._looks.allowed
 
     def _looked(self, followed: _Followed, seconds: float, *, pays: bool) -> None:
-        """What a look took, and what came of it."""
+        """Record the time and the result of a lookup."""
         self._looks.looked(seconds, in_vain=not pays)
         self._looking_s += seconds
         followed.pause = 1 if pays else self._pause(followed)
@@ -173,7 +173,7 @@ class Speculation(Capability):
         followed.pays = pays
 
     def _look(self, req: Req, followed: _Followed, most: int) -> int:
-        """Compare the last proposal with what came, make a new one; guesses worth verifying."""
+        """Compare the last proposal with the actual tokens, make a new one; return drafts."""
         length, last = req.tokens.length, followed.proposal
         if last.tokens and length > followed.length:
             came = req.tokens.view(followed.length, length)[: len(last.tokens)].tolist()
@@ -188,20 +188,20 @@ class Speculation(Capability):
         if not count:
             return 0
         found = followed.proposal
-        if found.parents:  # all of a tree, or none
+        if found.parents:  # a tree is verified whole or not at all
             grades = rising(0, depth_of(found))
             return count if self._policy.count(req.rid, grades, followed.acceptance) else 0
         return self._policy.count(req.rid, found.each_grade(), followed.acceptance)
 
     def _pause(self, followed: _Followed) -> int:
-        """Steps to the next look after one in vain."""
+        """Return the steps until the next lookup after a failed one."""
         followed.looks += not followed.proposal.tokens
         if not followed.proposal.tokens and followed.looks <= FIRST_LOOKS:
             return 1
         return min(2 * followed.pause, self._longest_pause())
 
     def _longest_pause(self) -> int:
-        """Steps between looks so that those at all requests take little of the time."""
+        """Return the pause at which lookups of all requests take little of the time."""
         if not self._costs.known:
             return 1
         step_s = self._costs.seconds(self._timer.num_reqs)
@@ -212,7 +212,7 @@ class Speculation(Capability):
         return pause
 
     def _propose(self, req: Req, most: int) -> Proposal:
-        """What the drafter says, if it can be used."""
+        """Ask the drafter; return its proposal, if it is usable."""
         self.counts.looks += 1
         try:
             found = self._drafter.propose(req, most)
@@ -225,10 +225,10 @@ class Speculation(Capability):
         return found
 
     def _aligned(self, pause: int) -> int:
-        """Step of the next look: requests that pause as long are looked at in the same steps."""
+        """Return the step of the next lookup: requests with equal pauses are looked up together."""
         return self._step // pause * pause + pause
 
-    # ---- what happened
+    # ---- results
 
     def on_start(self, piece: Slice) -> None:
         self._wake = 0

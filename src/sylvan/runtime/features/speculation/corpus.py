@@ -1,4 +1,4 @@
-"""Texts beside a request in which its guesses may be looked for: of its tenant, or given ones.
+"""Texts outside a request from which it may be drafted: its tenant's, or given corpora.
 
 Shapes: n tokens.
 """
@@ -17,13 +17,13 @@ from sylvan.protocol.messages import AddCorpus, CorpusCommand, ListCorpora, Remo
 from sylvan.runtime.core.req import Req
 
 END = -1
-"""Stands after each text; no token is equal to it."""
+"""Separator after each text; equal to no token."""
 MOST_TENANTS = 64
 MOST_CORPORA = 64
 
 
 class Corpus:
-    """The newest texts, one after another, up to so many tokens."""
+    """The newest texts, concatenated, up to a number of tokens."""
 
     def __init__(self, most_tokens: int) -> None:
         self._ids = np.empty(most_tokens, np.int32)
@@ -35,7 +35,7 @@ class Corpus:
         return self._ids[: self._length]
 
     def add(self, text: IntArray) -> None:
-        """One more text; the oldest tokens make room, half of them at once."""
+        """Add a text; the oldest tokens are dropped, half of them at once."""
         most = len(self._ids)
         text = text[-(most // 2 - 1) :]
         if self._length + len(text) + 1 > most:
@@ -48,10 +48,10 @@ class Corpus:
 
 
 class GivenCorpora:
-    """Texts for all requests, by the name of their corpus.
+    """Corpora for all requests, by name.
 
     Args:
-        most_tokens: Of all of them, with one more for each text.
+        most_tokens: Total size, including one separator per text.
     """
 
     def __init__(self, most_tokens: int) -> None:
@@ -60,14 +60,14 @@ class GivenCorpora:
 
     @property
     def every(self) -> Sequence[Corpus]:
-        """All of them."""
+        """All corpora."""
         return tuple(self._of.values())
 
     def add(self, name: str, texts: Iterable[Sequence[int]]) -> int:
-        """Texts under a name, instead of others of that name; returns how many tokens they are.
+        """Add a corpus, replacing one of that name; return its number of tokens.
 
         Raises:
-            RequestError: they are too many, or none; nothing has changed.
+            RequestError: There are too many tokens, or none; nothing has changed.
         """
         others = {own: corpus for own, corpus in self._of.items() if own != name}
         room = self._most_tokens - sum(len(corpus.ids) for corpus in others.values())
@@ -88,10 +88,10 @@ class GivenCorpora:
         return total - len(chosen)
 
     def execute(self, command: CorpusCommand) -> dict[str, Any]:
-        """Carry out a command; returns the body of its reply.
+        """Execute a command; return the body of its reply.
 
         Raises:
-            RequestError: see `add`; or there is no such corpus (404).
+            RequestError: See `add`; or there is no such corpus (404).
         """
         match command:
             case AddCorpus(id=name, texts=texts):
@@ -106,10 +106,10 @@ class GivenCorpora:
 
 
 class TenantCorpora:
-    """What requests of each tenant said and were asked; no tenant finds another's texts.
+    """Prompts and outputs of each tenant; no tenant is drafted from another's texts.
 
     Args:
-        most_tokens: Of a tenant.
+        most_tokens: Size per tenant.
     """
 
     def __init__(self, most_tokens: int) -> None:
@@ -117,11 +117,11 @@ class TenantCorpora:
         self._of: OrderedDict[tuple[str, str], Corpus] = OrderedDict()
 
     def find(self, req: Req) -> Corpus | None:
-        """Texts that `req` may be guessed from."""
+        """Return the texts from which `req` may be drafted."""
         return self._of.get(_owner(req))
 
     def add(self, req: Req) -> None:
-        """Keep the text of a request that has ended."""
+        """Add the text of a finished request."""
         owner = _owner(req)
         corpus = self._of.pop(owner, None) or Corpus(self._most_tokens)
         corpus.add(req.tokens.view(0, req.tokens.length))
@@ -131,5 +131,5 @@ class TenantCorpora:
 
 
 def _owner(req: Req) -> tuple[str, str]:
-    """Those whose prefixes may be shared are those whose texts may."""
+    """Return the owner: texts are shared exactly where cached prefixes are."""
     return req.request.tenant, req.request.cache_salt

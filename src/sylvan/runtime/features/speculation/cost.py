@@ -1,4 +1,4 @@
-"""What a step costs by its rows: measured, since no two machines and models agree."""
+"""The cost of a step by its number of rows: measured, since it depends on machine and model."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections import deque
 from dataclasses import dataclass, field
 
 ROW_COST = 0.03
-"""What a row more adds to a step, relative to it, before that was measured: worth a try."""
+"""Prior for the relative cost of one more row: low enough to try."""
 ROW_COST_WEIGHT = 2
-"""`ROW_COST` counts as many measurements beside the first one, and less beside more: one step that
-was held up must not end all trials."""
+"""Weight of `ROW_COST` in measurements, decreasing with more of them: one disturbed step must not
+end all trials."""
 RECENT = 8
-"""Measurements of as many rows of which the lower quartile counts."""
+"""Measurements per number of rows, of which the lower quartile counts."""
 REMEMBERED = 256
-"""Steps; what was not measured again by then is forgotten, since contexts have grown or ended."""
+"""Steps after which a measurement expires, since contexts have grown or ended."""
 SAME = 0.02
-"""A quartile that changed by less leaves the curve as it is."""
+"""Relative change of a quartile that leaves the curve unchanged."""
 SHORTEST_S = 1e-6
-"""A clock may not see that time passed."""
+"""Clocks may not resolve a short time."""
 
 
 @dataclass(slots=True)
 class _Measured:
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # seconds
-    step: int = 0  # in which it was measured last
-    usual: float = 0.0  # lower quartile: others on the machine only ever make steps longer
-    drawn: float = 0.0  # `usual` when the curve was drawn last
+    step: int = 0  # step of the last measurement
+    usual: float = 0.0  # lower quartile: disturbances only ever make steps longer
+    drawn: float = 0.0  # `usual` when the curve was last computed
 
     def saw(self, seconds: float, step: int) -> bool:
-        """One more; whether the curve may stay as it is."""
+        """Add a measurement; return whether the curve may stay."""
         self.recent.append(seconds)
         self.step = step
         self.usual = sorted(self.recent)[(len(self.recent) - 1) // 4]
@@ -39,28 +39,28 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """A flat part of the curve: what fewer rows seem to take longer than more rows is noise."""
+    """A flat part of the curve: fewer rows cannot take longer than more rows, that is noise."""
 
     seconds: float
     count: int  # of measurements
     points: int  # of the curve
 
     def joined(self, other: _Level) -> _Level:
-        """The mean of all measurements of both."""
+        """Return the mean of all measurements of both."""
         count = self.count + other.count
         seconds = (self.count * self.seconds + other.count * other.seconds) / count
         return _Level(seconds, count, self.points + other.points)
 
 
 class StepCosts:
-    """Seconds of a step of decodes and guesses, which never fall as rows are added."""
+    """Seconds of a step of decodes and drafts, non-decreasing in the number of rows."""
 
     def __init__(self) -> None:
         self._measured: dict[int, _Measured] = {}  # by rows
         self._rows: list[int] = []  # ascending
-        self._curve: list[float] = []  # seconds at `_rows`, never falling
+        self._curve: list[float] = []  # seconds at `_rows`, non-decreasing
         self._drawn = True
-        self._expected: dict[int, float] = {}  # what `seconds` said since the curve was drawn
+        self._expected: dict[int, float] = {}  # results of `seconds` since the curve was computed
         self._drawn_at = 0  # step
         self._steps = 0
 
@@ -70,11 +70,11 @@ class StepCosts:
         return bool(self._measured)
 
     def measured(self, rows: int) -> bool:
-        """Whether a step of so many rows was."""
+        """Whether a step of this many rows was measured."""
         return rows in self._measured
 
     def saw(self, rows: int, seconds: float) -> None:
-        """A step of so many rows took so long."""
+        """Record the time of a step of this many rows."""
         self._steps += 1
         found = self._measured.get(rows)
         if found is None:
@@ -84,7 +84,7 @@ class StepCosts:
             self._drawn = False
 
     def seconds(self, rows: int) -> float:
-        """Expected of a step of so many rows, in between by a straight line."""
+        """Predict the time of a step of this many rows, by linear interpolation."""
         if not self._drawn:
             self._draw()
         found = self._expected.get(rows)

@@ -1,4 +1,4 @@
-"""How far to guess where all requests of a step are guessed for at once: equally far, as pays."""
+"""Chooses one draft depth for all requests of a step, for drafters that draft for all at once."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from sylvan.runtime.features.speculation.timing import StepTimer
 from sylvan.utils.clock import Clock
 
 LONGEST_PAUSE = 64
-"""Steps from one trial to the next where guesses are not worth it."""
+"""Steps between trials while drafts do not pay off."""
 TRIED = 2
-"""Requests of a trial."""
+"""Requests in a trial."""
 
 
 class CommonDepth:
-    """Measures how often guesses are right, and what steps and guesses take.
+    """Measures acceptance rates, and the times of steps and drafting.
 
     Args:
-        most: Guesses of a request in one step.
-        adaptive: As many as pay; else always `most`.
-        clock: For times.
-        width: Guesses for each position.
+        most: Most drafts of a request in one step.
+        adaptive: Choose the depth that pays off; otherwise always `most`.
+        clock: Clock for timing.
+        width: Drafts per position.
 
     Attributes:
-        timer: To be told of steps.
+        timer: Must be told of steps.
     """
 
     def __init__(self, most: int, clock: Clock, *, adaptive: bool, width: int = 1) -> None:
         self._most, self._adaptive = most, adaptive
         self._costs = StepCosts()
         self.timer = StepTimer(self._costs, clock)
-        self._guess_s: deque[float] = deque(maxlen=RECENT)  # for one more guess of each request
+        self._guess_s: deque[float] = deque(maxlen=RECENT)  # seconds per additional depth
         self._of_all = Acceptance()
-        self._rows = [float(depth * width) for depth in range(most + 1)]  # of guesses so deep
+        self._rows = [float(depth * width) for depth in range(most + 1)]  # by depth
         self._followed: dict[Req, Acceptance] = {}
 
     @property
     def followed(self) -> Sequence[Req]:
-        """Requests that are guessed for."""
+        """The requests that are drafted for."""
         return list(self._followed)
 
     def follow(self, req: Req) -> None:
-        """`req` begins; it may have ended since that was decided."""
+        """Start following `req`; it may have ended since that was decided."""
         if req.generates and req.finish is None and req not in self._followed:
             self._followed[req] = Acceptance(self._of_all)
 
     def forget(self, req: Req) -> None:
-        """`req` has ended."""
+        """Stop following `req`."""
         self._followed.pop(req, None)
 
     def settle(
         self, req: Req, tokens: Sequence[int], known: int, parents: Sequence[int] = ()
     ) -> None:
-        """Compare guesses, made when so many tokens were known, with what came."""
+        """Compare drafts, made when this many tokens were known, with the actual tokens."""
         if req in self._followed and req.tokens.length > known:
             came = req.tokens.view(known, req.tokens.length)[: len(tokens)].tolist()
             if parents:
@@ -67,20 +67,20 @@ class CommonDepth:
                 settle(self._followed[req], rising(0, len(tokens)), tokens, came)
 
     def drafted(self, depth: int, rows: int) -> None:
-        """Guesses so deep for one request took so many rows."""
+        """Record the rows that drafts of this depth took for one request."""
         self._rows[depth] += (rows - self._rows[depth]) / 8
 
     def took(self, seconds: float, guesses: int) -> None:
-        """So many guesses one after another, of all requests that wanted some, took so long."""
+        """Record the time of drafting to this depth for all requests that wanted some."""
         self._guess_s.append(seconds / guesses)
 
     def of(self, reqs: Sequence[Req]) -> int:
-        """Guesses for each of these requests that give the most tokens a second."""
+        """Return the number of drafts for each request that maximises tokens per second."""
         if not self._adaptive:
             return self._most
         if not (self._costs.known and self._guess_s and self.timer.may_guess):
             return 0
-        # the first time a model reads a prompt, which is not what the next guess takes
+        # the first drafting includes reading the prompt, so it does not predict the next time
         guess_s = sorted(self._guess_s)[(len(self._guess_s) - 1) // 2]
         expected = [self._followed[req].expected(0, self._most) for req in reqs]
         rates = [
@@ -93,18 +93,18 @@ class CommonDepth:
 
 
 class Pauses:
-    """When guesses that do not pay are tried again: less and less often."""
+    """Schedules retries while drafts do not pay off: ever less often."""
 
     def __init__(self) -> None:
         self._step = self._wake = 0
         self._pause = 1
 
     def due(self) -> bool:
-        """Whether to look in this step; called once in each."""
+        """Whether to retry in this step; called once per step."""
         self._step += 1
         return self._step >= self._wake
 
     def looked(self, *, pays: bool) -> None:
-        """What came of it."""
+        """Record the result of a retry."""
         self._pause = 1 if pays else min(2 * self._pause, LONGEST_PAUSE)
         self._wake = self._step + self._pause

@@ -1,9 +1,9 @@
-"""Grows trees of guesses with a draft head: at each depth it goes on from the likeliest ones.
+"""Grows draft trees with a draft head: each level expands the most likely nodes.
 
-Each guess that is gone on from is a text of its own for the head: what it keeps of the guesses
-before lies in spare pages, copied from those of the guess before.
+Each expanded node is a sequence of its own for the head: its KV for the drafts before it is in
+spare pages, copied from its parent's.
 
-Shapes: R requests, F guesses gone on from, D hidden, W tokens that can be guessed.
+Shapes: R requests, F expanded nodes, D hidden, W draftable tokens.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from sylvan.runtime.features.speculation.head_work import TreeShape
 from sylvan.runtime.features.speculation.trees import DraftNode, likeliest, ranked
 
 Pass = Callable[[torch.Tensor, IntArray, IntArray, IntArray], tuple[torch.Tensor, torch.Tensor]]
-"""Goes on from vectors (F, D) with ids, rows of the page table and positions (F,): logits (F, W)
+"""Runs the head on vectors (F, D) with IDs, page table rows and positions (F,): logits (F, W)
 and vectors (F, D)."""
 Drawn = Callable[[torch.Tensor, IntArray, IntArray], tuple[torch.Tensor, IntArray]]
-"""Logits of all tokens from those of the head, and what is drawn, for slots and positions."""
+"""Expands the head's logits to all tokens, and samples, for slots and positions."""
 
 
 @dataclass(slots=True)
 class _Growing:
-    """The tree of one request.
+    """The growing tree of one request.
 
     Attributes:
-        slot: Of the request.
-        base: Position at which its first guess is read.
-        depth: Of the tree at most.
-        nodes: So far.
-        front: Nodes to go on from.
-        rows: Row of the page table of those gone on from at the last depth, by node.
-        vectors: And where their vectors are among those of that pass.
+        slot: Slot of the request.
+        base: Position of its first draft.
+        depth: Largest depth.
+        nodes: Nodes so far.
+        front: Nodes to expand.
+        rows: Page table row of each node expanded at the last depth.
+        vectors: Row of each among the vectors of that pass.
     """
 
     slot: int
@@ -50,26 +50,26 @@ class _Growing:
     vectors: dict[int, int]
 
     def add(self, parent: int, choices: Sequence[tuple[int, float]]) -> None:
-        """Guesses that may follow `parent`."""
+        """Add candidate children of `parent`."""
         score = self.nodes[parent].score if parent >= 0 else 0.0
         self.front += range(len(self.nodes), len(self.nodes) + len(choices))
         self.nodes += [DraftNode(token, parent, score + log) for token, log in choices]
 
     def narrow(self, width: int) -> None:
-        """Go on from the best ones only."""
+        """Keep only the best nodes for expansion."""
         self.front = sorted(self.front, key=lambda node: -self.nodes[node].score)[:width]
 
 
 class TreeGuesser:
-    """Guesses trees for a few requests at once.
+    """Drafts trees for a few requests at once.
 
     Args:
-        batch: The head's; its page table has `2 * most * shape.width` rows behind those of
+        batch: The head's batch; its page table has `2 * most * shape.width` rows after those of
             requests.
-        first_page: Of the spare pages, `pages` for each of those rows.
-        pages: Spare pages of a row.
-        shape: Of the trees.
-        most: Requests.
+        first_page: First spare page; each of those rows has `pages`.
+        pages: Spare pages per row.
+        shape: Shape of the trees.
+        most: Most requests.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class TreeGuesser:
         go_on: Pass,
         draw: Drawn,
     ) -> list[tuple[list[int], list[int]]]:
-        """Tokens and parents of the guesses for each request.
+        """Return tokens and parents of each request's drafts.
 
         Args:
-            asking: Slot, position at which the first guess is read, and depth of each (R,).
-            first: Logits and vectors from reading what is known: (R, W), (R, D).
+            asking: Slot, position of the first draft, and depth of each request (R,).
+            first: Logits and vectors after the known tokens: (R, W), (R, D).
             go_on: Runs the head.
-            draw: Draws as the model does.
+            draw: Samples as the model does.
         """
         trees = [_Growing(*ask, [], [], {}, {}) for ask in asking]
         logits_FW, hidden_FD = first
@@ -128,7 +128,7 @@ class TreeGuesser:
         return [ranked(tree.nodes, self._shape.nodes) for tree in trees]
 
     def _lay_out(self, going: Sequence[tuple[_Growing, int]], level: int) -> IntArray:
-        """Pages for the guesses that are gone on from, with what the head keeps of those before."""
+        """Assign pages to the expanded nodes, and copy their parents' KV."""
         table_SP, size = self._batch.host.page_tables[0], self._batch.kv.page_size
         offset = level % 2 * self._half
         copies: list[tuple[int, int, int, int]] = []

@@ -1,4 +1,4 @@
-"""What the two halves of speculation by a draft head tell each other."""
+"""Messages between the halves of speculation with a draft head."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 
 
 class TreeShape(NamedTuple):
-    """Largest trees of guesses.
+    """Limits of draft trees.
 
     Attributes:
-        width: Guesses for each position; 1: they follow one another.
-        nodes: Guesses of a tree.
+        width: Drafts per position; 1: a chain.
+        nodes: Drafts of a tree.
     """
 
     width: int = 1
@@ -24,11 +24,11 @@ CHAIN = TreeShape()
 
 
 class HeadWork(msgspec.Struct, frozen=True):
-    """One step, slice by slice.
+    """Work for one step, slice by slice.
 
     Attributes:
-        depths: Guesses wanted for what follows the token that the slice samples; 0: none.
-        following: The token after the last one of a slice that samples none; -1 if there is none.
+        depths: Draft depth after the token that the slice samples; 0: none.
+        following: The token after a slice that samples none; -1: there is none.
     """
 
     depths: Sequence[int]
@@ -36,13 +36,13 @@ class HeadWork(msgspec.Struct, frozen=True):
 
 
 class HeadReport(msgspec.Struct, frozen=True):
-    """What the head brought.
+    """The head's drafts.
 
     Attributes:
-        guesses: Of slices for which some were wanted, by index.
-        guess_s: Seconds that it took to guess, all slices together.
-        parents: Of those that are trees, as in `Draft`.
-        failure: Why there are no guesses; empty: nothing failed.
+        guesses: Drafts of slices that requested some, by index.
+        guess_s: Seconds spent on drafting for all slices.
+        parents: Parents of drafts that form trees, as in `Draft`.
+        failure: Error; empty: none.
     """
 
     guesses: dict[int, list[int]] = {}

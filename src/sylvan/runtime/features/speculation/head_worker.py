@@ -1,9 +1,9 @@
-"""Worker half of speculation by a draft head: it reads what the model computes, and guesses.
+"""Worker half of speculation with a draft head: reads the model's hidden states, and drafts.
 
-Keys and values of the head lie beside the model's: at the same places of pages with the same
-numbers. So whoever finds a prefix in the cache finds there what the head made of it, too.
+The head's KV is stored beside the model's, at the same offsets of pages with the same numbers. So a
+cached prefix includes the head's KV.
 
-Shapes: T rows, R requests, F columns that are read of the model, W tokens that can be guessed.
+Shapes: T rows, R requests, F features read from the model, W draftable tokens.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from sylvan.runtime.pool.pages import PagedBuffer
 from sylvan.utils.clock import Clock, monotonic
 
 MOST_PUT_OFF = 64
-"""Positions of a request that are read later, together, while nothing is guessed for it."""
+"""Positions of a request that are deferred and read together while it has no drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows of the step that the head is to read, all of one request.
+    """Rows of the step that the head must read, all of one request.
 
     Attributes:
-        index: Of the slice.
-        slot: Of the request.
-        start: Position of the first.
-        rows: Of the step.
+        index: Index of the slice.
+        slot: Slot of the request.
+        start: Position of the first row.
+        rows: Rows of the step.
         tokens: The token after each row.
-        depth: Guesses wanted.
-        urgent: Others may soon find it in the cache: it is more than the newest token.
+        depth: Requested draft depth.
+        urgent: It may soon be shared through the cache: it is more than the newest token.
     """
 
     index: int
@@ -57,13 +57,13 @@ class Span:
 
 
 @dataclass(slots=True)
-class _PutOff:
+class _DeferredPositions:
     """Positions of a request that the head has not read yet.
 
     Attributes:
-        start: The first.
+        start: The first position.
         tokens: The token after each, in parts.
-        columns: What is to be read at each (n, F), in parts.
+        columns: Features of each (n, F), in parts.
     """
 
     start: int
@@ -78,18 +78,18 @@ class _PutOff:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunnableHead:
-    """A draft head that is loaded.
+    """A loaded draft head.
 
     Attributes:
-        program: Runs it.
+        program: Its program.
         batch: Its buffers; its pool has the pages of the model's first KV group, then `spare` pages
-            for each request slot, which take keys and values of guesses, then those of `trees`.
-        spare: See `batch`.
-        first_spare: The first of these pages.
-        read_layers: Layers of the model that it reads; empty: vectors after the final norm.
-        token_ids: Ids of the tokens that it can guess, int64 (W,); None: all, in order.
-        vocab_size: Of the model.
-        trees: Grows trees of guesses; None: guesses follow one another.
+            per request slot for KV of drafts, then those of `trees`.
+        spare: Spare pages per slot.
+        first_spare: The first spare page.
+        read_layers: Layers of the model whose outputs it reads; empty: output of the final norm.
+        token_ids: IDs of the draftable tokens, int64 (W,); None: all, in order.
+        vocab_size: Vocabulary of the model.
+        trees: Grows draft trees; None: drafts are chains.
     """
 
     program: HeadProgram
@@ -107,8 +107,8 @@ class HeadWorker(CapabilityWorker):
 
     Args:
         head: The head.
-        draw: Draws guesses.
-        clock: For the report.
+        draw: Samples drafts.
+        clock: Clock for the report.
     """
 
     name: ClassVar = "speculation"
@@ -121,7 +121,7 @@ class HeadWorker(CapabilityWorker):
         assert isinstance(pages, PagedBuffer)
         self.beside = pages
         self._report = HeadReport()
-        self._put_off: dict[int, _PutOff] = {}  # by slot
+        self._put_off: dict[int, _DeferredPositions] = {}  # by slot
 
     def leave(self, slot: int) -> None:
         self._put_off.pop(slot, None)
@@ -135,7 +135,7 @@ class HeadWorker(CapabilityWorker):
         return lambda: self._report
 
     def after_result(self, step: StepContext, work: HeadWork, result: StepResult) -> None:
-        """A failure costs guesses only."""
+        """Report; a failure only costs drafts."""
         try:
             self._report = self._follow(step, work, result)
         except FAILURES as error:
@@ -156,12 +156,12 @@ class HeadWorker(CapabilityWorker):
         return HeadReport(guesses, self._clock() - begun_s, parents)
 
     def _due(self, step: StepContext, spans: Sequence[Span]) -> Sequence[Span]:
-        """Put off what has time; returns what is to be read now."""
+        """Defer what is not urgent; return what must be read now."""
         due: list[Span] = []
         for span in spans:
             put_off = self._put_off.get(span.slot)
-            if put_off is None or put_off.stop != span.start:  # where it lost its memory
-                put_off = self._put_off[span.slot] = _PutOff(span.start, [], [])
+            if put_off is None or put_off.stop != span.start:  # after its memory was lost
+                put_off = self._put_off[span.slot] = _DeferredPositions(span.start, [], [])
             count = span.start + len(span.tokens) - put_off.start
             if span.depth or span.urgent or count > MOST_PUT_OFF:
                 due.append(span)
@@ -171,7 +171,7 @@ class HeadWorker(CapabilityWorker):
         return due
 
     def _parts(self, spans: Sequence[Span]) -> Iterator[Sequence[Span]]:
-        """As many as the buffers hold, in order."""
+        """Yield as many parts as the buffers hold, in order."""
         part: list[Span] = []
         total = 0
         for span in spans:
@@ -184,7 +184,7 @@ class HeadWorker(CapabilityWorker):
         yield part
 
     def _map_pages(self, step: StepContext, spans: Sequence[Span]) -> None:
-        """Pages of the model as far as the step has computed; then pages for guesses."""
+        """Map the model's pages as far as the step has computed, then the spare pages."""
         table_SP = self._batch.host.page_tables[0]
         theirs_SP = step.batch.host.page_tables[0]
         stops, size = step.plan.stops, self._batch.kv.page_size
@@ -199,7 +199,7 @@ class HeadWorker(CapabilityWorker):
             room[:] = np.arange(first, first + len(room))
 
     def _read(self, step: StepContext, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read rows of the step, and those put off before; logits and vectors for first guesses."""
+        """Read rows of the step and deferred ones; return logits and vectors of first drafts."""
         starts: list[int] = []
         counts: list[int] = []
         tokens: list[IntArray] = []
@@ -226,7 +226,7 @@ class HeadWorker(CapabilityWorker):
         return logits_RW.clone(), hidden_RD.clone()
 
     def _columns(self, step: StepContext, rows: IntArray) -> torch.Tensor:
-        """What is read of the model at some rows, (T, F)."""
+        """Return the features that the head reads at some rows, (T, F)."""
         layers = self._head.read_layers
         if not layers:
             return step.hidden(rows)
@@ -235,7 +235,7 @@ class HeadWorker(CapabilityWorker):
     def _grow(
         self, spans: Sequence[Span], logits_RW: torch.Tensor, hidden_RD: torch.Tensor
     ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """Guesses of all slices that want some, and parents of those that are trees."""
+        """Draft for all slices that request it; return drafts, and parents of trees."""
         asking = [span for span in spans if span.depth]
         trees = self._head.trees
         if trees is None or not asking:
@@ -256,9 +256,9 @@ class HeadWorker(CapabilityWorker):
     def _go_on(
         self, hidden_FD: torch.Tensor, ids: IntArray, rows: IntArray, positions: IntArray
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A pass over guesses, each at its position of the text in a row of the page table.
+        """Run a pass over drafts, each at its position in a row of the page table.
 
-        Returns: logits and vectors, views that live until the next pass.
+        Returns: Logits and vectors, views that are valid until the next pass.
         """
         count, host = len(ids), self._batch.host
         host.input_ids[:count] = ids
@@ -276,7 +276,7 @@ class HeadWorker(CapabilityWorker):
     def _guess(
         self, asking: Sequence[Span], logits_RW: torch.Tensor, hidden_RD: torch.Tensor
     ) -> dict[int, list[int]]:
-        """Guesses one after another, of all slices that still want one."""
+        """Draft chains for all slices that still want a token."""
         found: dict[int, list[int]] = {span.index: [] for span in asking}
         positions = np.array([span.start + len(span.tokens) for span in asking], np.int32)
         while asking:
@@ -300,7 +300,7 @@ class HeadWorker(CapabilityWorker):
     def _place(
         self, slots_R: IntArray, counts_R: IntArray, positions_T: IntArray, lens_R: IntArray
     ) -> None:
-        """Say where the rows of a pass lie."""
+        """Set positions and pages of a pass's rows."""
         host, count = self._batch.host, len(slots_R)
         host.positions[: len(positions_T)] = positions_T
         host.q_starts[0] = 0
@@ -314,11 +314,11 @@ class HeadWorker(CapabilityWorker):
 
 
 def spread(logits_RW: torch.Tensor, ids: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
-    """Logits of all tokens; those that cannot be guessed are impossible.
+    """Expand logits to all tokens; those that cannot be drafted are impossible.
 
     Args:
         logits_RW: Float32.
-        ids: Of the tokens that can be guessed, int64 (W,); None: all.
+        ids: IDs of the draftable tokens, int64 (W,); None: all.
         vocab_size: Of the model.
     """
     if ids is None:
@@ -328,13 +328,13 @@ def spread(logits_RW: torch.Tensor, ids: torch.Tensor | None, vocab_size: int) -
 
 
 class NoHeadWorker(CapabilityWorker):
-    """Stands on the other ranks of a model for the head, which guesses on the first one."""
+    """Replaces the head on other ranks; only the first rank drafts."""
 
     name: ClassVar = HeadWorker.name
 
 
 def spans_of(step: StepContext, work: HeadWork, result: StepResult) -> list[Span]:
-    """What a head is to read: rows whose tokens stay, and that another token follows."""
+    """Return what a head must read: rows whose tokens stay, and that are followed by a token."""
     plan = step.plan
     drafts = {draft.index: draft.parents for draft in plan.drafts}
     starts, slots, ids = plan.starts.tolist(), plan.slots.tolist(), plan.input_ids

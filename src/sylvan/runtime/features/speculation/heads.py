@@ -1,4 +1,4 @@
-"""From the files of a draft head to the worker half that runs it."""
+"""Builds the worker half of a draft head from its files."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class _Loaded:
     """A head with its weights; see `RunnableHead`."""
 
     head: DraftHeadModule
-    layer: ModelConfig  # sizes of its attention
+    layer: ModelConfig  # its attention sizes
     columns: int
-    index: int = 0  # of its attention layer
+    index: int = 0  # spec of its attention layer
     read_layers: tuple[int, ...] = ()
     token_ids: torch.Tensor | None = None
 
@@ -46,20 +46,20 @@ class _Loaded:
 def head_worker(
     path: Path | None, algorithm: str, depth: int, shape: TreeShape = CHAIN
 ) -> Callable[[ModelSite], HeadWorker]:
-    """Makes the worker half for a model.
+    """Return the factory of the worker half for a model.
 
     Args:
         path: The head's directory; None: the model's own.
-        algorithm: What it should be, `eagle`, `eagle3` or `nextn`.
-        depth: Tokens ahead that are guessed in one step at most.
-        shape: Of trees of guesses.
+        algorithm: Expected kind: `eagle`, `eagle3` or `nextn`.
+        depth: Largest draft depth in one step.
+        shape: Shape of draft trees.
 
-    What it returns raises ConfigError if the head is none for this model, or of another kind, or
-    cannot be run; names what is wrong.
+    The factory raises ConfigError if the head is not for this model, is of another kind, or
+    cannot run; the message says what is wrong.
     """
 
     def make(site: ModelSite) -> HeadWorker:
-        whole = replace(site.build, mesh=ONE_RANK)  # the first rank has all of the head
+        whole = replace(site.build, mesh=ONE_RANK)  # the first rank holds the whole head
         site = replace(site, build=whole)
         longer = replace(site, build=replace(whole, length=whole.length + depth))
         loaded = _eagle(path, algorithm, longer) if path else _next(longer)
@@ -67,7 +67,7 @@ def head_worker(
             return _runnable(loaded, depth, shape, site)
         except (Unsupported, LibraryMissing) as why:
             raise ConfigError(
-                f"speculative.algorithm={algorithm}: the head cannot be run: {why}"
+                f"speculative.algorithm={algorithm}: the draft head cannot run: {why}"
             ) from None
 
     return make
@@ -78,10 +78,10 @@ def _eagle(path: Path, algorithm: str, site: ModelSite) -> _Loaded:
     config = checkpoint.config
     if config.kind != algorithm:
         raise ConfigError(
-            f"speculative.algorithm={algorithm}: {path} holds a head for {config.kind}; say "
+            f"speculative.algorithm={algorithm}: {path} holds a head for {config.kind}; use "
             f"{config.kind}, or name another head"
         )
-    window = kv_groups(site.config)[0].window  # older pages are not the request's any more
+    window = kv_groups(site.config)[0].window  # older pages no longer belong to the request
     layer = msgspec.structs.replace(config.layer, layer_windows=(window,))
     head = make_head(msgspec.structs.replace(config, layer=layer), site.build)
     form = _load_format(site)
@@ -134,7 +134,7 @@ def _runnable(loaded: _Loaded, depth: int, shape: TreeShape, site: ModelSite) ->
 
 
 def _batch(site: ModelSite, layer: ModelConfig, spare: int, more: int, paths: int) -> ForwardBatch:
-    """Buffers and pages: those of the model's first KV group, and some for guesses."""
+    """Allocate buffers and pages: those of the model's first KV group, and spare ones."""
     latent = layer.latent
     shape = KVShape(
         num_layers=1,

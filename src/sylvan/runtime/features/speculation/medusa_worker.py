@@ -1,8 +1,8 @@
-"""Worker half of speculation by Medusa heads: all guesses of a step from the newest vectors.
+"""Worker half of speculation with Medusa heads: drafts everything from the newest hidden states.
 
-They keep nothing of a request, so whatever moves or drops its pages does not matter to them.
+The heads keep no state, so moving or dropping a request's pages does not affect them.
 
-Shapes: R requests, D hidden, W tokens that can be guessed.
+Shapes: R requests, D hidden, W draftable tokens.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from sylvan.utils.clock import Clock, monotonic
 
 
 class MedusaWorker(CapabilityWorker):
-    """Guesses from the model's vectors.
+    """Drafts from the model's hidden states.
 
     Args:
-        heads: One for each token further.
+        heads: One per additional token.
         draw: See `ModelSite.draw`.
-        vocab_size: Of the model.
-        shape: Of the trees of guesses.
-        clock: For the time that guessing takes.
+        vocab_size: Vocabulary of the model.
+        shape: Shape of draft trees.
+        clock: Clock for drafting time.
     """
 
     name: ClassVar = HeadSpeculation.name
@@ -56,7 +56,7 @@ class MedusaWorker(CapabilityWorker):
         return lambda: self._report
 
     def after_result(self, step: StepContext, work: HeadWork, result: StepResult) -> None:
-        """A failure costs guesses only."""
+        """Report; a failure only costs drafts."""
         try:
             asking = [span for span in spans_of(step, work, result) if span.depth]
             self._report = self._guess(step, asking) if asking else HeadReport()
@@ -96,13 +96,13 @@ class MedusaWorker(CapabilityWorker):
 
 
 def _possible(tokens: list[int]) -> list[int]:
-    """Up to the first that could not be drawn."""
+    """Return the drafts up to the first that could not be sampled."""
     end = next((i for i, token in enumerate(tokens) if token < 0), len(tokens))
     return tokens[:end]
 
 
 def medusa_worker(path: Path, shape: TreeShape = CHAIN) -> Callable[[ModelSite], MedusaWorker]:
-    """Makes the worker half for a model; what it returns raises ConfigError as `MedusaHeads`."""
+    """Return the factory of the worker half for a model; it raises ConfigError as `MedusaHeads`."""
 
     def make(site: ModelSite) -> MedusaWorker:
         form = "auto" if site.load_format == "dummy" else site.load_format

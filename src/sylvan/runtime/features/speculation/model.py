@@ -1,8 +1,8 @@
-"""A smaller model writes ahead: what it says is guessed.
+"""Drafts with a smaller model.
 
-It is served as any model is, by a scheduler with pages and a prefix cache of its own. So what it
-has read of a request is there when the request is drafted for again, as far as the guesses were
-right, and is evicted or shared as all prefixes are.
+The draft model runs in a scheduler with its own pages and prefix cache. So when it drafts for a
+request again, its KV is reused as far as the drafts were accepted, and is evicted or shared like
+any prefix.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from sylvan.runtime.sched.scheduler import Scheduler
 GIVEN_UP = Finish(type="abort", message="the drafter gave up")
 
 
-class WritingAhead(Protocol):
+class BatchDrafter(Protocol):
     """Drafts for several requests at once; called on the scheduler's thread.
 
-    It may be wrong, return nonsense or raise: that costs speed only.
+    It may be wrong, return nonsense or raise: that only costs speed.
     """
 
     def write(self, wishes: Mapping[Req, int]) -> Mapping[Req, Sequence[int]]:
-        """So many guesses for what follows the known tokens of each request, or fewer."""
+        """Return at most this many drafts that continue the known tokens of each request."""
         ...
 
 
 class DraftModel:
-    """Implements `WritingAhead`. A guess is drawn as the request's own tokens are.
+    """Implements `BatchDrafter`. Drafts are sampled as the request's own tokens are.
 
-    Random numbers are keyed by seed and position, so where the two models agree on probabilities
-    they draw the same token.
+    Random numbers are keyed by seed and position, so where both models agree on probabilities
+    they sample the same token.
 
     Args:
-        executor: Of the smaller model; this object's own.
-        limits: Of a step.
-        context_len: Longest text that it was made for; there are no guesses for longer ones.
+        executor: Executor of the smaller model; owned by this object.
+        limits: Limits of a step.
+        context_len: Its context length; there are no drafts for longer texts.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DraftModel:
             while not self._scheduler.idle:
                 self._scheduler.step()
         finally:
-            self._scheduler.abort_all(GIVEN_UP)  # nobody is left but after an error
+            self._scheduler.abort_all(GIVEN_UP)  # only after an error is a request left
         for req in wishes:
             if tokens := self._told.get(req.rid):
                 found[req] = tokens
@@ -107,7 +107,7 @@ class DraftModel:
                 )
             )
         except (RequestError, CapacityError):
-            return  # it has no room for so long a text: no guesses
+            return  # too long for its memory: no drafts
 
     def _take(self, outputs: Sequence[TokenOutput]) -> None:
         for output in outputs:
@@ -116,7 +116,7 @@ class DraftModel:
 
 
 def _sampling(sampling: SamplingParams, most: int) -> SamplingParams:
-    """The same draws, without an end and without a grammar."""
+    """Return the same sampling, without end tokens and grammar."""
     return msgspec.structs.replace(
         sampling,
         max_new_tokens=most,

@@ -1,10 +1,10 @@
-"""Guesses what followed the same tokens the last time, in the prompt or in the output.
+"""Drafts what followed the same tokens last time, in the prompt or the output.
 
-Where what the model mostly says is known (`contexts`), the surer of both is the guess.
+If the model's usual continuations are known (`contexts`), the more confident of the two is used.
 
-There is no index to build or evict: `kernels.ngram` finds what a suffix automaton would by a pass
-over the tokens, sixteen at once. An automaton would have to take in each token of each prompt,
-guesses wanted or not, and holds a hundred bytes for each.
+There is no index to build or evict: `kernels.ngram` finds what a suffix automaton would in one pass
+over the tokens, sixteen at once. An automaton would have to process each token of each prompt,
+whether or not drafts are wanted, and takes a hundred bytes per token.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from sylvan.runtime.features.speculation.contexts import ContextTree
 from sylvan.runtime.features.speculation.corpus import END, Corpus, GivenCorpora, TenantCorpora
 
 COPY_SHARES = (0.0, 0.3, 0.55, 0.7, 0.8)
-"""How often a copy goes on after so many tokens that match: where the tree of contexts is surer, it
-guesses. Over what the built-in model is asked in chats."""
+"""Probability that a copy continues after this many matching tokens: if the context tree is more
+confident, it drafts. Measured with the built-in model on chat prompts."""
 
 
 class NgramDrafter:
-    """Implements `Drafter`: repeats what came after the longest match, the newest of equals.
+    """Implements `Drafter`: repeats what followed the longest match, the newest of equal ones.
 
     Args:
-        shortest: Tokens that have to match.
-        longest: Tokens that are compared at most.
-        shared: Keeps texts of requests that have ended, for others of the tenant; None: a request
-            is guessed from its own text only.
-        given: Texts for all.
-        contexts: What the model mostly says; None: nothing is known of that.
+        shortest: Fewest matching tokens.
+        longest: Most tokens that are compared.
+        shared: Keeps texts of finished requests for the tenant's other requests; None: a request
+            is drafted from its own text only.
+        given: Corpora for all requests.
+        contexts: Tree of the model's usual continuations; None: unknown.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class NgramDrafter:
         self._shared, self._given, self._contexts = shared, given, contexts
 
     def propose(self, req: Req, most: int) -> Proposal:
-        """The grade is the length of the match."""
+        """Draft; the grade is the length of the match."""
         ids = req.tokens.view(0, req.tokens.length)
         end, matched = longest_match(ids[:-1], ids, self._longest)
         shortest = self._shortest if self._contexts is None else 1
@@ -69,7 +69,7 @@ class NgramDrafter:
     def _mixed(
         self, contexts: ContextTree, ids: IntArray, copied: Sequence[int], matched: int, most: int
     ) -> Proposal:
-        """Each guess by the surer of the two, a copy as long as no other guess broke it."""
+        """Choose the more confident draft per token; a copy ends where another draft differs."""
         text: list[int] = ids[-max(1, contexts.depth) :].tolist()
         tokens: list[int] = []
         grades: list[int] = []
@@ -96,13 +96,13 @@ class NgramDrafter:
 
 
 def until_end(ids: IntArray) -> tuple[int, ...]:
-    """The tokens up to the end of their text."""
+    """Return the tokens up to the end of their text."""
     found = ids.tolist()
     return tuple(found[: found.index(END)] if END in found else found)
 
 
 def continuation(ids: IntArray, end: int, count: int) -> tuple[int, ...]:
-    """The `count` tokens that came after index `end`; where these run out they repeat."""
+    """Return the `count` tokens after index `end`; repeat them if they run out."""
     found = ids[end + 1 : end + 1 + count].tolist()
     repeated = len(ids) - 1 - end
     while len(found) < count:

@@ -1,4 +1,4 @@
-"""How many guesses a request gets: as many as make the whole batch faster."""
+"""Chooses how many drafts each request gets: as many as speed up the whole batch."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from sylvan.runtime.features.speculation.acceptance import Acceptance
 from sylvan.runtime.features.speculation.cost import StepCosts
 
 LEAST_GAIN = 0.02
-"""Guesses have to promise so much more tokens a second: estimates are not exact, nor is drafting
-free."""
+"""Factor by which drafts must increase tokens per second: estimates are not exact, and drafting
+is not free."""
 
 LEAST_CHANCE = 0.02
-"""A guess that comes to count less often brings nothing, nor do those behind it."""
+"""Acceptance probability below which a draft and those after it are not worth verifying."""
 
 
 class DraftPolicy(Protocol):
-    """Decides before each step, request by request."""
+    """Decides request by request, before each step."""
 
     def count(self, rid: str, grades: Sequence[int], acceptance: Acceptance) -> int:
-        """How many guesses of these grades, one after another, are to be verified."""
+        """Return how many consecutive drafts of these grades to verify."""
         ...
 
     def launched(self, rows: dict[str, int]) -> None:
-        """A step computes so many rows of each request."""
+        """Record that a step computes this many rows of each request."""
         ...
 
 
 class FixedLength:
-    """Implements `DraftPolicy`: always all."""
+    """Implements `DraftPolicy`: always all drafts."""
 
     def count(self, rid: str, grades: Sequence[int], acceptance: Acceptance) -> int:
         del rid, acceptance
@@ -40,16 +40,16 @@ class FixedLength:
 
 
 class Throughput:
-    """Implements `DraftPolicy`: most tokens a second of the step, the other requests as they are.
+    """Implements `DraftPolicy`: maximises the step's tokens per second, other requests unchanged.
 
     Since each choice raises the same number, that of the whole batch, choosing for one request
-    after the other does too.
+    after the other works too.
     """
 
     def __init__(self, costs: StepCosts) -> None:
         self._costs = costs
         self._plans: dict[str, tuple[int, float]] = {}  # rows and expected tokens of each request
-        self._rows, self._tokens = 0, 0.0  # of all of them
+        self._rows, self._tokens = 0, 0.0  # totals
 
     def count(self, rid: str, grades: Sequence[int], acceptance: Acceptance) -> int:
         rows, tokens = self._plans.get(rid, (0, 0.0))

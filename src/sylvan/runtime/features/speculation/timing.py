@@ -1,8 +1,8 @@
-"""Times the steps that tell what rows cost: those in which all decode or have guesses verified.
+"""Times steps to learn what rows cost: steps that only decode or verify drafts.
 
-What lies between two steps counts too: planning guesses and taking in what they brought takes its
-time, which small models feel. So a step is timed from the end of the one before it where both are
-of the same requests; others are believed only where nothing else is known.
+The time between two steps counts too: planning drafts and processing results takes time
+that matters for small models. So a step is timed from the end of the one before it if both have
+the same requests; other steps are used only if nothing else is known.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from sylvan.utils.clock import Clock
 
 
 class StepTimer:
-    """Tells `costs` what steps took.
+    """Reports step times to `costs`.
 
     Attributes:
-        num_reqs: Of the last step that was timed.
-        won_s: What right guesses saved, less what guessing and verifying took: about, since what
-            plain steps would have taken is an estimate.
-        looked: Set where guesses are looked for before the step that comes.
+        num_reqs: Requests of the last timed step.
+        won_s: Time saved by accepted drafts, minus the cost of drafting and verifying; an estimate,
+            since the time of plain steps is one.
+        looked: Set if drafts are looked up before the next step.
     """
 
     def __init__(self, costs: StepCosts, clock: Clock) -> None:
@@ -28,19 +28,19 @@ class StepTimer:
         self._costs, self._clock = costs, clock
         self._balances = Balances()
         self._besides_s = 0.0  # before this step
-        self._number = 0  # of steps so far
-        self._begun: tuple[int, float, bool] | None = None  # rows, when, whether after another
-        self._reqs: list[Req] = []  # of the last step that was timed
+        self._number = 0  # number of steps so far
+        self._begun: tuple[int, float, bool] | None = None  # rows, time, whether it follows another
+        self._reqs: list[Req] = []  # of the last timed step
         self._ended_s: float | None = None
-        self._verified: list[tuple[Req, int]] = []  # and the right guesses of each by then
+        self._verified: list[tuple[Req, int]] = []  # and the accepted drafts of each by then
 
     @property
     def may_guess(self) -> bool:
-        """Whether guessing has paid, all in all, for as many requests as the last step had."""
+        """Whether drafting has paid off overall, for as many requests as the last step had."""
         return self._number + 1 >= self._balances.of(self.num_reqs).until
 
     def begin(self, batch: Batch) -> bool:
-        """`batch` is launched; whether its step is timed."""
+        """Record that `batch` is launched; return whether its step is timed."""
         before, self._begun = self._reqs, None
         self._reqs = []
         self._number += 1
@@ -64,19 +64,19 @@ class StepTimer:
         return True
 
     def pass_over(self) -> None:
-        """A step is launched, and is not timed."""
+        """Record that an untimed step is launched."""
         self._begun = self._ended_s = None
         self._number += 1
 
     def besides(self, seconds: float) -> None:
-        """So much of the time since the last step went into something that is counted by itself."""
+        """Exclude time since the last step that is accounted for separately."""
         self.won_s -= seconds
         self._besides_s += seconds
         if self._ended_s is not None:
             self._ended_s += seconds
 
     def end(self, besides_s: float = 0.0) -> None:
-        """The step is done; so many of its seconds went into something else than its rows."""
+        """Record the end of a step; exclude this many of its seconds."""
         self._ended_s = None
         self.won_s -= besides_s
         if self._begun is not None:
@@ -98,7 +98,7 @@ class StepTimer:
             balance.plain(took_s)
 
     def _count_right(self) -> None:
-        """Each right guess of the last step was a token that needed no step of its own."""
+        """Count accepted drafts of the last step: tokens that needed no step of their own."""
         if self._verified and self._costs.known:
             right = sum(_right(req) - before for req, before in self._verified)
             self.won_s += right * self._costs.seconds(self.num_reqs) / self.num_reqs
@@ -107,5 +107,5 @@ class StepTimer:
 
 
 def _right(req: Req) -> int:
-    """Guesses for it that were right so far."""
+    """Return the accepted drafts of a request so far."""
     return req.drafts.accepted if req.drafts else 0

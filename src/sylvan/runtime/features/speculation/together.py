@@ -1,7 +1,7 @@
-"""Control half of speculation by a model: it writes for all requests at once, before each step.
+"""Control half of speculation with a draft model, which drafts for all requests before each step.
 
-What the model reads and writes takes time, so how far it writes is decided first: as far as gives
-the batch the most tokens a second, the time of writing included.
+Drafting takes time, so its depth is decided first: the depth that maximises the batch's tokens per
+second, drafting time included.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sylvan.runtime.features.speculation.api import (
     check,
 )
 from sylvan.runtime.features.speculation.depth import TRIED, CommonDepth, Pauses
-from sylvan.runtime.features.speculation.model import WritingAhead
+from sylvan.runtime.features.speculation.model import BatchDrafter
 from sylvan.runtime.sched.capability import Capability
 from sylvan.utils.clock import Clock, monotonic
 
@@ -26,21 +26,21 @@ logger = logging.getLogger(__name__)
 
 
 class ModelSpeculation(Capability):
-    """Guesses by a model, verified as chains of one length for all requests.
+    """Drafts with a model, verified as chains of one length for all requests.
 
     Args:
-        model: Writes them.
-        most: Guesses of a request in one step.
-        vocab_size: Ids are below it.
-        adaptive: As many as pay, by measured acceptance and times; else always `most`.
-        clock: For times.
+        model: Drafts.
+        most: Most drafts of a request in one step.
+        vocab_size: Upper bound of token IDs.
+        adaptive: Choose the depth by measured acceptance and times; otherwise always `most`.
+        clock: Clock for timing.
     """
 
     name: ClassVar = "speculation"
 
     def __init__(
         self,
-        model: WritingAhead,
+        model: BatchDrafter,
         most: int,
         vocab_size: int,
         *,
@@ -55,13 +55,13 @@ class ModelSpeculation(Capability):
 
     @property
     def won_s(self) -> float:
-        """Seconds that guesses saved, about; see `StepTimer`."""
+        """Estimate of the seconds saved by drafts; see `StepTimer`."""
         return self._depth.timer.won_s
 
-    # ---- guesses
+    # ---- drafts
 
     def may_draft(self) -> bool:
-        """The model writes here."""
+        """Run the draft model."""
         if not self._pauses.due():
             return False
         reqs = [req for req in self._depth.followed if _may_be_drafted(req)]
@@ -74,7 +74,7 @@ class ModelSpeculation(Capability):
         self._pauses.looked(pays=depth > 0)
         if depth:
             self._write(reqs, depth)
-        else:  # guesses to compare with what comes
+        else:  # drafts to compare with the actual tokens
             self._write(reqs[:TRIED], 1)
         return depth > 0
 
@@ -107,7 +107,7 @@ class ModelSpeculation(Capability):
         self._depth.timer.besides(seconds)
         self._depth.took(seconds, max(wishes.values()))
 
-    # ---- what happened
+    # ---- results
 
     def on_start(self, piece: Slice) -> None:
         self._depth.follow(piece.req)
@@ -124,5 +124,5 @@ class ModelSpeculation(Capability):
 
 
 def _may_be_drafted(req: Req) -> bool:
-    """Whether the next step would verify guesses: the newest token is known, and alone lacks KV."""
+    """Whether the next step can verify drafts: only the newest token lacks KV, and it is known."""
     return req.phase is Phase.RUNNING and not req.pending and req.lacking == 1

@@ -1,4 +1,4 @@
-"""Trees of guesses by confidence: the likeliest continuations, however long or many they are.
+"""Draft trees by confidence: the most likely continuations, of any length and width.
 
 Shapes: F rows, V vocabulary.
 """
@@ -14,16 +14,16 @@ import torch
 from sylvan.protocol.arrays import IntArray
 
 Choice = tuple[int, float]
-"""A token and the logarithm of its probability."""
+"""A token and its log probability."""
 
 
 class DraftNode(NamedTuple):
-    """A guess.
+    """A draft.
 
     Attributes:
         token: Its id.
-        parent: Index of the guess before it; -1: it follows the newest token.
-        score: Logarithm of the probability of its path.
+        parent: Index of the parent draft; -1: follows the newest token.
+        score: Log probability of its path.
     """
 
     token: int
@@ -32,10 +32,10 @@ class DraftNode(NamedTuple):
 
 
 def likeliest(logits_FV: torch.Tensor, drawn: IntArray, count: int) -> list[list[Choice]]:
-    """The tokens of each row that are worth a guess, best first.
+    """Return the tokens of each row that are worth drafting, best first.
 
-    What is drawn with the request's own random number comes first, and counts as much as the
-    likeliest one: the model draws with the same number.
+    The token sampled with the request's random number comes first, and counts as much as the
+    most likely one: the model samples with the same number.
     """
     logs_FV = logits_FV.log_softmax(-1)
     found = logs_FV.topk(min(count, logs_FV.shape[1]))
@@ -51,14 +51,14 @@ def likeliest(logits_FV: torch.Tensor, drawn: IntArray, count: int) -> list[list
 
 
 def ranked(nodes: Sequence[DraftNode], most: int) -> tuple[list[int], list[int]]:
-    """Tokens and parents of the best guesses, each after the one that leads to it."""
+    """Return tokens and parents of the best drafts, parents first."""
     order = sorted(range(len(nodes)), key=lambda i: -nodes[i].score)[:most]
     place = {-1: -1} | {node: at for at, node in enumerate(order)}
     return [nodes[i].token for i in order], [place[nodes[i].parent] for i in order]
 
 
 def combined(levels: Sequence[Sequence[Choice]], most: int) -> tuple[list[int], list[int]]:
-    """The best paths through choices that do not depend on what is chosen before."""
+    """Return the best paths through choices that are independent of each other."""
     nodes: list[DraftNode] = []
     ahead = [(-log, 0, -1, token) for token, log in (levels[0] if levels else ())]
     heapq.heapify(ahead)

@@ -1,1 +1,1 @@
-"""KV of cached prefixes in a store: written there, found again, and loaded back."""
+"""KV tiers: copies cached prefixes to host memory and a store, and loads them back."""

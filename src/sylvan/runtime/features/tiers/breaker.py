@@ -1,4 +1,4 @@
-"""Leaves a store alone for a while that keeps failing, or does not answer."""
+"""Circuit breaker for a store that keeps failing or does not answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LONGEST_PAUSE_S = 300.0
 
 
 class Breaker:
-    """Open after some failures in a row; each further one doubles the pause until the next try."""
+    """Opens after consecutive failures; each further one doubles the pause until the next try."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -20,11 +20,11 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is to be asked of the store now."""
+        """Whether the store must not be called now."""
         return self._clock() < self._until_s
 
     def failed(self, error: str) -> None:
-        """A call failed, or took too long."""
+        """Count a failed or slow call."""
         self.last_error = error
         self._failures += 1
         if self._failures >= FAILURES:
@@ -32,11 +32,11 @@ class Breaker:
             self._until_s = self._clock() + min(pause, LONGEST_PAUSE_S)
 
     def worked(self) -> None:
-        """A call succeeded."""
+        """Count a successful call."""
         self._failures = 0
         self._until_s = 0.0
         self.last_error = ""
 
     def reset(self) -> None:
-        """There is another store now."""
+        """Reset, for a new store."""
         self.worked()

@@ -1,4 +1,4 @@
-"""From the configuration to both halves, and the store open."""
+"""Builds both halves from the configuration, and opens the store."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from sylvan.utils.machine import inspect_machine
 logger = logging.getLogger(__name__)
 
 KNOWN_PER_PAGE = 16
-"""Pages that the tree may know to be in the store, for each page of the device: token ids and
-numbers of these are kept."""
+"""Stored pages that the tree may track per device page: it keeps their token IDs and
+numbers."""
 
 
 @dataclass(slots=True, eq=False)
 class TiersParts:
-    """What is made of the settings, in the order in which a server is put together.
+    """The parts of KV tiers, in the order in which a server is built.
 
-    First `worker` for the executor, then `open` once the executor is there, then `tiers` and
-    `policy` for the cache, then `control` for the scheduler, which is `made` from then on.
+    First `worker` for the executor, then `open` once the executor exists, then `tiers` and
+    `policy` for the cache, then `control` for the scheduler; it sets `made`.
     """
 
     settings: TiersConfig
@@ -58,7 +58,7 @@ class TiersParts:
 
     @property
     def writing(self) -> frozenset[int]:
-        """Writes to the store that have not ended."""
+        """Writes to the store in progress."""
         return self._tier.writing if self._tier is not None else frozenset()
 
     def look_again(self, req: Req, wait_s: float) -> None:
@@ -66,15 +66,16 @@ class TiersParts:
             self.made.look_again(req, wait_s)
 
     def worker(self, site: ModelSite) -> CapabilityWorker:
-        """The worker half."""
+        """Return the factory of the worker half."""
         self._worker = KVTiersWorker(site.memory)
         return self._worker
 
     def open(self, config: Config, model: LoadedModelInfo, model_dir: Path) -> None:
-        """Open the store, if there is one, for the model that was built.
+        """Open the configured store for the built model.
 
         Raises:
-            ConfigError: it holds pages of another model, or cannot be reached; says the way out.
+            ConfigError: It holds pages of another model, or is unreachable; the message says how to
+            proceed.
         """
         assert self._worker is not None
         groups, memory = self._worker.memory()
@@ -129,23 +130,23 @@ class TiersParts:
 
     @property
     def stores(self) -> Stores:
-        """For commands from outside."""
+        """The store manager, for commands."""
         assert self._stores is not None
         return self._stores
 
     @property
     def tiers(self) -> Sequence[Tier]:
-        """For the cache, nearest first."""
+        """The tiers, nearest first, for the cache."""
         assert self._tier is not None
         return (self._tier,) if self._host is None else (self._host, self._tier)
 
     def policy(self, groups: Sequence[KVGroup]) -> TierPolicy:
-        """How the cache is to use it."""
+        """The tier policy of the cache."""
         ahead = write_ahead_pages(self.settings.write_policy, groups[0].num_pages)
         return TierPolicy(write_ahead_pages=ahead, min_load_tokens=groups[0].page_size)
 
     def control(self, cache: KVCacheManager) -> KVTiers:
-        """The control half, over a cache that has the tiers."""
+        """Build the control half, over a cache with the tiers."""
         settings = self.settings
         self.made = KVTiers(
             cache,
@@ -169,7 +170,7 @@ class TiersParts:
             message = f"tiers.storage={shown(spec.url)}: {error}"
             if self.settings.prefetch != "best_effort":
                 raise ConfigError(
-                    f"{message}. Mend it, leave tiers.storage out, or start without it: "
+                    f"{message}. Fix it, leave tiers.storage out, or start without it: "
                     "tiers.prefetch=best_effort"
                 ) from None
             logger.warning("%s; serving without it until it is attached", message)
@@ -178,12 +179,12 @@ class TiersParts:
 
 
 def host_size(settings: TiersConfig) -> HostSize | None:
-    """How large the host tier is to be; None: there is none."""
+    """Return the size of the host tier; None: there is none."""
     if settings.host_ratio is None and settings.host_bytes is None:
         return None
     return HostSize(settings.host_ratio, settings.host_bytes, settings.host_dtype)
 
 
 def url_of(storage: str, directory: str | None = None) -> str:
-    """The URL or directory of a store; `file` stands for `directory`."""
+    """Return the URL or directory of a store; `file` stands for `directory`."""
     return (directory or str(cache_dir() / "kv")) if storage == "file" else storage

@@ -1,4 +1,4 @@
-"""How the host tier keeps the bytes of a page: as they are, or rounded to 8 bits."""
+"""Encodings of pages in the host tier: unchanged, or quantised to 8 bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Bytes = NDArray[np.uint8]
 NumberType = Literal["float32", "bfloat16", "float16"]
 
 BLOCK = 64
-"""Numbers that share a scale."""
+"""Numbers per scale."""
 _LARGEST = 127
 _SCALE_BYTES = 4
 
@@ -20,24 +20,24 @@ class Codec(Protocol):
     """Encodes pages of one size.
 
     Attributes:
-        page_bytes: Of a page as the device has it.
-        encoded_bytes: Of a page as it is kept.
+        page_bytes: Size of a page on the device.
+        encoded_bytes: Size of an encoded page.
     """
 
     page_bytes: int
     encoded_bytes: int
 
     def encode(self, page: Bytes, kept: Bytes) -> None:
-        """Write a page (page_bytes,) as it is to be kept (encoded_bytes,)."""
+        """Encode a page (page_bytes,) into a buffer (encoded_bytes,)."""
         ...
 
     def decode(self, kept: Bytes, page: Bytes) -> None:
-        """The reverse; up to rounding."""
+        """Decode a page; exact up to quantisation."""
         ...
 
 
 class PlainCodec:
-    """Keeps the bytes as they are."""
+    """Keeps the bytes unchanged."""
 
     def __init__(self, page_bytes: int) -> None:
         self.page_bytes = self.encoded_bytes = page_bytes
@@ -50,14 +50,14 @@ class PlainCodec:
 
 
 class Int8Codec:
-    """Keeps blocks of `BLOCK` numbers as integers of 8 bits, with a float32 scale for each block.
+    """Stores blocks of `BLOCK` numbers as int8, with a float32 scale per block.
 
-    A number is off by at most half a scale, 1/254 of the largest number in its block, and by the
-    rounding of its type. What is not finite makes its block not finite.
+    The error of a number is at most half a scale, 1/254 of the block's largest magnitude, plus the
+    rounding of its dtype. A non-finite number makes its block non-finite.
 
     Args:
-        page_bytes: A whole number of numbers.
-        numbers: Type of the numbers that a page consists of.
+        page_bytes: Size of a page; a whole number of numbers.
+        numbers: dtype of the numbers in a page.
     """
 
     def __init__(self, page_bytes: int, numbers: NumberType) -> None:
@@ -87,7 +87,7 @@ class Int8Codec:
             _write(values, page, self._numbers)
 
     def _views(self, kept: Bytes) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
-        """Scales (blocks,) and integers (blocks, BLOCK) of a kept page."""
+        """Return scales (blocks,) and integers (blocks, BLOCK) of an encoded page."""
         end = self._blocks * _SCALE_BYTES
         integers = kept[end:].view(np.int8).reshape(self._blocks, BLOCK)
         return kept[:end].view(np.float32), integers

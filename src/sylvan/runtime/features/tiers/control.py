@@ -1,4 +1,4 @@
-"""Control half: when KV goes to lower tiers, and what is brought back for requests that wait."""
+"""Control half: when KV is written to lower tiers, and what is loaded for waiting requests."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from sylvan.utils.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
 
-HURRY_S = 1.0  # after which a fetch or a load is looked at less often
+HURRY_S = 1.0  # seconds after which a fetch or a load is polled less often
 _MOST_IN_FLIGHT = 8
 
 
 class KVTiers(Capability):
-    """Writes KV to lower tiers ahead of its eviction, and loads it back.
+    """Writes KV to lower tiers before its eviction, and loads it back.
 
     Args:
-        cache: With the tiers below its device.
-        stores: The tier of stores, and which one there is.
-        write_policy: `write_through`: all that no request uses any more; `write_back`: what is
-            next to be evicted (by `TierPolicy`, too); `write_through_selective`: what a second
-            request has used.
+        cache: The cache, with the tiers below the device.
+        stores: The store tier, and which store is attached.
+        write_policy: `write_through`: everything that requests released; `write_back`: what is
+            evicted next (also by `TierPolicy`); `write_through_selective`: what a second
+            request used.
         prefetch: How long requests wait.
-        host: The tier between the device and the store, if there is one.
+        host: The tier between the device and the store, if any.
     """
 
     name: ClassVar = "kv_tiers"
@@ -87,15 +87,15 @@ class KVTiers(Capability):
         self.host_cost = LoadCost(per_page / layout.page_size)
         self._port: SchedulerPort | None = None
         self._numbers = itertools.count(1)
-        self._prefetches: dict[str, Prefetch] = {}  # by rid
+        self._prefetches: dict[str, Prefetch] = {}  # by request ID
         self._rids: dict[int, str] = {}  # by job of a fetch
-        self._leaders: dict[str, str] = {}  # rid that fetches, by the name of its first page
-        self._fetching: set[int] = set()  # fetches whose last report is to come
-        self._loading: dict[int, tuple[str, dict[Place, int]]] = {}  # rid and tokens, by job
+        self._leaders: dict[str, str] = {}  # request ID that fetches, by the name of its first page
+        self._fetching: set[int] = set()  # fetches whose last report is outstanding
+        self._loading: dict[int, tuple[str, dict[Place, int]]] = {}  # request ID and tokens, by job
         self._hurry_until_s = 0.0
-        self._sent: dict[int, tuple[int, ...]] = {}  # fetches, by the batch they went with
+        self._sent: dict[int, tuple[int, ...]] = {}  # fetches, by the batch that sent them
         self._outbox = _Outbox()
-        self._launched_s: dict[int, float] = {}  # of batches in flight, by id
+        self._launched_s: dict[int, float] = {}  # of batches in flight, by ID
         stores.configure = self.configure
         stores.describe = lambda: describe(stores.url, self._status, tier, host)
         stores.load = lambda: load_of(self._status, tier, host)
@@ -123,12 +123,12 @@ class KVTiers(Capability):
         return takes and self._loads.residency.has_unwritten
 
     def hurries(self) -> bool:
-        """What takes long need not be known to the millisecond."""
+        """Slow operations need not be polled to the millisecond."""
         waits = self._fetching or self._loading
         return bool(waits) and self._clock() < self._hurry_until_s
 
     def plan_work(self, batch: Batch) -> TiersWork | None:
-        """As long as a report is awaited, work is empty at least."""
+        """Return the work; never None while a report is outstanding."""
         if not self.wants_step():
             return None
         exports, self._tier.exports = tuple(self._tier.exports), []
@@ -144,7 +144,7 @@ class KVTiers(Capability):
 
     def on_batch(self, batch: Batch) -> None:
         if batch.slices and not batch.decodes:
-            if len(self._launched_s) > _MOST_IN_FLIGHT:  # of steps that failed
+            if len(self._launched_s) > _MOST_IN_FLIGHT:  # of failed steps
                 self._launched_s.clear()
                 self._sent.clear()
             self._launched_s[id(batch)] = self._clock()
@@ -174,7 +174,7 @@ class KVTiers(Capability):
     # ---- requests
 
     def on_arrival(self, req: Req) -> None:
-        """Reading begins while the request still waits."""
+        """Start fetching while the request is still queued."""
         self._begin(req)
 
     def gate(self, req: Req) -> Verdict:
@@ -186,7 +186,7 @@ class KVTiers(Capability):
         if self._has_lost(req, found):
             found = self._begin(req, found.restarts + 1)
             return Verdict.READY if found.done else Verdict.WAIT
-        if found.leader and in_time:  # its prefix is here: what follows in this prompt is not
+        if found.leader and in_time:  # this prompt goes on differently
             until_s = found.until_s
             found = self._begin(req, found.restarts)
             found.until_s = min(found.until_s, until_s)
@@ -195,7 +195,7 @@ class KVTiers(Capability):
         return Verdict.READY
 
     def load_limit(self, req: Req) -> int | None:
-        """What has arrived, or lies in host memory."""
+        """Return how much has arrived, or is in host memory."""
         found = self._prefetches.get(req.rid)
         arrived = found.learnt * self._tier.layout.page_size if found is not None else 0
         return max(arrived, self._limit_of_host(req)) if self._host is not None else arrived
@@ -220,7 +220,7 @@ class KVTiers(Capability):
             self._loading[load.number] = req.rid, tokens
 
     def stop_loading(self, req: Req) -> bool:
-        """The worker half says when nothing is written any more."""
+        """The worker half reports when nothing is written any more."""
         mine = [job for job, (rid, _) in self._loading.items() if rid == req.rid]
         self._outbox.cancels += mine
         return not mine
@@ -231,13 +231,13 @@ class KVTiers(Capability):
     # ---- operation
 
     def look_again(self, req: Req, wait_s: float) -> None:
-        """The store has more of a waiting request by now: it is asked once more, and waited for."""
+        """The store has more for a waiting request: look it up again, and wait for it."""
         found = self._begin(req)
         if not found.done:
             found.until_s = max(found.until_s, found.began_s + wait_s)
 
     def configure(self, command: AttachStore) -> None:
-        """A store was attached, with policies of its own."""
+        """Apply the policies of a newly attached store."""
         if command.write_policy is not None:
             self._write_policy = command.write_policy
             pages = self._tier.layout.groups[0].num_pages
@@ -265,14 +265,14 @@ class KVTiers(Capability):
         )
 
     def _begin(self, req: Req, restarts: int = 0) -> Prefetch:
-        """Look what the store has of a prompt, if that may pay."""
+        """Look up what the store has of a prompt, if that may pay off."""
         self._end(req.rid)
         now, size, key = self._clock(), self._tier.layout.page_size, req.key
         found = self._prefetches[req.rid] = Prefetch(now, now, restarts=restarts)
         if key is None or not self._may_fetch(req) or not may_be_stored(key.namespace):
             return found
         stop = (len(key.tokens) - 1) // size
-        if not restarts:  # else nothing is left to the device, which has lost it before
+        if not restarts:  # otherwise the device has evicted it and nothing is left
             found.known = self._nearby(key, stop * size) // size
         known = found.known
         num_tokens = (stop - known) * size
@@ -286,10 +286,10 @@ class KVTiers(Capability):
         return found
 
     def _expect(self, job: int) -> None:
-        """The step that sent a fetch is over: from now on it may be reported at any moment.
+        """Start expecting reports: the step that sent a fetch is over.
 
-        A store that takes much longer than it used to is not waited for until the time is up: the
-        request would be served sooner without it.
+        If a store takes much longer than usual, the request stops waiting before the timeout:
+        recomputing is faster.
         """
         found = self._prefetches.get(self._rids.get(job, ""))
         if found is None or found.job != job or self.prefetch.wait != "timeout":
@@ -300,7 +300,7 @@ class KVTiers(Capability):
             found.late_s = self._clock() + late
 
     def _fetch(self, req: Req, found: Prefetch, stop: int) -> None:
-        """Let pages up to `stop` be read, unless another request lets the same be read."""
+        """Fetch pages up to `stop`, unless another request fetches the same."""
         layout, known = self._tier.layout, found.known
         assert req.key is not None
         found.first = first = 0 if layout.windows or layout.state is not None else known
@@ -316,18 +316,18 @@ class KVTiers(Capability):
         self.counts.fetches += 1
 
     def _has_lost(self, req: Req, found: Prefetch) -> bool:
-        """Whether the device and the host do not have any more what they had at the begin."""
+        """Whether device and host have evicted what they had when the fetch began."""
         if not found.known or not self._may_fetch(req):
             return False
         tokens = found.known * self._tier.layout.page_size
         return req.key is not None and self._nearby(req.key, tokens) < tokens
 
     def _nearby(self, key: CacheKey, limit: int) -> int:
-        """Tokens of a prefix that the device or the host has."""
+        """Return the tokens of a prefix that the device or the host holds."""
         return self._loads.residency.found_in(self._near, key, limit)
 
     def _limit_of_host(self, req: Req) -> int:
-        """Tokens of a prefix up to where the host is to be read; 0: computing is faster."""
+        """Return up to which token to load from the host; 0: recomputing is faster."""
         if req.key is None:
             return 0
         most = len(req.key.tokens)
@@ -340,7 +340,7 @@ class KVTiers(Capability):
         return generates and req.may_load and self._tier.is_open and not self.breaker.is_open
 
     def _learn(self, req: Req, found: Prefetch) -> None:
-        """Let the tree know what has arrived since."""
+        """Tell the tree what has arrived."""
         progress = found.progress
         if progress is None or req.key is None or found.arrived <= max(found.learnt, found.known):
             return
@@ -349,12 +349,12 @@ class KVTiers(Capability):
             found.learnt = found.arrived
 
     def _stop(self, found: Prefetch) -> None:
-        """Read no more."""
+        """Stop a fetch."""
         if not found.done:
             self._outbox.stops.append(found.job)
 
     def _end(self, rid: str) -> None:
-        """A request runs, or is over."""
+        """Release a request that runs or is over."""
         found = self._prefetches.pop(rid, None)
         if found is None or not found.job:
             return
@@ -452,13 +452,13 @@ class KVTiers(Capability):
             self.breaker.worked()
             return
         if error != self.breaker.last_error:
-            logger.warning("the KV store failed, requests compute instead: %s", error)
+            logger.warning("the KV store failed, requests recompute instead: %s", error)
         self.counts.errors += 1
         self.breaker.failed(error)
 
 
 class _Outbox:
-    """What is to be sent with the next step."""
+    """Work to send with the next step."""
 
     def __init__(self) -> None:
         self.fetches: list[Fetch] = []
@@ -469,11 +469,11 @@ class _Outbox:
 
     @property
     def full(self) -> bool:
-        """Whether there is anything."""
+        """Whether there is any work."""
         return any(self._lists())
 
     def take(self, **more: Any) -> TiersWork:
-        """All of it, and `more` fields."""
+        """Take all work, with `more` fields."""
         work = TiersWork(
             fetches=tuple(self.fetches),
             loads=tuple(self.loads),

@@ -1,4 +1,4 @@
-"""What the tier counts, for metrics and answers."""
+"""Counters of the tiers, for metrics and answers."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ class TierCounts:
     """Totals since the start.
 
     Attributes:
-        offered_tokens: Of nodes that were to be written, whether or not the store had them.
-        refused_tokens: Not written, because too much was on its way.
+        offered_tokens: Tokens of nodes to be written, whether or not the store had them.
+        refused_tokens: Not written, because too much was in flight.
         stored_pages, stored_bytes, store_seconds: Written to the store, all groups together.
-        lost_pages: That could not be written.
+        lost_pages: Pages that could not be written.
         fetches: Lookups for requests.
-        found_tokens: That the store had.
+        found_tokens: Tokens that the store had.
         fetched_tokens, fetched_bytes, fetch_seconds: Read into host memory.
-        unfulfilled_tokens: Found, but not there when the request began.
-        loaded_tokens, loaded_bytes, load_seconds: Filled on the device: tokens not computed.
-        failed_loads: Of requests, which computed instead.
-        skipped_fetches: Not begun, because computing was expected to be faster.
-        saved_seconds: By loading instead of computing, as far as speeds were measured.
-        host_offered_tokens: Of nodes that were to be copied to the host tier.
-        host_refused_tokens: Not copied, because too much was on its way.
-        host_saved_bytes, host_save_seconds: Copied there; bytes as it keeps them.
-        host_loaded_tokens, host_loaded_bytes, host_load_seconds: Filled on the device from there,
-            and how long reading it took.
-        faults: Records that were not used, by why.
-        errors: Calls of the store that failed.
+        unfulfilled_tokens: Found, but not fetched when the request started.
+        loaded_tokens, loaded_bytes, load_seconds: Loaded to the device instead of computed.
+        failed_loads: Failed loads; their requests recomputed.
+        skipped_fetches: Not started, because recomputing was expected to be faster.
+        saved_seconds: Time saved by loading, as far as speeds were measured.
+        host_offered_tokens: Tokens of nodes to be copied to the host tier.
+        host_refused_tokens: Not copied, because too much was in flight.
+        host_saved_bytes, host_save_seconds: Copied there; encoded bytes.
+        host_loaded_tokens, host_loaded_bytes, host_load_seconds: Loaded to the device from there,
+            and the read time.
+        faults: Records that were rejected, by reason.
+        errors: Failed calls of the store.
     """
 
     offered_tokens: int = 0
@@ -62,6 +62,6 @@ class TierCounts:
     faults: dict[Fault, int] = field(default_factory=dict[Fault, int])
 
     def on_faults(self, faults: dict[Fault, int]) -> None:
-        """Records were not used."""
+        """Count rejected records."""
         for fault, count in faults.items():
             self.faults[fault] = self.faults.get(fault, 0) + count

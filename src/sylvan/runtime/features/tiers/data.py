@@ -1,6 +1,6 @@
-"""What passes between the two halves. Nothing here is a tensor.
+"""Messages between the two halves. They contain no tensors.
 
-A page is named as in `storage.api`. Groups count as in `ExecutorCaps.kv_groups`.
+Pages are named as in `storage.api`. Groups are numbered as in `ExecutorCaps.kv_groups`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ Outcome = Literal["ok", "failed", "cancelled"]
 
 
 class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A store to be opened by every worker half.
+    """A store that every worker half opens.
 
     Attributes:
-        url: Of the store.
-        manifest: Encoded `Manifest` that it has to be bound to.
-        epoch: Makes pages unlike all others; empty unless weights were replaced in place.
+        url: URL of the store.
+        manifest: Encoded `Manifest` that it must be bound to.
+        epoch: Separates pages of replaced weights; empty unless weights were updated in place.
         max_bytes, space_bytes, ttl_s: As `StoreLimits`.
-        key_file: The operator's key, if pages are encrypted.
+        key_file: The operator's key file, if pages are encrypted.
         default_url: What `file` stands for.
     """
 
@@ -37,7 +37,7 @@ class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True, array_like=True):
-    """A page of a group on the device, or a slot of recurrent state, and its name in the store."""
+    """A page of a group on the device, or a recurrent state slot, and its name in the store."""
 
     group: int
     page: int
@@ -45,9 +45,9 @@ class Page(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HostPage(msgspec.Struct, frozen=True, array_like=True):
-    """A page of a group on the device, or a slot of recurrent state, and its slot in the host tier.
+    """A page of a group on the device, or a recurrent state slot, and its slot in the host tier.
 
-    Each group has slots of its own.
+    Each group has its own slots.
     """
 
     group: int
@@ -56,16 +56,16 @@ class HostPage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Save(msgspec.Struct, frozen=True):
-    """Copy pages to the host tier. They may be given to others meanwhile: the copy is void then."""
+    """Copy pages to the host tier. If they are reused meanwhile, the copy is void."""
 
     job: int
     pages: tuple[HostPage, ...]
 
 
 class Export(msgspec.Struct, frozen=True):
-    """Copy pages to host memory. They may be given to others meanwhile: see `Commit`.
+    """Copy pages to host memory. They may be reused meanwhile: see `Commit`.
 
-    With `from_host` the numbers of the pages are slots of the host tier.
+    With `from_host`, page numbers are slots of the host tier.
     """
 
     job: int
@@ -74,18 +74,18 @@ class Export(msgspec.Struct, frozen=True):
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """Of an export that ended: write these to the store, forget the others."""
+    """After an export: write these pages to the store, drop the others."""
 
     job: int
     names: tuple[str, ...]
 
 
 class Fetch(msgspec.Struct, frozen=True):
-    """Look which of a prefix's pages the store has, and read them into host memory.
+    """Look up which pages of a prefix the store has, and read them into host memory.
 
-    `names` are those of the first group from page `first` of the prefix on; what is kept beside a
-    page has names that follow from its own. The first `known` pages of the prefix are on the device
-    and need not be read. Reading ends at the first page that is not there, or not right.
+    `names` are those of the first group from page `first` of the prefix on; names of other data
+    for a page derive from them. The first `known` pages of the prefix are on the device
+    and are not read. Reading stops at the first page that is missing or corrupt.
     """
 
     job: int
@@ -103,11 +103,11 @@ class LoadPages(msgspec.Struct, frozen=True):
 
 
 class TiersWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the worker half is to begin.
+    """New work for the worker half.
 
-    `urgent` are exports whose pages this step gives to others: they are copied before it runs.
-    `stops` are fetches that are to read no more, `releases` those whose pages nobody will load any
-    more; `cancels` are loads. `attach` opens a store, instead of the one before; `detach` closes
+    `urgent` are exports whose pages this step reuses: they are copied before it runs.
+    `stops` are fetches that must read no more, `releases` those whose pages are no longer needed,
+    `cancels` are loads. `attach` opens a store, replacing the current one; `detach` closes
     it; `clear` empties it.
     """
 
@@ -126,7 +126,7 @@ class TiersWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Saved(msgspec.Struct, frozen=True, tag="saved"):
-    """A save has ended."""
+    """A save ended."""
 
     job: int
     ok: bool
@@ -135,14 +135,14 @@ class Saved(msgspec.Struct, frozen=True, tag="saved"):
 
 
 class Exported(msgspec.Struct, frozen=True, tag="exported"):
-    """An export has ended."""
+    """An export ended."""
 
     job: int
     ok: bool
 
 
 class Persisted(msgspec.Struct, frozen=True, tag="persisted"):
-    """What was committed is in the store, but for `lost`."""
+    """Committed pages are in the store, except `lost`."""
 
     job: int
     num_pages: int
@@ -153,18 +153,18 @@ class Persisted(msgspec.Struct, frozen=True, tag="persisted"):
 
 
 class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
-    """How far a fetch is; the last one of a job has `done`.
+    """Progress of a fetch; the last report of a job has `done`.
 
     Attributes:
-        found: Pages of the longest prefix that a request could use; 0: none.
-        arrived: The same, of what is in host memory.
-        windows: For each window group, from which page on the store has all up to the last found.
-        stopped: It was over before the store had answered everything.
+        found: Pages of the longest usable prefix; 0: none.
+        arrived: Pages of the longest usable prefix in host memory.
+        windows: For each window group, the page from which the store has all up to the last found.
+        stopped: It ended before the store had answered everything.
         state: Whether there is a recurrent state after the last page found.
-        num_bytes: Read so far.
-        seconds: Since the fetch began.
-        faults: Records that must not be used, by why.
-        error: Why the store could not be read.
+        num_bytes: Bytes read so far.
+        seconds: Time since the fetch began.
+        faults: Rejected records, by reason.
+        error: Error of the store.
     """
 
     job: int
@@ -181,9 +181,9 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """A load has ended: all of it is on the device, or nothing of it may be used.
+    """A load ended: everything is on the device, or nothing is usable.
 
-    `num_bytes` were filled on the device, `saved_bytes` of these from the host tier, which took
+    `num_bytes` were written to the device, of which `saved_bytes` came from the host tier, taking
     `saved_seconds` of the `seconds`.
     """
 
@@ -198,7 +198,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
 
 
 class Attached(msgspec.Struct, frozen=True, tag="attached"):
-    """A store was opened, or why not; `status` is that of HTTP."""
+    """A store was opened, or failed to open; `status` is an HTTP status."""
 
     url: str
     error: str = ""
@@ -206,7 +206,7 @@ class Attached(msgspec.Struct, frozen=True, tag="attached"):
 
 
 class Cleared(msgspec.Struct, frozen=True, tag="cleared"):
-    """The store was emptied, or why not."""
+    """The store was emptied, or the error."""
 
     error: str = ""
 

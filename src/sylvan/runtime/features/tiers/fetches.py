@@ -1,4 +1,4 @@
-"""Reads pages of prefixes from the store into host memory, many at a time."""
+"""Reads pages of prefixes from the store into host memory, many concurrently."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from sylvan.runtime.storage.api import StoreError
 from sylvan.runtime.storage.record import Fault, RecordError
 from sylvan.utils.clock import Clock, monotonic
 
-LEAST_CALLS = 4  # that the pages of one fetch are shared among, if there are so many
-CALL_BYTES = 4 << 20  # of one call at most, if a page is no more
+LEAST_CALLS = 4  # calls among which the pages of one fetch are split, if there are enough
+CALL_BYTES = 4 << 20  # limit of one call, unless a page is larger
 Buffer = NDArray[np.uint8]
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A fetch; `ends_at` is the index of the first page that cannot be had."""
+    """A fetch; `ends_at` is the index of the first unavailable page."""
 
     fetch: Fetch
     began_s: float
     found: Found | None = None
     buffers: dict[int, Buffer] = field(default_factory=dict[int, Buffer])  # by group
-    rows: list[int] = field(default_factory=list[int])  # of each page in the buffer of its group
+    rows: list[int] = field(default_factory=list[int])  # of each page in its group's buffer
     arrived: list[bool] = field(default_factory=list[bool])
-    index: dict[str, int] = field(default_factory=dict[str, int])  # of pages, by name
+    index: dict[str, int] = field(default_factory=dict[str, int])  # pages by name
     leading: int = 0
     ends_at: int = 0
     reserved: int = 0
@@ -47,20 +47,20 @@ class _Job:
     told_s: float = float("-inf")
 
     def row(self, at: int) -> Buffer:
-        """The memory of page `at`."""
+        """Return the buffer of page `at`."""
         assert self.found is not None
         return self.buffers[self.found.groups[at]][self.rows[at]]
 
 
 class Fetches:
-    """All that are under way, and what they brought until it is released.
+    """All fetches in progress, and their results until released.
 
     Args:
-        staging: Memory to read into.
-        groups: Of the model.
-        threads: That read.
-        max_bytes: Of host memory; a fetch that does not fit is cut short.
-        report_s: How often at most it is told how far a fetch is before it is over.
+        staging: Buffers to read into.
+        groups: KV groups of the model.
+        threads: Reader threads.
+        max_bytes: Host memory limit; a fetch that exceeds it is truncated.
+        report_s: Shortest interval between progress reports of a fetch.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Fetches:
         self._lock = threading.Lock()
 
     def begin(self, fetch: Fetch, store: OpenedStore | None) -> None:
-        """Look and read; without a store there is nothing."""
+        """Start looking up and reading; without a store, nothing is found."""
         job = _Job(fetch, self._clock())
         with self._lock:
             self._jobs[fetch.job] = job
@@ -94,13 +94,13 @@ class Fetches:
         self._threads.submit(lambda: self._look_up(job, store))
 
     def stop(self, number: int) -> None:
-        """Read no more for a fetch; what has arrived stays."""
+        """Stop reading for a fetch; what has arrived stays."""
         with self._lock:
             if (job := self._jobs.get(number)) is not None:
                 self._stop(job)
 
     def release(self, number: int) -> None:
-        """Nobody will use what a fetch has brought."""
+        """Free the pages of a fetch."""
         with self._lock:
             job = self._jobs.pop(number, None)
             if job is None:
@@ -112,13 +112,13 @@ class Fetches:
             job.reserved = 0
 
     def stop_all(self) -> None:
-        """The store goes."""
+        """Stop all fetches: the store is closing."""
         with self._lock:
             for job in self._jobs.values():
                 self._stop(job)
 
     def payload(self, name: str) -> Buffer | None:
-        """The bytes of a page that some fetch has brought."""
+        """Return the bytes of a fetched page."""
         with self._lock:
             for job in self._jobs.values():
                 at = job.index.get(name)
@@ -127,9 +127,9 @@ class Fetches:
         return None
 
     def run_of(self, names: Sequence[str]) -> Buffer | None:
-        """The bytes of pages that one fetch has brought one after another; None if not so.
+        """Return the bytes of pages that are adjacent in one fetch's buffer; None if not adjacent.
 
-        Nothing writes them any more, and they are there as long as somebody keeps them.
+        They are no longer written, and stay valid while they are referenced.
         """
         with self._lock:
             for job in self._jobs.values():
@@ -138,7 +138,7 @@ class Fetches:
         return None
 
     def events(self) -> list[Fetched]:
-        """How far those are that came further since the last call."""
+        """Return the progress since the last call."""
         now = self._clock()
         with self._lock:
             changed = (job for job in self._jobs.values() if job.changed)
@@ -148,7 +148,7 @@ class Fetches:
                 job.changed, job.told_s = False, now
             return [self._event(job) for job in jobs]
 
-    # ---- inside; what needs the lock says so
+    # ---- private; docstrings say which methods need the lock
 
     def _look_up(self, job: _Job, store: OpenedStore) -> None:
         if job.over:
@@ -178,7 +178,7 @@ class Fetches:
             )
 
     def _reserve(self, job: _Job, found: Found) -> Found:
-        """Cut a prefix short so that it fits into host memory; with the lock."""
+        """Truncate a prefix to the host memory limit; needs the lock."""
         room, count = self._max_bytes - self._reserved, 0
         for group in found.groups:
             room -= self._page_bytes[group]
@@ -196,13 +196,13 @@ class Fetches:
 
     @staticmethod
     def _pages_of_call(job: _Job, found: Found) -> int:
-        """Many threads that each read little wait for each other more than for the store."""
+        """Return the pages per call: many small calls contend more than they gain."""
         count = len(found.names)
         calls = max(LEAST_CALLS, -(-job.reserved // CALL_BYTES))
         return -(-count // min(calls, count))
 
     def _lay_out(self, job: _Job, found: Found) -> None:
-        """Memory for what is to be read, so that loads can take it as it lies there."""
+        """Allocate a buffer in which loads can use the pages as they lie."""
         counts = [0] * len(self._page_bytes)
         for group in found.groups:
             job.rows.append(counts[group])
@@ -232,7 +232,7 @@ class Fetches:
 
     @staticmethod
     def _run_in(job: _Job, first: int, names: Sequence[str]) -> Buffer | None:
-        """With the lock."""
+        """Needs the lock."""
         assert job.found is not None
         group, row = job.found.groups[first], job.rows[first]
         for count, name in enumerate(names):
@@ -246,7 +246,7 @@ class Fetches:
     def _arrive(
         self, job: _Job, index: int, error: str, fault: Fault | None, *, there: bool
     ) -> None:
-        """A page was read, or could not be; with the lock."""
+        """Record that a page was read or failed; needs the lock."""
         if job.over:
             return
         if fault is not None:
@@ -264,13 +264,13 @@ class Fetches:
             self._end(job)
 
     def _stop(self, job: _Job) -> None:
-        """With the lock."""
+        """Needs the lock."""
         if not job.over:
             job.stopped = True
             self._end(job)
 
     def _end(self, job: _Job, error: str = "") -> None:
-        """With the lock."""
+        """Needs the lock."""
         job.over = job.changed = True
         job.error = job.error or error
 

@@ -1,4 +1,4 @@
-"""The host tier as the prefix tree sees it: slots in host memory for what the device evicts."""
+"""The host tier as the prefix tree sees it: slots in host memory for evicted pages."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sylvan.runtime.features.tiers.tier import Layout, lying_in
 
 @dataclass(slots=True, eq=False)
 class HostTier:
-    """Implements `Tier`, and what it wants of the worker half.
+    """Implements `Tier`, and queues its work for the worker half.
 
-    What it has goes with the process, so that it takes KV of every namespace.
+    Its contents do not survive the process, so it accepts KV of every namespace.
 
     Attributes:
-        layout: Of the device's pages.
-        slots: Of each group, in the order of the layout.
-        max_pending_bytes: On their way here; more is not taken. One node always is.
-        saves: To be sent.
+        layout: Layout of the device's pages.
+        slots: Slots of each group, in layout order.
+        max_pending_bytes: Limit of bytes in flight to this tier; one node is always accepted.
+        saves: Saves to send.
     """
 
     layout: Layout
@@ -48,7 +48,7 @@ class HostTier:
         return len(self._free[0])
 
     def wants(self, node: Node) -> bool:
-        """More than all its slots fits at no time."""
+        """Accept a node unless it exceeds all slots."""
         return len(node.tokens) // self.layout.page_size <= self.slots[0]
 
     def offer(self, number: int, node: Node, source: Place) -> Locator | None:
@@ -84,30 +84,30 @@ class HostTier:
         if self.layout.state is not None:
             self._give(self.layout.state, [locator.state])
 
-    # ---- the worker half's side
+    # ---- reports of the worker half
 
     @property
     def pending_bytes(self) -> int:
-        """On their way from the device."""
+        """Bytes in flight from the device."""
         return sum(self._jobs.values())
 
     @property
     def is_writing(self) -> bool:
-        """Whether pages are on their way here, or the tree is to be told that they have arrived."""
+        """Whether pages are in flight, or the tree must be told of arrived ones."""
         return bool(self._jobs or self._ended)
 
     @property
     def used_pages(self) -> int:
-        """Slots of the first group that are taken."""
+        """Used slots of the first group."""
         return self.slots[0] - self.free_pages
 
     def saved(self, number: int, *, ok: bool) -> None:
-        """The worker half has carried out a save, or has failed to."""
+        """The worker half completed a save, or failed."""
         del self._jobs[number]
         self._ended.append((number, ok))
 
     def pages_of(self, load: Load) -> tuple[HostPage, ...]:
-        """What a load reads from here."""
+        """Return what a load reads from here."""
         found: list[HostPage] = []
         for part in load.pages:
             if part.place is self.place:
@@ -122,7 +122,7 @@ class HostTier:
     # ---- inside
 
     def _take(self, group: int, sources: TierIds, count: int, pages: list[HostPage]) -> TierIds:
-        """Slots for the first `count` of some pages, as far as there are any."""
+        """Allocate slots for the first `count` pages, as far as there are free ones."""
         slots, free = np.full(len(sources), ABSENT, np.int64), self._free[group]
         for at, source in enumerate(sources[:count].tolist()):
             if source != ABSENT and free:

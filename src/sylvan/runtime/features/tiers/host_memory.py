@@ -1,4 +1,4 @@
-"""The bytes of the host tier: slots for pages of each KV group, and for recurrent states."""
+"""The memory of the host tier: slots for pages of each KV group, and for recurrent states."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.features.tiers.codec import Bytes, Codec, Int8Codec, NumberType, PlainCodec
 
 FREE_SHARE = 0.8
-"""Of the machine's free memory, that the host tier may take."""
+"""Share of the machine's free memory that the host tier may use."""
 
 HostDtype = Literal["same", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
 class HostSize:
-    """How large the host tier is to be.
+    """Size of the host tier.
 
     Attributes:
-        ratio: Pages of it for each page of the device.
+        ratio: Slots per device page.
         num_bytes: Its size; instead of `ratio`.
-        dtype: `same`: the bits that the device has; `int8`: keys and values rounded to 8 bits.
+        dtype: `same`: bit-identical to the device; `int8`: KV quantised to 8 bits.
     """
 
     ratio: float | None
@@ -36,19 +36,19 @@ class HostSize:
 
 @dataclass(frozen=True, slots=True)
 class HostLayout:
-    """Slots of each group, and how they keep a page, in the order of the model's groups."""
+    """Slots of each group, and their encoding, in the order of the model's groups."""
 
     slots: tuple[int, ...]
     codecs: tuple[Codec, ...]
 
     @property
     def num_bytes(self) -> int:
-        """Of all slots."""
+        """Size of all slots."""
         each = zip(self.slots, self.codecs, strict=True)
         return sum(count * codec.encoded_bytes for count, codec in each)
 
     def kept_bytes(self, groups: Sequence[int]) -> int:
-        """What pages of these groups take."""
+        """Encoded size of pages of these groups."""
         return sum(self.codecs[group].encoded_bytes for group in groups)
 
 
@@ -59,10 +59,10 @@ def lay_out(
     numbers: NumberType,
     available_bytes: int,
 ) -> HostLayout:
-    """Share the host tier among the groups of a model, as the device's memory is.
+    """Divide the host tier among the KV groups, in the device's proportions.
 
     Raises:
-        ConfigError: it is smaller than a page, or larger than the machine's free memory allows.
+        ConfigError: It is smaller than a page, or larger than free memory allows.
     """
     codecs = tuple(
         Int8Codec(each, numbers)
@@ -90,9 +90,9 @@ def lay_out(
 
 
 class HostMemory:
-    """Reads and writes slots. Each call is one page; threads may call at the same time.
+    """Reads and writes slots. Each call is one page; thread-safe.
 
-    A slot that is read while it is written gives neither: whoever reads it drops it then.
+    If a slot is read while being written, the reader must discard the result.
     """
 
     def __init__(self, layout: HostLayout) -> None:
@@ -103,11 +103,11 @@ class HostMemory:
         )
 
     def write(self, group: int, slot: int, page: Bytes) -> int:
-        """Keep a page; returns the bytes that it takes."""
+        """Store a page; return its encoded size."""
         codec = self.layout.codecs[group]
         codec.encode(page, self._slots[group][slot])
         return codec.encoded_bytes
 
     def read(self, group: int, slot: int, page: Bytes) -> None:
-        """Bring back a page."""
+        """Read a page."""
         self.layout.codecs[group].decode(self._slots[group][slot], page)

@@ -1,7 +1,7 @@
-"""Names of pages: digests chained over the prefix, so that a name stands for all tokens before it.
+"""Names of pages: digests chained over the prefix, so that a name identifies all tokens before it.
 
-The chain begins with the manifest and the namespace. Salts of tenants and the digests of media are
-part of it: whoever does not know a salt can neither compute the name of a page nor ask for it.
+The chain starts with the manifest and the namespace. It includes tenants' salts and media digests:
+without a salt, the name of a page can neither be computed nor requested.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ _SPACE_CHARS = 16
 
 
 def window_kind(index: int) -> str:
-    """Kind of the pages of a window group; `index` among the window groups."""
+    """Return the kind of a window group's pages; `index` among the window groups."""
     return f"w{index}"
 
 
 class PageNames:
-    """Names of the pages of one manifest.
+    """Computes the names of pages under one manifest.
 
     Args:
-        identity: `Manifest.identity`, and what else sets pages apart.
-        page_size: Tokens of a page.
+        identity: `Manifest.identity`, and what else separates pages.
+        page_size: Tokens per page.
     """
 
     def __init__(self, identity: bytes, page_size: int) -> None:
         self._identity, self._page_size = identity, page_size
 
     def names(self, key: CacheKey, first: int, stop: int, before: str = "") -> Sequence[str]:
-        """Names in the first group of pages [first, stop) of a prefix, all of them whole.
+        """Return the first group's names of the whole pages [first, stop) of a prefix.
 
-        `before`, the name of the page before the first one, saves hashing the tokens before it.
+        `before`, the name of the preceding page, saves hashing the tokens before it.
         """
         size = self._page_size
         start = first if before else 0
@@ -53,7 +53,7 @@ class PageNames:
         return hashlib.sha256(b"prefix" + self._identity + namespace.encode()).digest()
 
     def _space(self, namespace: str, media: tuple[MediaSpan, ...], at: int) -> str:
-        """What quotas count by: the namespace, or the tenant that a position belongs to."""
+        """Return the quota's space: the namespace, or the tenant of a position."""
         owner = namespace.encode()
         for span in media:
             if span.start <= at < span.stop and span.digest.startswith(TENANT):
@@ -63,10 +63,10 @@ class PageNames:
 
 
 def digest_of(name: str) -> bytes:
-    """The digest in a name."""
+    """Return the digest in a name."""
     return bytes.fromhex(name[_SPACE_CHARS + 1 : _SPACE_CHARS + 65])
 
 
 def sibling(name: str, kind: str) -> str:
-    """The name under which something else of the same prefix is kept."""
+    """Return the name of other data of the same prefix."""
     return f"{name.rpartition('.')[0]}.{kind}"

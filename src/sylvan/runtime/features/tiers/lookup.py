@@ -1,4 +1,4 @@
-"""Which prefix a request could use of what a store has."""
+"""Finds the longest usable prefix in a store."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sylvan.runtime.storage.api import PageStore
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A prefix of `stop` pages; 0: none that the device does not have.
+    """A prefix of `stop` pages; 0: none beyond what the device has.
 
     Attributes:
-        names: What has to be read of it, in the order of positions.
-        groups: Of each name.
+        names: Names to read, by position.
+        groups: Group of each name.
         windows: As `Fetched.windows`.
         state: Whether there is a recurrent state at its end.
     """
@@ -30,10 +30,10 @@ class Found:
 
 
 def look_up(store: PageStore, fetch: Fetch, groups: Sequence[KVGroup]) -> Found:
-    """Ask a store for the longest prefix that layers of all groups can go on after.
+    """Find the longest prefix from which layers of all groups can continue.
 
     Raises:
-        StoreError: it cannot be asked.
+        StoreError: The store failed.
     """
     leading = _leading(store.contains(fetch.names))
     names = fetch.names[:leading]
@@ -59,7 +59,7 @@ def look_up(store: PageStore, fetch: Fetch, groups: Sequence[KVGroup]) -> Found:
 def _found(
     fetch: Fetch, groups: Sequence[KVGroup], stop: int, starts: Sequence[int], *, has_states: bool
 ) -> Found:
-    """What to read for a prefix of `stop` pages."""
+    """Return what to read for a prefix of `stop` pages."""
     read: list[tuple[str, int]] = []
     windows = [(i, group) for i, group in enumerate(groups) if group.kind == "window"]
     first_pages = [group.first_page(stop * group.page_size) for _, group in windows]
@@ -80,12 +80,12 @@ def _found(
 
 
 def _leading(found: Sequence[bool]) -> int:
-    """How many are there before the first that is not."""
+    """Count the pages before the first missing one."""
     return next((i for i, there in enumerate(found) if not there), len(found))
 
 
 def _start(found: Sequence[bool], stop: int) -> int:
-    """From where on all up to `stop` are there."""
+    """Return from where on all pages up to `stop` exist."""
     at = stop
     while at > 0 and found[at - 1]:
         at -= 1

@@ -40,30 +40,30 @@ from sylvan.runtime.storage.api import StoreError
 from sylvan.runtime.storage.record import Fault, RecordError
 
 READERS, WRITERS = 8, 2
-REPORT_S = 0.005  # each report is a step of the scheduler, which the readers would wait for
-COPIERS = 1  # between buffers and the host tier
-CLOSE_S = 5.0  # for what is on its way to the store when the process ends
+REPORT_S = 0.005  # each report costs the scheduler a step, for which readers would wait
+COPIERS = 1  # threads between buffers and the host tier
+CLOSE_S = 5.0  # seconds to finish writes to the store when the process exits
 
 Buffer = NDArray[np.uint8]
 
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """Pages of one group in a buffer, on their way from the device or to it."""
+    """Pages of one group in a buffer, on their way from or to the device."""
 
     group: int
     pages: list[Page | HostPage]
     buffer: Buffer
     transfer: Transfer | None = None
-    filled: bool = False  # the buffer has the bytes of a load
+    filled: bool = False  # the buffer holds the bytes of a load
 
     @property
     def numbers(self) -> NDArray[np.int32]:
-        """Of the pages on the device."""
+        """Page numbers on the device."""
         return np.array([page.page for page in self.pages], np.int32)
 
     def rows(self) -> Iterator[tuple[Page | HostPage, Buffer]]:
-        """Pages and their bytes."""
+        """Pages with their bytes."""
         return zip(self.pages, self.buffer.reshape(len(self.pages), -1), strict=True)
 
 
@@ -78,7 +78,7 @@ class _Save:
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """Of one request; `ready` once all bytes are in the buffers."""
+    """The load of one request; `ready` once all bytes are in the buffers."""
 
     parts: list[_Part]
     began_s: float
@@ -91,25 +91,25 @@ class _Load:
 
     @property
     def num_bytes(self) -> int:
-        """Of all pages."""
+        """Size of all pages."""
         return sum(part.buffer.nbytes for part in self.parts)
 
     @property
     def importing(self) -> bool:
-        """Whether memory of the device may be written now."""
+        """Whether device memory may be written now."""
         return any(part.transfer is not None for part in self.parts)
 
 
 class Mover:
-    """Carries out `TiersWork`; `events` tells what has happened since.
+    """Executes `TiersWork`; `events` reports progress.
 
     Args:
-        memory: Of each group, in the order of `groups`.
-        groups: Of the model.
-        max_staged_bytes: Host memory for what was read for requests that wait.
-        threads: Makes those that wait for the store: so many, of that name.
-        host: Slots of the host tier, if there is one.
-        report_s: How often at most it is told how far a fetch is.
+        memory: Page memory of each group, in the order of `groups`.
+        groups: KV groups of the model.
+        max_staged_bytes: Host memory limit for pages read for waiting requests.
+        threads: Creates a number of named threads that wait for the store.
+        host: Slots of the host tier, if any.
+        report_s: Shortest interval between progress reports of a fetch.
     """
 
     def __init__(
@@ -131,25 +131,25 @@ class Mover:
         self._fetches = Fetches(staging, groups, self._readers, max_staged_bytes, report_s=report_s)
         self._store: OpenedStore | None = None
         self._exports: dict[int, list[_Part]] = {}
-        self._exported: set[int] = set()  # those that were reported
+        self._exported: set[int] = set()  # those already reported
         self._loads: dict[int, _Load] = {}
         self._events: list[Event] = []
-        self._lock = threading.Lock()  # of `_events`
+        self._lock = threading.Lock()  # guards `_events`
         self._turn = threading.Lock()  # of exports and loads: steps and reports may overlap
 
     def open(self, spec: StoreSpec) -> None:
-        """Use a store from now on, instead of the one before.
+        """Use a store from now on, replacing the current one.
 
         Raises:
-            ConfigError: it holds pages of another model, or it cannot be opened this way.
-            StoreError: it cannot be reached.
+            ConfigError: It holds pages of another model, or cannot be opened this way.
+            StoreError: It is unreachable.
         """
         opened = open_spec(spec)
         self._use(opened)
         self._warm_up()
 
     def begin(self, work: TiersWork) -> None:
-        """Begin all of it; waits for nothing but `urgent` exports."""
+        """Start all the work; blocks only for `urgent` exports."""
         with self._turn:
             for save in work.saves:
                 self._save(save)
@@ -172,7 +172,7 @@ class Mover:
         self._change_store(work)
 
     def events(self) -> Events | None:
-        """What has happened since the last call; None: nothing."""
+        """Return the events since the last call; None: none."""
         with self._turn:
             for number, save in [*self._saves.items()]:
                 self._keep(number, save)
@@ -189,7 +189,7 @@ class Mover:
         return (*fetched, *events) or None
 
     def close(self) -> None:
-        """Let what is on its way to the store arrive, for a while."""
+        """Wait a while for writes to the store to finish."""
         self._fetches.stop_all()
         finished = self._writers.close(CLOSE_S)
         if finished and self._store is not None:
@@ -206,7 +206,7 @@ class Mover:
         self._saves[save.job] = _Save(parts, time.monotonic())
 
     def _keep(self, number: int, save: _Save) -> None:
-        """Let what has been copied from the device be written to its slots."""
+        """Write what was copied from the device to its slots."""
         if not all(map(_is_done, save.parts)):
             return
         del self._saves[number]
@@ -307,7 +307,7 @@ class Mover:
         self._readers.submit(lambda: self._gather(load, store))
 
     def _parts_of_load(self, work: LoadPages) -> list[_Part]:
-        """Where the pages of a load lie, or are to be brought together."""
+        """Return where the pages of a load are, or where to gather them."""
         found: list[_Part] = []
         for group, pages in _by_group((*work.saved, *work.pages)).items():
             names = [page.name for page in pages if isinstance(page, Page)]
@@ -317,7 +317,7 @@ class Mover:
         return found
 
     def _gather(self, load: _Load, store: OpenedStore | None) -> None:
-        """Bring all pages of a load together in its buffers."""
+        """Gather all pages of a load in its buffers."""
         for part in load.parts:
             for page, row in part.rows() if not part.filled else ():
                 if load.over:
@@ -331,7 +331,7 @@ class Mover:
         load.ready = True
 
     def _fill(self, load: _Load, store: OpenedStore | None, name: str, row: Buffer) -> bool:
-        """Bring a page from a fetch, or else from the store."""
+        """Read a page from a fetch, or else from the store."""
         payload = self._fetches.payload(name)
         if payload is None:
             return _read(load, store, name, row)
@@ -346,7 +346,7 @@ class Mover:
         load.saved_seconds += _since(began)
 
     def _advance(self, number: int, load: _Load) -> None:
-        """Go on with a load: begin to fill the device, or say that it is over."""
+        """Advance a load: start writing to the device, or report its end."""
         if not load.ready:
             return
         if not load.error and not load.importing:
@@ -421,7 +421,7 @@ class Mover:
             self._writers.submit(before.pages.close)
 
     def _warm_up(self) -> None:
-        """Have threads and memory ready before the first request waits for them."""
+        """Warm up threads and memory before the first request needs them."""
         self._readers.submit(self._staging.warm_up)
         first = np.zeros(1, np.int32)
         self._memory[0].export(first, self._staging.take(0, 1).reshape(-1))
@@ -429,7 +429,7 @@ class Mover:
     # ---- both
 
     def _parts(self, pages: Sequence[Page | HostPage]) -> list[_Part]:
-        """Pages by group, with a buffer for them."""
+        """Group pages, with a buffer for each group."""
         return [
             _Part(group, some, self._staging.take(group, len(some)).reshape(-1))
             for group, some in _by_group(pages).items()
@@ -441,7 +441,7 @@ class Mover:
 
 
 class SlotCopy:
-    """Implements `Transfer` for what a thread of ours copies."""
+    """Implements `Transfer` for a copy made by one of our threads."""
 
     checksums = None
 
@@ -451,7 +451,7 @@ class SlotCopy:
         self._over = threading.Event()
 
     def end(self, error: str | None = None) -> None:
-        """It is over."""
+        """Mark the copy as ended."""
         self.error = error
         self._over.set()
 
@@ -478,7 +478,7 @@ def _by_group(pages: Sequence[Page | HostPage]) -> dict[int, list[Page | HostPag
 
 
 def _read(load: _Load, store: OpenedStore | None, name: str, row: Buffer) -> bool:
-    """Whether a page that no fetch has brought could be read."""
+    """Read a page that no fetch has brought; return whether that worked."""
     if store is None:
         load.error = "no store is attached"
         return False

@@ -1,4 +1,4 @@
-"""A store that was opened for one manifest."""
+"""A store opened for one manifest."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from sylvan.runtime.storage.record import HEADER_BYTES, RecordCodec, RecordError
 
 @dataclass(frozen=True, slots=True)
 class OpenedStore:
-    """A store, and the form in which it keeps pages."""
+    """A store, and its record format."""
 
     spec: StoreSpec
     pages: PageStore
     records: RecordCodec
 
     def read(self, name: str, num_bytes: int) -> memoryview | None:
-        """The bytes of a page; None if it is not there.
+        """Read a page; None if it is missing.
 
         Raises:
-            StoreError: the store cannot be read.
-            RecordError: what it has must not be used.
+            StoreError: The store failed.
+            RecordError: The record is invalid.
         """
         record = self.pages.read(name)
         if record is None:
@@ -38,11 +38,11 @@ class OpenedStore:
         return payload
 
     def read_into(self, name: str, page: memoryview) -> bool:
-        """Fill a page's memory; False if the page is not there.
+        """Read a page into memory; False if it is missing.
 
         Raises:
-            StoreError: the store cannot be read.
-            RecordError: what it has must not be used; the memory holds anything then.
+            StoreError: The store failed.
+            RecordError: The record is invalid; the memory's contents are undefined.
         """
         if self.records.sealed:
             payload = self.read(name, len(page))
@@ -56,31 +56,31 @@ class OpenedStore:
         return True
 
     def write(self, name: str, payload: memoryview) -> int:
-        """Keep a page; returns its size there.
+        """Write a page; return its stored size.
 
         Raises:
-            StoreError: the store does not take it.
+            StoreError: The store rejected it.
         """
         record = self.records.encode(name, payload)
         self.pages.write(name, record)
         return len(record)
 
     def clear(self) -> None:
-        """Forget all pages.
+        """Delete all pages.
 
         Raises:
-            StoreError: the store cannot be emptied.
+            StoreError: The store failed.
         """
         self.pages.clear()
         self.pages.write_manifest(self.spec.manifest)
 
 
 def open_spec(spec: StoreSpec) -> OpenedStore:
-    """Open a store, and bind it.
+    """Open a store, and bind it to the manifest.
 
     Raises:
-        ConfigError: it holds pages of another model, or it cannot be opened this way.
-        StoreError: it cannot be reached.
+        ConfigError: It holds pages of another model, or cannot be opened this way.
+        StoreError: It is unreachable.
     """
     cipher = Cipher(read_key(Path(spec.key_file))) if spec.key_file else None
     records = RecordCodec(identity_of(spec), cipher)

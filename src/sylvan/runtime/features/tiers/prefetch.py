@@ -1,4 +1,4 @@
-"""What is read from the store for requests that wait, and how long they wait for it."""
+"""What is fetched for waiting requests, and how long they wait."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sylvan.runtime.features.tiers.tier import StorageTier
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefetchPolicy:
-    """How long a request waits for what the store has of its prompt.
+    """How long a request waits for a fetch.
 
     Attributes:
-        wait: `best_effort`: not at all, what has arrived when it could start is used;
-            `wait_complete`: until all is there; `timeout`: for a time that grows with the tokens.
-        min_tokens: Fewer are computed.
-        timeout_s: Of `timeout`, for any number of tokens.
-        timeout_per_ki_token_s: And for each 1024 of them.
-        longest_s: However much is on its way; storage that hangs holds nobody up for longer.
+        wait: `best_effort`: not at all, it uses what has arrived when it could start;
+            `wait_complete`: until everything has arrived; `timeout`: a time that grows with tokens.
+        min_tokens: Fewer tokens are recomputed.
+        timeout_s: Fixed part of the `timeout`.
+        timeout_per_ki_token_s: Additional time per 1024 tokens.
+        longest_s: Upper bound, so that a hanging store blocks no request for longer.
     """
 
     wait: PrefetchWait = "timeout"
@@ -31,7 +31,7 @@ class PrefetchPolicy:
     longest_s: float = 30.0
 
     def budget_s(self, num_tokens: int) -> float:
-        """How long to wait for so many tokens."""
+        """Return how long to wait for this many tokens."""
         if self.wait == "best_effort":
             return 0.0
         if self.wait == "wait_complete":
@@ -42,18 +42,18 @@ class PrefetchPolicy:
 
 @dataclass(slots=True, eq=False)
 class Prefetch:
-    """Of one request.
+    """The prefetch of one request.
 
     Attributes:
-        job: Of the fetch; 0: there is none, another request fetches the same (`leader`), or it is
-            not worth it.
-        names: Of the pages from `first` on.
-        known: Pages of the prefix that were on the device when it began.
-        until_s: When the request starts, whatever has arrived.
-        late_s: When the fetch is later than can be explained, and the request starts, too.
-        progress: The newest that is known of the fetch.
-        learnt: Pages of the prefix that the tree knows of.
-        restarts: How often it was begun anew.
+        job: Job of the fetch; 0: none, because another request fetches the same (`leader`), or it
+            does not pay off.
+        names: Names of the pages from `first` on.
+        known: Pages of the prefix that were on the device at its start.
+        until_s: When the request starts with whatever has arrived.
+        late_s: When the fetch is abnormally late, and the request starts too.
+        progress: Last report of the fetch.
+        learnt: Pages of the prefix that the tree knows.
+        restarts: Number of restarts.
     """
 
     began_s: float
@@ -80,7 +80,7 @@ class Prefetch:
 
 
 class ArrivedPages:
-    """Implements `Stored` for what a fetch has found."""
+    """Implements `Stored` for the results of a fetch."""
 
     def __init__(self, tier: StorageTier, prefetch: Prefetch, progress: Fetched) -> None:
         self._tier, self._prefetch, self._progress = tier, prefetch, progress

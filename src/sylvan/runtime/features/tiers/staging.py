@@ -1,7 +1,7 @@
-"""Host memory through which pages pass, used again: memory that is new has to be made resident.
+"""A pool of host buffers for pages in transit, because newly mapped memory must be faulted in.
 
-That takes longer than reading pages from the system's file cache, and a server that starts would
-have its first requests wait for it.
+Faulting it in takes longer than reading pages from the file cache, and would delay the first
+requests of a new server.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from sylvan.runtime.core.memory import PageMemory
 
 Buffer = NDArray[np.uint8]
 FIRST_BYTES = 64 << 20
-"""Of memory that is made resident ahead of the first use, at most."""
+"""Memory that is faulted in before its first use, at most."""
 
 
 class Staging:
-    """Buffers for pages of each group. What nobody refers to any more is given out again.
+    """Buffers for pages of each group. Unreferenced buffers are reused.
 
     Args:
-        memory: Of each group.
-        max_bytes: Of buffers that are kept for later.
+        memory: Page memory of each group.
+        max_bytes: Size of unused buffers kept for reuse.
 
     Attributes:
-        page_bytes: Of each group.
+        page_bytes: Page size of each group.
     """
 
     def __init__(self, memory: Sequence[PageMemory], max_bytes: int) -> None:
@@ -36,10 +36,10 @@ class Staging:
         self.page_bytes = tuple(each.page_bytes for each in self._memory)
         self._free: list[list[Buffer]] = [[] for _ in self._memory]  # smallest first
         self._free_bytes = 0
-        self._lock = threading.RLock()  # memory may be given back while some is taken
+        self._lock = threading.RLock()  # memory may be returned while some is taken
 
     def take(self, group: int, num_pages: int) -> Buffer:
-        """Memory (num_pages, page_bytes) with anything in it, for as long as it is referred to."""
+        """Return a buffer (num_pages, page_bytes), uninitialised, while it is referenced."""
         memory = self._memory[group]
         needed = num_pages * memory.page_bytes
         with self._lock:
@@ -49,13 +49,13 @@ class Staging:
             self._free_bytes -= whole.nbytes if whole is not None else 0
         if whole is None:
             whole = memory.host_buffer(num_pages)
-        # arrays made of this one refer to it, and not to `whole`: it lives as long as they do
+        # arrays made from this view reference it, not `whole`: it lives as long as they do
         found = np.frombuffer(whole.data[:needed], np.uint8)
         weakref.finalize(found, self._give, group, whole).atexit = False
         return found.reshape(num_pages, memory.page_bytes)
 
     def warm_up(self) -> None:
-        """Make memory of the first group resident."""
+        """Fault in memory of the first group."""
         memory = self._memory[0]
         count = min(FIRST_BYTES, self._max_bytes) // memory.page_bytes
         if count:

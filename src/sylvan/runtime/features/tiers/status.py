@@ -1,4 +1,4 @@
-"""What is told of tiers: to operators, and in heartbeats."""
+"""The state of the tiers: for operators, and in heartbeats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sylvan.runtime.storage.find import shown
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Policies in force, what was measured, and how many requests are waited for."""
+    """Policies in force, measurements, and number of waiting requests."""
 
     write_policy: WritePolicy
     prefetch: PrefetchPolicy
@@ -31,7 +31,7 @@ class Status:
 def describe(
     url: str, status: Status, tier: StorageTier, host: HostTier | None = None
 ) -> Mapping[str, Any]:
-    """Which tiers there are, how they are used, and what was counted; JSON-like."""
+    """Describe the tiers, their settings and counters; JSON-like."""
     cost = status.cost
     return {
         "storage": shown(url) if url else None,
@@ -70,7 +70,7 @@ def _host(tier: StorageTier, host: HostTier) -> Mapping[str, int]:
 
 
 def load_of(status: Status, tier: StorageTier, host: HostTier | None = None) -> TierLoad:
-    """What was counted, for heartbeats."""
+    """Return the counters for heartbeats."""
     counts = tier.counts
     names = set(TierLoad.__struct_fields__) & set(TierCounts.__slots__)
     return TierLoad(

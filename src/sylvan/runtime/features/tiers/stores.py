@@ -1,4 +1,4 @@
-"""Which store there is: opened and closed while serving, by commands from outside."""
+"""Which store is attached: opened and closed at run time, by commands."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ Describe = Callable[[], Mapping[str, Any]]
 
 
 class Stores:
-    """Opens and closes the store, one command after another.
+    """Opens and closes the store, one command at a time.
 
     Args:
-        tier: Is open while there is a store.
-        spec: Limits, manifest and key of stores to come; its URL counts once it is `opened`.
+        tier: The store tier; open while a store is attached.
+        spec: Limits, manifest and key of later stores; its URL takes effect with `opened`.
     """
 
     def __init__(self, tier: StorageTier, spec: StoreSpec) -> None:
         self.tier, self._spec = tier, spec
-        self._url = ""  # of the store there is
+        self._url = ""  # of the attached store
         self._commands: deque[tuple[int, TierCommand]] = deque()
         self._running: tuple[int, TierCommand] | None = None
         self._replies: list[ControlReply] = []
@@ -52,27 +52,27 @@ class Stores:
 
     @property
     def url(self) -> str:
-        """Of the store there is; empty if there is none."""
+        """URL of the attached store; empty if there is none."""
         return self._url
 
     @property
     def waits(self) -> bool:
-        """Whether something is to be sent to the worker half, or to be reported by it."""
+        """Whether there is work to send, or a report outstanding."""
         pending = self._attach is not None or self._detach or self._clear
         return pending or self._closing or self._running is not None or bool(self._commands)
 
     def opened(self, spec: StoreSpec) -> None:
-        """The worker half has opened that store."""
+        """Record that the worker half opened that store."""
         self._spec, self._url = spec, spec.url
         identity = identity_of(spec)
         self.tier.open(PageNames(identity, self.tier.layout.page_size))
 
     def add(self, number: int, command: TierCommand) -> None:
-        """Have a command carried out after those that came before."""
+        """Queue a command."""
         self._commands.append((number, command))
 
     def take_replies(self) -> Sequence[ControlReply]:
-        """Answers to commands that are done; begins the next one."""
+        """Return the replies of finished commands; start the next one."""
         while self._running is None and self._commands:
             number, command = self._commands.popleft()
             try:
@@ -88,20 +88,20 @@ class Stores:
         return replies
 
     def weights_changed(self) -> None:
-        """What was stored so far is of other weights: it will not be found any more."""
+        """Weights changed: pages stored so far will not be found any more."""
         self._spec = msgspec.structs.replace(self._spec, epoch=secrets.token_hex(16))
         if self._url:
             self._closing, self._attach = True, self._spec
 
-    # ---- for the control half
+    # ---- used by the control half
 
     def take_closing(self) -> bool:
-        """Whether the tree is to forget the store now."""
+        """Return whether the tree must drop the store now."""
         closing, self._closing = self._closing, False
         return closing
 
     def take(self) -> Mapping[str, Any]:
-        """What is to be sent, as fields of `TiersWork`."""
+        """Return what to send, as fields of `TiersWork`."""
         found = {"attach": self._attach, "detach": self._detach, "clear": self._clear}
         if self._detach and self._running is not None:
             number, self._running = self._running[0], None
@@ -111,7 +111,7 @@ class Stores:
         return found
 
     def on_event(self, event: Event) -> None:
-        """The worker half has opened or emptied a store, or failed to."""
+        """Record that the worker half opened or emptied a store, or failed."""
         match event:
             case Attached():
                 self._on_attached(event)
@@ -123,7 +123,7 @@ class Stores:
     # ---- inside
 
     def _begin(self, number: int, command: TierCommand) -> bool:
-        """Begin a command; whether it is done."""
+        """Start a command; return whether it is already done."""
         match command:
             case DescribeTiers():
                 return True
@@ -175,7 +175,7 @@ class Stores:
 
 
 def spec_for(command: AttachStore, before: StoreSpec) -> StoreSpec:
-    """The store that a command names, with the limits of `before` where it gives none."""
+    """Return the store that a command names, with the limits of `before` as defaults."""
     given = {
         "max_bytes": command.max_bytes,
         "space_bytes": command.namespace_bytes,
@@ -187,11 +187,11 @@ def spec_for(command: AttachStore, before: StoreSpec) -> StoreSpec:
 
 
 def limits_of(spec: StoreSpec) -> StoreLimits:
-    """How much a store may keep."""
+    """Return the limits of a store."""
     return StoreLimits(max_bytes=spec.max_bytes, space_bytes=spec.space_bytes, ttl_s=spec.ttl_s)
 
 
 def identity_of(spec: StoreSpec) -> bytes:
-    """What sets the pages of this manifest and epoch apart."""
+    """Return what separates pages of this manifest and epoch from others."""
     identity = decode_manifest(spec.manifest).identity
     return hashlib.sha256(identity + spec.epoch.encode()).digest() if spec.epoch else identity

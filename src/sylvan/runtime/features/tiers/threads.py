@@ -1,7 +1,7 @@
-"""Threads that wait for stores. None of them keeps a process from ending, or another call waiting.
+"""Threads that wait for stores, without blocking process exit or each other.
 
-Threads of `concurrent.futures` are joined when the interpreter ends: one that waits for storage
-that hangs would keep it from ending.
+Threads of `concurrent.futures` are joined at interpreter exit: one that hangs in
+a store would prevent it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ Call = Callable[[], None]
 
 
 class Threads(Protocol):
-    """Carries out calls beside the steps."""
+    """Runs calls beside the steps."""
 
     def submit(self, call: Call) -> None:
-        """Have something done."""
+        """Run a call in a thread."""
         ...
 
     def close(self, timeout_s: float) -> bool:
-        """Wait for what was submitted; False if it is not done by then."""
+        """Wait for submitted calls; False if they do not finish in time."""
         ...
 
 
 MakeThreads = Callable[[int, str], Threads]
-"""Makes so many threads of that name."""
+"""Creates a number of threads with a name."""
 
 
 class DaemonThreads:
-    """Carries out calls, as many at a time as there are threads, which start with the first one."""
+    """Runs calls in a number of daemon threads, which start with the first call."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count, self._name = count, name
@@ -46,7 +46,7 @@ class DaemonThreads:
         self._threads: list[threading.Thread] = []
 
     def submit(self, call: Call) -> None:
-        """Have something done; what it raises is logged."""
+        """Run a call in a thread; exceptions are logged."""
         with self._lock:
             while len(self._threads) < self._count:
                 name = f"{self._name}-{len(self._threads)}"
@@ -56,7 +56,7 @@ class DaemonThreads:
         self._calls.put(call)
 
     def close(self, timeout_s: float) -> bool:
-        """Wait for what was submitted; False if it is not done by then."""
+        """Wait for submitted calls; False if they do not finish in time."""
         until = time.monotonic() + timeout_s
         for _ in self._threads:
             self._calls.put(None)
@@ -68,4 +68,4 @@ class DaemonThreads:
         while (call := self._calls.get()) is not None:
             outcome = outcome_of(call)
             if isinstance(outcome, Exception):
-                logger.error("a call of the KV store failed", exc_info=outcome)
+                logger.error("a call to the KV store failed", exc_info=outcome)

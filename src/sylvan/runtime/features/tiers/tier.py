@@ -1,8 +1,8 @@
-"""The storage tier as the prefix tree sees it: numbers for pages, and the names behind them.
+"""The store tier as the prefix tree sees it: page numbers, and the names behind them.
 
-What the tree forgets stays in the store, and is found again by name. A page goes there in two
-steps: it is copied to host memory, and written once the copy is known to be right. Pages that are
-evicted during the copy are copied before the step that may write to them runs (`take_urgent`).
+What the tree drops stays in the store, and is found again by name. Writing takes two steps: a page
+is copied to host memory, and written to the store once the copy is known to be valid. Pages that
+are evicted during the copy are copied before the step that may overwrite them (`take_urgent`).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from sylvan.runtime.features.tiers.data import Commit, Export, Page
 from sylvan.runtime.features.tiers.keys import STATE, PageNames, sibling, window_kind
 
 WRITE_BACK_SHARE = 8
-"""With write_back, one of so many of the device's pages is written ahead of its eviction."""
+"""With write_back, one in this many device pages is written before its eviction."""
 
 _ADAPTER_ID = re.compile(r"@[0-9a-f]{16}$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Pages of the groups of a model, in the order of `ExecutorCaps.kv_groups`, and their bytes."""
+    """Pages of a model's groups, in the order of `ExecutorCaps.kv_groups`, and their sizes."""
 
     groups: tuple[KVGroup, ...]
     page_bytes: tuple[int, ...]
 
     @property
     def page_size(self) -> int:
-        """Tokens of a page."""
+        """Tokens per page."""
         return self.groups[0].page_size
 
     @property
@@ -53,26 +53,26 @@ class Layout:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A write of the tree that was begun."""
+    """A write that the tree started."""
 
-    numbers: dict[str, int]  # by name, of what is being copied
+    numbers: dict[str, int]  # by name, while being copied
     num_bytes: int
-    ended: bool = False  # the copy
-    reported: bool = False  # to the tree
-    may_be_saved: bool = True  # all of it, if pages are given to others now
-    is_saved: bool = False  # it was copied before they were: it is of use without the tree
+    ended: bool = False  # of the copy
+    reported: bool = False  # for the tree
+    may_be_saved: bool = True  # all of it, if its pages are reused now
+    is_saved: bool = False  # copied before its pages were reused: useful even without the tree
 
 
 @dataclass(slots=True, eq=False)
 class StorageTier:
-    """Implements `Tier`, and what it wants of the worker half.
+    """Implements `Tier`, and queues its work for the worker half.
 
     Attributes:
-        layout: Of the device's pages.
-        max_known: Pages and states that the tree may know to be in the store.
-        max_pending_bytes: On their way there; more is not taken. One node always is.
-        exports, commits: To be sent.
-        known: Names of the pages and states that the tree knows to be there, by number.
+        layout: Layout of the device's pages.
+        max_known: Largest number of stored pages and states that the tree tracks.
+        max_pending_bytes: Limit of bytes in flight to the store; one node is always accepted.
+        exports, commits: Work to send.
+        known: Names of the stored pages and states that the tree tracks, by number.
     """
 
     layout: Layout
@@ -103,7 +103,7 @@ class StorageTier:
         return may_be_stored(node.namespace) and prefix <= self.max_known
 
     def offer(self, number: int, node: Node, source: Place) -> Locator | None:
-        """See `Tier.offer`; of a `source` in host memory numbers are slots of the host tier."""
+        """See `Tier.offer`; for a `source` in host memory, numbers are slots of the host tier."""
         naming, count = self._naming, len(node.tokens) // self.layout.page_size
         if naming is None or count > self.free_pages:
             return None
@@ -126,7 +126,7 @@ class StorageTier:
         return locator
 
     def poll(self) -> Iterable[tuple[int, bool]]:
-        """Of what was reported before, the tree has dropped what is void."""
+        """Return finished writes; the tree has dropped the void ones among earlier reports."""
         for number, job in [*self._jobs.items()]:
             if job.reported:
                 self._commit(number, job)
@@ -141,11 +141,11 @@ class StorageTier:
             del self.known[number]
             self._free.append(number)
 
-    # ---- the worker half's side
+    # ---- reports of the worker half
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a store."""
+        """Whether a store is attached."""
         return self._naming is not None
 
     @property
@@ -154,12 +154,12 @@ class StorageTier:
         return frozenset((*self._jobs, *self._committed))
 
     def open(self, naming: PageNames) -> None:
-        """From now on there is a store, in which pages have such names."""
+        """Start using a store, with these page names."""
         self._naming = naming
         self._stored.clear()
 
     def close(self) -> None:
-        """There is no store any more; what was not committed to it is lost."""
+        """Stop using the store; what was not committed is lost."""
         self._naming = None
         self._stored.clear()
         self.exports.clear()
@@ -168,27 +168,27 @@ class StorageTier:
             job.numbers = {}
 
     def name(self, number: int) -> str:
-        """The name of a page that the tree knows."""
+        """Return the name of a page that the tree tracks."""
         return self.known[number]
 
     def names(self, key: CacheKey, first: int, stop: int) -> Sequence[str]:
-        """Names of pages [first, stop) of a prefix in the first group; there must be a store."""
+        """Return names of pages [first, stop) of a prefix in the first group; needs a store."""
         assert self._naming is not None
         return self._naming.names(key, first, stop)
 
     def take(self, name: str) -> int:
-        """A new number for a page that is in the store."""
+        """Allocate a number for a stored page."""
         self._note_stored(name)
         return self._number(name)
 
     def take_urgent(self, was_evicted: Callable[[int], bool]) -> tuple[int, ...]:
-        """Jobs of device pages that were evicted since the last call; to be sent with this step.
+        """Return jobs whose device pages were evicted since the last call; to send with this step.
 
-        Nobody writes to such pages before this step. Copied by then, they are kept in the store,
-        though the tree has forgotten them.
+        Nothing writes to such pages before this step. Copied by then, they reach the store although
+        the tree has dropped them.
 
         Args:
-            was_evicted: Whether device pages of a job were.
+            was_evicted: Returns whether device pages of a job were evicted.
         """
         found: list[int] = []
         for number, job in self._jobs.items():
@@ -199,7 +199,7 @@ class StorageTier:
         return tuple(found)
 
     def exported(self, number: int, *, ok: bool) -> None:
-        """The worker half has copied an export to host memory, or has failed to."""
+        """The worker half copied an export to host memory, or failed."""
         job = self._jobs.get(number)
         if job is not None and not job.ended:
             job.ended = True
@@ -208,7 +208,7 @@ class StorageTier:
             self._ended.append((number, ok))
 
     def persisted(self, number: int, lost: Sequence[str]) -> None:
-        """What was committed is in the store but for `lost`."""
+        """Committed pages are in the store, except `lost`."""
         self.pending_bytes -= self._committed.pop(number, 0)
         for name in lost:
             self._stored.pop(name, None)
@@ -216,7 +216,7 @@ class StorageTier:
     # ---- inside
 
     def _commit(self, number: int, job: _Job) -> None:
-        """Let be written what the tree has kept of a job, or all of it."""
+        """Commit the part of a job that the tree kept, or all of it."""
         del self._jobs[number]
         kept = (name for name, n in job.numbers.items() if self.known.get(n) == name)
         names = [*(job.numbers if job.is_saved else kept)]
@@ -229,7 +229,7 @@ class StorageTier:
             self.pending_bytes -= job.num_bytes
 
     def _names_of_node(self, node: Node, naming: PageNames, count: int) -> Sequence[str]:
-        """Of its whole pages."""
+        """Return the names of a node's whole pages."""
         path = [*path_to(node)][::-1]
         tokens = np.concatenate([each.tokens for each in path])
         media = tuple({span: None for each in path for span in each.media})
@@ -238,7 +238,7 @@ class StorageTier:
         return naming.names(key, first, first + count, self._name_before(node))
 
     def _name_before(self, node: Node) -> str:
-        """Of the page before a node, if it has been named before."""
+        """Return the name of the page before a node, if it was computed before."""
         above = node.parent
         if above is None or above.parts is None:
             return ""
@@ -249,7 +249,7 @@ class StorageTier:
         return next((self.known[n] for n in numbers if n in self.known), "")
 
     def _wanted(self, there: Locator, names: Sequence[str]) -> list[Page]:
-        """Pages and states of a node that the store does not have."""
+        """Return the pages and states of a node that the store does not have."""
         layout = self.layout
         each = zip(there.pages.tolist(), names, strict=False)
         found = [Page(0, page, name) for page, name in each]
@@ -279,7 +279,7 @@ class StorageTier:
         return Locator(pages, tuple(windows), state)
 
     def _has_state(self, there: Locator, names: Sequence[str]) -> bool:
-        """Whether a recurrent state can be kept; after a last page that is not whole it is not."""
+        """Whether a recurrent state can be stored; not after an incomplete last page."""
         return there.state != ABSENT and len(names) == len(there.pages)
 
     def _number(self, name: str) -> int:
@@ -295,7 +295,7 @@ class StorageTier:
 
 
 def lying_in(node: Node, place: Place) -> Locator:
-    """Where a node lies in one place; on the device numbers are pages and a slot."""
+    """Return where a node is in one tier; on the device, page numbers and a slot."""
     parts = node.parts
     assert parts is not None
     if place is not Place.DEVICE:
@@ -305,7 +305,7 @@ def lying_in(node: Node, place: Place) -> Locator:
 
 
 def write_ahead_pages(policy: WritePolicy, num_pages: int) -> int:
-    """How many of the device's pages, next to be evicted, are to lie in the store too."""
+    """Return how many device pages next in eviction order should also be in the store."""
     match policy:
         case "write_through":
             return num_pages
@@ -316,16 +316,16 @@ def write_ahead_pages(policy: WritePolicy, num_pages: int) -> int:
 
 
 def may_be_stored(namespace: str) -> bool:
-    """Whether the KV of a namespace means the same in another process.
+    """Whether KV of a namespace is valid in other processes.
 
-    The id of an adapter ends in a digest of its contents. Texts to be embedded are not stored.
+    An adapter's ID ends in a digest of its contents. Texts to embed are not stored.
     """
     kind = namespace.partition(":")[0]
     return not kind or _ADAPTER_ID.search(kind) is not None
 
 
 def _numbers(locator: Locator) -> list[int]:
-    """All numbers in a locator."""
+    """Return all numbers in a locator."""
     every = [*locator.pages.tolist(), locator.state]
     for pages in locator.windows:
         every += pages.tolist()

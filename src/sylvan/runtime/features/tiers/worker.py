@@ -15,24 +15,24 @@ from sylvan.runtime.features.tiers.mover import REPORT_S, Mover
 from sylvan.runtime.features.tiers.threads import DaemonThreads, MakeThreads
 
 STAGED_SHARE = 4
-"""Of the device's pages, one of so many fits into the host memory for either direction."""
+"""Host memory for either direction, as one in this many device pages."""
 _LEAST_STAGED = 32 << 20
 
 Memory = Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]]
 
 
 class KVTiersWorker(CapabilityWorker):
-    """Begins what the control half plans before the model runs; reports what has ended meanwhile.
+    """Starts planned work before the forward pass; reports what has finished.
 
     Args:
-        memory: Groups of the model and their bytes; asked once they are there.
-        max_staged_bytes: Host memory for what was read for requests that wait; None: a share of
-            the device's pages.
-        threads: Makes those that wait for the store.
-        report_s: How often at most it is told how far a fetch is.
+        memory: Returns the KV groups and their page memory, once they exist.
+        max_staged_bytes: Host memory limit for fetched pages; None: derived from the device's
+            pages.
+        threads: Creates threads that wait for the store.
+        report_s: Shortest interval between progress reports of a fetch.
 
     Attributes:
-        host: Slots of the host tier, if there is one; to be set before anything is opened or begun.
+        host: Slots of the host tier, if any; set it before anything is opened or started.
     """
 
     name: ClassVar = KVTiers.name
@@ -53,8 +53,8 @@ class KVTiersWorker(CapabilityWorker):
         """Use a store from the first step on.
 
         Raises:
-            ConfigError: it holds pages of another model, or it cannot be opened this way.
-            StoreError: it cannot be reached.
+            ConfigError: It holds pages of another model, or cannot be opened this way.
+            StoreError: It is unreachable.
         """
         self._mover.open(spec)
 
@@ -82,7 +82,7 @@ class KVTiersWorker(CapabilityWorker):
 
 
 def staged_bytes(memory: Sequence[PageMemory]) -> int:
-    """Host memory for what is on its way in one direction."""
+    """Return the host memory for pages in transit in one direction."""
     return max(
         _LEAST_STAGED, sum(each.num_pages * each.page_bytes for each in memory) // STAGED_SHARE
     )

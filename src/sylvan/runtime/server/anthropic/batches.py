@@ -1,4 +1,4 @@
-"""`/v1/messages/batches`, over the store and the worker of OpenAI's batches."""
+"""`/v1/messages/batches`, on top of the store and worker of OpenAI's batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ State = dict[str, Any]
 
 
 async def create(call: Call[MessageBatchBody]) -> Response:
-    """Have requests answered when there is time."""
+    """Create a batch of requests."""
     items = _items(call.body)
     store = await swept_store(call)
     await check_room(call, store, sum(len(item.body) for item in items), "requests")
@@ -44,7 +44,7 @@ async def create(call: Call[MessageBatchBody]) -> Response:
 
 
 async def list_batches(call: Call[None]) -> Response:
-    """The batches there are, the latest first."""
+    """List the batches, newest first."""
     query: MessageBatchQuery = call.query
     store = await swept_store(call)
     found = await call_in_thread(store.batches, call.tenant.name)
@@ -68,13 +68,13 @@ async def list_batches(call: Call[None]) -> Response:
 
 
 async def retrieve(call: Call[None]) -> Response:
-    """The state of a batch."""
+    """Return the state of a batch."""
     state = await _batch(call)
     return json_response(await _reply(call.context.batches.store, state))
 
 
 async def cancel(call: Call[None]) -> Response:
-    """Stop a batch; what has been answered can be read."""
+    """Cancel a batch; finished results stay readable."""
     state, batches = await _batch(call), call.context.batches
     if state["status"] == "in_progress":
         state.update({"status": "cancelling", "cancelling_at": int(call.context.wall())})
@@ -85,7 +85,7 @@ async def cancel(call: Call[None]) -> Response:
 
 
 async def delete(call: Call[None]) -> Response:
-    """Forget a batch that has ended, and its results."""
+    """Delete an ended batch and its results."""
     state, store = await _batch(call), call.context.batches.store
     if state["status"] in UNFINISHED:
         message = f"batch_id: {state['id']} has not ended; cancel it first."
@@ -97,7 +97,7 @@ async def delete(call: Call[None]) -> Response:
 
 
 async def results(call: Call[None]) -> Response:
-    """The result of each request, one a line."""
+    """Return the results, one request per line."""
     state, store = await _batch(call), call.context.batches.store
     if state["status"] in UNFINISHED:
         raise RequestError(f"batch_id: {state['id']} has not ended yet.", param="batch_id")
@@ -127,7 +127,7 @@ def _items(body: MessageBatchBody) -> list[Item]:
 def _place(states: list[State], name: str, param: str) -> int:
     ids = [state["id"] for state in states]
     if name not in ids:
-        raise RequestError(f"{param} names nothing of the list.", param=param)
+        raise RequestError(f"{param}: no item of the list has this ID.", param=param)
     return ids.index(name)
 
 

@@ -40,7 +40,7 @@ _STOPS = {"length": "max_tokens", "stop": "end_turn", "abort": "end_turn"}
 
 
 async def messages(call: Call[MessagesBody]) -> Response:
-    """Answer a conversation."""
+    """Create a message."""
     asked = _conversation(call, _sampling(call), call.body.rid, bool(call.body.stream))
     turn = AnswerRun(call.context.service, asked, call.names)
     if call.body.stream:
@@ -51,7 +51,7 @@ async def messages(call: Call[MessagesBody]) -> Response:
 
 
 async def count_tokens(call: Call[CountBody]) -> Response:
-    """How many tokens a conversation has."""
+    """Count the tokens of a conversation."""
     if call.body.output_config is not None and call.body.output_config.format is not None:
         call.ignored.append("output_config.format")
     prompt = await render(
@@ -136,7 +136,7 @@ def _block(part: ReasoningDelta | TextDelta | CallText, ids: Ids) -> dict[str, A
 
 
 def _arguments(text: str) -> Any:
-    """Arguments as an object; those that were cut off as far as they can be told."""
+    """Parse arguments into an object; truncated JSON is parsed as far as possible."""
     try:
         value = json.loads(text or "{}")
     except ValueError:
@@ -171,7 +171,7 @@ async def _events(call: Call[MessagesBody], turn: AnswerRun) -> AsyncGenerator[b
 
 
 class _Blocks:
-    """Content blocks of a stream: one open at a time, numbered from 0."""
+    """Content blocks of a stream: at most one is open, numbered from 0."""
 
     def __init__(self, ids: Ids) -> None:
         self._ids = ids
@@ -180,7 +180,7 @@ class _Blocks:
         self.has_calls = False
 
     def add(self, piece: Piece) -> Iterator[bytes]:
-        """Events for a piece, in a new block if the open one is of another kind."""
+        """Return the events for a piece; start a new block if the open one is of another type."""
         if isinstance(piece, TextDelta):
             yield from self._switch("text", {"type": "text", "text": ""})
             yield self._delta({"type": "text_delta", "text": piece.text})
@@ -197,7 +197,7 @@ class _Blocks:
             yield self._delta({"type": "input_json_delta", "partial_json": piece.fragment})
 
     def end(self) -> Iterator[bytes]:
-        """Events that end the last block; an answer without any gets an empty one."""
+        """Return the events that end the last block; an answer without blocks gets an empty one."""
         if self._index < 0:
             yield from self._switch("text", {"type": "text", "text": ""})
         yield from self._close()

@@ -1,1 +1,1 @@
-"""Files, and batches of requests that are worked off when there is time."""
+"""Files, and batches of requests that run in the background."""

@@ -1,4 +1,4 @@
-"""The lines of a batch's input file."""
+"""Parses the input file of a batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_ERRORS = 100
 
 
 def read_lines(content: bytes, endpoint: str) -> tuple[list[Item], list[dict[str, Any]]]:
-    """The requests of a file, and what is wrong with its lines."""
+    """Return the requests in a file, and the errors of invalid lines."""
     items: list[Item] = []
     errors: list[dict[str, Any]] = []
     seen: set[str] = set()

@@ -47,7 +47,7 @@ async def upload(call: Call[None]) -> Response:
 
 
 async def list_files(call: Call[None]) -> Response:
-    """The files that are stored, the latest first."""
+    """List the files, newest first."""
     query: ListQuery = call.query
     store = await swept_store(call)
     files = await call_in_thread(store.files.list, call.tenant.name, query.purpose)
@@ -55,12 +55,12 @@ async def list_files(call: Call[None]) -> Response:
 
 
 async def retrieve_file(call: Call[None]) -> Response:
-    """About a file."""
+    """Describe a file."""
     return json_response(_file_reply(await _file(call)))
 
 
 async def file_content(call: Call[None]) -> Response:
-    """What a file holds."""
+    """Return the content of a file."""
     file = await _file(call)
     content = await call_in_thread(call.context.batches.store.files.content, file.id)
     headers = {"x-content-type-options": "nosniff", "content-disposition": "attachment"}
@@ -68,14 +68,14 @@ async def file_content(call: Call[None]) -> Response:
 
 
 async def delete_file(call: Call[None]) -> Response:
-    """Forget a file."""
+    """Delete a file."""
     file = await _file(call)
     await call_in_thread(call.context.batches.store.files.delete, file.id)
     return json_response({"id": file.id, "object": "file", "deleted": True})
 
 
 async def create(call: Call[BatchBody]) -> Response:
-    """Have a file of requests worked off."""
+    """Create a batch from a file of requests."""
     body, tenant, store = call.body, call.tenant.name, await swept_store(call)
     file = await call_in_thread(store.files.get, body.input_file_id, tenant)
     if file is None:
@@ -108,7 +108,7 @@ async def create(call: Call[BatchBody]) -> Response:
 
 
 async def list_batches(call: Call[None]) -> Response:
-    """The batches there are, the latest first."""
+    """List the batches, newest first."""
     store = await swept_store(call)
     found = await call_in_thread(store.batches, call.tenant.name)
     page = _page([state for state in found if state["endpoint"] in ENDPOINTS], call.query)
@@ -117,13 +117,13 @@ async def list_batches(call: Call[None]) -> Response:
 
 
 async def retrieve(call: Call[None]) -> Response:
-    """The state of a batch."""
+    """Return the state of a batch."""
     state = await _batch(call)
     return json_response(await _batch_reply(call.context.batches.store, state))
 
 
 async def cancel(call: Call[None]) -> Response:
-    """Stop a batch; what has been answered can be read."""
+    """Cancel a batch; finished results stay readable."""
     state = await _batch(call)
     if state["status"] == "in_progress":
         state.update({"status": "cancelling", "cancelling_at": int(call.context.wall())})
@@ -135,7 +135,7 @@ async def cancel(call: Call[None]) -> Response:
 
 
 async def delete(call: Call[None]) -> Response:
-    """Forget a batch that has ended; its files stay."""
+    """Delete an ended batch; its files stay."""
     state = await _batch(call)
     if state["status"] in UNFINISHED:
         message = f"batch_id: {state['id']} has not ended; cancel it first."
@@ -145,7 +145,7 @@ async def delete(call: Call[None]) -> Response:
 
 
 async def swept_store(call: Call[Any]) -> BatchStore:
-    """The store, without what was kept for long enough."""
+    """Return the store after removing expired objects."""
     context = call.context
     before = int(context.wall() - context.settings.limits.retention_s)
     await call_in_thread(context.batches.store.expire, before)
@@ -153,10 +153,10 @@ async def swept_store(call: Call[Any]) -> BatchStore:
 
 
 async def check_room(call: Call[Any], store: BatchStore, num_bytes: int, field: str) -> None:
-    """Refuse what is more than a tenant may store.
+    """Reject an upload that exceeds the tenant's storage limit.
 
     Raises:
-        RequestError: With status 413; names the limit.
+        RequestError: The limit is exceeded (413); the message names it.
     """
     most = call.context.settings.limits.stored_bytes
     used = await call_in_thread(store.bytes_of, call.tenant.name)
@@ -210,7 +210,7 @@ def _page(replies: Sequence[dict[str, Any]], query: ListQuery) -> dict[str, Any]
     if query.after is not None:
         ids = [reply["id"] for reply in replies]
         if query.after not in ids:
-            raise RequestError("after names nothing of the list.", param="after")
+            raise RequestError("after: no item of the list has this ID.", param="after")
         start = ids.index(query.after) + 1
     data = replies[start : start + query.limit]
     return {

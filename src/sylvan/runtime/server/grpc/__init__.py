@@ -1,1 +1,1 @@
-"""The scheduler service over gRPC: token ids in, token ids out; needs the extra `grpc`."""
+"""The scheduler service over gRPC: token IDs in, token IDs out; needs the extra `grpc`."""

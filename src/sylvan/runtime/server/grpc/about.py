@@ -1,4 +1,4 @@
-"""What the server says about itself over gRPC."""
+"""Informational gRPC methods."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TOKENIZER_FILES = (
 
 
 def model_info(context: Context) -> pb.GetModelInfoResponse:
-    """Which model this is."""
+    """Describe the model."""
     settings, facts, tokenizer = context.settings, context.engine.facts, context.engine.tokenizer
     preferred = dict(settings.text.preferred_sampling_params)
     return pb.GetModelInfoResponse(
@@ -54,7 +54,7 @@ def model_info(context: Context) -> pb.GetModelInfoResponse:
 
 
 def server_info(context: Context) -> pb.GetServerInfoResponse:
-    """Settings and state; never a secret."""
+    """Return settings and state, without secrets."""
     facts, load = context.engine.facts, context.engine.load()
     now = context.wall()
     started = Timestamp()
@@ -82,7 +82,7 @@ def server_info(context: Context) -> pb.GetServerInfoResponse:
 
 
 def loads(context: Context, request: pb.GetLoadsRequest) -> pb.GetLoadsResponse:
-    """How busy each scheduler was at its last heartbeat.
+    """Return the load of each scheduler at its last heartbeat.
 
     Raises:
         RequestError: There is no such rank.
@@ -150,7 +150,7 @@ def _load(context: Context, client: SchedulerClient) -> pb.SchedulerLoad:
 
 
 def tokenizer_chunks(folder: str) -> Iterator[common.GetTokenizerChunk]:
-    """The files of a tokenizer as a ZIP archive, always the same bytes for the same files.
+    """Yield a tokenizer's files as a ZIP archive, with identical bytes for identical files.
 
     Raises:
         RequestError: There are none (501): the tokenizer is part of another file.

@@ -1,4 +1,4 @@
-"""Cache events as a stream of gRPC, read from the publisher of this server."""
+"""Streams cache events over gRPC, read from this server's publisher."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.grpc import about
 
 HIGH_WATER = 100_000
-"""Messages that wait for a slow client; further ones are dropped, which their numbers show."""
+"""Messages queued for a slow client; further ones are dropped, which shows as a gap in numbers."""
 CONNECT_S = 10.0
-"""How long the publisher may take to be there."""
+"""Seconds to wait for the publisher to start."""
 _ANYWHERE = ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:")
-_TIER = common.KV_CACHE_TIER_DEVICE  # what lies below the device's memory is not told
+_TIER = common.KV_CACHE_TIER_DEVICE  # tiers below device memory are not reported
 
 
 class _Batch(msgspec.Struct, array_like=True):
@@ -37,16 +37,16 @@ _DECODER = msgspec.msgpack.Decoder(_Batch)
 async def cache_events(
     context: Context, start: int, *, with_load: bool
 ) -> AsyncGenerator[common.KvEventBatch, None]:
-    """Batches from the number `start` on, as far as they are kept, then all that come.
+    """Yield batches from number `start` on, as far as they are kept, then new ones.
 
     Args:
-        context: The server's parts.
-        start: Number of the first batch that is wanted.
-        with_load: Begin with how busy the scheduler is.
+        context: The dependencies.
+        start: Number of the first batch.
+        with_load: Start with the load of the scheduler.
 
     Raises:
-        RequestError: The server publishes no events.
-        CapacityError: Its publisher is not there.
+        RequestError: The server does not publish events.
+        CapacityError: The publisher is not running.
     """
     settings: Mapping[str, Any] | None = context.settings.shown.get("kv_events")
     if not settings:
@@ -60,7 +60,7 @@ async def cache_events(
         live.setsockopt(zmq.RCVHWM, HIGH_WATER)
         await _connect(live, _dialled(settings["endpoint"]), settings.get("topic") or "")
         replay = settings.get("replay_endpoint")
-        after, stamp_s = start, 0.0  # the number that comes next, and the time of the last batch
+        after, stamp_s = start, 0.0  # next number, and time of the last batch
         batch = common.KvEventBatch(sequence_number=start + 1)  # as if `start` had been missed
         while True:
             if replay and batch.sequence_number > after:
@@ -68,7 +68,7 @@ async def cache_events(
                     async for found in kept:
                         after, stamp_s = found.sequence_number + 1, found.timestamp
                         yield found
-            # a smaller number that is younger is of a scheduler that has begun anew
+            # a newer batch with a smaller number comes from a restarted scheduler
             if batch.timestamp and (batch.sequence_number >= after or batch.timestamp > stamp_s):
                 after, stamp_s = batch.sequence_number + 1, batch.timestamp
                 yield batch
@@ -86,7 +86,7 @@ async def _connect(socket: Any, address: str, topic: str) -> None:
         async with asyncio.timeout(CONNECT_S):
             await connected.recv_multipart()
     except TimeoutError:
-        raise CapacityError("The publisher of cache events is not there.") from None
+        raise CapacityError("The publisher of cache events is not running.") from None
     finally:
         socket.disable_monitor()
         connected.close(linger=0)
@@ -95,7 +95,7 @@ async def _connect(socket: Any, address: str, topic: str) -> None:
 async def _kept(
     context: zmq.asyncio.Context, address: str, first: int
 ) -> AsyncGenerator[common.KvEventBatch, None]:
-    """What the publisher still has."""
+    """Return the batches that the publisher has kept."""
     socket: Any = context.socket(zmq.DEALER)
     try:
         socket.connect(address)
@@ -113,7 +113,7 @@ async def _kept(
 
 
 def _dialled(address: str) -> str:
-    """The address at which this machine reaches a socket that listens everywhere."""
+    """Return a loopback address for a socket that listens on all interfaces."""
     for anywhere in _ANYWHERE:
         if address.startswith(anywhere):
             return "tcp://127.0.0.1:" + address.removeprefix(anywhere)

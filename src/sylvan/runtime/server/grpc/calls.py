@@ -1,4 +1,4 @@
-"""What surrounds every method: credentials, the message, deadlines, errors."""
+"""What all methods share: authentication, parsing, deadlines, errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sylvan.runtime.server.security import CallRefusal, Gate, Level
 from sylvan.runtime.server.tickets import trusts_gateway
 
 TENANT_KEY = "x-sylvan-tenant"
-"""Metadata in which a gateway names the tenant that it calls for."""
+"""Metadata key with which a gateway names the tenant it calls for."""
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -44,11 +44,11 @@ class RpcCall:
     """One call of a method.
 
     Attributes:
-        message: What was sent, parsed.
-        tenant: Who calls.
-        deadline_s: Seconds that the client waits; None: it did not say.
-        context: The server's parts.
-        from_gateway: It comes from a gateway that this server knows.
+        message: The parsed message.
+        tenant: The authenticated tenant.
+        deadline_s: Seconds until the client's deadline; None: none.
+        context: The dependencies.
+        from_gateway: The caller is a trusted gateway.
     """
 
     message: Any
@@ -60,7 +60,7 @@ class RpcCall:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of a service: `unary` answers one message, `stream` many."""
+    """A method of a service: `unary` returns one message, `stream` yields many."""
 
     name: str
     request: type[Message]
@@ -73,8 +73,8 @@ class Method:
 class GrpcDispatcher:
     """Runs methods for clients.
 
-    Messages are parsed here rather than by the library, which calls a malformed one an internal
-    error.
+    Messages are parsed here instead of by the library, which reports malformed ones as internal
+    errors.
     """
 
     def __init__(self, context: Context, gate: Gate, path: str) -> None:
@@ -83,7 +83,7 @@ class GrpcDispatcher:
         self._path = path
 
     def handler(self, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
-        """The method as the library calls it."""
+        """Return the handler for the gRPC library."""
         if method.stream is not None:
             return grpc.unary_stream_rpc_method_handler(self._streaming(method))
         return grpc.unary_unary_rpc_method_handler(self._unary(method))
@@ -118,11 +118,11 @@ class GrpcDispatcher:
         return handle
 
     def _call(self, method: Method, data: bytes, rpc: Rpc) -> RpcCall:
-        """Check a call.
+        """Authenticate and parse a call.
 
         Raises:
-            RequestError: It is malformed, or not allowed.
-            CapacityError: Its tenant has had enough for now.
+            RequestError: The call is malformed or not allowed.
+            CapacityError: The tenant's budget is spent.
         """
         pairs = rpc.invocation_metadata() or ()
         raw = [(k.encode(), v.encode("latin-1", "replace")) for k, v in pairs if isinstance(v, str)]
@@ -159,7 +159,7 @@ class GrpcDispatcher:
         self._context.accounts.called(f"{self._path}/{method.name}", "GRPC", status)
 
     async def _fail(self, method: Method, rpc: Rpc, error: SylvanError) -> NoReturn:
-        """Tell the client; what is no error of ours the library logs, and calls unknown."""
+        """Abort the call with an error's status; unexpected exceptions are left to the library."""
         status = status_of(error)
         self._count(method, status)
         await rpc.abort(_CODES.get(status, grpc.StatusCode.INTERNAL), str(error))
@@ -167,5 +167,5 @@ class GrpcDispatcher:
 
 
 def status_of(error: SylvanError) -> int:
-    """The HTTP status that an error stands for."""
+    """Return the HTTP status of an error."""
     return error.status if isinstance(error, RequestError | CapacityError) else 500

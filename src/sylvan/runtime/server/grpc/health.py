@@ -17,7 +17,7 @@ WATCH_POLL_S = 0.25
 
 
 def health_methods(services: Collection[str]) -> Sequence[Method]:
-    """Methods that tell how the named services are; "" is the whole server."""
+    """Make the methods that report the health of the named services; "" is the whole server."""
     known = {"", *services}
 
     def status(call: RpcCall) -> pb.HealthCheckResponse:
@@ -35,7 +35,7 @@ def health_methods(services: Collection[str]) -> Sequence[Method]:
         if call.message.service not in known:
             unknown = pb.HealthCheckResponse.SERVICE_UNKNOWN
             yield pb.HealthCheckResponse(status=unknown)
-            await asyncio.Event().wait()  # the protocol: services may come later
+            await asyncio.Event().wait()  # required by the protocol: services may be added later
         last = None
         while True:
             now = status(call)

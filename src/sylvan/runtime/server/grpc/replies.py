@@ -1,4 +1,4 @@
-"""From what the engine gives out to messages of gRPC."""
+"""Converts engine output to gRPC messages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sylvan.runtime.tokenizer.types import SampleDelta, Vector
 
 @dataclass(slots=True)
 class SampleReplies:
-    """Makes the messages of one sample.
+    """Builds the messages of one sample.
 
     Args:
-        rid: Name of the request.
-        options: Log probabilities that were asked for.
-        stream: Chunks are wanted besides the end.
+        rid: Request ID.
+        options: Requested log probabilities.
+        stream: Whether to send chunks before the end.
     """
 
     rid: str
@@ -31,11 +31,11 @@ class SampleReplies:
     _prompt_logprobs: TokenLogprobs | None = None
 
     def begin(self, token_ids: Sequence[int]) -> None:
-        """These were given out by another server."""
+        """Skip tokens that another server sent."""
         self._ids.extend(token_ids)
 
     def add(self, delta: SampleDelta) -> list[pb.GenerateResponse]:
-        """The messages that are due now that a delta has come."""
+        """Return the messages due after a delta."""
         self._ids.extend(delta.token_ids)
         if delta.logprobs is not None:
             self._logprobs.append(delta.logprobs)
@@ -94,7 +94,7 @@ class SampleReplies:
 
 
 def vector_reply(vector: Vector) -> pb.EmbedResponse:
-    """The answer to `Embed`."""
+    """Build the answer to `Embed`."""
     return pb.EmbedResponse(
         embedding_dim=len(vector.values),
         embedding=vector.values.tolist(),
@@ -116,7 +116,7 @@ def _inputs(part: TokenLogprobs | None) -> pb.InputLogProbs | None:
 
 
 def _tops(part: TokenLogprobs) -> list[pb.TopLogProbs]:
-    """Alternatives of each position; those that are missing (-1) are left out."""
+    """Return the alternatives of each position, without the padding (-1)."""
     if part.top_ids is None or part.top_logprobs is None:
         return []
     rows: list[pb.TopLogProbs] = []

@@ -1,4 +1,4 @@
-"""From messages of gRPC to what the engine takes."""
+"""Converts gRPC messages to engine input."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _GRAMMARS = {
 def generate_input(
     message: pb.GenerateRequest, tenant: str, deadline_s: float | None, parsers: Parsers
 ) -> GenerateInput:
-    """What a client wants generated.
+    """Convert a `GenerateRequest`.
 
     Args:
-        message: As it came.
-        tenant: Who asks.
-        deadline_s: How long the client waits; None: for ever.
-        parsers: Of the model; know where thinking ends.
+        message: The message.
+        tenant: The tenant.
+        deadline_s: Seconds until the client's deadline; None: none.
+        parsers: Parsers of the model; they know how thinking ends.
 
     Raises:
-        RequestError: It asks for what is not there, or a field is malformed; names the field.
+        RequestError: A field is malformed or not supported; the message names it.
     """
     _refuse_absent(message)
     seed = message.default_seed if message.HasField("default_seed") else None
@@ -67,7 +67,7 @@ def generate_input(
 def _thinking(
     message: pb.GenerateRequest, parsers: Parsers, *, bound: bool
 ) -> ThinkingOptions | None:
-    """Where the output thinks, as the caller says or as the model's format has it."""
+    """Return where the output contains thinking, as given or by the model's format."""
     if message.HasField("thinking"):
         given = message.thinking
         ends = _rows(given.ends, "ends")
@@ -89,7 +89,7 @@ def _thinking(
 
 
 def _rows(given: Sequence[pb.TokenIds], name: str) -> tuple[tuple[int, ...], ...]:
-    """Markers as ids.
+    """Read token ID sequences of markers.
 
     Raises:
         RequestError: There are too many, or one is empty or too long.
@@ -106,10 +106,10 @@ def _rows(given: Sequence[pb.TokenIds], name: str) -> tuple[tuple[int, ...], ...
 
 
 def _emitted(sample: pb.EmittedSample) -> SampleDelta:
-    """What another server gave of a sample."""
+    """Read the output that another server generated for a sample."""
     finish = sample.finish_reason
     if finish not in ("", "stop", "length", "abort"):
-        raise RequestError(f"emitted: {finish[:40]!r} is no finish_reason", param="emitted")
+        raise RequestError(f"emitted: {finish[:40]!r} is not a finish_reason", param="emitted")
     return SampleDelta(
         rid="",
         index=sample.index,
@@ -125,10 +125,10 @@ def _emitted(sample: pb.EmittedSample) -> SampleDelta:
 
 
 def embed_input(message: pb.EmbedRequest, tenant: str, deadline_s: float | None) -> EmbedInput:
-    """What a client wants turned into a vector.
+    """Convert an `EmbedRequest`.
 
     Raises:
-        RequestError: As `generate_input`.
+        RequestError: As for `generate_input`.
     """
     if message.HasField("mm_inputs"):
         raise _absent("mm_inputs", "images, audio and video")
@@ -148,10 +148,10 @@ def embed_input(message: pb.EmbedRequest, tenant: str, deadline_s: float | None)
 
 
 def sampling_of(message: pb.SamplingParams) -> SamplingParams:
-    """Sampling parameters; 0 means "not given" where it is out of range.
+    """Convert sampling parameters; 0 means "not set" where 0 is out of range.
 
     Raises:
-        RequestError: A value is out of range; names the field.
+        RequestError: A value is out of range; the message names the field.
     """
     values: dict[str, Any] = {name: getattr(message, name) for name in (*_PLAIN, *_PLAIN_FLAGS)}
     values |= {name: value for name in _ZERO_IS_ABSENT if (value := getattr(message, name))}

@@ -28,7 +28,7 @@ MAX_FLUSH_S = 60.0
 
 
 async def generate(call: RpcCall) -> AsyncGenerator[Message, None]:
-    """Continue a prompt; closing the stream aborts the request."""
+    """Generate tokens; closing the stream aborts the request."""
     message: pb.GenerateRequest = call.message
     if message.emitted and not call.from_gateway:
         text = "emitted is for gateways, and this server does not know you as one."
@@ -40,7 +40,7 @@ async def generate(call: RpcCall) -> AsyncGenerator[Message, None]:
         for _ in range(inp.sampling.n)
     ]
     for given in inp.past or ():
-        if given.index < len(samples):  # else it is refused
+        if given.index < len(samples):  # otherwise it is rejected
             samples[given.index].begin(given.token_ids)
     async with aclosing(call.context.engine.generate(inp)) as deltas:
         async for delta in deltas:
@@ -51,23 +51,23 @@ async def generate(call: RpcCall) -> AsyncGenerator[Message, None]:
 
 
 async def embed(call: RpcCall) -> Message:
-    """Turn a text into a vector."""
+    """Embed a text."""
     inp = embed_input(call.message, call.tenant.name, call.deadline_s)
     inp = msgspec.structs.replace(inp, origin=call.context.service.origin)
     return vector_reply(await call.context.engine.embed(inp))
 
 
 async def health_check(call: RpcCall) -> Message:
-    """Whether requests are served."""
+    """Report whether requests are served."""
     healthy = call.context.engine.ready()
     return pb.HealthCheckResponse(healthy=healthy, message=call.context.engine.state)
 
 
 async def abort(call: RpcCall) -> Message:
-    """End a request of the caller."""
+    """Abort a request of the caller."""
     message: pb.AbortRequest = call.message
     if not message.request_id:
-        raise RequestError("request_id is needed", param="request_id")
+        raise RequestError("request_id must be given", param="request_id")
     tenant = None if call.tenant.admin else call.tenant.name
     found = call.context.engine.abort(message.request_id, tenant)
     why = "" if found else f"There is no request {message.request_id[:200]!r}."
@@ -75,24 +75,24 @@ async def abort(call: RpcCall) -> Message:
 
 
 async def get_model_info(call: RpcCall) -> Message:
-    """Which model this is."""
+    """Describe the model."""
     info = about.model_info(call.context)
     info.continues_requests = call.from_gateway
     return info
 
 
 async def get_server_info(call: RpcCall) -> Message:
-    """Settings and state."""
+    """Return settings and state."""
     return about.server_info(call.context)
 
 
 async def get_loads(call: RpcCall) -> Message:
-    """How busy the schedulers are."""
+    """Return the load of the schedulers."""
     return about.loads(call.context, call.message)
 
 
 async def flush_cache(call: RpcCall) -> Message:
-    """Empty the prefix cache, once no request runs or the time is over."""
+    """Empty the prefix cache, once no request runs or the timeout expires."""
     message: common.FlushCacheRequest = call.message
     if not 0 <= message.timeout_s <= MAX_FLUSH_S:
         text = f"timeout_s must be 0 to {MAX_FLUSH_S:g}"
@@ -107,7 +107,7 @@ async def flush_cache(call: RpcCall) -> Message:
 
 
 async def get_tokenizer(call: RpcCall) -> AsyncGenerator[Message, None]:
-    """The files of the tokenizer."""
+    """Return the tokenizer's files."""
     context = call.context
     folder = str(context.settings.shown.get("tokenizer") or context.engine.facts.model_path)
     for chunk in await call_in_thread(lambda: list(about.tokenizer_chunks(folder))):
@@ -115,9 +115,9 @@ async def get_tokenizer(call: RpcCall) -> AsyncGenerator[Message, None]:
 
 
 async def subscribe_kv_events(call: RpcCall) -> AsyncGenerator[Message, None]:
-    """What the prefix cache holds and drops, for routers."""
+    """Stream cache events for routers."""
     if call.tenant.name and not call.tenant.admin:
-        raise RequestError("Cache events tell what others ask: not for tenants.", status=403)
+        raise RequestError("Cache events reveal prompts of others: not for tenants.", status=403)
     message: common.SubscribeKvEventsRequest = call.message
     found = cache_events(
         call.context,
@@ -130,7 +130,7 @@ async def subscribe_kv_events(call: RpcCall) -> AsyncGenerator[Message, None]:
 
 
 async def list_adapters(call: RpcCall) -> Message:
-    """Adapters that are served, as far as the caller may use them."""
+    """List the adapters that the caller may use."""
     served = call.context.engine.adapters.served(call.tenant.name)
     return pb.ListLoadedLoRAAdaptersResponse(
         loaded_adapters=[
@@ -143,7 +143,7 @@ async def list_adapters(call: RpcCall) -> Message:
 
 
 async def load_adapter(call: RpcCall) -> Message:
-    """Serve the adapter in a directory."""
+    """Load an adapter from a directory."""
     request, adapters = call.message, call.context.engine.adapters
     info = await adapters.load(request.lora_name, request.lora_path, pinned=request.pinned)
     ids = [each.id for each in adapters.served()]
@@ -151,7 +151,7 @@ async def load_adapter(call: RpcCall) -> Message:
 
 
 async def unload_adapter(call: RpcCall) -> Message:
-    """Serve no new requests with an adapter."""
+    """Unload an adapter."""
     adapters = call.context.engine.adapters
     info = await adapters.unload(call.message.lora_name)
     ids = [each.id for each in adapters.served()]
@@ -160,7 +160,7 @@ async def unload_adapter(call: RpcCall) -> Message:
 
 async def profile(call: RpcCall) -> NoReturn:
     """Start or stop a profile."""
-    raise RequestError("Profiles are not taken over gRPC.", status=501)
+    raise RequestError("Profiling is not available over gRPC.", status=501)
 
 
 _OPERATOR = Level.ADMIN_OPTIONAL

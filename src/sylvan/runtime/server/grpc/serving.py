@@ -1,4 +1,4 @@
-"""Serves gRPC beside HTTP."""
+"""The gRPC server, next to HTTP."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ MAX_METADATA_BYTES = 64 << 10
 
 
 class GrpcServer:
-    """The scheduler service, health and reflection on a port; use it as an async context.
+    """Scheduler service, health and reflection on one port; use it as an async context manager.
 
-    Belongs to one event loop. Leaving lets calls end for `CLOSE_S`, then cancels them.
+    Belongs to one event loop. On exit, calls may finish for `CLOSE_S`, then are cancelled.
 
     Args:
-        context: The server's parts, shared with HTTP.
-        server: Where to listen, and certificates.
+        context: The dependencies, shared with HTTP.
+        server: Listening address and certificates.
 
     Attributes:
-        port: Where it listens.
+        port: The listening port.
 
     Raises:
-        ConfigError: The port is taken, or a certificate cannot be used.
+        ConfigError: The port is taken, or a certificate is unusable.
     """
 
     def __init__(self, context: Context, server: ServerConfig) -> None:

@@ -26,14 +26,14 @@ _SHARED_NAME = re.compile(r"/?([A-Za-z0-9][A-Za-z0-9_.\-]{0,200})")
 
 
 async def load(call: Call[LoadAdapterBody]) -> Response:
-    """Load the adapter in a directory."""
+    """Load an adapter from a directory."""
     body, adapters = call.body, call.context.engine.adapters
     work = adapters.load(body.lora_name, body.lora_path, pinned=body.pinned)
     return await _answer(call.context, work)
 
 
 async def load_sent(call: Call[SentAdapterBody]) -> Response:
-    """Load an adapter whose tensors are sent."""
+    """Load an adapter whose tensors are in the request."""
     body, adapters = call.body, call.context.engine.adapters
     weights = sent_file(body)
     if isinstance(weights, SharedFile):
@@ -63,10 +63,10 @@ async def _answer(context: Context, work: Awaitable[object]) -> Response:
 
 
 def _read(file: SharedFile) -> bytes:
-    """A file in shared memory.
+    """Read a file in shared memory.
 
     Raises:
-        RequestError: there is none of that name and length.
+        RequestError: There is none with that name and length.
     """
     found = _SHARED_NAME.fullmatch(file.shared_memory)
     try:

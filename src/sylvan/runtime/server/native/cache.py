@@ -1,4 +1,4 @@
-"""What the prefix cache holds, and why requests hit or missed it."""
+"""Inspects the prefix cache: its contents, and why requests hit or missed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNBOUNDED = 1 << 60  # tokens
 
 
 async def cache_tree(call: Call[None]) -> Response:
-    """The prefix tree, the longest nodes of each level first; a tenant sees its own only."""
+    """Return the prefix tree, longest nodes of each level first; a tenant sees only its own."""
     query: TreeQuery = call.query
     body = await _ask(call, CacheTree(max_nodes=query.max_nodes, owner=_owner(call)), "tree")
     owners = _owners(call)
@@ -30,9 +30,9 @@ async def cache_tree(call: Call[None]) -> Response:
 
 
 async def cache_explain(call: Call[None]) -> Response:
-    """What the prompt of a recent request found in the cache, and why no more.
+    """Explain what part of a recent prompt was cached, and what limited it.
 
-    With a tenant's key the requests of others are not known.
+    A tenant can query only its own requests.
     """
     query: ExplainQuery = call.query
     body = await _ask(call, CacheRequest(rid=query.rid, owner=_owner(call)), "rid")
@@ -43,9 +43,9 @@ async def cache_explain(call: Call[None]) -> Response:
 
 
 async def cache_curve(call: Call[None]) -> Response:
-    """Hit rate of recent prompts over the size of an LRU cache, by stack distance, and by tier.
+    """Return the hit rate of recent prompts as a function of LRU cache size, and by tier.
 
-    It is for the operator only: the memory that it is about is shared by all tenants.
+    For operators only: all tenants share the cache.
     """
     query: CurveQuery = call.query
     body = await _ask(call, CachePrompts(), "curve")
@@ -78,9 +78,9 @@ async def cache_curve(call: Call[None]) -> Response:
 
 
 def _tiers(call: Call[None], device_tokens: int) -> dict[str, int]:
-    """Tokens that fit into the memory down to each tier; a store counts as without a bound.
+    """Return the cumulative capacity in tokens down to each tier; a store counts as unbounded.
 
-    What the device has lies in the host tier too.
+    The host tier also holds what is on the device.
     """
     found, load = {"device": device_tokens}, call.context.engine.load().tiers
     if load is not None and load.host_total_tokens:
@@ -95,18 +95,18 @@ async def _ask(
 ) -> Any:
     reply = await call.context.engine.control(command)
     if not reply.ok or reply.body is None:
-        raise RequestError("nothing is known of that, or no longer", param=param, status=404)
+        raise RequestError("that request is not known, or no longer", param=param, status=404)
     return reply.body
 
 
 def _owner(call: Call[None]) -> str | None:
-    """None for operators, and for holders of the server's own key, who see everything."""
+    """Return None for operators and holders of the server's key, who see everything."""
     name = call.tenant.name
     return None if call.tenant.admin or not name else call.context.engine.isolation.owner(name)
 
 
 def _owners(call: Call[None]) -> list[tuple[str, str]]:
-    """What the salts of tenants begin with, and their names; of those whom the caller may know."""
+    """Return salt prefixes and names of the tenants that the caller may see."""
     mine, isolation = call.tenant, call.context.engine.isolation
     sees_all = mine.admin or not mine.name
     names = call.context.keyring.tenants if sees_all else {mine.name}
@@ -114,7 +114,7 @@ def _owners(call: Call[None]) -> list[tuple[str, str]]:
 
 
 def _bytes_per_token(call: Call[None]) -> float:
-    """Of KV in the memory of the device; 0 if that is not known."""
+    """Return the bytes of KV per token in device memory; 0 if unknown."""
     facts = call.context.engine.facts
     held = float(facts.extra.get("kv_bytes") or 0)
     return held / facts.max_total_tokens if facts.max_total_tokens else 0.0

@@ -22,7 +22,7 @@ ping = health
 
 
 class VertexBody(WireModel):
-    """Prompts and the parameters they share."""
+    """Prompts, and parameters common to all."""
 
     instances: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=1024)]
     """Prompts: objects with `text` or `input_ids`."""
@@ -31,13 +31,13 @@ class VertexBody(WireModel):
 
 
 class VertexReply(BaseModel):
-    """One answer per prompt."""
+    """One answer for each prompt."""
 
     predictions: list[Any]
 
 
 async def vertex_generate(call: Call[VertexBody]) -> Response:
-    """Continue prompts."""
+    """Generate for a batch of prompts."""
     service, tenant = call.context.service, call.tenant.name
     jobs = [NativeCall(service, body, tenant) for body in _bodies(call)]
     total, most = sum(job.num_samples for job in jobs), call.context.limits.max_samples
@@ -48,7 +48,7 @@ async def vertex_generate(call: Call[VertexBody]) -> Response:
 
 
 async def _all(jobs: list[NativeCall]) -> list[Any]:
-    """The replies of all jobs; if one fails, the others are ended."""
+    """Await all jobs; if one fails, cancel the others."""
     tasks = [asyncio.create_task(job.whole()) for job in jobs]
     try:
         return await asyncio.gather(*tasks)
@@ -59,7 +59,7 @@ async def _all(jobs: list[NativeCall]) -> list[Any]:
 
 
 def _bodies(call: Call[VertexBody]) -> list[GenerateBody]:
-    """The instances, each with the parameters that it does not set itself."""
+    """Return the instances, with the common parameters as defaults."""
     instances = call.body.instances
     given = call.body.parameters or {}
     if not isinstance(given.get("stream", False), bool | None):

@@ -1,4 +1,4 @@
-"""Routes that steer the server."""
+"""Administrative routes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLUSH_POLL_S = 0.05
 
 
 async def abort_request(call: Call[AbortBody]) -> Response:
-    """End one request, or all; 200 whether or not there was one."""
+    """Abort one request, or all; answers 200 even if there was none."""
     if call.body.abort_all:
         call.demand(Level.ADMIN_OPTIONAL)
         call.context.engine.abort_all()
@@ -30,7 +30,7 @@ async def abort_request(call: Call[AbortBody]) -> Response:
 
 
 async def flush_cache(call: Call[None]) -> Response:
-    """Empty the prefix cache; 400 if requests still run after the time given."""
+    """Empty the prefix cache; 400 if requests still run after the timeout."""
     query: FlushQuery = call.query
     context = call.context
     deadline = context.clock() + query.timeout
@@ -45,7 +45,7 @@ async def flush_cache(call: Call[None]) -> Response:
 
 
 async def switch_role(call: Call[RoleBody]) -> Response:
-    """Do the other part of requests with a room from now on; those under way end as they began."""
+    """Switch the disaggregation role for new requests; running requests finish in the old role."""
     role, body = call.context.role, call.body
     if not role.switches:
         message = "this server was not started with --enable-pd-role-switch"
@@ -59,14 +59,14 @@ async def switch_role(call: Call[RoleBody]) -> Response:
 
 
 async def freeze_gc(call: Call[None]) -> Response:
-    """Spare the garbage collector what lives now; the scheduler did so when it started."""
+    """Exempt current objects from garbage collection; the scheduler does this at start-up."""
     gc.collect()
     gc.freeze()
     return text_response("Garbage collection is frozen.\n")
 
 
 async def pause_generation(call: Call[PauseBody]) -> Response:
-    """Stop scheduling."""
+    """Pause scheduling."""
     if call.body.mode == "abort":
         call.context.engine.abort_all()
     await _control(call.context, Pause(mode=call.body.mode))
@@ -74,9 +74,9 @@ async def pause_generation(call: Call[PauseBody]) -> Response:
 
 
 async def continue_generation(call: Call[ContinueBody]) -> Response:
-    """Go on scheduling."""
+    """Resume scheduling."""
     await _control(call.context, Resume())
-    return json_response({"message": "Generation goes on.", "status": "ok"})
+    return json_response({"message": "Generation continues.", "status": "ok"})
 
 
 async def _control(context: Context, command: Command) -> None:

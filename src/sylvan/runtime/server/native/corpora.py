@@ -1,4 +1,4 @@
-"""Routes for texts that tokens are guessed from."""
+"""Routes for corpora of speculative decoding."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sylvan.runtime.server.endpoint import Call, json_response
 
 
 async def add_external_corpus(call: Call[AddCorpusBody]) -> Response:
-    """Have tokens guessed from these texts, too."""
+    """Add a corpus to draft from."""
     body, facts = call.body, call.context.engine.facts
     if body.file_path is not None:
         raise RequestError(
-            "file_path: files are not read for clients; give documents, or speculative.corpus "
-            "when the server starts",
+            "file_path: no files are read for clients; send documents, or set speculative.corpus"
+            " when the server starts",
             param="file_path",
         )
     if (body.documents is None) == (body.token_chunks is None):
@@ -40,14 +40,14 @@ async def add_external_corpus(call: Call[AddCorpusBody]) -> Response:
 
 
 async def remove_external_corpus(call: Call[RemoveCorpusBody]) -> Response:
-    """Guess no more from a corpus; 404 if there is none of that name."""
+    """Remove a corpus; 404 if there is none of that name."""
     name = call.body.corpus_id
     await _control(call.context, RemoveCorpus(id=name))
     return json_response({"success": True, "corpus_id": name, "message": "The corpus is removed."})
 
 
 async def list_external_corpora(call: Call[None]) -> Response:
-    """Names of all corpora, and how many tokens they have."""
+    """List the corpora with their token counts."""
     found = await _control(call.context, ListCorpora())
     counts: dict[str, int] = found["corpus_token_counts"]
     reply = {"success": True, "corpus_ids": sorted(counts), "corpus_token_counts": counts}

@@ -17,7 +17,7 @@ from sylvan.runtime.serving.native import NativeCall
 
 
 async def generate(call: Call[GenerateBody]) -> Response:
-    """Continue one prompt, or a list of prompts."""
+    """Generate for one prompt, or a list of prompts."""
     context = call.context
     native, detached = NativeCall(context.service, call.body, call.tenant.name), context.detached
     goes_on = bool(call.body.background)
@@ -30,7 +30,7 @@ async def generate(call: Call[GenerateBody]) -> Response:
 
 
 async def _events(native: NativeCall) -> AsyncGenerator[bytes, None]:
-    """Server-sent events of a streaming call."""
+    """Yield the server-sent events of a streaming call."""
     async with aclosing(native.stream()) as replies:
         async for reply in replies:
             yield event(reply)
@@ -38,6 +38,6 @@ async def _events(native: NativeCall) -> AsyncGenerator[bytes, None]:
 
 
 def native_error_event(error: SylvanError) -> bytes:
-    """The end of a native stream that failed."""
+    """Return the last event of a failed stream."""
     status, message, param = error_parts(error)
     return event(error_body(Family.NATIVE, status, message, param=param)) + DONE

@@ -1,8 +1,8 @@
-"""Liveness: each route has one exact meaning.
+"""Health checks, each with an exact meaning.
 
-`/live`: the event loop answers and the processes run or are being restarted. `/ready` and
-`/health`: requests are admitted and not paused, and a scheduler has shown life in the last two
-seconds; nothing is generated. `/health_generate`: one token, or one vector, comes back.
+`/live`: the event loop runs, and the processes run or are restarting. `/ready` and `/health`:
+requests are admitted and not paused, and a scheduler sent a heartbeat in the last two seconds;
+nothing is generated. `/health_generate`: one token, or one embedding, was computed.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ PROBE_PRIORITY = 2**31 - 1
 
 
 async def live(call: Call[None]) -> Response:
-    """200 while the processes run or are being restarted."""
+    """Answer 200 while the processes run or are restarting."""
     return _answer(call.context.engine.alive())
 
 
 async def ready(call: Call[None]) -> Response:
-    """200 while requests are admitted and a scheduler shows life."""
+    """Answer 200 while requests are admitted and a scheduler sends heartbeats."""
     return _answer(call.context.engine.ready())
 
 
 async def health(call: Call[None]) -> Response:
-    """200 while requests are admitted and a scheduler shows life: the same as `/ready`."""
+    """Answer 200 while requests are admitted and a scheduler sends heartbeats; same as `/ready`."""
     return _answer(call.context.engine.ready())
 
 
 async def health_generate(call: Call[None]) -> Response:
-    """200 once one token has been generated, or one vector made."""
+    """Answer 200 once one token was generated, or one embedding computed."""
     context = call.context
     if not context.engine.ready():
         return _answer(False)
-    # whoever asks while a probe is under way shares it: nobody needs a key to ask
+    # concurrent callers share one probe, because calling it requires no key
     return _answer(await context.probe.run(lambda: _timely_probe(context)))
 
 
@@ -91,7 +91,7 @@ async def _embed(context: Context) -> bool:
 
 
 def _probe_rid() -> str:
-    """A rid that no client can have taken."""
+    """Return a request ID that no client can have chosen."""
     return f"{PROBE_PREFIX}_{secrets.token_hex(16)}"
 
 

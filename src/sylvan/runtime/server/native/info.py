@@ -1,4 +1,4 @@
-"""What is served, with which settings, and how busy it is."""
+"""Reports the model, the settings and the load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HIDDEN = "key", "password", "secret", "token_file"
 
 
 async def model_info(call: Call[None]) -> Response:
-    """Which model this is."""
+    """Describe the model."""
     settings, facts = call.context.settings, call.context.engine.facts
     return json_response(
         {
@@ -46,7 +46,7 @@ async def model_info(call: Call[None]) -> Response:
 
 
 async def server_info(call: Call[None]) -> Response:
-    """Resolved settings and the state of each scheduler; never a secret."""
+    """Return resolved settings and the state of each scheduler, without secrets."""
     context = call.context
     facts = context.engine.facts
     replies = await context.engine.router.control_each(GetState())
@@ -98,19 +98,19 @@ def _internal_state(
 
 
 def _port(call: Call[None]) -> int:
-    """Where the server listens; with port 0 the system chose."""
+    """Return the listening port; with port 0, the one that the system chose."""
     _, port = call.request.scope.get("server") or ("", None)
     return port if isinstance(port, int) else call.context.settings.server.port
 
 
 def _in_force(facts: ServedModelInfo) -> dict[str, Any]:
-    """What was known only once the model was loaded."""
+    """Return values that were known only after loading the model."""
     names = {"deterministic": "deterministic", "runner": "effective_runner"}
     return {names[name]: value for name, value in facts.extra.items() if name in names}
 
 
 def _memory(facts: ServedModelInfo) -> dict[str, float]:
-    """GB of weights and of KV memory, and the tokens that this holds."""
+    """Return GB of weights and KV memory, and the KV capacity in tokens."""
     gb = {name: float(facts.extra.get(f"{name}_bytes") or 0) / 1e9 for name in ("weight", "kv")}
     return {
         "weight": gb["weight"],
@@ -120,7 +120,7 @@ def _memory(facts: ServedModelInfo) -> dict[str, float]:
 
 
 async def loads(call: Call[None]) -> Response:
-    """How busy each scheduler was at its last heartbeat; one entry per replica."""
+    """Return the load of each scheduler at its last heartbeat, one entry per replica."""
     with call.context.accounts.timed_loads():
         return _loads(call)
 
@@ -193,7 +193,7 @@ def _disagg_section(context: Context, client: SchedulerClient) -> dict[str, Any]
 
 
 def _queues(context: Context, client: SchedulerClient) -> dict[str, Any]:
-    """Requests that do not run now, by what they wait for; those paused have run before."""
+    """Return the number of waiting requests by reason; paused ones have run before."""
     load = client.load
     return {
         "waiting": load.num_waiting_reqs,
@@ -209,13 +209,13 @@ _SECTIONS: Mapping[str, tuple[str, Callable[[Context, SchedulerClient], dict[str
     "spec": ("speculative", _spec_section),
     "disagg": ("disaggregation", _disagg_section),
 }
-"""What `include` asks for, under which name, and what it is."""
+"""Sections of `include`, with their names and contents."""
 
 
 async def requests(call: Call[None]) -> Response:
-    """The newest requests: counts, why they ended, and where their time went; no texts.
+    """List the newest requests: counts, finish reasons, and timings; no texts.
 
-    A tenant sees its own only.
+    A tenant sees only its own.
     """
     query: RecentQuery = call.query
     tenant = None if call.tenant.admin or not call.tenant.name else call.tenant.name
@@ -223,12 +223,12 @@ async def requests(call: Call[None]) -> Response:
 
 
 async def metrics(call: Call[None]) -> Response:
-    """Numbers for Prometheus."""
+    """Return Prometheus metrics."""
     return Response(call.context.accounts.exposition(), media_type="text/plain; version=0.0.4")
 
 
 def public(value: Any) -> Any:
-    """A copy of `value` in which nothing secret is left."""
+    """Return a copy of `value` without secrets."""
     if isinstance(value, Secret):
         return None
     if isinstance(value, dict):

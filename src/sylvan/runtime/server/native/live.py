@@ -1,4 +1,4 @@
-"""Routes by which operators change settings of a server that runs."""
+"""Routes with which operators change settings at run time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sylvan.runtime.server.endpoint import Call, json_response
 
 
 async def show(call: Call[None]) -> Response:
-    """Settings that can change, and who changed them since the start."""
+    """Return the settings that can change, and the journal of changes since start-up."""
     live = _live(call)
     values = {path: live.shown(path, get(live.now, path)) for path in live.live}
     return json_response({"settings": values, "journal": [entry.shown for entry in live.journal]})
 
 
 async def change(call: Call[SettingsBody]) -> Response:
-    """Set some; all of them or none."""
+    """Change settings; all of them or none."""
     query: DryRunQuery = call.query
     tree = {**call.body.model_dump(exclude_unset=True), **(call.body.model_extra or {})}
     if not tree:
@@ -31,13 +31,13 @@ async def change(call: Call[SettingsBody]) -> Response:
 
 
 async def reload(call: Call[None]) -> Response:
-    """Read files and key files again, as SIGHUP does."""
+    """Reload the configuration and key files, as SIGHUP does."""
     query: DryRunQuery = call.query
     return _done(call, lambda live: live.reread("POST /config/reload", dry_run=query.dry_run))
 
 
 async def revert(call: Call[RevertBody]) -> Response:
-    """Go back to the settings after an entry of the journal."""
+    """Restore the settings as they were after a journal entry."""
     query: DryRunQuery = call.query
     to = call.body.to
     cause = f"POST /config/revert to {to}"
@@ -56,5 +56,5 @@ def _done(call: Call[Any], do: Any) -> Response:
 def _live(call: Call[Any]) -> LiveSettings[Config]:
     live = call.context.live
     if live is None:
-        raise RequestError("This server was not started from settings that change.", status=501)
+        raise RequestError("The settings of this server cannot change at run time.", status=501)
     return live

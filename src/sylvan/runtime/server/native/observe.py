@@ -1,4 +1,4 @@
-"""Routes by which operators look at requests, steps and time."""
+"""Routes for tracing, logging and profiling."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from sylvan.runtime.server.observe.traces import KEPT, RequestTrace, trace_json
 logger = logging.getLogger(__name__)
 
 PROFILE_S = 60.0
-"""Longest time for the files of a profile to be written."""
+"""Seconds to wait for the profile's files."""
 _POLL_S = 0.05
 
 
 async def trace(call: Call[None]) -> Response:
-    """The spans of a request that is over, with its stages; a tenant sees its own only."""
+    """Return the spans of a finished request, with its stages; a tenant sees only its own."""
     rid = call.request.path_params["rid"]
     found = call.context.observing.traces.find(rid, _owner(call))
     if found is None:
@@ -37,14 +37,14 @@ async def trace(call: Call[None]) -> Response:
 
 
 async def traces(call: Call[None]) -> Response:
-    """The newest requests that are over, the last one first, each with its spans."""
+    """List the newest finished requests with their spans, latest first."""
     query: TracesQuery = call.query
     found = call.context.observing.traces.newest(query.last, _owner(call))
     return json_response({"traces": [_json(call.context, each) for each in found]})
 
 
 async def trace_steps(call: Call[None]) -> Response:
-    """The last steps of each scheduler, for https://ui.perfetto.dev or chrome://tracing."""
+    """Return the last steps of each scheduler, for https://ui.perfetto.dev or chrome://tracing."""
     query: StepsQuery = call.query
     context = call.context
     clients = context.engine.router.clients
@@ -60,19 +60,17 @@ async def trace_steps(call: Call[None]) -> Response:
 
 
 async def set_trace_level(call: Call[None]) -> Response:
-    """Change what is sent to the collector of traces."""
+    """Change what is exported to the trace collector."""
     query: TraceLevelQuery = call.query
     observed = call.context.observing.traces
     if query.level and not observed.exports:
-        raise RequestError(
-            "Traces go nowhere: start the server with --enable-trace.", param="level"
-        )
+        raise RequestError("Tracing is off: start the server with --enable-trace.", param="level")
     observed.level = query.level
     return text_response(f"The trace level is {query.level}.\n")
 
 
 async def configure_logging(call: Call[LoggingBody]) -> Response:
-    """Change what is logged, from now on."""
+    """Change the request logging settings."""
     body, settings = call.body, call.context.observing.log.settings
     if body.log_requests is not None:
         settings.on = body.log_requests
@@ -95,7 +93,7 @@ async def configure_logging(call: Call[LoggingBody]) -> Response:
 
 
 async def start_profile(call: Call[ProfileBody]) -> Response:
-    """Record what steps spend their time on."""
+    """Start the profiler."""
     body, context = call.body, call.context
     name = body.profile_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
     folder = body.output_dir or str(report_dir(context.settings.observe.report_dir))
@@ -113,7 +111,7 @@ async def start_profile(call: Call[ProfileBody]) -> Response:
 
 
 async def stop_profile(call: Call[None]) -> Response:
-    """Write down what was recorded."""
+    """Stop the profiler, and write its files."""
     body = await _ask(call.context, StopProfile())
     replicas: list[dict[str, Any]] = body.get("replicas", [body])
     files = [file for replica in replicas for file in replica.get("files", [])]
@@ -121,7 +119,7 @@ async def stop_profile(call: Call[None]) -> Response:
 
 
 async def _stop_after(context: Context, steps: int) -> None:
-    """End a profile once the schedulers have run so many more steps, or were lost."""
+    """Stop a profile after some more steps, or when the schedulers were lost."""
     last = context.engine.router.clients[0].read_steps(1)
     until = (last[-1].number if last else 0) + steps
     while context.engine.alive():
@@ -131,7 +129,7 @@ async def _stop_after(context: Context, steps: int) -> None:
         await asyncio.sleep(_POLL_S)
     try:
         await _ask(context, StopProfile())
-    except SylvanError as error:  # somebody stopped it already, or the disk is full
+    except SylvanError as error:  # already stopped, or the disk is full
         logger.warning("the profile was not written: %s", error)
 
 
@@ -149,5 +147,5 @@ def _json(context: Context, found: RequestTrace) -> dict[str, Any]:
 
 
 def _owner(call: Call[Any]) -> str | None:
-    """Whose requests the caller may see; None: all."""
+    """Return the tenant whose requests the caller may see; None: all."""
     return call.tenant.name or None

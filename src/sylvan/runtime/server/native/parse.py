@@ -1,4 +1,4 @@
-"""`/parse_function_call` and `/separate_reasoning`: the parsers of output, on their own."""
+"""`/parse_function_call` and `/separate_reasoning`: output parsers as routes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sylvan.utils.threads import call_in_thread
 
 
 async def parse_function_call(call: Call[ParseCallsBody]) -> Response:
-    """Find the calls in a text."""
+    """Extract tool calls from a text."""
     body = call.body
     own = call.context.parsers.tools
     template = call.context.engine.tokenizer.chat_template or ""
@@ -39,7 +39,7 @@ async def parse_function_call(call: Call[ParseCallsBody]) -> Response:
 
 
 async def separate_reasoning(call: Call[SeparateBody]) -> Response:
-    """Split a text into thinking and answer."""
+    """Split a text into reasoning and answer."""
     body = call.body
     own, template = (
         call.context.parsers.reasoning,
@@ -66,7 +66,7 @@ async def separate_reasoning(call: Call[SeparateBody]) -> Response:
 
 @contextmanager
 def _asked_for(param: str) -> Iterator[None]:
-    """What cannot be configured is the request's mistake here."""
+    """Turn a configuration error into a request error: here the request chose the parser."""
     try:
         yield
     except ConfigError as error:

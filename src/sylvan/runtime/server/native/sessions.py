@@ -1,4 +1,4 @@
-"""Sessions of `/generate`: opening, closing, and the prompt of a turn."""
+"""Routes that open and close sessions of `/generate`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sylvan.runtime.server.endpoint import Call, json_response
 
 
 async def open_session(call: Call[OpenSessionBody]) -> Response:
-    """Begin a session; the answer is its id."""
+    """Open a session; return its ID."""
     wanted: OpenSessionBody = call.body if call.body.model_fields_set else call.query
     if wanted.capacity_of_str_len is None:
         message = "capacity_of_str_len must be given."
@@ -19,7 +19,7 @@ async def open_session(call: Call[OpenSessionBody]) -> Response:
 
 
 async def close_session(call: Call[CloseSessionBody]) -> Response:
-    """End a session and what still runs in it; 200 whether or not there was one."""
+    """Close a session and abort its requests; answers 200 even if there was none."""
     wanted: CloseSessionBody = call.body if call.body.model_fields_set else call.query
     if wanted.session_id is None:
         raise RequestError("session_id must be given.", param="session_id")

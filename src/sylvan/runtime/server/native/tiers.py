@@ -1,4 +1,4 @@
-"""Stores of KV below the prefix cache: attach, detach, clear and look at them while serving."""
+"""Routes that attach, detach, clear and inspect a KV store at run time."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from sylvan.runtime.server.endpoint import Call, json_response, text_response
 
 
 async def attach_store(call: Call[StoreBody]) -> Response:
-    """Use a store from now on; 400 if there is one, or it holds pages of another model."""
+    """Attach a store; 400 if one is attached, or it holds pages of another model."""
     body = await _run(call, attach_of(call.body))
     return json_response({"success": True, "message": "The store is attached.", **body})
 
 
 async def detach_store(call: Call[None]) -> Response:
-    """Use no store any more; what it holds stays there."""
+    """Detach the store; its contents stay."""
     body = await _run(call, DetachStore())
     return json_response({"success": True, "message": "The store is detached.", **body})
 
 
 async def describe_store(call: Call[None]) -> Response:
-    """Which store there is, how it is used, and what was counted."""
+    """Describe the attached store, its settings and counters."""
     return json_response(await _run(call, DescribeTiers()))
 
 
 async def clear_store(call: Call[None]) -> Response:
-    """Remove all pages of the store."""
+    """Delete all pages in the store."""
     await _run(call, ClearStore())
     return text_response("The KV store is empty.\n")
 
 
 async def store_layout(call: Call[None]) -> Response:
-    """What a page of the store consists of."""
+    """Return the layout of a page in the store."""
     body = await _run(call, DescribeTiers())
     return json_response({"page_size": body["page_size"], "groups": body["layout"]})
 

@@ -15,7 +15,7 @@ from sylvan.text.chat_template import ChatRequest
 
 
 async def tokenize(call: Call[TokenizeBody]) -> Response:
-    """Ids of a text, of several, or of a conversation."""
+    """Tokenise a text, several texts, or a conversation."""
     body, engine = call.body, call.context.engine
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Exactly one of prompt and messages must be given.", param="prompt")
@@ -40,7 +40,7 @@ async def tokenize(call: Call[TokenizeBody]) -> Response:
 
 
 async def detokenize(call: Call[DetokenizeBody]) -> Response:
-    """Text of ids."""
+    """Decode token IDs."""
     body, engine = call.body, call.context.engine
     skip = body.skip_special_tokens is not False
     tokens: Any = body.tokens
@@ -52,10 +52,10 @@ async def detokenize(call: Call[DetokenizeBody]) -> Response:
 
 
 def check_chars(call: Call[Any], num_chars: int, field: str) -> None:
-    """Refuse texts that are too long for routes that only read text.
+    """Reject texts that are too long for routes that only process text.
 
     Raises:
-        RequestError: With status 413; names the limit.
+        RequestError: The text is too long (413); the message names the limit.
     """
     most = call.context.settings.limits.text_chars
     if num_chars > most:

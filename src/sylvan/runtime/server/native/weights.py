@@ -1,4 +1,4 @@
-"""Routes that replace, read and check weights, and give memory back."""
+"""Routes that update, read and check weights, and release memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sylvan.api.weights import (
     tensor_source,
     update_of,
 )
-from sylvan.protocol.commands import LeaveGroup, ReleaseMemory, ResumeMemory
+from sylvan.protocol.commands import BalanceExperts, LeaveGroup, ReleaseMemory, ResumeMemory
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import ControlReply, Pause, Resume, SetWeightVersion
 from sylvan.runtime.server.context import Context
@@ -37,7 +37,7 @@ from sylvan.runtime.server.endpoint import Call, json_response
 
 
 async def from_disk(call: Call[DiskBody]) -> Response:
-    """Replace all weights by those of a checkpoint; 400 and the old ones if it does not fit."""
+    """Replace all weights with a checkpoint's; on a mismatch answer 400 and keep the old ones."""
     body, engine = call.body, call.context.engine
     pauses = body.keep_pause and not engine.load().paused
     if pauses:
@@ -50,38 +50,38 @@ async def from_disk(call: Call[DiskBody]) -> Response:
 
 
 async def from_tensor(call: Call[TensorBody]) -> Response:
-    """Replace weights by those of a safetensors file, sent or in shared memory."""
+    """Replace weights with those of a safetensors file, in the request or in shared memory."""
     command = update_of(call.body, tensor_source(call.body), partial=True)
     return _updated(await call.context.updates.update(command))
 
 
 async def from_distributed(call: Call[DistributedBody]) -> Response:
-    """Replace weights by what rank 0 of a group broadcasts."""
+    """Replace weights with what rank 0 of a process group broadcasts."""
     command = update_of(call.body, group_source(call.body), partial=True)
     return _updated(await call.context.updates.update(command))
 
 
 async def from_ipc(call: Call[SocketBody]) -> Response:
-    """Replace weights by what a socket of this machine gives."""
+    """Replace weights with what a local socket sends."""
     command = update_of(call.body, socket_source(call.body), partial=True)
     return _updated(await call.context.updates.update(command))
 
 
 async def begin(call: Call[BracketBody]) -> Response:
-    """Keep the tensors of the updates to come until they end together."""
+    """Collect the tensors of the following updates until they are committed together."""
     check_selector(call.body.selector)
     await call.context.updates.begin()
     return _succeeded("The update has begun.")
 
 
 async def end(call: Call[BracketBody]) -> Response:
-    """Put all tensors into force that were kept, or none of them."""
+    """Commit all collected tensors, or none."""
     check_selector(call.body.selector)
     return _updated(await call.context.updates.end())
 
 
 async def join_group(call: Call[GroupBody]) -> Response:
-    """Enter a process group; the answer comes once all of its ranks have."""
+    """Join a process group; answers once all ranks have joined."""
     return _done(await call.context.updates.send(group_of(call.body)), "The group is there.")
 
 
@@ -92,47 +92,53 @@ async def leave_group(call: Call[LeaveBody]) -> Response:
 
 
 async def set_version(call: Call[VersionBody]) -> Response:
-    """Label the weights in force."""
+    """Set the version label of the weights."""
     engine, version = call.context.engine, call.body.new_version
     if call.body.abort_all_requests:
         engine.abort_all()
     reply = await engine.control(SetWeightVersion(version=version))
     if not reply.ok:
         raise RequestError(reply.message, status=reply.status)
-    content = {"success": True, "message": "The weights have a new label."}
+    content = {"success": True, "message": "The weight version was updated."}
     return json_response({**content, "new_version": version})
 
 
 async def read_tensor(call: Call[TensorQuery]) -> Response:
-    """The first rows of a tensor, as nested lists of numbers."""
+    """Return the first rows of a tensor, as nested lists."""
     found = await _body(call.context, reading_of(call.body, call.query))
     return json_response(found["values"])
 
 
 async def check(call: Call[CheckerBody]) -> Response:
-    """A checksum of each tensor."""
+    """Return a checksum of each tensor."""
     found = await _body(call.context, check_of(call.body))
     content = {"success": True, "message": f"{len(found['checksums'])} tensors."}
     return json_response({**content, "checksums": found["checksums"]})
 
 
+async def balance_experts(call: Call[None]) -> Response:
+    """Move experts between groups of ranks, by the rows that they had since the last time."""
+    found = await _body(call.context, BalanceExperts())
+    return _succeeded(f"{found['moved']} experts were moved.", **found)
+
+
 async def release_memory(call: Call[MemoryBody]) -> Response:
-    """Give memory back to the system; nothing is computed before it is resumed."""
+    """Release memory; requests wait until it is resumed."""
     found = await _body(call.context, ReleaseMemory(tags_of(call.body)))
     return _succeeded("The memory was given back.", **found)
 
 
 async def resume_memory(call: Call[MemoryBody]) -> Response:
-    """Take memory again, and go on."""
+    """Allocate the memory again, and continue."""
     found = await _body(call.context, ResumeMemory(tags_of(call.body)))
     return _succeeded("The memory is there again.", **found)
 
 
 async def _body(context: Context, command: Any) -> dict[str, Any]:
-    """What a command brought.
+    """Return the result of a command.
 
     Raises:
-        RequestError: it was refused.
+        RequestError: The command was rejected.
     """
     reply = await context.updates.send(command)
     if not reply.ok:

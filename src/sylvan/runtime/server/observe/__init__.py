@@ -1,1 +1,1 @@
-"""What operators see: metrics, traces, logs of requests, profiles."""
+"""Observability: metrics, traces, request logs, profiles."""

@@ -1,4 +1,4 @@
-"""Upper bounds of histograms: SGLang's, so that dashboards fit, or the operator's."""
+"""Histogram buckets: SGLang's by default, so that its dashboards fit, or the operator's."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ MAX_BUCKETS = 100
 
 
 def seconds(given: Sequence[float], default: Sequence[float], field: str) -> tuple[float, ...]:
-    """Bounds of a histogram of durations.
+    """Return the buckets of a duration histogram.
 
     Raises:
-        ConfigError: They do not grow, or are no durations.
+        ConfigError: The bounds do not increase, or are not durations.
     """
     return _checked(given, field) if given else tuple(default)
 
 
 def tokens(given: Sequence[str], field: str) -> tuple[float, ...]:
-    """Bounds of a histogram of lengths: `default`, `tse MIDDLE BASE COUNT`, `custom N N ...`.
+    """Return the buckets of a length histogram: `default`, `tse MIDDLE BASE COUNT`, `custom N ...`.
 
     Raises:
-        ConfigError: They are none of these.
+        ConfigError: The value has none of these forms.
     """
     match [*given]:
         case [] | ["default"]:

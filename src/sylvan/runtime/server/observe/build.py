@@ -1,4 +1,4 @@
-"""Wires what observes the requests of a server."""
+"""Builds the observers of requests."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sylvan.utils.clock import Clock, since_1970
 
 
 class ClosingExport(Protocol):
-    """Takes traces, and has to be closed."""
+    """Exports traces; must be closed."""
 
     def __call__(self, trace: RequestTrace) -> None:
-        """Send a trace, some time."""
+        """Queue a trace for export."""
         ...
 
     async def close(self) -> None:
-        """Send what is left."""
+        """Flush the remaining traces."""
         ...
 
 
@@ -34,7 +34,7 @@ class Observing:
     export: ClosingExport | None
 
     async def close(self) -> None:
-        """Send what is left of traces, and close files."""
+        """Flush the remaining traces, and close files."""
         self.log.close()
         if self.export is not None:
             await self.export.close()
@@ -43,10 +43,10 @@ class Observing:
 def observe(
     engine: TokenizerManager, settings: ObserveConfig, model: str, clock: Clock
 ) -> Observing:
-    """Observe the requests of an engine from now on.
+    """Start observing the requests of an engine.
 
     Raises:
-        ConfigError: A folder cannot be written, or a package is missing.
+        ConfigError: A directory is not writable, or a package is missing.
     """
     export = _export(settings, clock) if settings.trace else None
     traces = Traces(KEPT, export, model)

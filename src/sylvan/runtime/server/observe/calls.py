@@ -1,4 +1,4 @@
-"""Metrics about calls, connections, the event loop and the processes."""
+"""Metrics of calls, connections, the event loop and the processes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LAG_PERIOD_S = 0.25
 
 
 class CallMetrics:
-    """Counts calls of routes, and measures how late the event loop is.
+    """Counts calls of routes, and measures event loop lag.
 
     Args:
-        prefix: Of names that SGLang has, too.
-        registry: Where they are shown.
+        prefix: Prefix of metric names that SGLang has too.
+        registry: Prometheus registry.
     """
 
     def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
@@ -80,24 +80,24 @@ class CallMetrics:
             counter.inc()
 
     def active(self, endpoint: str, method: str) -> Gauge:
-        """The number of calls of a route that are under way."""
+        """Gauge of a route's calls in flight."""
         gauge = self._of_active.get((endpoint, method))
         if gauge is None:
             gauge = self._of_active[endpoint, method] = self._active.labels(endpoint, method)
         return gauge
 
     def refused(self, setting: str) -> None:
-        """Count a call that was refused because of the bound that a setting is."""
+        """Count a call rejected because of the limit that a setting sets."""
         self._refusals.labels(setting).inc()
 
     def held(self, hold: Hold) -> None:
-        """Count and log that a function held up the event loop; may be called in any thread."""
+        """Count and log a function that blocked the event loop; thread-safe."""
         self._holds.labels(hold.function).inc()
         self._held.labels(hold.function).inc(hold.seconds)
         log.warning("%s", hold)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Measure from now on how late the event loop is."""
+        """Start measuring event loop lag."""
         now = loop.time()
         if self._due_s:
             self._lag.observe(max(0.0, now - self._due_s))
@@ -106,7 +106,7 @@ class CallMetrics:
 
 
 class ConnectionCounts(Collector):
-    """Connections, and those that were refused or ended."""
+    """Open connections, and closed or rejected ones by reason."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -124,7 +124,7 @@ class ConnectionCounts(Collector):
 
 
 class ProcessorTime(Collector):
-    """Processor time of the API process and of the schedulers."""
+    """CPU time of the API process and the schedulers."""
 
     def __init__(self, engine: TokenizerManager, prefix: str) -> None:
         self._engine, self._prefix = engine, prefix

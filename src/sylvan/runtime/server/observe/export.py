@@ -1,4 +1,4 @@
-"""Spans of requests as OpenTelemetry has them; needs the extra `trace`."""
+"""Exports request spans over OpenTelemetry; needs the extra `trace`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SCOPE = InstrumentationScope("sylvan.runtime", VERSION)
 
 
 class SpanExport:
-    """Sends traces to a collector, in batches, from a thread.
+    """Exports traces to a collector, in batches, from a thread.
 
     Args:
         endpoint: See `otlp.span_processor`.
-        service: Name in traces.
-        clock: Of the spans' times.
-        now: Seconds since 1970, when it is called.
+        service: Service name in traces.
+        clock: Clock of the spans' times.
+        now: Returns the seconds since the Unix epoch.
 
     Raises:
         ImportError: A package is not installed.
@@ -52,7 +52,7 @@ class SpanExport:
             self._processor.on_end(self._span(span, trace.context, is_own=span is trace.spans[0]))
 
     async def close(self) -> None:
-        """Send what is left."""
+        """Flush the remaining spans."""
         await otlp.close(self._processor)
 
     def _span(self, span: SpanRecord, context: TraceContext, *, is_own: bool) -> ReadableSpan:

@@ -1,7 +1,7 @@
-"""Labels of metrics: those of the model, the operator's own, and those that clients may give.
+"""Metric labels: the model's, the operator's, and those that clients may set.
 
-Clients choose values; whatever they send, only so many are told apart, since each makes time series
-that are never forgotten.
+Clients choose label values; the number of distinct values is bounded, because each one creates time
+series that are never removed.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _TAKEN = frozenset(
 
 @dataclass(slots=True)
 class Bounded:
-    """Values of one label: the first so many, and `other` for all after them.
+    """Bounded values of one label: the first ones seen, and `other` for the rest.
 
     Args:
-        most: Values that are told apart.
+        most: Number of distinct values.
     """
 
     most: int = MAX_VALUES
     _known: set[str] = field(default_factory=set[str])
 
     def value(self, given: str) -> str:
-        """The value to count under."""
+        """Return the value to count under."""
         given = given[:_MAX_CHARS]
         if given not in self._known:
             if len(self._known) >= self.most:
@@ -51,11 +51,11 @@ class MetricLabels:
     """The labels of all metrics of a model.
 
     Args:
-        base: Names and values that all metrics carry.
-        custom: Names that clients may give values for.
+        base: Names and values of the labels that all metrics have.
+        custom: Names of labels that clients may set.
 
     Raises:
-        ConfigError: A name is none, or is taken.
+        ConfigError: A name is invalid or taken.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class MetricLabels:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of labels of metrics about requests."""
+        """Label names of request metrics."""
         return (*self.base, *self.custom)
 
     def values(self, given: Mapping[str, str]) -> tuple[str, ...]:
-        """The same labels' values for one request; empty where it gives none."""
+        """Return the label values of one request; empty where it sets none."""
         custom = (
             self._values[name].value(given[name]) if name in given else "" for name in self.custom
         )
@@ -85,7 +85,7 @@ class MetricLabels:
 
 
 def read_labels(header: str | None, allowed: Sequence[str]) -> Mapping[str, str]:
-    """Custom labels of a call: those that are allowed. What is malformed counts as none."""
+    """Read the allowed custom labels of a call; malformed ones are ignored."""
     if not header or not allowed:
         return {}
     try:
@@ -96,7 +96,7 @@ def read_labels(header: str | None, allowed: Sequence[str]) -> Mapping[str, str]
 
 
 def allowed_labels(found: object, allowed: Sequence[str]) -> Mapping[str, str]:
-    """Those of an object's fields that are allowed as labels."""
+    """Return the fields of an object that are allowed as labels."""
     if not isinstance(found, dict):
         return {}
     given = cast("dict[str, object]", found)

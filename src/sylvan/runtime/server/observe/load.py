@@ -1,4 +1,4 @@
-"""Metrics about schedulers: what they told with their last heartbeats, and facts of the model."""
+"""Metrics of schedulers, from their last heartbeats, and constants of the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sylvan.runtime.tokenizer.types import ServedModelInfo
 Value = Callable[[SchedulerLoad, ServedModelInfo], float]
 
 RANK_LABELS = {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
-"""Schedulers are told by their first rank."""
+"""A scheduler is identified by its first rank."""
 
 
 def _share(part: float, whole: float) -> float:
@@ -35,7 +35,7 @@ def _usage(load: SchedulerLoad, facts: ServedModelInfo) -> float:
 
 
 def _occupied(load: SchedulerLoad) -> int:
-    """Tokens of memory that requests or the prefix cache have."""
+    """Return the tokens of KV memory used by requests or the prefix cache."""
     return load.num_used_tokens + load.num_cached_tokens
 
 
@@ -135,7 +135,7 @@ _POOLS: Mapping[str, tuple[str, Value]] = {
         lambda n, _: n.mamba_total_states - n.mamba_used_states,
     ),
 }
-"""Of kinds of memory that few models have; left out where there is none."""
+"""Metrics of memory that few models have; omitted for other models."""
 
 _COUNTERS: Mapping[str, tuple[str, Value]] = {
     "num_retracted_requests": ("Requests that lost their memory", lambda n, _: n.retractions),
@@ -202,12 +202,12 @@ def _gb(facts: ServedModelInfo, name: str) -> float:
 
 
 class LoadMetrics(Collector):
-    """One series for each scheduler; with several, `dp_rank` tells which.
+    """One series per scheduler; with several, told apart by `dp_rank`.
 
     Args:
-        engine: Its schedulers.
-        prefix: Of names.
-        labels: Names and values that all carry.
+        engine: The engine with the schedulers.
+        prefix: Prefix of metric names.
+        labels: Label names and values of all series.
     """
 
     def __init__(self, engine: TokenizerManager, prefix: str, labels: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What a call says of where it comes from."""
+"""Where a call comes from: its trace context, labels and peer."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from sylvan.runtime.server.observe.labels import allowed_labels, read_labels
 from sylvan.runtime.tokenizer.types import Origin
 
 TRACE_HEADERS = ("traceparent", "tracestate")
-"""By which a trace goes on in another process (W3C)."""
+"""The headers that propagate a trace to another process (W3C)."""
 LABELS_HEADER = "x-custom-labels"
-_MAX_CHARS = 512  # of a header, as the standard demands of `tracestate`
+_MAX_CHARS = 512  # size of a header, required by the standard for `tracestate`
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that came.
+    """The arrival of a call.
 
     Attributes:
-        name: Of the call.
-        received_s: When, on the monotonic clock.
-        headers: With small letters.
-        peer: Address of the caller.
-        extra: Fields of the body that its model does not list: SGLang's `external_trace_header`
-            and `custom_labels` stand for the headers.
+        name: Name of the call.
+        received_s: Arrival time on the monotonic clock.
+        headers: Headers with lower-case names.
+        peer: Address of the client.
+        extra: Fields of the body outside its type: SGLang's `external_trace_header` and
+            `custom_labels` replace the headers.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def origin_of(settings: ObserveConfig, arrival: Arrival) -> Origin:
-    """The origin of the requests of a call."""
+    """Return the origin of a call's requests."""
     allowed = settings.custom_labels
     labels = read_labels(arrival.headers.get(LABELS_HEADER), allowed) if allowed else {}
     if allowed and "custom_labels" in arrival.extra:

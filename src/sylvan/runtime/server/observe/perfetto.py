@@ -1,4 +1,4 @@
-"""Steps as trace events, which Perfetto and Chrome show on a timeline.
+"""Scheduler steps as trace events, which Perfetto and Chrome show on a timeline.
 
 Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -14,7 +14,7 @@ _PLANNING, _STEPS = 1, 2
 
 
 def perfetto_of(steps: Mapping[int, Sequence[StepRecord]], offset_s: float) -> dict[str, Any]:
-    """The steps of each replica; `offset_s` turns their clock into seconds since 1970."""
+    """Convert the steps of each replica; `offset_s` converts their clock to Unix time."""
     events = [
         event for replica, own in steps.items() for event in _of_replica(replica, own, offset_s)
     ]

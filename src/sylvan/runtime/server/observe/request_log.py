@@ -1,7 +1,7 @@
-"""One line when a request comes, and one when it is over: what operators chose to have logged.
+"""Logs a line when a request arrives and one when it ends, as far as operators enabled it.
 
-Headers are never logged, and so neither are keys. What clients and models wrote is logged at the
-levels 2 and 3 only.
+Headers are never logged, so keys are not either. Texts of clients and models are logged at levels 2
+and 3 only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sylvan.text.tokenizer import Tokenizer
 log = logging.getLogger("sylvan.requests")
 
 PART_CHARS = 2048
-"""Characters of a text that level 2 shows."""
+"""Characters of a text that level 2 logs."""
 _PART_TOKENS = 1024
 _DAYS = 7
 
@@ -48,12 +48,12 @@ class RequestLog:
     """Logs requests of clients.
 
     Args:
-        settings: What, and where to.
-        tokenizer: Makes texts of tokens.
-        traces: Knows the trace of each request.
+        settings: What is logged, and where.
+        tokenizer: Decodes tokens.
+        traces: Traces of the requests.
 
     Raises:
-        ConfigError: A folder cannot be written.
+        ConfigError: A directory is not writable.
     """
 
     def __init__(self, settings: ObserveConfig, tokenizer: Tokenizer, traces: Traces) -> None:
@@ -64,12 +64,12 @@ class RequestLog:
         self._handlers = [_handler(target) for target in settings.log_requests_target]
 
     def admitted(self, live: LiveRequest) -> None:
-        """A request is about to be served."""
+        """Log an admitted request."""
         if self.settings.on and not live.internal:
             self._write("receive", live, self._of_request(live))
 
     def ended(self, live: LiveRequest) -> None:
-        """Nobody waits for a request any more; to be called before its trace is forgotten."""
+        """Log a finished request; call this before its trace is dropped."""
         if self.settings.on and not live.internal:
             for sample in live.samples:
                 self._write("finish", live, self._of_sample(live, sample))
@@ -148,7 +148,7 @@ class RequestLog:
 
 
 def _without_texts(sampling: dict[str, Any]) -> dict[str, Any]:
-    """Numbers and switches; schemas and stop strings are texts of the client."""
+    """Return only numbers and booleans; schemas and stop strings are the client's texts."""
     return {name: value for name, value in sampling.items() if isinstance(value, int | float)}
 
 

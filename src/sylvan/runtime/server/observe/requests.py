@@ -1,4 +1,4 @@
-"""Metrics about requests: each passes here once, when nobody waits for it any more."""
+"""Metrics of requests: each request passes here once, at its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
 from sylvan.runtime.tokenizer.timeline import StageName, began_s, stages
 
 MAX_SERIES = 512
-"""Different sets of labels of requests; further ones are counted without custom labels."""
+"""Limit of distinct label sets; further ones are counted without custom labels."""
 MAX_TENANTS = 1000
 _LEFT = Finish(type="abort", message="the client left")
 
@@ -47,12 +47,12 @@ class _Series:
 
 
 class RequestMetrics:
-    """Counts tokens, times and ends of requests.
+    """Records tokens, durations and finish reasons of requests.
 
     Args:
-        settings: Names and bounds.
-        labels: Of all metrics here.
-        registry: Where they are shown.
+        settings: Names and buckets.
+        labels: Labels of these metrics.
+        registry: Prometheus registry.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class RequestMetrics:
         self._series: dict[tuple[tuple[str, ...], bool], _Series] = {}
 
     def add(self, live: LiveRequest, shared: Usage, output: int) -> None:
-        """Count a request that is over.
+        """Count a finished request.
 
         Args:
             live: The request; closed.
-            shared: Counts of its prompt, which its samples share.
+            shared: Counts of the prompt that its samples share.
             output: Tokens of all samples.
         """
         series = self._of(live)
@@ -224,14 +224,14 @@ class RequestMetrics:
 
 
 def _tiers(usage: Usage) -> tuple[int, int, int, int]:
-    """Prompt tokens that were computed, and those from device, host and storage."""
+    """Return the computed prompt tokens, and those from device, host and storage."""
     lower = usage.loaded_tokens + usage.host_tokens
     computed = max(0, usage.prompt_tokens - usage.cached_tokens)
     return computed, usage.cached_tokens - lower, usage.host_tokens, usage.loaded_tokens
 
 
 def _kind(finish: Finish) -> str:
-    """Why a sample ended; aborts that clients asked for, and those that were ours."""
+    """Return why a sample ended; client aborts are told from the server's."""
     if finish.type != "abort":
         return finish.type
     return "abort_client" if finish.status is None else "abort_server"

@@ -1,4 +1,4 @@
-"""Fields of a heartbeat as metrics."""
+"""Exports heartbeat fields as metrics."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 Table = Mapping[str, tuple[str, str]]
-"""Name of a metric, without its prefix -> field of the heartbeat, and help text."""
+"""Metric name without prefix -> heartbeat field, and help text."""
 
 
 def field_metrics(
     load: object, prefix: str, labels: Mapping[str, str], *, gauges: Table, counters: Table
 ) -> Iterator[Metric]:
-    """One series of each metric."""
+    """Make one series of each metric."""
     names, values = [*labels], [*labels.values()]
     for kind, table in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
         for name, (field, doc) in table.items():

@@ -1,8 +1,8 @@
-"""What happened to each request, as a tree of spans: kept for a while, and given to exporters.
+"""Traces of requests as trees of spans: kept for a while, and exported.
 
-A request gets its trace when it is admitted: that of its caller (W3C `traceparent`), or a new one.
-Its spans are made when it is over, from the times that all processes noted; nothing of this runs
-while tokens are made.
+A request gets its trace when it is admitted: the caller's (W3C `traceparent`), or a new one.
+Its spans are built when it has ended, from times that all processes recorded; tracing does no work
+while tokens are generated.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from sylvan.utils.clock import Clock
 from sylvan.utils.names import random_hex
 
 KEPT = 1024
-"""Requests that are over and whose spans are still told."""
+"""Finished requests whose spans are kept."""
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
 _MOST_ID = (1 << 64) - 1
-_SPREAD = 0x9E3779B97F4A7C15  # odd: multiples of it below 2^64 differ
+_SPREAD = 0x9E3779B97F4A7C15  # odd, so that its multiples below 2^64 differ
 
 
 class TraceContext(msgspec.Struct, frozen=True):
-    """Where the span of a request belongs.
+    """The trace context of a request.
 
     Attributes:
-        trace_id: 32 hexadecimal digits.
-        parent_id: 16 of the caller's span; empty: there is none.
-        sampled: The caller wants it recorded.
+        trace_id: 32 hex digits.
+        parent_id: 16 hex digits of the caller's span; empty: none.
+        sampled: The caller wants the trace recorded.
         state: The caller's `tracestate`.
     """
 
@@ -45,7 +45,7 @@ class TraceContext(msgspec.Struct, frozen=True):
 
 
 def read_context(headers: Mapping[str, str]) -> TraceContext:
-    """The trace that a caller names; a new one if it names none, or is malformed."""
+    """Return the caller's trace context; a new one if it is missing or malformed."""
     found = _PARENT.fullmatch(headers.get("traceparent", "").strip())
     if found is not None:
         version, trace_id, parent_id, flags, rest = found.groups()
@@ -57,7 +57,7 @@ def read_context(headers: Mapping[str, str]) -> TraceContext:
 
 
 class SpanEvent(msgspec.Struct, frozen=True):
-    """Something that happened."""
+    """A timestamped event in a span."""
 
     name: str
     at_s: float
@@ -65,11 +65,11 @@ class SpanEvent(msgspec.Struct, frozen=True):
 
 
 class SpanRecord(msgspec.Struct, frozen=True):
-    """A span that has ended. Times: seconds of the monotonic clock.
+    """A finished span. Times: seconds of the monotonic clock.
 
     Attributes:
-        process: Where the time went.
-        parent_id: Of the span that it is part of; empty: there is none.
+        process: Process that spent the time.
+        parent_id: ID of the parent span; empty: none.
     """
 
     name: str
@@ -84,7 +84,7 @@ class SpanRecord(msgspec.Struct, frozen=True):
 
 
 class RequestTrace(msgspec.Struct, frozen=True):
-    """The spans of a request, its own first."""
+    """The spans of a request, its root first."""
 
     rid: str
     tenant: str
@@ -96,16 +96,16 @@ Export = Callable[[RequestTrace], None]
 
 
 class Traces:
-    """The traces of requests that are over, the newest ones.
+    """The traces of the newest finished requests.
 
     Args:
-        size: How many are kept.
-        export: Given each trace whose caller did not say that it is not wanted.
-        model: Its name.
+        size: Number of traces kept.
+        export: Receives each trace that its caller did not unsample.
+        model: Name of the model.
 
     Attributes:
-        level: What is exported: 0 nothing, 1 a span for each request, 2 its stages as well, 3 and
-            what happened in them.
+        level: What is exported: 0 nothing, 1 one span per request, 2 its stages too, 3 also their
+            events.
     """
 
     def __init__(self, size: int, export: Export | None, model: str) -> None:
@@ -116,21 +116,21 @@ class Traces:
 
     @property
     def exports(self) -> bool:
-        """Whether there is a collector."""
+        """Whether a collector is configured."""
         return self._export is not None
 
     def admitted(self, live: LiveRequest) -> None:
-        """A request is about to be served."""
+        """Start the trace of an admitted request."""
         if not live.internal:
             self._contexts[live] = read_context(live.origin.trace), random_hex(8)
 
     def context(self, live: LiveRequest) -> TraceContext | None:
-        """The trace of a request under way, or that was closed just now."""
+        """Return the trace context of a running or just finished request."""
         found = self._contexts.get(live)
         return found[0] if found is not None else None
 
     def ended(self, live: LiveRequest) -> None:
-        """Nobody waits for a request any more."""
+        """Build the spans of a finished request."""
         found = self._contexts.pop(live, None)
         if found is None:
             return
@@ -144,14 +144,14 @@ class Traces:
             export(_cut(trace, self.level))
 
     def find(self, rid: str, tenant: str | None) -> RequestTrace | None:
-        """The newest trace of a request of that name; with a `tenant`, of its own ones."""
+        """Return the newest trace with that request ID; with `tenant`, of that tenant only."""
         if tenant is not None:
             return self._done.get((tenant, rid))
         named = (t for (_, name), t in reversed(self._done.items()) if name == rid)
         return next(named, None)
 
     def newest(self, count: int, tenant: str | None) -> list[RequestTrace]:
-        """The newest traces, the last one first."""
+        """Return the newest traces, latest first."""
         own = (t for t in reversed(self._done.values()) if tenant in (None, t.tenant))
         return [trace for trace, _ in zip(own, range(count), strict=False)]
 
@@ -164,12 +164,12 @@ class Traces:
 
 
 def trace_json(trace: RequestTrace, wall: float, clock: Clock) -> dict[str, Any]:
-    """A trace as JSON: its spans in a tree, with stages that add up to its time.
+    """Return a trace as JSON: a tree of spans, with stages that add up to its duration.
 
     Args:
         trace: The trace.
-        wall: Seconds since 1970, now.
-        clock: Of the spans' times.
+        wall: Current seconds since the Unix epoch.
+        clock: Clock of the spans' times.
     """
     offset = wall - clock()
     own, *others = trace.spans
@@ -205,7 +205,7 @@ def _ms(seconds: float) -> float:
 
 
 def _cut(trace: RequestTrace, level: int) -> RequestTrace:
-    """What of a trace is sent at a level."""
+    """Return the part of a trace that a level exports."""
     spans = trace.spans if level > 1 else trace.spans[:1]
     if level < 3:
         spans = tuple(
@@ -231,7 +231,7 @@ def _spans(
 
 
 def _span_id(parent_id: str, number: int) -> str:
-    """The id of a part of a span: as unlikely to be another's as that of the span."""
+    """Derive a unique ID for a part of a span."""
     return f"{int(parent_id, 16) ^ number * _SPREAD & _MOST_ID:016x}"
 
 
@@ -293,7 +293,7 @@ def _own_span(live: LiveRequest, context: TraceContext, span_id: str, model: str
 
 
 def _events(live: LiveRequest) -> tuple[SpanEvent, ...]:
-    """What else happened, at the time by which it was known."""
+    """Return further events, at the times they were recorded."""
     found: list[SpanEvent] = []
     for sample in live.samples:
         at = sample.last_s or live.closed_s

@@ -43,7 +43,7 @@ from sylvan.utils.threads import call_in_thread
 
 
 async def chat(call: Call[OllamaChatBody]) -> Response:
-    """Answer a conversation."""
+    """Generate a chat answer."""
     body = call.body
     if not body.messages:
         return _loaded(call, {"message": {"role": "assistant", "content": ""}})
@@ -53,7 +53,7 @@ async def chat(call: Call[OllamaChatBody]) -> Response:
 
 
 async def generate(call: Call[OllamaGenerateBody]) -> Response:
-    """Answer a prompt, or continue it as it is."""
+    """Generate from a prompt, with the template or raw."""
     body = call.body
     _refuse(body)
     if not body.prompt:
@@ -83,7 +83,7 @@ def _refuse(body: OllamaGenerateBody) -> None:
     }
     for name, reason in reasons.items():
         if getattr(body, name):
-            raise RequestError(f"{name} cannot be honoured: {reason}.", param=name)
+            raise RequestError(f"{name} is not supported: {reason}.", param=name)
 
 
 def _message(i: int, message: OllamaMessage) -> dict[str, Any]:
@@ -177,7 +177,7 @@ async def _lines(form: _Form, turn: AnswerRun) -> AsyncGenerator[bytes, None]:
     async with aclosing(turn.updates()) as steps:
         async for step in steps:
             chunk = b""
-            fresh += log.add(step)  # some are told later, with the text that is held back
+            fresh += log.add(step)  # some become visible later, with text that is held back
             for piece in step.pieces:
                 new = ParsedOutput()
                 if isinstance(piece, TextDelta | ReasoningDelta):
@@ -196,7 +196,7 @@ async def _lines(form: _Form, turn: AnswerRun) -> AsyncGenerator[bytes, None]:
 
 
 class _Form:
-    """The shape of answers of one of the two routes."""
+    """The answer format of one of the two routes."""
 
     def __init__(self, call: Call[Any], *, chat: bool) -> None:
         self._context = call.context
@@ -205,13 +205,13 @@ class _Form:
         self._began = call.context.clock()
 
     def head(self) -> dict[str, Any]:
-        """What every line begins with."""
+        """Return the fields common to all lines."""
         return {"model": self._model, "created_at": timestamp(self._context.wall())}
 
     def content(
         self, answer: ParsedOutput, logprobs: Sequence[dict[str, Any]] = ()
     ) -> dict[str, Any]:
-        """Text, thinking and calls, and log probabilities of the text."""
+        """Return text, thinking and calls, and log probabilities of the text."""
         told = {"logprobs": list(logprobs)} if logprobs else {}
         if not self._chat:
             content: dict[str, Any] = {"response": answer.text, **told}
@@ -227,7 +227,7 @@ class _Form:
         return {"message": message, **told}
 
     def end(self, usage: Usage, finish: Finish) -> dict[str, Any]:
-        """What the last line adds: counts, and durations in nanoseconds."""
+        """Return the fields of the last line: counts, and durations in nanoseconds."""
         total = int((self._context.clock() - self._began) * 1e9)
         return {
             **self.head(),
@@ -250,7 +250,7 @@ def _object(arguments: str) -> Any:
 
 
 def _loaded(call: Call[Any], content: dict[str, Any]) -> Response:
-    """An empty prompt asks for the model to be loaded, which it is."""
+    """Answer an empty prompt, which asks to load the model: it is loaded."""
     form = _Form(call, chat="message" in content)
     return json_response({**form.head(), **content, "done": True, "done_reason": "load"})
 

@@ -15,16 +15,16 @@ from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
 from sylvan.runtime.server.sse import line
 
-_NEVER_S = 7258118400.0  # the year 2200; Ollama's clients want a time
+_NEVER_S = 7258118400.0  # the year 2200; Ollama clients require a time
 
 
 def timestamp(seconds: float) -> str:
-    """A point in time as Ollama writes it."""
+    """Format a time as Ollama does."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 async def tags(call: Call[None]) -> Response:
-    """The models that can be used."""
+    """List the models."""
     context = call.context
     adapters = context.engine.adapters.served(call.tenant.name)
     cards = [_card(context), *(_card(context, adapter.name) for adapter in adapters)]
@@ -32,7 +32,7 @@ async def tags(call: Call[None]) -> Response:
 
 
 async def running(call: Call[None]) -> Response:
-    """The models that are loaded: the one that is served, which stays."""
+    """List the loaded models: the served one, which stays loaded."""
     context = call.context
     card = {
         **_card(context),
@@ -44,10 +44,10 @@ async def running(call: Call[None]) -> Response:
 
 
 async def pull(call: Call[OllamaPullBody]) -> Response:
-    """Say that a model is there, if it is the one that is served or an adapter of it.
+    """Confirm that a model is available, if it is the served one or one of its adapters.
 
     Raises:
-        RequestError: It is another one; models are not fetched.
+        RequestError: It is another model; models are not downloaded.
     """
     name = call.body.model or call.body.name or ""
     served = call.context.settings.served_model_name
@@ -60,7 +60,7 @@ async def pull(call: Call[OllamaPullBody]) -> Response:
 
 
 async def show(call: Call[OllamaShowBody]) -> Response:
-    """About one model."""
+    """Describe one model."""
     context = call.context
     name = call.body.model or call.body.name or ""
     served = context.settings.served_model_name

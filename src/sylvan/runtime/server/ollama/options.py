@@ -1,4 +1,4 @@
-"""`options` of Ollama's bodies."""
+"""The `options` field of Ollama's bodies."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ OPTIONS = {
     "repeat_penalty": "repetition_penalty",
     "seed": "sampling_seed",
 }
-"""Ollama's names of sampling parameters to ours."""
+"""Maps Ollama's names of sampling parameters to ours."""
 
 _HARMLESS = frozenset({
     "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "low_vram", "numa",
     "use_mmap", "use_mlock", "repeat_last_n", "tfs_z", "typical_p", "mirostat", "mirostat_eta",
     "mirostat_tau", "penalize_newline", "vocab_only", "f16_kv", "logits_all",
 })  # fmt: skip
-"""Names that have a meaning only where a model is loaded for a call."""
+"""Options that only matter when a model is loaded per call."""
 
 
 def option_fields() -> dict[str, str]:
-    """Where bodies have what the engine knows as sampling parameters."""
+    """Where bodies hold what the engine calls sampling parameters."""
     places = {name: f"options.{theirs}" for theirs, name in OPTIONS.items()}
     return places | {f"options.{name}": place for name, place in places.items()}
 
 
 def check_options(options: Mapping[str, Any] | None) -> list[str]:
-    """Refuse what nobody knows, and options without an effect that are of another type.
+    """Reject unknown options, and options without effect that have the wrong type.
 
     Returns: the paths of options without an effect.
 
     Raises:
-        RequestError: names the first such option.
+        RequestError: An option is invalid; the message names the first one.
     """
     ignored: list[str] = []
     for name, value in (options or {}).items():

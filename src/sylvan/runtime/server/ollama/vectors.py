@@ -17,7 +17,7 @@ from sylvan.runtime.tokenizer.types import EmbedInput, Vector
 
 
 async def embed(call: Call[OllamaEmbedBody]) -> Response:
-    """Vectors of texts."""
+    """Embed texts."""
     body, context = call.body, call.context
     began = context.clock()
     texts = [body.input] if isinstance(body.input, str) else body.input
@@ -37,7 +37,7 @@ async def embed(call: Call[OllamaEmbedBody]) -> Response:
 
 
 async def embeddings(call: Call[OllamaEmbeddingsBody]) -> Response:
-    """The vector of a text; an empty one only asks for the model, which is loaded."""
+    """Embed a text; an empty text only asks to load the model, which is loaded."""
     vectors = await _vectors(call, [call.body.prompt] if call.body.prompt else [], True, None)
     return json_response({"embedding": vectors[0].values.tolist() if vectors else []})
 

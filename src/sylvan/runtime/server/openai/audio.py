@@ -33,12 +33,12 @@ _WISHES = {
 
 
 async def transcriptions(call: Call[None]) -> Response:
-    """Write what is said in a sound."""
+    """Transcribe speech."""
     return await _answer(call, "transcribe")
 
 
 async def translations(call: Call[None]) -> Response:
-    """Write in English what is said in a sound."""
+    """Translate speech into English text."""
     return await _answer(call, "translate")
 
 
@@ -49,7 +49,7 @@ async def _answer(call: Call[None], task: str) -> Response:
     form = await context.bodies.decoded(body, lambda body: audio_form(parse_form(given, body)))
     media = context.engine.media
     if media is None or "audio" not in context.engine.facts.media_tokens:
-        raise RequestError("file: this model hears nothing.", param="file")
+        raise RequestError("file: this model does not accept audio.", param="file")
     samples, rate = await media.samples(MediaSource("audio", "file", form.file))
     job = _Whisper(call, form, task) if _is_whisper(context) else _Chat(call, form, task)
     if form.stream:
@@ -83,7 +83,7 @@ async def _events(job: _Job, samples: np.ndarray, rate: int) -> AsyncGenerator[b
 
 
 class _Job:
-    """One sound, window by window."""
+    """One audio input, processed window by window."""
 
     def __init__(self, call: Call[None], form: AudioForm, task: str) -> None:
         self._call, self._form, self._task = call, form, task
@@ -93,12 +93,12 @@ class _Job:
     async def windows(
         self, samples: np.ndarray, rate: int
     ) -> AsyncGenerator[Sequence[Segment], None]:
-        """Segments of each window, with their times in the whole."""
+        """Yield the segments of each window, with absolute times."""
         at = 0
         while at < len(samples):
             window = samples[at : at + int(WINDOW_S * rate)]
             if at and len(window) < rate // 10:
-                return  # less than anybody says something in
+                return  # too short to contain speech
             last = at + len(window) >= len(samples)
             segments, seconds = await self._window(window, len(window) / rate, last=last)
             begin = at / rate
@@ -108,7 +108,7 @@ class _Job:
     async def _window(
         self, window: np.ndarray, seconds: float, *, last: bool
     ) -> tuple[Sequence[Segment], float]:
-        """Segments of a window, and the seconds after which the next one begins."""
+        """Return the segments of a window, and the seconds after which the next one starts."""
         raise NotImplementedError
 
     def _source(self, window: np.ndarray) -> MediaSource:
@@ -117,7 +117,7 @@ class _Job:
 
 
 class _Whisper(_Job):
-    """By a model that was trained for it."""
+    """Transcribes with a speech model (Whisper)."""
 
     def __init__(self, call: Call[None], form: AudioForm, task: str) -> None:
         super().__init__(call, form, task)
@@ -132,7 +132,7 @@ class _Whisper(_Job):
             message = f"language: {form.language[:40]!r} is not known to this model."
             raise RequestError(message, param="language")
         if task == "translate" and not known:
-            raise RequestError("this model knows one language only, and translates nothing.")
+            raise RequestError("this model knows a single language and cannot translate.")
         before = engine.tokenizer.encode_user(f" {form.prompt}", add_special_tokens=False)
         self._before: list[int] = before if form.prompt else []
         said = read_generation_config(engine.facts.model_path)
@@ -159,7 +159,7 @@ class _Whisper(_Job):
         return segments, then
 
     async def _found_language(self, window: np.ndarray) -> str:
-        """The likeliest of all languages."""
+        """Return the most likely language."""
         bias = {str(token): 100.0 for token in self._tokens.languages.values()}
         sample = await self._write(window, (self._tokens.start,), 1, bias)
         [token] = sample.token_ids
@@ -186,7 +186,7 @@ class _Whisper(_Job):
 
 
 class _Chat(_Job):
-    """By a model of chats that hears."""
+    """Transcribes with a chat model that accepts audio."""
 
     async def _window(
         self, window: np.ndarray, seconds: float, *, last: bool

@@ -41,7 +41,7 @@ from sylvan.text.output import CallStart, Piece, ReasoningDelta, TextDelta
 
 
 async def chat(call: Call[ChatBody]) -> Response:
-    """Answer a conversation."""
+    """Create a chat completion."""
     job = _Job(call)
     if call.body.stream:
         chunks = await primed(call.request, job.events(), openai_error_event)
@@ -50,7 +50,7 @@ async def chat(call: Call[ChatBody]) -> Response:
 
 
 async def render_chat(call: Call[ChatBody]) -> Response:
-    """The prompt that a conversation becomes, without answering it."""
+    """Render a conversation as a prompt, without generating."""
     prompt = await render(call.context.service, conversation_of(call))
     ids = prompt.input_ids
     text = prompt.text or call.context.engine.tokenizer.decode(ids, skip_special_tokens=False)
@@ -61,10 +61,10 @@ async def render_chat(call: Call[ChatBody]) -> Response:
 
 
 def conversation_of(call: Call[ChatBody]) -> Conversation:
-    """What the body asks for, in the terms that all APIs share.
+    """Convert the body to the API-independent form.
 
     Raises:
-        RequestError: Names the field and the limit.
+        RequestError: A field is invalid; the message names it and its limit.
     """
     body, context = call.body, call.context
     call.names.update(adapter_fields(body))
@@ -105,7 +105,7 @@ def conversation_of(call: Call[ChatBody]) -> Conversation:
 
 
 def _thinking_budget(body: ChatBody) -> int | None:
-    """The smallest of all that are given."""
+    """Return the smallest of the given budgets."""
     switch = body.thinking.budget_tokens if body.thinking else None
     given = (body.thinking_budget, body.max_thinking_tokens, switch)
     return min((budget for budget in given if budget is not None), default=None)
@@ -128,7 +128,7 @@ def _logprobs(body: ChatBody, context: Context) -> LogprobOptions | None:
 
 
 class _Job:
-    """One call under way."""
+    """One call in progress."""
 
     def __init__(self, call: Call[ChatBody]) -> None:
         self._context, self._body = call.context, call.body
@@ -147,7 +147,7 @@ class _Job:
         }
 
     async def reply(self) -> dict[str, Any]:
-        """The answer of a call without streaming."""
+        """Return the answer of a call without streaming."""
         prepared = await self._run.prepared()
         self._extras.see_prompt(prepared.prompt.input_ids)
         outcomes = await self._run.whole()
@@ -201,7 +201,7 @@ class _Job:
         return choice
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Events of a streaming call."""
+        """Yield the events of a streaming call."""
         at_end, always = stream_usage(self._context, self._body.stream_options)
         prepared = await self._run.prepared()
         self._extras.see_prompt(prepared.prompt.input_ids)
@@ -226,7 +226,7 @@ class _Job:
     def chunk(
         self, index: int, delta: dict[str, Any], *, usage: bool, **fields: Any
     ) -> dict[str, Any]:
-        """One chunk of a stream."""
+        """Build one chunk of a stream."""
         choice = {
             "index": index,
             "delta": delta,
@@ -239,13 +239,13 @@ class _Job:
         return {**frame, "usage": self._meter.reply()} if usage else frame
 
     def log(self, prepared: Prepared) -> ChatLogprobs | None:
-        """Makes `logprobs` of a choice, if the client wants any."""
+        """Make the recorder of a choice's `logprobs`, if requested."""
         if not self._body.logprobs:
             return None
         return self._run.log(prepared, every=bool(self._body.return_token_ids))
 
     def meta(self, last: SampleDelta, reasoning_tokens: int) -> dict[str, Any]:
-        """`meta_info` of a streamed choice, if it is asked for; its logprobs have been sent."""
+        """Return the `meta_info` of a streamed choice, if requested; logprobs were already sent."""
         if not self._body.return_meta_info:
             return {}
         sample = Sample()
@@ -256,17 +256,17 @@ class _Job:
 
     @property
     def is_legacy(self) -> bool:
-        """Whether calls have the form before there were tools."""
+        """Whether calls use the legacy functions format instead of tools."""
         return self._body.functions is not None
 
     @property
     def context(self) -> Context:
-        """The server's parts."""
+        """The dependencies."""
         return self._context
 
 
 class _Writer:
-    """Chunks of one choice: its role, what comes, and why it ended."""
+    """Builds the chunks of one choice: its role, deltas, and finish reason."""
 
     def __init__(self, job: _Job, index: int, prepared: Prepared) -> None:
         self._job = job
@@ -277,7 +277,7 @@ class _Writer:
         self._begun = False
 
     def write(self, update: Update, usage: bool) -> bytes:
-        """The chunks for an update; nothing, if it brings nothing."""
+        """Return the chunks for an update; empty if there is nothing to send."""
         pieces = update.pieces
         if self._begun and self._log is None and update.delta.finish is None and not usage:
             if not pieces:
@@ -305,7 +305,7 @@ class _Writer:
         if delta.finish is not None:
             reason = finish_name(delta.finish, calls=update.has_calls, is_legacy=job.is_legacy)
             matched = delta.finish.matched
-            last = {"reasoning_content": None}  # clients read it of every delta
+            last = {"reasoning_content": None}  # clients read it from every delta
             end = job.chunk(index, last, usage=usage, finish_reason=reason, matched_stop=matched)
             end["choices"][0].update(job.meta(delta, update.reasoning_tokens))
             yield {**end, "metadata": weight_metadata(job.context, delta.weight_versions)}

@@ -1,4 +1,4 @@
-"""Calls and ends of chat choices."""
+"""Tool calls and finish reasons of chat choices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sylvan.text.output import ParsedOutput
 
 
 def finish_name(finish: Finish | None, *, calls: bool, is_legacy: bool = False) -> str | None:
-    """`finish_reason` of a chat choice; `is_legacy`: of one with functions rather than tools."""
+    """Return the `finish_reason` of a chat choice; `is_legacy`: with functions instead of tools."""
     if finish is None:
         return None
     called = "function_call" if is_legacy else "tool_calls"
@@ -18,7 +18,7 @@ def finish_name(finish: Finish | None, *, calls: bool, is_legacy: bool = False) 
 
 
 def call_id(context: Context, name: str, index: int) -> str:
-    """A new id for a call; some families want a form of their own."""
+    """Make the ID of a tool call; some model families require their own format."""
     family = context.parsers.tools
     if family is not None and family.call_id is not None:
         return family.call_id.format(name=name, index=index)
@@ -26,7 +26,7 @@ def call_id(context: Context, name: str, index: int) -> str:
 
 
 def tool_calls(context: Context, answer: ParsedOutput) -> list[dict[str, Any]]:
-    """`tool_calls` of a message."""
+    """Build the `tool_calls` of a message."""
     return [
         {
             "id": call_id(context, call.name, i),

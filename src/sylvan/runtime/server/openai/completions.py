@@ -38,7 +38,7 @@ from sylvan.utils.threads import call_in_thread
 
 
 async def completions(call: Call[CompletionBody]) -> Response:
-    """Continue one prompt, or several."""
+    """Create a completion for one prompt, or several."""
     job = _Job(call)
     if call.body.stream:
         chunks = await primed(call.request, job.events(), openai_error_event)
@@ -47,7 +47,7 @@ async def completions(call: Call[CompletionBody]) -> Response:
 
 
 class _Job:
-    """One call under way."""
+    """One call in progress."""
 
     def __init__(self, call: Call[CompletionBody]) -> None:
         body, context = call.body, call.context
@@ -79,7 +79,7 @@ class _Job:
         self._prompt_texts: list[str] = []
 
     def _check(self, body: CompletionBody) -> int:
-        """How many samples are made if more than are returned; else 0."""
+        """Return how many samples to generate if more than are returned (`best_of`); else 0."""
         limit = self._context.limits.max_top_logprobs
         if body.logprobs is not None and body.logprobs > limit:
             raise RequestError(f"logprobs: expected at most {limit}.", param="logprobs")
@@ -98,7 +98,7 @@ class _Job:
         return body.best_of
 
     async def reply(self) -> dict[str, Any]:
-        """The answer of a call without streaming."""
+        """Return the answer of a call without streaming."""
         results = await collect(self._context.service, await self._inputs())
         choices: list[dict[str, Any]] = []
         for prompt, samples in enumerate(results):
@@ -114,7 +114,7 @@ class _Job:
         return {**self._frame(choices), "usage": self._meter.reply(), **self._extras.reply()}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Events of a streaming call."""
+        """Yield the events of a streaming call."""
         usage_at_end, usage_always = stream_usage(self._context, self._body.stream_options)
         inputs = await self._inputs()
         writers = [_Writer(self, i // self._samples, i) for i in range(len(inputs) * self._samples)]
@@ -195,7 +195,7 @@ class _Job:
         return choice
 
     def token_log(self) -> CompletionTokenLog | None:
-        """Makes the logprobs of one choice, if the client wants any."""
+        """Make the recorder of a choice's logprobs, if requested."""
         if self._body.logprobs is None:
             return None
         tokenizer = self._context.engine.tokenizer
@@ -203,7 +203,7 @@ class _Job:
         visible = VisibleTokens[CompletionToken](tokenizer, skip_special_tokens=skip)
         return CompletionTokenLog(
             CompletionLogprobs(tokenizer.token_text, self._body.logprobs),
-            # who echoes counts tokens: each one generated has an entry, the end token too
+            # with echo, clients count tokens: each generated token has an entry, even the end token
             None if self._body.return_token_ids or self._body.echo else visible,
         )
 
@@ -223,30 +223,30 @@ class _Job:
 
     @property
     def versions(self) -> Sequence[str]:
-        """Labels of the weights that made what was written so far."""
+        """Return the version labels of the weights that generated the text so far."""
         return self._versions
 
     def frame_event(self, choice: dict[str, Any], usage: dict[str, Any] | None) -> bytes:
-        """One chunk of a stream."""
+        """Build one chunk of a stream."""
         frame = self._frame([choice])
         return event({**frame, "usage": usage} if usage is not None else frame)
 
     def plain_frame(self, index: int) -> Framed:
-        """Chunks of choice `index` that bring nothing but text."""
+        """Build chunks of choice `index` that contain only text."""
         return Framed(self._frame([choice_of(index, HOLE, None, None)]))
 
     def echo_of(self, prompt: int) -> str:
-        """What is put in front of the answer."""
+        """Return the text echoed before the answer."""
         return self._prompt_texts[prompt] if self._body.echo else ""
 
     @property
     def return_token_ids(self) -> bool:
-        """Whether chunks name the ids."""
+        """Whether chunks contain token IDs."""
         return bool(self._body.return_token_ids)
 
 
 class _Writer:
-    """Chunks of one choice."""
+    """Builds the chunks of one choice."""
 
     def __init__(self, job: _Job, prompt: int, index: int) -> None:
         self._job = job
@@ -256,7 +256,7 @@ class _Writer:
         self._plain, self._versions = job.plain_frame(index), job.versions
 
     def write(self, delta: SampleDelta, usage: dict[str, Any] | None) -> bytes:
-        """The chunk for a delta; nothing, if it brings nothing."""
+        """Return the chunk for a delta; None if there is nothing to send."""
         if self._versions is not self._job.versions:
             self._plain, self._versions = self._job.plain_frame(self._index), self._job.versions
         text, self._echo = self._echo + delta.text, ""
@@ -280,7 +280,7 @@ class _Writer:
 def choice_of(
     index: int, text: str, logprobs: dict[str, Any] | None, finish: Finish | None
 ) -> dict[str, Any]:
-    """One entry of `choices`."""
+    """Build one entry of `choices`."""
     return {
         "index": index,
         "text": text,
@@ -291,7 +291,7 @@ def choice_of(
 
 
 def openai_error_event(error: SylvanError) -> bytes:
-    """The end of an OpenAI stream that failed."""
+    """Return the last event of a failed stream."""
     status, message, param = error_parts(error)
     code = error_code(error)
     flat = error_body(Family.OPENAI, status, message, param=param, code=code)

@@ -1,4 +1,4 @@
-"""Usage of an answer while it comes."""
+"""Counts the usage of an answer as it arrives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sylvan.runtime.tokenizer.types import SampleDelta
 
 
 class Meter:
-    """Counts of all samples of one call."""
+    """Token counts of all samples of one call."""
 
     def __init__(self, call: Call[Any], num_prompts: int, n: int) -> None:
         self._context: Context = call.context
@@ -21,15 +21,15 @@ class Meter:
         self._reasoning = [0] * (num_prompts * n)
 
     def see(self, prompt: int, delta: SampleDelta) -> None:
-        """Take in the counts of a delta."""
+        """Add the counts of a delta."""
         self._usages[prompt * self._n + delta.index] = delta.usage
 
     def think(self, index: int, tokens: int) -> None:
-        """Set how many tokens of a sample have been thinking."""
+        """Set the number of reasoning tokens of a sample."""
         self._reasoning[index] = tokens
 
     def reply(self) -> dict[str, Any]:
-        """`usage` so far."""
+        """Return `usage` so far."""
         return usage_reply(
             self._usages,
             self._n,
@@ -39,7 +39,7 @@ class Meter:
 
 
 def stream_usage(context: Context, options: StreamOptions | None) -> tuple[bool, bool]:
-    """Whether a stream ends with usage, and whether every chunk has it."""
+    """Return whether a stream ends with usage, and whether every chunk has it."""
     at_end = context.settings.text.stream_include_usage
     if options is None:
         return at_end, False
@@ -47,5 +47,5 @@ def stream_usage(context: Context, options: StreamOptions | None) -> tuple[bool,
 
 
 def model_name(context: Context, body: GenerationBody) -> str:
-    """The model's name in an answer: as the client called it."""
+    """Return the model name for an answer: as the client spelled it."""
     return body.model or context.settings.served_model_name

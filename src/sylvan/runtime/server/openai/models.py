@@ -10,12 +10,12 @@ from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
 
 
 async def models(call: Call[None]) -> Response:
-    """All models that are served."""
+    """List the served models."""
     return json_response({"object": "list", "data": _cards(call)})
 
 
 async def model(call: Call[None]) -> Response:
-    """One model."""
+    """Describe one model."""
     wanted = call.request.path_params["model"]
     for card in _cards(call):
         if card["id"] == wanted:
@@ -25,7 +25,7 @@ async def model(call: Call[None]) -> Response:
 
 
 def _cards(call: Call[None]) -> list[dict[str, Any]]:
-    """Of the model, and of the adapters that the caller may use."""
+    """Describe the model, and the adapters that the caller may use."""
     context = call.context
     name = context.settings.served_model_name
     adapters = context.engine.adapters.served(call.tenant.name)

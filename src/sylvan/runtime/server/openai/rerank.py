@@ -1,4 +1,4 @@
-"""`/v2/rerank` and `/rerank`: rankings in the forms of Cohere, Jina and TEI."""
+"""`/v2/rerank` and `/rerank`: rankings in the formats of Cohere, Jina and TEI."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sylvan.runtime.server.streaming import unless_gone
 from sylvan.runtime.serving import ranking
 from sylvan.runtime.serving.labels import read_labels
 
-_MARKS = 16  # tokens that stand around a query and a text, at most
+_MARKS = 16  # most tokens around a query and a text
 
 
 async def cohere(call: Call[CohereRerankBody]) -> Response:
-    """Documents in the order of their relevance, as Cohere has it."""
+    """Rank documents by relevance, in Cohere's format."""
     body = call.body
     texts = _texts(body.documents)
     if body.max_tokens_per_doc is not None:
@@ -35,14 +35,14 @@ async def cohere(call: Call[CohereRerankBody]) -> Response:
 
 
 async def plain(call: Call[PlainRerankBody]) -> Response:
-    """Documents in the order of their relevance, as Jina has it, or TEI if they are `texts`."""
+    """Rank documents by relevance, in Jina's format, or TEI's if they are `texts`."""
     body = call.body
     if (body.documents is None) == (body.texts is None):
         given = "neither" if body.texts is None else "both"
         message = f"documents: one of documents and texts is needed, not {given}."
         raise RequestError(message, param="documents")
     if body.raw_scores:
-        message = "raw_scores: scores are what /v1/rerank gives; there are no raw ones."
+        message = "raw_scores is not supported: /v1/rerank returns scores only."
         raise RequestError(message, param="raw_scores")
     is_tei = body.texts is not None
     texts = body.texts or _texts(body.documents or ())
@@ -70,7 +70,7 @@ def _texts(documents: Sequence[str | TextDocument]) -> list[str]:
 
 
 async def _cut(call: Call[Any], text: str, most: int) -> str:
-    """The text of its first tokens; all of it if it has no more."""
+    """Truncate a text to a number of tokens."""
     engine = call.context.engine
     ids = await engine.tokenize(text, add_special_tokens=False, trusted=False)
     return text if len(ids) <= most else await engine.detokenize(ids[:most])
@@ -84,5 +84,5 @@ async def _ranked(call: Call[Any], texts: list[str]) -> list[dict[str, Any]]:
 
 
 def _tokens(found: Sequence[dict[str, Any]]) -> int:
-    """Tokens of all queries and texts."""
+    """Count the tokens of all queries and texts."""
     return sum(one["meta_info"]["prompt_tokens"] for one in found)

@@ -1,4 +1,4 @@
-"""`sglext`: extras of the OpenAI routes, asked for by fields or by headers."""
+"""`sglext`: extra fields of OpenAI answers, requested by fields or headers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _OUTPUT_HEADER = "x-sglext-return-output-ids"
 
 
 class Extras:
-    """Collects what was asked for; adds nothing to an answer if that is nothing.
+    """Collects the requested extras; adds nothing if none were requested.
 
     Attributes:
-        wants_input: The ids of the prompt were asked for.
+        wants_input: The prompt's token IDs were requested.
     """
 
     def __init__(self, call: Call[Any]) -> None:
@@ -35,12 +35,12 @@ class Extras:
         self._output_ids: dict[int, list[int]] = {}
 
     def see_prompt(self, ids: Sequence[int]) -> None:
-        """Take in the prompt."""
+        """Record the prompt."""
         if self.wants_input:
             self._input_ids.extend(ids)
 
     def see(self, index: int, ids: Sequence[int], usage: Usage) -> None:
-        """Take in what came of one choice."""
+        """Record the output of one choice."""
         if self._cached:
             self._cached_tokens = max(self._cached_tokens, usage.cached_tokens)
             self._loaded_tokens = max(self._loaded_tokens, usage.loaded_tokens)
@@ -49,7 +49,7 @@ class Extras:
             self._output_ids.setdefault(index, []).extend(ids)
 
     def reply(self) -> dict[str, Any]:
-        """`{"sglext": ...}`, or nothing."""
+        """Return `{"sglext": ...}`, or an empty object."""
         found: dict[str, Any] = {}
         if self._cached:
             found["cached_tokens_details"] = {

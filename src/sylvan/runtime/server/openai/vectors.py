@@ -1,4 +1,4 @@
-"""Routes of models that encode: embeddings, classes, scores, rankings."""
+"""Routes of encoder models: embeddings, classes, scores, rankings."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from sylvan.runtime.serving.labels import read_labels
 
 
 async def embeddings(call: Call[EmbeddingsBody]) -> Response:
-    """Vectors of texts."""
+    """Embed texts."""
     work = serving.embeddings(caller_of(call), call.body)
     return json_response(await unless_gone(call.request, work))
 
 
 async def classify(call: Call[ClassifyBody]) -> Response:
-    """Classes of texts."""
+    """Classify texts."""
     work = serving.classify(caller_of(call), call.body, _labels(call))
     return json_response(await unless_gone(call.request, work))
 
 
 async def rerank(call: Call[RerankBody]) -> Response:
-    """Documents in the order of their relevance."""
+    """Rank documents by relevance."""
     work = ranking.rerank(caller_of(call), call.body, _labels(call), call.context.template)
     return json_response(await unless_gone(call.request, work))
 
 
 async def score(call: Call[ScoreBody]) -> Response:
-    """The probability of each label, for every item."""
+    """Return the probability of each label for every item."""
     query, items = call.body.query or "", call.body.items or ""
     longest = len(items) if isinstance(items, str) else max(map(len, items), default=0)
     if len(query) > longest:
@@ -50,21 +50,21 @@ async def score(call: Call[ScoreBody]) -> Response:
 
 
 async def encode(call: Call[EncodeBody]) -> Response:
-    """Vectors of texts, in the native shape."""
+    """Embed texts, in the native format."""
     caller = caller_of(call)
     caller.demand("embed", "both", "classify", what="vectors")
     return json_response(await unless_gone(call.request, serving.encode(caller, call.body)))
 
 
 async def classify_natively(call: Call[EncodeBody]) -> Response:
-    """Numbers of labels, in the native shape."""
+    """Classify texts, in the native format."""
     caller = caller_of(call)
     caller.demand("classify", what="classes")
     return json_response(await unless_gone(call.request, serving.encode(caller, call.body)))
 
 
 def caller_of(call: Call[Any]) -> EmbeddingCaller:
-    """Whom vectors are made for."""
+    """Return the caller for whom vectors are computed."""
     context = call.context
     return EmbeddingCaller(
         manager=context.engine,

@@ -1,4 +1,4 @@
-"""`/v1/conversations`: what was said so far, kept for later responses to go on from."""
+"""`/v1/conversations`: stored conversations that later responses can continue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Item = dict[str, Any]
 
 
 async def create(call: Call[ConversationBody]) -> Response:
-    """Keep a conversation."""
+    """Create a conversation."""
     body, store = call.body, call.context.conversations
     if not store.enabled:
         message = "Conversations are not kept here (server.response_store_size is 0)."
@@ -34,7 +34,7 @@ async def create(call: Call[ConversationBody]) -> Response:
 
 
 async def retrieve(call: Call[None]) -> Response:
-    """A conversation."""
+    """Return a conversation."""
     return json_response(_found(call).reply)
 
 
@@ -46,7 +46,7 @@ async def change(call: Call[ConversationChange]) -> Response:
 
 
 async def delete(call: Call[None]) -> Response:
-    """Forget a conversation; responses that were made in it stay."""
+    """Delete a conversation; its responses stay."""
     found = _found(call)
     call.context.conversations.drop(found)
     reply = {"id": found.name, "object": "conversation.deleted", "deleted": True}
@@ -54,7 +54,7 @@ async def delete(call: Call[None]) -> Response:
 
 
 async def list_items(call: Call[None]) -> Response:
-    """The items of a conversation, the latest first."""
+    """List the items of a conversation, newest first."""
     return json_response(page(_found(call).items, call.query))
 
 
@@ -75,12 +75,12 @@ async def add_items(call: Call[ItemsBody]) -> Response:
 
 
 async def retrieve_item(call: Call[None]) -> Response:
-    """An item of a conversation."""
+    """Return an item of a conversation."""
     return json_response(_item(call, _found(call)))
 
 
 async def delete_item(call: Call[None]) -> Response:
-    """Forget an item; the answer is the conversation."""
+    """Delete an item; answer with the conversation."""
     found = _found(call)
     gone = _item(call, found)
     left = [item for item in found.items if item["id"] != gone["id"]]
@@ -89,10 +89,10 @@ async def delete_item(call: Call[None]) -> Response:
 
 
 def find(call: Call[Any], name: str, param: str) -> StoredResponse:
-    """The conversation of that name.
+    """Return the tenant's conversation with an ID.
 
     Raises:
-        RequestError: It is no id of a conversation, or the tenant has none of that id.
+        RequestError: The ID is malformed, or the tenant has no such conversation.
     """
     if not name.startswith("conv_"):
         message = f"{param}: {name[:80]!r} is no id of a conversation (conv_...)."
@@ -105,7 +105,7 @@ def find(call: Call[Any], name: str, param: str) -> StoredResponse:
 
 
 def extend(call: Call[Any], name: str, items: Iterable[Item]) -> None:
-    """Add what a response was made from, and what it said; nothing if the conversation is gone."""
+    """Append a response's input and output; do nothing if the conversation was deleted."""
     found = call.context.conversations.get(name, call.tenant.name)
     if found is not None:
         added = [conversation_item(item, call.context.ids(16)) for item in items]
@@ -126,10 +126,10 @@ def _item(call: Call[Any], found: StoredResponse) -> Item:
 
 
 def _checked(call: Call[Any], items: Iterable[Item]) -> list[Item]:
-    """Items as they are kept.
+    """Return the items in stored form.
 
     Raises:
-        RequestError: One cannot be part of a conversation.
+        RequestError: An item cannot be part of a conversation.
     """
     given = list(items)
     try:

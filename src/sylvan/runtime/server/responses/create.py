@@ -1,4 +1,4 @@
-"""`/v1/responses`: answering, storing, continuing, reading, cancelling."""
+"""`/v1/responses`: create, store, continue, read and cancel responses."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 async def create(call: Call[ResponsesBody]) -> Response:
-    """Answer some input."""
+    """Create a response."""
     job = Job(call)
     if call.body.background:
         return json_response(job.start())
@@ -67,12 +67,12 @@ async def create(call: Call[ResponsesBody]) -> Response:
 
 
 async def retrieve(call: Call[None]) -> Response:
-    """A stored response."""
+    """Return a stored response."""
     return json_response(_stored(call).reply)
 
 
 async def cancel(call: Call[None]) -> Response:
-    """End a response that is being made."""
+    """Cancel a background response."""
     stored = _stored(call)
     if stored.task is not None and not stored.task.done():
         stored.task.cancel()
@@ -82,7 +82,7 @@ async def cancel(call: Call[None]) -> Response:
 
 
 async def delete(call: Call[None]) -> Response:
-    """Forget a stored response."""
+    """Delete a stored response."""
     stored = _stored(call)
     if stored.task is not None:
         stored.task.cancel()
@@ -96,10 +96,10 @@ def _stored(call: Call[None]) -> StoredResponse:
 
 
 def find_stored(call: Call[Any], name: str, param: str | None) -> StoredResponse:
-    """The stored response of that name.
+    """Return the tenant's stored response with an ID.
 
     Raises:
-        RequestError: It is no id of a response, or the tenant has none of that id.
+        RequestError: The ID is malformed, or the tenant has no such response.
     """
     if not name.startswith("resp_"):
         message = f"{param or 'response_id'}: {name[:80]!r} is no id of a response (resp_...)."
@@ -112,10 +112,10 @@ def find_stored(call: Call[Any], name: str, param: str | None) -> StoredResponse
 
 
 class Job:
-    """One response under way.
+    """One response in progress.
 
     Attributes:
-        conversation: What is to be answered.
+        conversation: The conversation to answer.
     """
 
     def __init__(self, call: Call[ResponsesBody]) -> None:
@@ -135,7 +135,7 @@ class Job:
         store = call.context.responses
         self._keep = body.store is not False and store.enabled
         if body.background and not self._keep:
-            raise RequestError("background needs store.", param="background")
+            raise RequestError("background: true needs store: true.", param="background")
         call.names.update(text_fields(body))
         self._id = body.request_id or f"resp_{call.context.ids(16)}"
         self._created = int(call.context.wall())
@@ -148,14 +148,14 @@ class Job:
         self._turn = AnswerRun(call.context.service, self.conversation, call.names)
 
     async def _fit(self) -> None:
-        """Leave out the oldest turns, if the client wants that rather than an error."""
+        """Drop the oldest turns, if the client prefers that to an error."""
         if self._body.truncation == "auto":
             service = self._context.service
             self.conversation = await fitted(service, self.conversation)
             self._turn = AnswerRun(service, self.conversation, self._call.names)
 
     def start(self) -> dict[str, Any]:
-        """Make the response in the background."""
+        """Start generating in the background."""
         reply = self._reply("queued", [], None)
         stored = self._context.responses.put(self._call.tenant.name, reply, self._items)
         stored.task = asyncio.create_task(self._in_background(stored))
@@ -172,7 +172,7 @@ class Job:
         store.change(stored, outcome)
 
     async def run(self) -> dict[str, Any]:
-        """The response, when it is complete."""
+        """Return the complete response."""
         await self._fit()
         [outcome] = await self._turn.whole()
         status = _status(outcome.finish)
@@ -184,7 +184,7 @@ class Job:
         return reply
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The response as events."""
+        """Yield the response as events."""
         numbered = self._numbered = Numbered()
         items = ItemEvents(numbered, self._style, self._context.ids)
         started = False
@@ -213,7 +213,7 @@ class Job:
                     yield b"".join(chunks)
 
     def error_event(self, error: SylvanError) -> bytes:
-        """The end of a stream that failed."""
+        """Return the last event of a failed stream."""
         return self._numbered.event("response.failed", response=self._failed(error))
 
     def _failed(self, error: BaseException) -> dict[str, Any]:

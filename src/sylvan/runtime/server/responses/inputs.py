@@ -1,4 +1,4 @@
-"""What a response was made from: its input as items, and how many tokens an input has."""
+"""The input of a response: its items, and its token count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sylvan.runtime.serving.conversation import render
 
 
 async def input_items(call: Call[None]) -> Response:
-    """The items that led to a stored response, the latest first."""
+    """List the items that led to a stored response, newest first."""
     query: InputItemsQuery = call.query
     stored = find_stored(call, call.request.path_params["response_id"], None)
     items = [input_item(i, item, stored.reply["id"]) for i, item in enumerate(stored.items)]
@@ -20,6 +20,6 @@ async def input_items(call: Call[None]) -> Response:
 
 
 async def input_tokens(call: Call[ResponsesBody]) -> Response:
-    """How many tokens an input has, with instructions and tools."""
+    """Count the tokens of an input, including instructions and tools."""
     prompt = await render(call.context.service, Job(call).conversation)
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.input_ids)})

@@ -1,4 +1,4 @@
-"""Output items of a response, whole and as a stream of events."""
+"""Output items of a response, complete or as stream events."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Item = dict[str, Any]
 
 
 class Numbered:
-    """Makes events and numbers them."""
+    """Builds numbered events."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def event(self, kind: str, **fields: Any) -> bytes:
-        """One event."""
+        """Build one event."""
         content = {"type": kind, "sequence_number": self._next, **fields}
         self._next += 1
         return named_event(kind, content)
@@ -32,11 +32,11 @@ class Numbered:
 
 @dataclass(frozen=True, slots=True)
 class ItemStyle:
-    """What a client wants to see.
+    """What the client wants to see.
 
     Attributes:
-        origins: What functions that the model is offered are to the client.
-        keeps_thinking: Items of thinking hold what the client needs to give it back.
+        origins: What the functions offered to the model are to the client.
+        keeps_thinking: Reasoning items contain what the client needs to send them back.
     """
 
     origins: Mapping[str, ToolOrigin] = field(default_factory=dict[str, ToolOrigin])
@@ -44,12 +44,12 @@ class ItemStyle:
 
 
 def text_part(text: str, logprobs: Sequence[Item] = ()) -> Item:
-    """The content of a message."""
+    """Build the content of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
 def reasoning_item(text: str, status: str, name: str | None = None, *, kept: bool = False) -> Item:
-    """Thinking; `kept`: with what the client needs to give it back."""
+    """Build a reasoning item; `kept`: with what the client needs to send it back."""
     content = [{"type": "reasoning_text", "text": text}] if text else []
     item = {
         "id": name or f"rs_{secrets.token_hex(16)}",
@@ -64,7 +64,7 @@ def reasoning_item(text: str, status: str, name: str | None = None, *, kept: boo
 def message_item(
     text: str | None, status: str, name: str | None = None, logprobs: Sequence[Item] = ()
 ) -> Item:
-    """A message; None: its content is still to come."""
+    """Build a message; None: its content follows."""
     return {
         "id": name or f"msg_{secrets.token_hex(16)}",
         "type": "message",
@@ -77,7 +77,7 @@ def message_item(
 def call_item(
     origin: ToolOrigin, arguments: str, status: str, names: tuple[str, str] | None = None
 ) -> Item:
-    """A call; `names` are the ids of the item and of the call."""
+    """Build a call; `names` are the IDs of the item and of the call."""
     prefix = "ctc" if origin.custom else "fc"
     item, call = names or (f"{prefix}_{secrets.token_hex(16)}", f"call_{secrets.token_hex(12)}")
     kind = "custom_tool_call" if origin.custom else "function_call"
@@ -95,7 +95,7 @@ def call_item(
 
 
 def custom_input(arguments: str) -> str:
-    """The text in the arguments of a custom tool; what is none is the text itself."""
+    """Return the text in the arguments of a custom tool, or malformed arguments unchanged."""
     try:
         value = json.loads(arguments)
     except ValueError:
@@ -107,7 +107,7 @@ def custom_input(arguments: str) -> str:
 def output_items(
     answer: ParsedOutput, status: str, style: ItemStyle, logprobs: Sequence[Item] = ()
 ) -> list[Item]:
-    """The items of a whole answer; `status` is that of the last, as in a stream."""
+    """Build the items of a whole answer; `status` is that of the last, as in a stream."""
     items: list[Item] = []
     rest = list(logprobs)
     for part in answer.parts or [TextDelta("")]:
@@ -125,7 +125,7 @@ def output_items(
 
 
 def _covering(entries: Sequence[Item], text: str) -> int:
-    """How many of the next tokens make up a text; they may begin before it and end after it."""
+    """Count the next tokens that cover a text; they may start before it and end after it."""
     left = len(text.encode())
     for count, entry in enumerate(entries):
         if left <= 0:
@@ -135,14 +135,14 @@ def _covering(entries: Sequence[Item], text: str) -> int:
 
 
 class ItemEvents:
-    """Turns pieces of an answer into events; one item is open at a time.
+    """Turns pieces of an answer into events; at most one item is open.
 
     Attributes:
-        done: Items that are complete.
+        done: Completed items.
     """
 
     def __init__(self, numbered: Numbered, style: ItemStyle, ids: Callable[[int], str]) -> None:
-        """`ids` makes names of so many bytes."""
+        """`ids` makes IDs of a number of bytes."""
         self._ids = ids
         self._event = numbered.event
         self._style = style
@@ -154,7 +154,7 @@ class ItemEvents:
         self.done: list[Item] = []
 
     def add(self, piece: Piece, logprobs: Sequence[Item] = ()) -> Iterator[bytes]:
-        """Events for a piece, and the log probabilities of the tokens of a text."""
+        """Return the events for a piece, and the log probabilities of a text's tokens."""
         if isinstance(piece, TextDelta):
             yield from self._switch("message", self._message)
             self._text += piece.text
@@ -182,7 +182,7 @@ class ItemEvents:
             )
 
     def end(self, status: str) -> Iterator[bytes]:
-        """Events that end the last item; an answer without any gets an empty message."""
+        """Return the events that end the last item; an empty answer gets an empty message."""
         if self._open is None and not self.done:
             yield from self._switch("message", self._message)
         yield from self._close(status)

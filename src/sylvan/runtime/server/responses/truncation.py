@@ -1,4 +1,4 @@
-"""`truncation: auto`: a conversation that is too long loses its oldest turns."""
+"""`truncation: auto`: drops the oldest turns of a conversation that is too long."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Message = Mapping[str, Any]
 
 
 async def fitted(service: GenerationService, conversation: Conversation) -> Conversation:
-    """The conversation with as many of its latest turns as fit beside the answer.
+    """Return the conversation with as many of its latest turns as fit beside the answer.
 
-    What the system says stays, and so does the last turn: where they are too long by themselves,
-    the request is refused as without truncation.
+    System messages and the last turn always stay: if they alone are too long, the request fails as
+    it would without truncation.
     """
     wanted = conversation.sampling.max_new_tokens or 1
     room = service.manager.facts.max_request_tokens - wanted
     choices = [conversation, *_shortened(conversation)]
     low, high = 0, len(choices) - 1
-    while low < high:  # the first that fits; each is shorter than those before it
+    while low < high:  # the first that fits; each is shorter than the ones before
         middle = (low + high) // 2
         if await _length(service, choices[middle]) <= room:
             high = middle
@@ -36,7 +36,7 @@ async def fitted(service: GenerationService, conversation: Conversation) -> Conv
 async def _length(service: GenerationService, conversation: Conversation) -> float:
     try:
         return len((await render(service, conversation)).input_ids)
-    except ContextLengthError:  # too long to be rendered at all
+    except ContextLengthError:  # too long to render at all
         return float("inf")
 
 
@@ -48,5 +48,5 @@ def _shortened(conversation: Conversation) -> list[Conversation]:
 
 
 def _turns(messages: Sequence[Message]) -> list[int]:
-    """Where turns begin, but for the first: at each message of the user."""
+    """Return the indices where turns start, except the first: at each user message."""
     return [i for i, message in enumerate(messages) if i and message["role"] == "user"]

@@ -1,4 +1,4 @@
-"""The tables of all routes. Those called most stand first."""
+"""The tables of all routes; the most frequently called come first."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Routes of SGLang for things that this server cannot do yet: each says what is missing.
+"""SGLang routes whose features are missing here: each answers 501 and says what is missing.
 
-Credentials are checked as they will be once the route works. The status is 501; the body has the
-shape of native errors and, for trainers and tools that read them, `success` and `message`.
+Callers are authenticated as for a working route. The body has the native error format with, for
+trainers and tools that read them, `success` and `message`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ POST = ("POST",)
 
 _SENDING = "A server sends its weights to no other; start that one with the same checkpoint."
 _SLOWER = "There is no way to slow the server down on purpose."
-_EXPERTS = "Which experts are used is not recorded."
+_EXPERTS = "Rows of experts are always counted: see expert_load in /server_info."
 _SETTINGS = "Settings that can change while the server runs change by /config."
 _ELASTIC = "A server has one replica of fixed size; start more of them to scale."
 _HEARS = "Sounds are heard whole, with /v1/audio/transcriptions or in messages."

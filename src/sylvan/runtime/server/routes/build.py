@@ -1,4 +1,4 @@
-"""Endpoints with the defaults of their family."""
+"""Constructors of endpoints with the defaults of their API."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ GET_POST = ("GET", "POST")
 
 
 def openai(path: str, **fields: Any) -> Endpoint:
-    """A route of the OpenAI API."""
+    """Make a route of the OpenAI API."""
     return Endpoint(
         **{"path": path, "family": Family.OPENAI, "tag": "OpenAI", "typed": True, **fields}
     )
 
 
 def admin(path: str, **fields: Any) -> Endpoint:
-    """A route for the operator."""
+    """Make a route for operators."""
     return Endpoint(**{"path": path, "level": Level.ADMIN_OPTIONAL, "tag": "Control", **fields})
 
 
 def own(path: str, **fields: Any) -> Endpoint:
-    """A route for the operator, and for tenants as far as something is their own."""
+    """Make a route for operators, and for tenants concerning their own objects."""
     return admin(path, **{"level": Level.OWN_OR_ADMIN, "budgeted": True, **fields})
 
 
 def opened(path: str, **fields: Any) -> Endpoint:
-    """A route for everyone."""
+    """Make a route for everyone."""
     return Endpoint(**{"path": path, "level": Level.OPEN, "methods": GET, **fields})
 
 
 def aliases(endpoint: Endpoint, *paths: str) -> tuple[Endpoint, ...]:
-    """The endpoint, also under other paths."""
+    """Make the endpoint available under further paths."""
     return endpoint, *(replace(endpoint, path=path) for path in paths)

@@ -1,7 +1,7 @@
-"""Paths that a platform gives to routes by variables of the environment.
+"""Additional paths of routes, from environment variables of platforms.
 
-Vertex AI tells a container where it will call it; Ollama's routes move as SGLang's do. The usual
-path stays as well.
+Vertex AI tells a container under which paths it will call; Ollama's routes can be moved as in
+SGLang. The usual path stays available.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ VARIABLES = {
 def with_other_paths(
     table: Sequence[Endpoint], lookup: Callable[[str], str | None] = variable
 ) -> tuple[Endpoint, ...]:
-    """The table, and its routes under the paths that variables name.
+    """Return the table, plus its routes under the paths in environment variables.
 
     Raises:
-        ConfigError: A variable holds no path, or the path of another route.
+        ConfigError: A variable holds no valid path, or the path of another route.
     """
     paths = {endpoint.path: endpoint for endpoint in table}
     found: list[Endpoint] = []

@@ -33,6 +33,7 @@ from sylvan.api.tiers import StoreBody
 from sylvan.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
 from sylvan.api.tools import ParseCallsBody, ParseCallsReply, SeparateBody, SeparateReply
 from sylvan.api.weights import (
+    BalanceReply,
     BracketBody,
     CheckerBody,
     ChecksumReply,
@@ -167,7 +168,7 @@ _INFO = (
         methods=GET,
         query=RecentQuery,
         tag="Info",
-        budgeted=False,  # reads what is there
+        budgeted=False,  # reads existing state
     ),
 )
 
@@ -428,6 +429,14 @@ _WEIGHTS = (
             ("/release_memory_occupation", weights.release_memory, MemoryBody, MemoryReply),
             ("/resume_memory_occupation", weights.resume_memory, MemoryBody, MemoryReply),
         )
+    ),
+    admin(
+        "/balance_experts",
+        handler=weights.balance_experts,
+        reply=BalanceReply,
+        reply_on_failure=True,
+        statuses=(503,),
+        tag="Weights",
     ),
     admin(
         "/get_weights_by_name",

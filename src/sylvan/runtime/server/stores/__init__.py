@@ -1,1 +1,1 @@
-"""What the server keeps between calls: responses, files, batches."""
+"""Stores that persist between calls: responses, files, batches."""

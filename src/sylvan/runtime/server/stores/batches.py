@@ -1,4 +1,4 @@
-"""Files and batches in SQLite, so that they outlive the process."""
+"""Files and batches in SQLite, so that they survive restarts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS items (
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file; its content is read apart."""
+    """A file; its content is read separately."""
 
     id: str
     tenant: str
@@ -42,7 +42,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One request of a batch. `status` is None until it has been answered."""
+    """One request of a batch. `status` is None until it was answered."""
 
     line: int
     custom_id: str
@@ -65,35 +65,35 @@ class FileBatchStore:
     """Files; see `BatchStore`.
 
     Args:
-        database: Where they lie.
+        database: The database.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, file: StoredFile, content: bytes) -> None:
-        """Store a file."""
+        """Add a file."""
         self._database.run(lambda db: _insert_file(db, file, content))
 
     def get(self, name: str, tenant: str) -> StoredFile | None:
-        """A file of the tenant."""
+        """Return a file of the tenant."""
         found = self._files("id = ? AND tenant = ?", (name, tenant))
         return found[0] if found else None
 
     def list(self, tenant: str, purpose: str | None) -> Sequence[StoredFile]:
-        """The files of the tenant, the latest first."""
+        """List the tenant's files, newest first."""
         if purpose is None:
             return self._files("tenant = ?", (tenant,))
         return self._files("tenant = ? AND purpose = ?", (tenant, purpose))
 
     def content(self, name: str) -> bytes:
-        """The content of a file; empty if it is gone."""
+        """Return the content of a file; empty if it was deleted."""
         query = "SELECT content FROM files WHERE id = ?"
         row = self._database.run(lambda db: db.execute(query, (name,)).fetchone())
         return row[0] if row else b""
 
     def delete(self, name: str) -> None:
-        """Forget a file."""
+        """Delete a file."""
         query = "DELETE FROM files WHERE id = ?"
         self._database.run(lambda db: db.execute(query, (name,)), frees=True)
 
@@ -104,22 +104,22 @@ class FileBatchStore:
 
 
 class BatchStore:
-    """Files, batches and their requests; may be called from any thread.
+    """Files, batches and their requests; thread-safe.
 
-    Requests and answers are gone once a batch has ended: its files have them.
+    Requests and answers are deleted once a batch has ended: its files contain them.
 
-    Every method raises CapacityError while the database cannot be written or read: with status 507
-    where there is no room, else 503. What deletes, and changes of states, have room set aside.
+    Every method raises CapacityError while the database cannot be read or written: with status 507
+    if the disk is full, else 503. Deletions and state changes use reserved space.
 
     Args:
-        folder: Where the database lies; None keeps it in memory, until the process ends.
-        faults: What goes wrong with the disk.
+        folder: Directory of the database; None: in memory.
+        faults: Fault injection for the disk.
 
     Attributes:
         files: The files.
 
     Raises:
-        ConfigError: The folder cannot be used.
+        ConfigError: The directory is unusable.
     """
 
     def __init__(self, folder: str | None, faults: DiskFaults | None = None) -> None:
@@ -131,7 +131,7 @@ class BatchStore:
         self._database.close()
 
     def bytes_of(self, tenant: str) -> int:
-        """How much the tenant has stored: files, and batches with the requests they still hold."""
+        """Return the bytes a tenant stores: files, and batches with their remaining requests."""
         files = "SELECT COALESCE(SUM(LENGTH(content)), 0) FROM files WHERE tenant = ?"
         batches = "SELECT COALESCE(SUM(LENGTH(state)), 0) FROM batches WHERE tenant = ?"
         items = (
@@ -144,7 +144,7 @@ class BatchStore:
         )
 
     def add_batch(self, tenant: str, state: dict[str, Any], items: Sequence[Item] = ()) -> None:
-        """Store a new batch and its requests."""
+        """Add a batch and its requests."""
 
         def add(db: sqlite3.Connection) -> None:
             _insert_batch(db, tenant, state)
@@ -156,13 +156,13 @@ class BatchStore:
         self._database.run(add)
 
     def save_batch(self, tenant: str, state: dict[str, Any]) -> None:
-        """Store the state of a batch."""
+        """Save the state of a batch."""
         self._database.run(lambda db: _insert_batch(db, tenant, state), frees=True)
 
     def end_batch(
         self, tenant: str, state: dict[str, Any], files: Sequence[tuple[StoredFile, bytes]]
     ) -> None:
-        """Store the last state of a batch and its files, and forget its requests."""
+        """Save the final state of a batch and its files, and delete its requests."""
 
         def end(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM items WHERE batch = ?", (state["id"],))
@@ -173,7 +173,7 @@ class BatchStore:
         self._database.run(end)
 
     def delete_batch(self, name: str) -> None:
-        """Forget a batch; its files stay."""
+        """Delete a batch; its files stay."""
 
         def delete(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM items WHERE batch = ?", (name,))
@@ -182,7 +182,7 @@ class BatchStore:
         self._database.run(delete, frees=True)
 
     def expire(self, before: int) -> None:
-        """Forget files, and batches that have ended, which were made before that time."""
+        """Delete files and ended batches created before a time."""
         marks = ", ".join("?" * len(UNFINISHED))
         ended = f"SELECT id FROM batches WHERE created_at < ? AND status NOT IN ({marks})"
         wanted = (before, *UNFINISHED)
@@ -203,38 +203,38 @@ class BatchStore:
             self._database.run(delete, frees=True)
 
     def batch(self, name: str, tenant: str) -> dict[str, Any] | None:
-        """The state of a batch of the tenant."""
+        """Return the state of a tenant's batch."""
         query = "SELECT state FROM batches WHERE id = ? AND tenant = ?"
         row = self._database.run(lambda db: db.execute(query, (name, tenant)).fetchone())
         return json.loads(row[0]) if row else None
 
     def batches(self, tenant: str) -> list[dict[str, Any]]:
-        """The batches of the tenant, the latest first."""
+        """List the tenant's batches, newest first."""
         query = "SELECT state FROM batches WHERE tenant = ? ORDER BY created_at DESC, id DESC"
         rows = self._database.run(lambda db: db.execute(query, (tenant,)).fetchall())
         return [json.loads(row[0]) for row in rows]
 
     def unfinished(self) -> list[tuple[str, dict[str, Any]]]:
-        """Tenant and state of every batch that is to be worked on, the oldest first."""
+        """List the tenant and state of every unfinished batch, oldest first."""
         marks = ", ".join("?" * len(UNFINISHED))
         query = f"SELECT tenant, state FROM batches WHERE status IN ({marks}) ORDER BY created_at"
         rows = self._database.run(lambda db: db.execute(query, UNFINISHED).fetchall())
         return [(tenant, json.loads(text)) for tenant, text in rows]
 
     def waiting(self, batch: str, after: int, most: int) -> list[Item]:
-        """The next requests of a batch, behind a line, that have not been answered."""
+        """Return the next unanswered requests of a batch after a line."""
         query = "SELECT line, custom_id, body, status, response FROM items WHERE batch = ? AND line > ? AND status IS NULL ORDER BY line LIMIT ?"  # noqa: E501
         rows = self._database.run(lambda db: db.execute(query, (batch, after, most)).fetchall())
         return [Item(*row) for row in rows]
 
     def items(self, batch: str) -> list[Item]:
-        """The requests of a batch that has not ended."""
+        """Return the requests of an unfinished batch."""
         query = "SELECT line, custom_id, body, status, response FROM items WHERE batch = ? ORDER BY line"  # noqa: E501
         rows = self._database.run(lambda db: db.execute(query, (batch,)).fetchall())
         return [Item(*row) for row in rows]
 
     def counts(self, batch: str) -> tuple[int, int, int]:
-        """How many requests a batch has, how many were answered, and how many failed."""
+        """Count a batch's requests, those answered, and those failed."""
         query = (
             "SELECT COUNT(*), COUNT(status), COALESCE(SUM(status >= 400), 0) FROM items "
             "WHERE batch = ?"
@@ -242,7 +242,7 @@ class BatchStore:
         return self._database.run(lambda db: db.execute(query, (batch,)).fetchone())
 
     def answer(self, answers: Sequence[ItemAnswer]) -> None:
-        """Store the answers to requests, of any batches; a second answer replaces the first."""
+        """Save the answers to requests of any batches; a second answer replaces the first."""
         query = "UPDATE items SET status = ?, response = ? WHERE batch = ? AND line = ?"
         rows = [(found.status, found.response, found.batch, found.line) for found in answers]
         self._database.run(lambda db: db.executemany(query, rows))

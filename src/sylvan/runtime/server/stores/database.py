@@ -1,4 +1,4 @@
-"""An SQLite database of one process, with room set aside for deleting on a full disk."""
+"""An SQLite database for one process, with space reserved for deletions on a full disk."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ T = TypeVar("T")
 
 
 class Database:
-    """The database; may be called from any thread.
+    """The database; thread-safe.
 
-    Its file is its owner's alone, and belongs to one process at a time. The journal keeps its room,
-    and holds only pages that were in use: what was deleted can be written over on a full disk.
+    Only its owner can read the file, and only one process can use it. The journal keeps its space
+    and contains only pages in use, so deletions succeed on a full disk.
 
     Args:
-        folder: Where it lies; None keeps it in memory, until the process ends.
-        name: Of its file.
-        schema: Statements that make its tables, unless they are there.
+        folder: Directory; None: in memory.
+        name: File name.
+        schema: SQL that creates its tables if they are missing.
 
-        faults: What goes wrong with the disk.
+        faults: Fault injection for the disk.
 
     Raises:
-        ConfigError: The folder cannot be used, or another server uses it.
+        ConfigError: The directory is unusable, or another server uses it.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Database:
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=PERSIST")
             self._db.executescript(schema)
-            self._db.execute("PRAGMA user_version=1")  # takes the lock
+            self._db.execute("PRAGMA user_version=1")  # acquires the lock
         except (OSError, sqlite3.Error) as error:
             busy = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
             why = "another server uses it" if busy else str(error)
@@ -64,15 +64,15 @@ class Database:
             self._db.close()
 
     def run(self, work: Callable[[sqlite3.Connection], T], *, frees: bool = False) -> T:
-        """What `work` returns, of which all or nothing is stored.
+        """Run `work` in a transaction, and return its result.
 
         Args:
-            work: Statements; may be called twice.
-            frees: It makes room, or is small: it may use what is set aside.
+            work: Executes statements; may be called twice.
+            frees: It frees space or is small: it may use the reserved space.
 
         Raises:
-            CapacityError: The database cannot be read or written: with status 507 where there is
-                no room, else 503.
+            CapacityError: The database cannot be read or written: with status 507 if the disk is
+                full, else 503.
         """
         try:
             try:
@@ -83,7 +83,7 @@ class Database:
                 return self._run(work)
         except sqlite3.OperationalError as error:
             log.warning("files and batches cannot be stored: %s", error)
-            why = "there is no room left" if _is_full(error) else str(error)
+            why = "the disk is full" if _is_full(error) else str(error)
             message = f"Files and batches cannot be stored now: {why}."
             raise CapacityError(message, status=507 if _is_full(error) else 503) from error
         finally:
@@ -97,7 +97,7 @@ class Database:
             return work(self._db)
 
     def _release(self) -> bool:
-        """Give back the room that is set aside; whether there was some."""
+        """Release the reserved space; return whether there was any."""
         try:
             if self._reserve is None or not self._reserve.stat().st_size:
                 return False
@@ -107,7 +107,7 @@ class Database:
         return True
 
     def _set_aside(self) -> None:
-        """Have room for deleting; without it deleting may need help from outside."""
+        """Reserve space for deletions; without it they may fail on a full disk."""
         if self._reserve is None:
             return
         try:
@@ -115,12 +115,12 @@ class Database:
             if size < RESERVE_BYTES:
                 self._reserve.write_bytes(bytes(RESERVE_BYTES))
         except OSError as error:
-            log.warning("no room can be set aside for deleting: %s", error)
+            log.warning("no space can be reserved for deletions: %s", error)
             self._release()
 
 
 def _make_private(folder: Path, file: Path) -> None:
-    """Have a file that nobody else reads; SQLite gives its journals the same mode."""
+    """Create a file with mode 0600; SQLite gives its journals the same mode."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
     file.chmod(0o600)

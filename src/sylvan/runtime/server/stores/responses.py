@@ -1,4 +1,4 @@
-"""Responses that were kept."""
+"""Stored responses."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class StoredResponse:
     """One response, and the conversation that led to it, as JSON.
 
     Attributes:
-        name: Its id, which is unique within its tenant.
-        tenant: To whom it belongs; nobody else can read it.
-        task: What still works on it.
+        name: Its ID, unique within its tenant.
+        tenant: Its owner; no other tenant can read it.
+        task: The task that still generates it.
     """
 
     name: str
@@ -33,7 +33,7 @@ class StoredResponse:
 
     @property
     def reply(self) -> dict[str, Any]:
-        """As clients see it."""
+        """The response as clients see it."""
         return orjson.loads(self._reply)
 
     @property
@@ -43,11 +43,11 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """Size."""
+        """Size in bytes."""
         return len(self._reply) + len(self._items)
 
     def is_kept(self, now: float) -> bool:
-        """Whether it is not older than responses become."""
+        """Whether it has not expired."""
         return now < self._until
 
     def change_items(self, items: Sequence[Mapping[str, Any]]) -> None:
@@ -60,16 +60,16 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The latest responses, in memory.
+    """The newest responses, in memory.
 
-    When they are too many or too large, the oldest one goes of the tenant that has the most bytes,
-    so that nobody's are pushed out by others who store more.
+    When there are too many or they are too large, the oldest response of the tenant with the most
+    bytes is evicted, so no tenant can evict those of tenants who store less.
 
     Args:
-        size: Responses that are kept.
-        max_bytes: Of all of them together.
-        retention_s: Age at which a response is forgotten.
-        clock: Tells ages.
+        size: Largest number of responses.
+        max_bytes: Largest total size.
+        retention_s: Age in seconds at which a response expires.
+        clock: Clock for ages.
     """
 
     def __init__(
@@ -87,18 +87,18 @@ class ResponseStore:
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is kept at all."""
+        """Whether responses are stored at all."""
         return self._size > 0
 
     @property
     def num_bytes(self) -> int:
-        """Size of all responses."""
+        """Total size in bytes."""
         return sum(self._bytes_of(tenant) for tenant in self._tenants)
 
     def put(
         self, tenant: str, reply: Mapping[str, Any], items: Sequence[Mapping[str, Any]]
     ) -> StoredResponse:
-        """Keep a response; it replaces an earlier one of the same tenant and id."""
+        """Store a response; replaces one of the same tenant and ID."""
         name = reply["id"]
         until = self._clock() + self._retention_s
         stored = StoredResponse(name, tenant, orjson.dumps(reply), orjson.dumps(items), until)
@@ -120,12 +120,12 @@ class ResponseStore:
         self._shrink()
 
     def get(self, name: str, tenant: str) -> StoredResponse | None:
-        """A response of the tenant."""
+        """Return a response of the tenant."""
         self._forget_old()
         return self._tenants.get(tenant, {}).get(name)
 
     def drop(self, stored: StoredResponse) -> None:
-        """Forget a response."""
+        """Delete a response."""
         kept = self._tenants.get(stored.tenant, OrderedDict())
         if kept.get(stored.name) is stored:
             del kept[stored.name]

@@ -1,4 +1,4 @@
-"""Store and worker of batches, as routes are given them."""
+"""The store and worker of batches, for routes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sylvan.runtime.server.stores.worker import BatchWorker
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Where batches lie, and what works them off."""
+    """The store of batches, and the worker that runs them."""
 
     store: BatchStore
     worker: BatchWorker

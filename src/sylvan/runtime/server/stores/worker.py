@@ -1,4 +1,4 @@
-"""Works off batches, a few requests at a time, behind everything that anyone waits for."""
+"""Runs batches, a few requests at a time, at the lowest priority."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Execute = Callable[[str, str, Any], Awaitable[tuple[int, Any]]]
-"""Tenant, endpoint and body to the status and body of the answer; raises nothing."""
+"""Maps tenant, endpoint and body to the status and body of the answer; does not raise."""
 
 
 class _Waiting:
-    """The requests of a batch that have not been answered, a few in memory at a time."""
+    """The unanswered requests of a batch, a few in memory at a time."""
 
     def __init__(self, fetch: Callable[[int], Awaitable[list[Item]]]) -> None:
         self._fetch = fetch
@@ -50,7 +50,7 @@ class _Waiting:
         self._last = -1
 
     async def take(self) -> Item | None:
-        """The next request; None if there is no more."""
+        """Return the next request; None if there is none."""
         async with self._lock:
             if not self._items:
                 self._items.extend(await self._fetch(self._last))
@@ -62,7 +62,7 @@ class _Waiting:
 
 
 class _Answers:
-    """Stores answers, those that wait at the same time together: each time costs a disk's sync."""
+    """Saves concurrent answers in one transaction, because each transaction costs an fsync."""
 
     def __init__(self, store: Callable[[list[ItemAnswer]], Awaitable[None]]) -> None:
         self._store = store
@@ -70,29 +70,29 @@ class _Answers:
         self._waiting: list[ItemAnswer] = []
 
     async def add(self, answer: ItemAnswer) -> None:
-        """Return when the answer is stored."""
+        """Return once the answer is saved."""
         self._waiting.append(answer)
         async with self._lock:
-            if answer not in self._waiting:  # stored together with another
+            if answer not in self._waiting:  # saved together with another
                 return
             answers, self._waiting = self._waiting, []
             try:
                 await self._store(answers)
             except BaseException:
-                self._waiting = answers + self._waiting  # those of others are stored by them
+                self._waiting = answers + self._waiting  # this task saves the answers of others too
                 raise
 
 
 class BatchWorker:
-    """Answers the requests of batches; at most one task, which ends when nothing is left.
+    """Answers the requests of batches in at most one task, which ends when there is no work.
 
-    Each tenant has its oldest batch worked on, and all tenants have the same share of the requests
-    that run at the same time.
+    Each tenant's oldest batch is processed, and all tenants get equal shares of the concurrent
+    requests.
 
     Args:
-        store: Where batches lie.
-        wall: Seconds since 1970.
-        retry_s: Seconds between attempts, at a request and at a store that cannot be used.
+        store: The store of batches.
+        wall: Wall clock, in seconds since the Unix epoch.
+        retry_s: Seconds between retries of a request or of an unavailable store.
     """
 
     def __init__(
@@ -109,23 +109,23 @@ class BatchWorker:
         self._cancelled: dict[str, asyncio.Event] = {}
 
     def begin(self, execute: Execute) -> None:
-        """Go on with what an earlier life left; `execute` answers one request."""
+        """Resume the batches of an earlier run; `execute` answers one request."""
         self._execute = execute
         if self._store.unfinished():
             self.wake()
 
     def wake(self) -> None:
-        """Go on if there is something to do; needs a running event loop."""
+        """Resume if there is work; needs a running event loop."""
         self._news.set()
         if self._execute is not None and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run())
 
     def cancel(self, batch: str) -> None:
-        """Stop working on a batch."""
+        """Cancel a batch."""
         self._cancelled.setdefault(batch, asyncio.Event()).set()
 
     async def stop(self) -> None:
-        """Stop working; what is unfinished goes on in the next life."""
+        """Stop; unfinished batches resume at the next start."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -153,14 +153,14 @@ class BatchWorker:
             await asyncio.gather(news, *working.values(), return_exceptions=True)
 
     async def _left(self, work: asyncio.Task[None]) -> None:
-        """Begin anew, later, with a batch that a fault of ours kept from ending."""
+        """Retry a batch later that an internal error interrupted."""
         error = work.exception()
         if error is not None:
             log.error("a batch could not be ended; it is tried again", exc_info=error)
             await asyncio.sleep(self._retry_s)
 
     async def _stored(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """What a call of the store returns, as soon as the store can be used."""
+        """Call the store, retrying until it is available."""
         lost = False
         while True:
             try:
@@ -189,7 +189,7 @@ class BatchWorker:
     async def _outcome(
         self, work: asyncio.Task[None], cancelled: asyncio.Event, left_s: float
     ) -> str:
-        """Status of a batch when its work has ended, was cancelled, or has run out of time."""
+        """Return the final status of a batch: completed, cancelled, or expired."""
         stop = asyncio.create_task(cancelled.wait())
         try:
             await asyncio.wait(
@@ -209,7 +209,7 @@ class BatchWorker:
         return "failed"
 
     async def _lanes(self, tenant: str, state: dict[str, Any], waiting: _Waiting) -> None:
-        async with asyncio.TaskGroup() as lanes:  # one that fails ends the others
+        async with asyncio.TaskGroup() as lanes:  # one failure cancels the others
             for _ in range(CONCURRENCY):
                 lanes.create_task(self._lane(tenant, state, waiting))
 
@@ -221,16 +221,16 @@ class BatchWorker:
 
     async def _answer(self, tenant: str, endpoint: str, item: Item) -> tuple[int, Any]:
         assert self._execute is not None, "begun before it runs"
-        body = await call_in_thread(decode_json, item.body.encode())  # it may be large
+        body = await call_in_thread(decode_json, item.body.encode())  # may be large
         while True:
-            async with self._slots:  # first come, first served: lanes of tenants take turns
+            async with self._slots:  # first come, first served: tenants' queues take turns
                 status, answer = await self._execute(tenant, endpoint, body)
             if status not in RETRY_STATUSES:
                 return status, answer
             await asyncio.sleep(self._retry_s)
 
     def _finish(self, tenant: str, state: dict[str, Any], end: str) -> None:
-        """Write the files of answers and errors, and the last state."""
+        """Write the output and error files, and the final state."""
         state = self._store.batch(state["id"], tenant) or state
         counts = request_counts(*self._store.counts(state["id"]))
         good: list[bytes] = []
@@ -263,7 +263,7 @@ class BatchWorker:
 
 
 def request_counts(total: int, answered: int, failed: int) -> dict[str, int]:
-    """How far a batch is, as clients see it."""
+    """Return the progress of a batch in the API's format."""
     return {"total": total, "completed": answered - failed, "failed": failed}
 
 

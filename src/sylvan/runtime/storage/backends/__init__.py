@@ -1,1 +1,1 @@
-"""Kinds of stores, one module each; the name of the module is the scheme of the URL."""
+"""Store backends, one module each; the module name is the URL scheme."""

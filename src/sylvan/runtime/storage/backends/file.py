@@ -1,7 +1,7 @@
-"""A local directory: one file for each page, and an index. Several servers may share it.
+"""A local directory with one file per page, and an index. Several servers may share it.
 
-A page is written beside the others and then renamed, so a process that is killed leaves a file that
-nobody reads. What a power failure leaves is found out by the checksum of the page.
+Pages are written to a temporary file and renamed, so a killed process leaves a file that is never
+read. The page checksum detects what a power failure leaves behind.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sylvan.utils.clock import Clock, since_1970
 from sylvan.utils.lock import locked
 
 MANIFEST, INDEX, PAGES, INCOMING = "manifest.json", "index.sqlite3", "pages", "incoming"
-_BATCH = 64  # pages dropped at a time
+_BATCH = 64  # pages evicted at a time
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -41,16 +41,16 @@ class PageFiles(Protocol):
     """Reads and writes whole files. Errors are OSError, or StoreError."""
 
     def read_into(self, path: Path, parts: Sequence[Buffer]) -> int:
-        """Read the start of a file into parts; its size, or how much could be read."""
+        """Read the start of a file into parts; return its size, or how much could be read."""
         ...
 
     def write(self, path: Path, record: bytes) -> None:
-        """Make a file of these bytes."""
+        """Write a file."""
         ...
 
 
 class PlainFiles:
-    """Implements `PageFiles` by calls of the system, without a copy between."""
+    """Implements `PageFiles` with system calls, without intermediate copies."""
 
     def read_into(self, path: Path, parts: Sequence[Buffer]) -> int:
         descriptor = os.open(path, os.O_RDONLY)
@@ -75,10 +75,10 @@ class FileStore:
         clock: Clock = since_1970,
         files: PageFiles | None = None,
     ) -> None:
-        """Make the directory if need be.
+        """Create the directory if needed.
 
         Raises:
-            StoreError: it cannot be made or used.
+            StoreError: It cannot be created or used.
         """
         self._root, self._limits, self._clock = root, limits, clock
         self._files = files or PlainFiles()
@@ -174,12 +174,12 @@ class FileStore:
         return self._root / PAGES / space / rest[:2] / rest
 
     def _incoming(self) -> Path:
-        """A new name that no other process uses."""
+        """Return a name that no other process uses."""
         number, thread = next(self._numbers), threading.get_ident()
         return self._root / INCOMING / f"{os.getpid()}-{thread}-{number}"
 
     def _make_room(self, num_bytes: int, limit: int | None, space: str | None) -> None:
-        """Drop the pages of one namespace, or of all, not used for longest until so many fit."""
+        """Evict the least recently used pages of one namespace, or of all, until this much fits."""
         if limit is None:
             return
         if num_bytes > limit:
@@ -197,7 +197,7 @@ class FileStore:
                 self.remove(gone)
 
     def _remove_left_over(self) -> int:
-        """Files that processes did not finish, because they are gone."""
+        """Remove temporary files of dead processes."""
         count = 0
         for path in (self._root / INCOMING).iterdir():
             pid = path.name.partition("-")[0]
@@ -207,13 +207,13 @@ class FileStore:
         return count
 
     def _remove_unknown(self) -> int:
-        """Files that the index does not know, and entries whose file is gone."""
+        """Remove files without an index entry, and entries without a file."""
         known = {page.name for page in self._index.pages()}
         pages = self._root / PAGES
         files = {f"{p.parent.parent.name}/{p.name}": p for p in pages.glob("*/*/*")}
         gone = [name for name in known if name not in files]
         self._index.remove(gone)
-        # one that was written a moment ago may not be in the index yet
+        # a file written a moment ago may not be in the index yet
         now_known = known | {page.name for page in self._index.pages()}
         old = self._clock() - 60.0
         unknown = [
@@ -227,7 +227,7 @@ class FileStore:
 
 
 def _rename(incoming: Path, path: Path) -> None:
-    """Put a file where it belongs; few have to make the folder for it."""
+    """Move a file into place, creating its directory if it is missing."""
     try:
         incoming.replace(path)
     except FileNotFoundError:
@@ -237,7 +237,7 @@ def _rename(incoming: Path, path: Path) -> None:
 
 @contextmanager
 def _named(root: Path, passing: type[OSError] | tuple[()] = ()) -> Iterator[None]:
-    """Errors of the file system and of SQLite as StoreError, naming the directory."""
+    """Convert errors of the file system and SQLite to StoreError, naming the directory."""
     try:
         yield
     except passing:
@@ -250,10 +250,10 @@ def _named(root: Path, passing: type[OSError] | tuple[()] = ()) -> Iterator[None
 
 
 def directory_of(url: str) -> Path:
-    """The directory that a URL or a path names.
+    """Return the directory that a URL or a path names.
 
     Raises:
-        ConfigError: it names none.
+        ConfigError: It names none.
     """
     if not url.lower().startswith("file:"):
         return Path(url).expanduser().absolute()
@@ -266,7 +266,7 @@ def directory_of(url: str) -> Path:
 def _check(url: str, limits: StoreLimits) -> None:
     root = directory_of(url)
     if root.exists() and not root.is_dir():
-        raise ConfigError(f"tiers.storage={url}: {str(root)!r} is no directory")
+        raise ConfigError(f"tiers.storage={url}: {str(root)!r} is not a directory")
 
 
 def _open(url: str, limits: StoreLimits) -> FileStore:

@@ -1,7 +1,7 @@
-"""Object stores and file systems that fsspec reaches: `s3://BUCKET/PREFIX`, `gs://`, `az://`, ...
+"""Object stores and file systems through fsspec: `s3://BUCKET/PREFIX`, `gs://`, `az://`, ...
 
-One object for each page. Which pages go when there are too many is a rule of the bucket
-(lifecycle), or of `sylvan cache prune`.
+One object per page. Eviction is left to the bucket's lifecycle rules, or to
+`sylvan cache prune`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from sylvan.runtime.storage.api import (
     spread,
 )
 
-_AT_ONCE = 16  # questions to a store that answers one at a time
+_AT_ONCE = 16  # concurrent lookups in a store without batch lookups
 _S3 = ("s3", "s3a")
 _TIMES = ("LastModified", "mtime", "created", "last_modified", "updated")
 
 
 class ObjectStore:
-    """Implements `PageStore` over an fsspec file system, below `root`."""
+    """Implements `PageStore` on an fsspec file system, below `root`."""
 
     def __init__(self, system: Any, root: str) -> None:
         self._system, self._root = system, root.rstrip("/")
@@ -43,8 +43,8 @@ class ObjectStore:
     def write_manifest(self, manifest: bytes) -> bytes:
         """See `PageStore.write_manifest`.
 
-        Where the store has no way to write only what is not there, the last of two servers that
-        bind it at the same moment wins; pages carry their manifest's identity, so none is confused.
+        If the store cannot write conditionally, the last of two servers that bind it
+        simultaneously wins; pages carry their manifest's identity, so none is confused.
         """
         with self._binding:
             found = self.read_manifest()
@@ -54,7 +54,7 @@ class ObjectStore:
             return found or manifest
 
     def contains(self, names: Sequence[str]) -> Sequence[bool]:
-        """What is used is not noted."""
+        """Return which exist; uses are not recorded."""
 
         def there(name: str) -> bool:
             with _named():
@@ -89,7 +89,7 @@ class ObjectStore:
                 yield StoredPage(name, int(info.get("size") or 0), _time_of(info))
 
     def sweep(self) -> int:
-        """Rules of the bucket do it."""
+        """Do nothing: the bucket's rules do it."""
         return 0
 
     def clear(self) -> None:
@@ -113,7 +113,7 @@ class ObjectStore:
 
 
 def _time_of(info: dict[str, Any]) -> float:
-    """When an object was written, as far as its store tells."""
+    """Return the write time of an object, if its store reports it."""
     for name in _TIMES:
         at = info.get(name)
         if isinstance(at, dt.datetime):
@@ -125,12 +125,12 @@ def _time_of(info: dict[str, Any]) -> float:
 
 @contextmanager
 def _named(passing: type[OSError] | tuple[()] = ()) -> Iterator[None]:
-    """Errors of any driver as StoreError."""
+    """Convert errors of any driver to StoreError."""
     try:
         yield
     except passing:
         raise
-    except Exception as error:  # each driver has its own
+    except Exception as error:  # each driver has its own classes
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise StoreError(f"the object store: {reason}") from error
 
@@ -160,7 +160,7 @@ def _filesystem(url: str, limits: StoreLimits) -> tuple[Any, str]:
 
 
 def _bounds(url: str, timeout_s: float) -> dict[str, Any]:
-    """What keeps a driver from waiting for minutes; of S3, whose client tries for five."""
+    """Return options that keep drivers from waiting for minutes; S3's client tries for five."""
     if url.partition(":")[0].lower() not in _S3:
         return {}
     retries = {"max_attempts": 1, "mode": "standard"}

@@ -1,6 +1,6 @@
-"""Pages in this process, under `memory:NAME`; for tests and trials. Nothing outlives the process.
+"""Pages in this process's memory, under `memory:NAME`, for tests and trials.
 
-Faults can be injected: `MemoryStore.faults` says which calls fail, hang, or bring wrong bytes.
+Faults can be injected: `MemoryStore.fault` makes calls fail or hang, `spoil` corrupts reads.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from sylvan.runtime.storage.api import (
 from sylvan.utils.clock import Clock, since_1970
 
 Fault = Callable[[str, str], None]
-"""Called with (method, name or ""); raises or waits."""
+"""Called with (method, name or ""); raises or sleeps."""
 
-_OPEN: dict[str, MemoryStore] = {}  # by URL: all who open one share it
+_OPEN: dict[str, MemoryStore] = {}  # by URL: all openers share it
 _OPENING = threading.Lock()
 
 
@@ -31,8 +31,8 @@ class MemoryStore:
     """Implements `PageStore`.
 
     Attributes:
-        fault: Called before anything is done.
-        spoil: Changes what is read: loses it (None), or gives wrong bytes.
+        fault: Called before every operation.
+        spoil: Changes what is read: drops it (None), or corrupts it.
     """
 
     def __init__(self, limits: StoreLimits, clock: Clock = since_1970) -> None:
@@ -40,7 +40,7 @@ class MemoryStore:
         self.spoil: Callable[[str, bytes], bytes | None] = lambda name, record: record
         self._limits, self._clock = limits, clock
         self._manifest: bytes | None = None
-        self._records: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # last used last
+        self._records: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # in order of last use
         self._lock = threading.RLock()
 
     def read_manifest(self) -> bytes | None:
@@ -99,7 +99,7 @@ class MemoryStore:
             self._manifest = None
 
     def close(self) -> None:
-        """It stays for those who open it again."""
+        """Do nothing: the store stays for later openers."""
 
     def _use(self, name: str) -> bytes | None:
         record, used = self._records.get(name, (None, 0.0))
@@ -114,7 +114,7 @@ class MemoryStore:
         return ttl is not None and self._clock() - used_s > ttl
 
     def _make_room(self, num_bytes: int, limit: int | None, space: str) -> None:
-        """Let `num_bytes` more fit among the records whose names begin with `space`."""
+        """Evict records whose names start with `space` until `num_bytes` more fit."""
         if limit is None:
             return
         if num_bytes > limit:
@@ -129,7 +129,7 @@ class MemoryStore:
 
 
 def open_memory(url: str, limits: StoreLimits) -> MemoryStore:
-    """The store of that name in this process; the first opener sets the limits."""
+    """Return the store of that name in this process; the first opener sets the limits."""
     with _OPENING:
         if url not in _OPEN:
             _OPEN[url] = MemoryStore(limits)

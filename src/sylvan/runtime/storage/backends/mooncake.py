@@ -1,10 +1,10 @@
 """Mooncake's store, memory of many machines: `mooncake://MASTER:PORT[/PREFIX][?NAME=VALUE...]`.
 
-The master says where a page lies; pages travel between machines over TCP or RDMA. Its package is
-`mooncake-transfer-engine`, or `mooncake-transfer-engine-non-cuda` where there is no CUDA.
+The master locates pages; they travel between machines over TCP or RDMA. Its package is
+`mooncake-transfer-engine`, or `mooncake-transfer-engine-non-cuda` without CUDA.
 
-A page stays as long as the process whose memory it lies in, and until the master needs the room:
-memory that this server lends (`segment`) goes with it, that of `mooncake_client` does not.
+A page lives as long as the process whose memory holds it, and until the master needs the space:
+memory lent by this server (`segment`) goes with it, that of `mooncake_client` does not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MODULE = "mooncake.store"
 DEFAULT_PORT, ADMIN_PORT = 50051, 9003
 _NO_ROOM, _NOT_FOUND = -200, -704  # ErrorCode of mooncake-store/include/types.h
 _LARGEST_LIST = 1 << 30
-_JOIN_S = 10.0  # in which a process starts and joins a store that is well
+_JOIN_S = 10.0  # seconds in which a process starts and joins a healthy store
 _PROBE = """
 import json, sys
 from mooncake.store import MooncakeDistributedStore
@@ -48,7 +48,7 @@ MooncakeDistributedStore().setup(*json.loads(sys.argv[1]))
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a URL says beside the master.
+    """Options in the URL.
 
     Attributes:
         metadata: Server of the transfer engine's metadata; `P2PHANDSHAKE`: none is needed.
@@ -71,7 +71,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A URL, taken apart."""
+    """A parsed URL."""
 
     master: str
     port: int
@@ -80,13 +80,13 @@ class Address:
 
     @property
     def admin(self) -> tuple[str, int]:
-        """Where the master tells its pages."""
+        """Address of the master's HTTP server."""
         host, _, port = self.options.admin.rpartition(":")
         return (host or self.master, int(port)) if self.options.admin else (self.master, ADMIN_PORT)
 
 
 class MooncakeStore:
-    """Implements `PageStore`; `client` is a `MooncakeDistributedStore` that is set up."""
+    """Implements `PageStore`; `client` is an initialised `MooncakeDistributedStore`."""
 
     def __init__(self, client: Any, address: Address, timeout_s: float) -> None:
         self._client, self._address, self._timeout_s = client, address, timeout_s
@@ -97,7 +97,7 @@ class MooncakeStore:
         return self._get(self._manifest)
 
     def write_manifest(self, manifest: bytes) -> bytes:
-        """The store keeps what was put first."""
+        """Bind the store: the first value stays."""
         self._check("write", self._client.put(self._manifest, manifest))
         return self.read_manifest() or manifest
 
@@ -123,7 +123,7 @@ class MooncakeStore:
             self._remove(self._prefix + name)
 
     def pages(self) -> Iterator[StoredPage]:
-        """The master's HTTP server lists them."""
+        """List the pages, from the master's HTTP server."""
         for key in self._keys():
             name = key.removeprefix(self._prefix)
             if name != key and is_name(name):
@@ -132,16 +132,16 @@ class MooncakeStore:
                     yield StoredPage(name, size)
 
     def sweep(self) -> int:
-        """The master does it."""
+        """Do nothing: the master does it."""
         return 0
 
     def clear(self) -> None:
         self._check("clear", self._client.remove_by_regex(f"^{re.escape(self._prefix)}", True))
 
     def close(self) -> None:
-        """See `PageStore.close`; of a master that hangs no leave is taken.
+        """See `PageStore.close`; skip the goodbye if the master hangs.
 
-        Its package lets no other thread run until the master has answered.
+        The package holds the GIL until the master has answered.
         """
         asking = threading.Thread(target=lambda: self._client.is_exist(self._manifest), daemon=True)
         asking.start()
@@ -153,7 +153,7 @@ class MooncakeStore:
         record = bytes(self._client.get(key))
         if record:
             return record
-        there = self._client.is_exist(key)  # an empty answer has many reasons
+        there = self._client.is_exist(key)  # an empty answer has several causes
         self._check("read", min(there, 0))
         return None
 
@@ -190,10 +190,10 @@ class MooncakeStore:
 
 
 def address_of(url: str) -> Address:
-    """A URL, taken apart.
+    """Parse a URL.
 
     Raises:
-        ConfigError: it names no master, or an option that there is not.
+        ConfigError: It names no master, or has an unknown option.
     """
     parts = urlsplit(url)
     try:
@@ -249,12 +249,12 @@ def _open(url: str, limits: StoreLimits) -> MooncakeStore:
     sizes = parse_size(options.segment), parse_size(options.buffer)
     code = client.setup(options.host or own, metadata, *sizes, protocol, devices, where)
     if code:
-        raise StoreError(f"the Mooncake store at {where} cannot be joined: its error is {code}")
+        raise StoreError(f"the Mooncake store at {where} cannot be joined: error {code}")
     return MooncakeStore(client, address, limits.timeout_s)
 
 
 def _probe(arguments: Sequence[object], timeout_s: float) -> None:
-    """Join the store from another process first: who waits for a master that hangs stands still."""
+    """Join the store from another process first: a hanging master would block this one."""
     command = [sys.executable, "-c", _PROBE, json.dumps(arguments)]
     try:
         subprocess.run(command, capture_output=True, timeout=_JOIN_S + timeout_s, check=False)
@@ -265,7 +265,7 @@ def _probe(arguments: Sequence[object], timeout_s: float) -> None:
 
 
 def _own_address(address: Address, timeout_s: float) -> str:
-    """The address from which the master is reached; also finds out soon that it is not."""
+    """Return the local address from which the master is reached; fails fast if it is not."""
     where = address.master, address.port
     try:
         with socket.create_connection(where, timeout_s) as connection:

@@ -1,8 +1,8 @@
-"""A directory whose pages are read and written by a plug-in of NIXL: `nixl:///DIR[?plugin=POSIX]`.
+"""A directory accessed through a NIXL plug-in: `nixl:///DIR[?plugin=POSIX]`.
 
-NIXL moves bytes between memory and files by the system's asynchronous input and output (`POSIX`),
-or by GPUDirect Storage (`GDS`, `GDS_MT`). Index, limits and layout are those of a plain directory,
-so that `nixl:///DIR` and `/DIR` are the same store. Its package is `nixl`.
+NIXL moves bytes between memory and files with asynchronous system I/O (`POSIX`),
+or GPUDirect Storage (`GDS`, `GDS_MT`). Index, limits and layout are those of a plain directory,
+so `nixl:///DIR` and `/DIR` are the same store. Its package is `nixl`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _POLL_S = 0.0001
 
 
 class NixlFiles:
-    """Implements `PageFiles` by transfers of NIXL; each thread has an agent of its own.
+    """Implements `PageFiles` with NIXL transfers; each thread has its own agent.
 
     Args:
         api: NIXL's module `_api`.
-        plugin: That moves the bytes.
-        timeout_s: For each transfer.
+        plugin: The plug-in.
+        timeout_s: Timeout of a transfer.
     """
 
     def __init__(self, api: Any, plugin: str, timeout_s: float) -> None:
         self._api, self._plugin, self._timeout_s = api, plugin, timeout_s
         self._own = threading.local()
-        self._stuck: list[Any] = []  # what a transfer that took too long may still write
+        self._stuck: list[Any] = []  # buffers that a timed-out transfer may still write to
         self._numbers = itertools.count()
 
     def read_into(self, path: Path, parts: Sequence[Buffer]) -> int:
@@ -68,17 +68,17 @@ class NixlFiles:
         """Move all bytes of `memory` from or to the start of a file.
 
         Raises:
-            StoreError: NIXL fails, or takes too long.
+            StoreError: NIXL fails, or times out.
         """
         try:
             over = self._transfer(direction, memory, descriptor)
-        except Exception as error:  # those of NIXL have no common class
+        except Exception as error:  # NIXL's exceptions have no common class
             raise StoreError(f"NIXL's {self._plugin}: {error or type(error).__name__}") from error
         if not over:
             raise StoreError(f"NIXL's {self._plugin} took over {self._timeout_s} s for a page")
 
     def _transfer(self, direction: str, memory: NDArray[np.uint8], descriptor: int) -> bool:
-        """Whether it is over in time."""
+        """Run a transfer; return whether it finished in time."""
         agent = self._agent()
         registered = [
             agent.register_memory([(at, memory.nbytes, target, "")], kind)
@@ -95,7 +95,7 @@ class NixlFiles:
         return True
 
     def _ends(self, agent: Any, handle: Any) -> bool:
-        """Wait for a transfer; whether it is over in time."""
+        """Wait for a transfer; return whether it finished in time."""
         state, until = agent.transfer(handle), time.monotonic() + self._timeout_s
         while state == "PROC":
             if time.monotonic() > until:
@@ -116,10 +116,10 @@ class NixlFiles:
 
 
 def place_of(url: str) -> tuple[Path, str]:
-    """Directory and plug-in that a URL names.
+    """Return the directory and plug-in of a URL.
 
     Raises:
-        ConfigError: it names no directory, or a plug-in or an option that there is not.
+        ConfigError: It names no directory, or has an unknown plug-in or option.
     """
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
@@ -146,7 +146,7 @@ def _api(url: str) -> Any:
 def _check(url: str, limits: StoreLimits) -> None:
     root, _ = place_of(url)
     if root.exists() and not root.is_dir():
-        raise ConfigError(f"tiers.storage={url}: {str(root)!r} is no directory")
+        raise ConfigError(f"tiers.storage={url}: {str(root)!r} is not a directory")
     _api(url)
 
 
@@ -157,7 +157,7 @@ def _open(url: str, limits: StoreLimits) -> FileStore:
     store = FileStore(root, limits, files=files)
     probe = root / f".probe-{os.getpid()}"
     try:
-        files.write(probe, b"probe")  # the plug-in may be there without what it needs
+        files.write(probe, b"probe")  # the plug-in's own dependencies may be missing
     finally:
         probe.unlink(missing_ok=True)
     return store

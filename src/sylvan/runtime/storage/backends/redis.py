@@ -1,6 +1,6 @@
 """Redis or Valkey: `redis://[:PASSWORD@]HOST[:PORT]/[DB][?prefix=NAME]`; `rediss://` for TLS.
 
-Which pages go when its memory is full is the server's own setting (`maxmemory-policy allkeys-lru`).
+Eviction when its memory is full is the server's own setting (`maxmemory-policy allkeys-lru`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEFAULT_PREFIX = "sylvan"
 
 
 class RedisStore:
-    """Implements `PageStore`; `client` is a `redis.Redis` that gives bytes."""
+    """Implements `PageStore`; `client` is a `redis.Redis` that returns bytes."""
 
     def __init__(self, client: Any, prefix: str, limits: StoreLimits) -> None:
         self._client, self._prefix = client, f"{prefix}:"
@@ -75,7 +75,7 @@ class RedisStore:
                     yield StoredPage(name, int(self._client.strlen(key)))
 
     def sweep(self) -> int:
-        """The server does it."""
+        """Do nothing: the server does it."""
         return 0
 
     def clear(self) -> None:

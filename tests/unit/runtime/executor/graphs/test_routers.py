@@ -52,7 +52,7 @@ def deepseek() -> nn.Module:
     return DeepseekV3TopkRouter(config)
 
 
-class Own(nn.Module):
+class OwnRoute(nn.Module):
     """Does something else with its weight than multiply rows by it."""
 
     def __init__(self, kind: str) -> None:
@@ -101,6 +101,6 @@ def test_a_router_still_answers_for_itself():
 
 @pytest.mark.parametrize("kind", ["scaled", "mixes rows", "twice", "by hand"])
 def test_what_does_something_else_is_left_alone(kind):
-    block = Block(Own(kind), torch.float32)
+    block = Block(OwnRoute(kind), torch.float32)
     use_native_routers(block, LIBRARY, torch.float32, ["experts"])
-    assert type(block.gate) is Own
+    assert type(block.gate) is OwnRoute

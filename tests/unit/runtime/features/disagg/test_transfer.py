@@ -34,7 +34,7 @@ from sylvan.runtime.features.disagg.data import (
 from sylvan.runtime.features.disagg.reach import ReachError, pieces, where
 from sylvan.runtime.features.disagg.receiver import Receiver
 from sylvan.runtime.features.disagg.sender import Sender
-from sylvan.runtime.features.disagg.ways import Means, means
+from sylvan.runtime.features.disagg.ways import TransferMechanisms, means
 from tests.support.transfer import (
     Faults,
     FaultyNetwork,
@@ -97,7 +97,7 @@ def ends(
     target = [paged(12, 4, regions=regions), paged(6, 5), states(4, 6)]
     name = {"attach": "shm"}.get(transfer, transfer)
     how = [
-        Means(shares=True) if transfer == "segment" else means(name, memory, HOST)
+        TransferMechanisms(shares=True) if transfer == "segment" else means(name, memory, HOST)
         for memory in (source, target)
     ]
     if transfer == "attach":

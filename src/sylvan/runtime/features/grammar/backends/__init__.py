@@ -1,1 +1,1 @@
-"""Libraries that compile grammars, one per file; the file's name is the option's."""
+"""Grammar libraries, one per file; the file name is the option's value."""

@@ -1,4 +1,4 @@
-"""llguidance, and xgrammar for what llguidance cannot do: what `auto` stands for with both."""
+"""llguidance, with xgrammar for what it does not support: `auto` when both are installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
 
 class Combined:
-    """See `GrammarBackend`. Refusals are those of the library that is asked first."""
+    """See `GrammarBackend`. Errors are those of the first library."""
 
     grows_later = True
 

@@ -1,4 +1,4 @@
-"""llguidance: an Earley parser over a lazy lexer; compiles in no time, computes masks as needed."""
+"""llguidance: an Earley parser over a lazy lexer; compiles instantly, computes masks on demand."""
 
 from __future__ import annotations
 
@@ -37,31 +37,29 @@ from sylvan.runtime.features.grammar.structural import (
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
 MAX_REASON_CHARS = 1000
-MAX_CHARS = 2000  # with the place
-MAX_FORCED_BYTES = (
-    1 << 16
-)  # handed out at once; finding more takes up to 0.3 s, by the limits below
+MAX_CHARS = 2000  # with a position
+MAX_FORCED_BYTES = 1 << 16  # returned at once; finding more takes up to 0.3 s, by the limits below
 
-# The library's own limits, beside the one on states (1 to 2 KiB each).
-MAX_EXPRESSIONS = 1_000_000  # that all regexes of a grammar are made of; 20 ms
-MAX_STEP_EXPRESSIONS = 200_000  # derived from them for one mask; 14 ms
-MAX_STEP_ITEMS = 50_000  # of the Earley parser, for one mask; 2.5 ms
-MAX_ROW_ITEMS = 2_000  # for one byte of text
-MAX_SYMBOLS = 500_000  # in the rules of a grammar
+# The library's own limits, besides the one on states (1 to 2 KiB each).
+MAX_EXPRESSIONS = 1_000_000  # derivatives of all regexes of a grammar; 20 ms
+MAX_STEP_EXPRESSIONS = 200_000  # derivatives for one mask; 14 ms
+MAX_STEP_ITEMS = 50_000  # steps of the Earley parser for one mask; 2.5 ms
+MAX_ROW_ITEMS = 2_000  # steps for one byte of text
+MAX_SYMBOLS = 500_000  # symbols in the rules of a grammar
 
-_ALONE = 2  # so many masks are done before other threads are awake
-_FEW_CORES = 2  # where the threads of a step still hold them, waking others gains nothing
-_MOST_KNOWN = 4096  # texts of which the ids are kept
+_ALONE = 2  # that many masks are done before other threads wake up
+_FEW_CORES = 2  # while the threads of a step still hold the cores, waking others gains nothing
+_MOST_KNOWN = 4096  # texts whose IDs are cached
 
 _UNABLE = re.compile(r"Unimplemented keys|Unknown format|\bnot supported\b")
-_OPTIONS_KEY = "x-guidance"  # by which a schema tells the library how to compile it
-_CONTROL = b"\xff"  # begins a control token among forced bytes; no text has it
+_OPTIONS_KEY = "x-guidance"  # key with which a schema passes options to the library
+_CONTROL = b"\xff"  # starts a control token among forced bytes; never occurs in text
 
 _JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
     "lenient": False,
     "whitespace_flexible": True,
-    "coerce_one_of": False,  # a `oneOf` of schemas that may overlap is refused
-    # what printers write, pretty ones included, and no more: some models do not find out of spaces
+    "coerce_one_of": False,  # do not reject a `oneOf` of schemas that may overlap
+    # allow what printers write, including pretty-printing; some models never stop writing spaces
     "whitespace_pattern": r"\r?\n[\x20\x09]{0,32}|\x20{1,4}",
 }
 
@@ -155,7 +153,7 @@ class LLGuidance:
 
 
 class _Tokens(llguidance.TokenizerWrapper):
-    """A vocabulary in the shape that the library wants."""
+    """A vocabulary in the library's format."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.eos_token_id = vocabulary.eos_ids[0]
@@ -167,21 +165,21 @@ class _Tokens(llguidance.TokenizerWrapper):
         self._known: dict[str | bytes, list[int]] = {}
 
     def __call__(self, text: str | bytes) -> list[int]:
-        known = self._known.get(text)  # asked for in the middle of a mask, and mostly the same
+        known = self._known.get(text)  # requested during mask computation, usually the same
         if known is not None:
             return known
         data = text.encode() if isinstance(text, str) else text
         ids = self._encode(data)
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        # what no tokens spell must not look as if others did
+        # bytes without a token must not look like other tokens
         found = ids if b"".join(self.tokens[i] for i in ids) == data else []
         self._known[text] = found
         return found
 
 
 class _Compiled:
-    """A grammar as text, and a matcher at its start to be copied."""
+    """A grammar as text, and a matcher at its start to copy."""
 
     library = "llguidance"
 
@@ -190,7 +188,7 @@ class _Compiled:
         self._spare: list[llguidance.LLMatcher] = []
 
     def prepare(self) -> None:
-        """Make the first matcher now: that of a hard grammar takes milliseconds to copy."""
+        """Create the first matcher now: creating one for a hard grammar takes milliseconds."""
         self._spare.append(self._first.deep_copy())
 
     def matcher(self) -> GrammarMatcher:
@@ -200,7 +198,7 @@ class _Compiled:
             return _Matcher(self._first.deep_copy())
 
     def dump(self) -> bytes:
-        """The library has no format of its own."""
+        """Return the text: the library has no serialisation."""
         return self._text.encode()
 
 
@@ -209,7 +207,7 @@ class _Matcher:
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self.library = matcher
-        self.is_accepting = matcher.is_accepting  # asked for every mask
+        self.is_accepting = matcher.is_accepting  # needed for every mask
 
     def fill_mask(self, row: IntArray) -> bool:
         self.library.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
@@ -217,7 +215,7 @@ class _Matcher:
 
     @staticmethod
     def fill_masks(matchers: Sequence[_Matcher], bits: IntArray, rows: Sequence[int]) -> None:
-        """One native call on all cores, where there are many."""
+        """Fill all masks in one native call, on all cores if there are many."""
         start, stride = bits.ctypes.data, bits.strides[0]
         if len(rows) > _ALONE and _cores() > _FEW_CORES:
             todo = [(m.library, row) for m, row in zip(matchers, rows, strict=True)]
@@ -259,7 +257,7 @@ def _threads() -> llguidance.LLExecutor:
 
 
 def _checked(spec: GrammarSpec) -> Schema:
-    """The schema of a spec as the library holds it; refuses what it takes and does not hold."""
+    """Return the schema of a spec as the library enforces it; reject what it would ignore."""
     written = object_schema(spec)
     for at, node in walk(written):
         if node is not written and _OPTIONS_KEY in node:
@@ -275,13 +273,13 @@ def _checked(spec: GrammarSpec) -> Schema:
 
 
 def _inner(spec: GrammarSpec) -> str:
-    """A schema for the inside of a Lark grammar, with the options in it."""
+    """Embed a schema in a Lark grammar, with its options."""
     return json.dumps({**_checked(spec), _OPTIONS_KEY: _JSON_OPTIONS})
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:
     reason = matcher.get_error().replace("<non-verbose/>", "").strip()
-    if "coerce_one_of" in reason:  # an option of the library that nobody here can set
+    if "coerce_one_of" in reason:  # a library option that clients cannot set
         return "oneOf of schemas that may overlap is not supported"
     if "too many states" in reason:
         return f"{reason} (limit: grammar.max_states)"
@@ -295,7 +293,7 @@ _MISSING = re.compile(r"Rule '([^']+)' not found")
 
 
 def _told(spec: GrammarSpec, text: str, reason: str) -> str:
-    """A reason with the place in what the client wrote, not in what was made of it."""
+    """Map an error position to the client's text."""
     return _placed(spec, text, reason)[:MAX_REASON_CHARS]
 
 
@@ -318,7 +316,7 @@ def _placed(spec: GrammarSpec, text: str, reason: str) -> str:
         why = f"regex: at position {len(of_regex[1]) + 1}: {of_regex[2]}"
     if text == spec.text:
         return f"at line {line}, column {column}: {why}"
-    rule = text.split("\n")[line - 1].partition(":")[0].strip()  # in Lark that was made of it
+    rule = text.split("\n")[line - 1].partition(":")[0].strip()  # in the Lark grammar
     pattern = re.compile(rf"(?im)^\s*{re.escape(rule).replace('_', '[-_]')}\s*::=")
     found = pattern.search(spec.text) if rule else None
     return f"at line {_line(spec.text, found.end())}: {why}" if found else why
@@ -329,7 +327,7 @@ def _line(text: str, offset: int) -> int:
 
 
 def _lark(text: str) -> str:
-    """A grammar in the EBNF of llama.cpp and xgrammar, or in Lark's own notation."""
+    """Convert a grammar in EBNF (llama.cpp, xgrammar), or return one in Lark's notation."""
     if is_lark(text):
         return text
     try:

@@ -33,7 +33,7 @@ except ImportError as error:
     ) from error
 
 MAX_REASON_CHARS = 1000
-MAX_CHARS = 2000  # with the place
+MAX_CHARS = 2000  # with a position
 MAX_ROLLBACK = 1 << 16
 MAX_FORCED_BYTES = 256
 DIALECT = Dialect(
@@ -45,7 +45,7 @@ DIALECT = Dialect(
     },
     inferred={"properties": "object", "prefixItems": "array"},
     formats=frozenset({"email", "uri", "uuid"}),
-    # they become part of the regex of the whole text: `.` would match the quotes around it
+    # patterns become part of one regex of the whole text: `.` would match the quotes around it
     patterns=re.compile(
         r"""\^?(?:[A-Za-z0-9 _:@,=%~/<>!&;|{}+*?)-]|\((?:\?:|(?!\?))|\[[A-Za-z0-9 _-]+\]|"""
         r"""\\[.\-/()\[\]{}|*+?])*\$?"""
@@ -97,7 +97,7 @@ class OutlinesCore:
 
 
 class _Textual:
-    """What matchers know of the vocabulary: which byte ids are, of those that are a single one."""
+    """The vocabulary as matchers use it: which byte each single-byte ID is."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -146,7 +146,7 @@ class _Matcher:
             self._guide.rollback_state(num_tokens)
 
     def forced(self) -> bytes:
-        """As long as only one single byte is possible."""
+        """Return bytes while only one single byte is possible."""
         state, data = self._guide.get_state(), bytearray()
         singles = self._textual.singles
         while singles and len(data) < MAX_FORCED_BYTES and not self._index.is_final_state(state):
@@ -175,7 +175,7 @@ class _Matcher:
 
 
 def _probe(spec: GrammarSpec) -> str:
-    """Patterns become part of one regex, whose validity is asked here."""
+    """Check that a pattern is valid as part of one regex."""
     try:
         regex = outlines_core.json_schema.build_regex_from_schema(spec.text)
     except _ERRORS as error:
@@ -192,7 +192,7 @@ def _reason(spec: GrammarSpec, error: Exception) -> str:
 
 
 def _wrong_regex(regex: str) -> str:
-    """What Python finds wrong with a regex, since the library does not say; empty if nothing."""
+    """Return Python's error for a regex, since the library does not report one; empty if valid."""
     try:
         re.compile(regex)
     except re.error as error:

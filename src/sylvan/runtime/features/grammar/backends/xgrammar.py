@@ -1,4 +1,4 @@
-"""xgrammar: pushdown automata whose masks are mostly computed while compiling."""
+"""xgrammar: pushdown automata whose masks are mostly computed at compile time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ except ImportError as error:
     ) from error
 
 MAX_REASON_CHARS = 1000
-MAX_CHARS = 2000  # with the place
+MAX_CHARS = 2000  # with a position
 MAX_WHITESPACE = 32
 MAX_FORCED_BYTES = 256
 DIALECT = Dialect(
@@ -87,7 +87,7 @@ DIALECT = Dialect(
             "uuid",
         ]
     ),
-    # what stands for characters that JSON writes otherwise is taken as it is
+    # characters that JSON may escape are matched unescaped
     patterns=re.compile(
         r"""\^?(?:[^\\"^$(\[\x00-\x1f]|\((?:\?:|(?!\?))|\[\^?|"""
         r"""\\[dwDWs.\-/()\[\]{}^$|*+?])*\$?"""
@@ -102,10 +102,10 @@ DIALECT = Dialect(
     ),
 )
 XML_DIALECT = replace(DIALECT, typed={**DIALECT.typed, "string": frozenset({"format", "pattern"})})
-"""Of the styles other than JSON: strings without quotes have any length."""
+"""Non-JSON styles: unquoted strings have any length."""
 
-# The library takes any three or four bytes for a character. Of these first bytes, not every
-# second byte makes one (Unicode, table 3-7).
+# The library accepts any three or four bytes as a character. After these first bytes, not
+# every second byte is valid (Unicode, table 3-7).
 _SECOND_BYTES = {
     0xE0: tuple(range(0xA0, 0xC0)),
     0xED: tuple(range(0x80, 0xA0)),
@@ -113,8 +113,8 @@ _SECOND_BYTES = {
     0xF4: tuple(range(0x80, 0x90)),
 }
 
-_NO_BYTE = 256  # what no text begins with
-_MOST_WORDS = 1024  # of a mask in which to look for a common first byte
+_NO_BYTE = 256  # bytes that no text starts with
+_MOST_WORDS = 1024  # IDs of a mask to scan for a common first byte
 
 _JSON_OPTIONS: Mapping[str, Any] = {"strict_mode": False, "max_whitespace_cnt": MAX_WHITESPACE}
 _OF_EBNF = re.compile(r"^EBNF \w+ error at line \d+, column \d+: ")
@@ -137,7 +137,7 @@ class XGrammar:
             vocab_size=vocabulary.size,
             stop_token_ids=list(vocabulary.eos_ids),
         )
-        # one thread: compiling must not take the cores from the model; what is kept is our cache's
+        # one thread, because compiling must not take the model's cores; our own cache keeps results
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
@@ -152,7 +152,7 @@ class XGrammar:
         return _Compiled(compiled, spec, named, self._words)
 
     def load(self, data: bytes) -> CompiledGrammar:
-        """Compiling takes less than reading the library's JSON."""
+        """Compile again, which is faster than reading the library's JSON."""
         try:
             spec = GrammarSpec(*msgspec.msgpack.decode(data, type=tuple[str, str]))
         except msgspec.MsgspecError as error:
@@ -180,17 +180,17 @@ class XGrammar:
 
 
 def _checked(spec: GrammarSpec, dialect: Dialect = DIALECT) -> str:
-    """The schema of a spec; refuses what the library would ignore."""
+    """Return the schema of a spec; reject what the library would ignore."""
     schema = rewrite(object_schema(spec), holds_of(dialect)).schema
     dialect.check(schema)
     return json.dumps(schema)
 
 
 def _fitted(tags: GrammarSpec, node: Node, at: str) -> Node:
-    """A part of structural tags that holds a grammar, with what holds for grammars alone.
+    """Prepare a node of a structural tag so that it follows the same rules as a grammar alone.
 
-    The library compiles schemas in tags by other options than those that it is given, so that they
-    are put in as what it makes of them alone.
+    The library compiles schemas inside tags with other options than standalone schemas, so they
+    are inserted as the grammar compiled alone.
     """
     for key in ("any_order", "excludes"):
         if node.get(key):
@@ -230,18 +230,18 @@ def _probe(spec: GrammarSpec) -> str:
 
 def _reason(spec: GrammarSpec, error: Exception) -> str:
     reason = _PLACE.sub("", str(error))[:MAX_REASON_CHARS].strip()
-    # what a regex became is not what the client wrote
+    # the compiled form of a regex is not what the client wrote
     return reason if spec.kind == "ebnf" else _OF_EBNF.sub("", reason)
 
 
 class _Words:
-    """Masks of ids, of one vocabulary."""
+    """Masks over one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         tokens = vocabulary.tokens
         textual = np.array([bool(t) and not _is_broken(t) for t in tokens], bool)
-        textual[vocabulary.untextual()] = False  # the library takes control tokens for text
+        textual[vocabulary.untextual()] = False  # the library treats control tokens as text
         ends = np.isin(np.arange(len(tokens)), vocabulary.eos_ids)
         first_bytes = np.array([t[0] if t else _NO_BYTE for t in tokens], np.int32)
         first_bytes[vocabulary.untextual()] = _NO_BYTE
@@ -249,7 +249,7 @@ class _Words:
         self.singles = single_bytes(vocabulary)
         self.usable = self._packed(textual | ends)
         self.no_ends = self._packed(textual & ~ends)
-        self.following = {  # which ids may come after such a byte
+        self.following = {  # IDs that may follow such a byte
             last: self._packed(np.isin(first_bytes, second))
             for last, second in _SECOND_BYTES.items()
         }
@@ -260,7 +260,7 @@ class _Words:
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     def only_byte(self, row: IntArray) -> int | None:
-        """The byte that every id of a mask begins with; None if there are several, or none."""
+        """Return the byte with which all IDs of a mask start; None if they differ."""
         places = np.flatnonzero(row)
         if not 0 < len(places) <= _MOST_WORDS:
             return None
@@ -270,7 +270,7 @@ class _Words:
         return int(found[0]) if len(found) == 1 and found[0] != _NO_BYTE else None
 
     def with_ids(self, mask: IntArray, ids: list[int]) -> IntArray:
-        """A mask that allows some more."""
+        """Return a mask that also allows these IDs."""
         if not ids:
             return mask
         extra = np.zeros(self.vocabulary.size, bool)
@@ -279,7 +279,7 @@ class _Words:
 
 
 class _Compiled:
-    """A compiled grammar, what it was compiled from, and the control tokens that it names."""
+    """A compiled grammar, its source, and the control tokens that it names."""
 
     library = "xgrammar"
 
@@ -299,7 +299,7 @@ class _Compiled:
         return _Matcher(xgrammar.GrammarMatcher(self._compiled), self)
 
     def dump(self) -> bytes:
-        """The library's JSON is a thousand times as large."""
+        """Return the source: the library's JSON is a thousand times larger."""
         return msgspec.msgpack.encode((self._spec.kind, self._spec.text))
 
 
@@ -309,16 +309,16 @@ class _Matcher:
     def __init__(self, matcher: xgrammar.GrammarMatcher, compiled: _Compiled) -> None:
         self._matcher, self._compiled = matcher, compiled
         self._error = ""
-        self._last_bytes = [0]  # of the tokens so far
+        self._last_bytes = [0]  # accepted tokens
         self._row: IntArray = np.empty_like(compiled.usable)
-        self._is_filled = False  # `_row` is the mask of the current state
+        self._is_filled = False  # whether `_row` is the mask of the current state
 
     def fill_mask(self, row: IntArray) -> bool:
         row[:] = self._mask()
         return True
 
     def _mask(self) -> IntArray:
-        """The mask of the current state; the next one takes its place."""
+        """Return the mask of the current state; the next call overwrites it."""
         row, compiled = self._row, self._compiled
         if self._is_filled:
             return row
@@ -360,8 +360,8 @@ class _Matcher:
     def forced(self) -> bytes:
         """See `GrammarMatcher.forced`.
 
-        Follows masks byte by byte. The library's own `find_jump_forward_string` has no bound, and
-        raises where the text ends inside a character.
+        Follows masks byte by byte. The library's `find_jump_forward_string` has no limit, and
+        raises if the text ends inside a character.
         """
         words, data = self._compiled.words, bytearray()
         while words.singles and len(data) < MAX_FORCED_BYTES and not self.is_accepting():

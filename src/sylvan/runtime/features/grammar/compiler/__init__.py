@@ -1,1 +1,1 @@
-"""Compiles grammars in processes that can be killed, under limits on time and memory."""
+"""Compiles grammars in processes that can be killed, with limits on time and memory."""

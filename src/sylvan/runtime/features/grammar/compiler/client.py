@@ -1,4 +1,4 @@
-"""The scheduler's side: has grammars compiled, loads what was compiled, keeps it."""
+"""The scheduler's side: requests compilation, loads the results, caches them."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ from sylvan.runtime.features.grammar.work import CompileResult, GrammarData, Loa
 
 logger = logging.getLogger(__name__)
 
-_ISOLATED_LOADS = 2  # at once; their threads only wait
+_ISOLATED_LOADS = 2  # concurrent loads; their threads only wait
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A grammar on its way. Written by the compiler's thread; `done` is set last."""
+    """A grammar being compiled. Written by the compiler's thread; `done` is set last."""
 
     spec: GrammarSpec
     digest: str
     id: int
-    waiting: int = 0  # requests; kept by the owner of the compiler
+    waiting: int = 0  # waiting requests; counted by the owner of the compiler
     grammar: LoadedGrammar | None = None
     error: RequestError | None = None
     done: bool = False
     cancelled: bool = False
 
     def fail(self, error: RequestError) -> None:
-        """It cannot be had."""
+        """Record the error."""
         self.error = error
         self.done = True
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What loads compiled grammars; `store` keeps them on disk, if wished."""
+    """The loader of compiled grammars; `store` caches them on disk, if enabled."""
 
     loaders: Loaders
     store: GrammarStore | None = None
@@ -65,7 +65,7 @@ class Setup:
 
 @dataclass(slots=True)
 class CompilerStats:
-    """Counts since the start. `restarts` are starts of the compiling process."""
+    """Counts since the start. `restarts` counts starts of the compile process."""
 
     compiled: int = 0
     refused: int = 0
@@ -78,24 +78,24 @@ class CompilerStats:
 
 
 class GrammarCompiler:
-    """Compiles grammars off the thread that asks; each asker waits for its own grammar only.
+    """Compiles grammars in the background; each request waits only for its own grammar.
 
     `request` and `forget` never block. Processes and threads start with the first grammar that is
     not cached.
 
     Args:
-        name: Of the backend, by which processes find it.
-        setup: Makes what loads grammars; called in the compiler's thread, with the first of them.
-        limits: What compiling one grammar may take.
+        name: Name of the backend, for the processes.
+        setup: Creates the loader; called in the compiler's thread for the first grammar.
+        limits: Limits of compiling one grammar.
     """
 
     def __init__(self, name: str, setup: Callable[[], Setup], limits: Limits) -> None:
         self._name, self._make_setup, self._limits = name, setup, limits
         self._setup: Setup | None = None
-        self._kinds: TokenKinds | None = None  # made with the first schema that is guarded
+        self._kinds: TokenKinds | None = None  # created with the first guarded schema
         self._cache = GrammarCache()
         self._ids = itertools.count(1)
-        self._underway: dict[str, Ticket] = {}  # by digest; of the asking thread
+        self._underway: dict[str, Ticket] = {}  # by digest; owned by the requesting thread
         self._thread = ThreadPoolExecutor(1, "sylvan-grammar", initializer=_step_back)
         self._waiting = ThreadPoolExecutor(_ISOLATED_LOADS, "sylvan-grammar-load")
         self._pool = CompilePool(self._preparation)
@@ -103,12 +103,12 @@ class GrammarCompiler:
 
     @property
     def stats(self) -> CompilerStats:
-        """Counts since the start."""
+        """Return counts since the start."""
         self._stats.restarts = self._pool.starts
         return self._stats
 
     def request(self, spec: GrammarSpec) -> Ticket:
-        """Ask for a grammar; the same ticket for all that ask for it meanwhile."""
+        """Request a grammar; concurrent requests for the same grammar share a ticket."""
         digest = spec.digest
         ticket = self._underway.get(digest)
         if ticket is not None and not ticket.done:
@@ -122,7 +122,7 @@ class GrammarCompiler:
         return ticket
 
     def forget(self, ticket: Ticket) -> None:
-        """One asker less; what nobody waits for is stopped."""
+        """Withdraw one request; cancel the compilation if there is none left."""
         ticket.waiting -= 1
         if ticket.waiting > 0:
             return
@@ -133,8 +133,8 @@ class GrammarCompiler:
             self._post(self._cancel, ticket)
 
     def close(self) -> None:
-        """End the processes and the threads."""
-        self._pool.close()  # who waits for it, waits no longer
+        """Stop the processes and the threads."""
+        self._pool.close()  # release the waiting threads
         self._thread.shutdown(wait=True, cancel_futures=True)
         if self._setup is not None:
             self._setup.loaders.close()
@@ -152,15 +152,15 @@ class GrammarCompiler:
         return True
 
     def _post(self, step: Callable[..., None], ticket: Ticket, *found: object) -> None:
-        """Have the next step with a grammar done in the compiler's thread."""
-        with contextlib.suppress(RuntimeError):  # it is closed: nobody waits
+        """Run the next step of a grammar in the compiler's thread."""
+        with contextlib.suppress(RuntimeError):  # closed: no request waits
             future = self._thread.submit(self._do, step, ticket, *found)
             future.add_done_callback(lambda future: _report(ticket, future))
 
     # ---- in the compiler's thread
 
     def _do(self, step: Callable[..., None], ticket: Ticket, *found: object) -> None:
-        """Do a step; whatever stands in its way is its own grammar's error."""
+        """Run a step; any exception is that grammar's error."""
         try:
             step(ticket, *found)
         except RequestError as error:
@@ -195,7 +195,7 @@ class GrammarCompiler:
         return preparation(self._name, self._ready().loaders.vocabulary, self._limits)
 
     def _finish(self, ticket: Ticket, future: Future[CompileResult]) -> None:
-        """What came of compiling: an error of the grammar's, or something to load."""
+        """Handle the result of compiling: an error, or data to load."""
         try:
             result = future.result()
         except PoolLostError:
@@ -213,7 +213,7 @@ class GrammarCompiler:
         self._load(ticket, result, self._loaded)
 
     def _load(self, ticket: Ticket, result: CompileResult, then: Callable[..., None]) -> None:
-        """Load here, or wait elsewhere for a process that does."""
+        """Load here, or wait in another thread if loading happens in a process."""
         loader = self._ready().loaders.of(result.library)
         load = functools.partial(loader.load, result.data)
         if loader.isolated:
@@ -230,7 +230,7 @@ class GrammarCompiler:
     def _loaded_stored(
         self, ticket: Ticket, result: CompileResult, future: Future[CompiledGrammar]
     ) -> None:
-        if future.exception() is not None:  # it was kept by another version
+        if future.exception() is not None:  # stored by another version
             self._compile(ticket)
             return
         self._stats.disk_hits += 1
@@ -239,7 +239,7 @@ class GrammarCompiler:
     def _loaded(
         self, ticket: Ticket, result: CompileResult, future: Future[CompiledGrammar]
     ) -> None:
-        """Hand out a grammar."""
+        """Publish a grammar."""
         grammar = future.result()
         data = GrammarData(ticket.digest, result.library, result.data)
         found = LoadedGrammar(grammar, data, self._guard(ticket.spec, result, grammar))
@@ -250,7 +250,7 @@ class GrammarCompiler:
     def _guard(
         self, spec: GrammarSpec, result: CompileResult, grammar: CompiledGrammar
     ) -> GuardedGrammar | None:
-        """What holds the rest of a schema; None: the grammar holds all of it."""
+        """Build the guard for the rest of a schema; None if the grammar enforces all of it."""
         if not result.lost:
             return None
         watch = watcher(spec, result.lost)
@@ -270,16 +270,16 @@ class GrammarCompiler:
 
 
 def _report(ticket: Ticket, future: Future[None]) -> None:
-    """See that no grammar is waited for which an error of ours has ended."""
+    """Fail the grammar if an internal error ended its step."""
     error = None if future.cancelled() else future.exception()
     if error is not None:
         logger.error("a grammar cannot be compiled", exc_info=error)
-        message = f"{type(error).__name__} in the compiler of grammars"
+        message = f"{type(error).__name__} in the grammar compiler"
         ticket.fail(RequestError(message, param=ticket.spec.kind, status=500))
 
 
 def _step_back() -> None:
-    """Loading makes way for decoding, too, where threads have priorities of their own."""
+    """Lower this thread's priority below decoding, if the system supports that."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
         before = os.getpriority(os.PRIO_PROCESS, thread)

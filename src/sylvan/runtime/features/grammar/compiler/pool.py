@@ -1,4 +1,4 @@
-"""The pool of compiling processes, as the scheduler's process sees it: orders in, futures out."""
+"""The pool of compile processes, as seen by the scheduler: orders in, futures out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 PROGRAM = "sylvan.runtime.features.grammar.compiler.process"
 NICENESS = 10
-"""Of the processes: compiling makes way for decoding."""
+"""Nice level of the processes: decoding goes first."""
 
 
 class CompileOrder(msgspec.Struct, frozen=True, kw_only=True, tag="compile"):
@@ -35,7 +35,7 @@ class CompileOrder(msgspec.Struct, frozen=True, kw_only=True, tag="compile"):
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
-    """Nobody waits for it any more."""
+    """Cancel an order: no request waits for it."""
 
     id: int
 
@@ -44,29 +44,29 @@ Order = Prepare | CompileOrder | Cancel
 
 
 class PoolLostError(Exception):
-    """The processes ended before the grammar was compiled."""
+    """The processes exited before the grammar was compiled."""
 
 
 def pack(message: Order | CompileResult) -> bytes:
-    """A message with its length in front."""
+    """Encode a message with its length prefix."""
     return frame(msgspec.msgpack.encode(message))
 
 
 class CompilePool:
-    """Starts the compiling process with the first order, and again when it was lost.
+    """Starts the compile process with the first order, and again after it was lost.
 
-    The process forks a child for each grammar (`process`), so many at a time as the limits say.
-    Orders are given by one thread, which may have to wait until the process listens; futures are
-    done in another.
+    The process forks a child per grammar (`process`), up to the limit on concurrency.
+    Orders come from one thread, which may block until the process listens; futures complete
+    in another thread.
 
     Args:
-        prepare: What the process is told first; called when one is started.
+        prepare: First message to the process; called when one is started.
     """
 
     def __init__(self, prepare: Callable[[], Prepare]) -> None:
         self._prepare = prepare
         self._lock = threading.Lock()
-        self._pipe = threading.Lock()  # held by who writes to the process or closes what it reads
+        self._pipe = threading.Lock()  # held while writing to the process, or closing what it reads
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._futures: dict[int, Future[CompileResult]] = {}
@@ -74,12 +74,12 @@ class CompilePool:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None: none runs."""
+        """PID of the process; None: none runs."""
         process = self._process
         return None if process is None else process.pid
 
     def submit(self, order: CompileOrder) -> Future[CompileResult]:
-        """Have a grammar compiled; the future fails with `PoolLostError` if the process ends."""
+        """Order a compilation; the future fails with `PoolLostError` if the process exits."""
         future: Future[CompileResult] = Future()
         with self._lock:
             self._futures[order.id] = future
@@ -91,7 +91,7 @@ class CompilePool:
         return future
 
     def cancel(self, order_id: int) -> None:
-        """Stop what nobody waits for any more."""
+        """Cancel an order."""
         with self._lock:
             known = self._futures.pop(order_id, None)
         process = self._process
@@ -99,7 +99,7 @@ class CompilePool:
             self._write(process, Cancel(id=order_id))
 
     def close(self) -> None:
-        """End the process and what it has started; what is asked for from now on is lost."""
+        """Stop the process and its children; orders are lost from now on."""
         with self._lock:
             self._closed = True
             process, self._process = self._process, None
@@ -123,18 +123,18 @@ class CompilePool:
                     process_group=0,
                 )
             except OSError as error:
-                logger.warning("the compiler of grammars cannot be started: %s", error)
+                logger.warning("the grammar compiler cannot be started: %s", error)
                 return None
         self.starts += 1
         reader = threading.Thread(
             target=self._read, args=(process,), name="sylvan-grammar-results", daemon=True
         )
-        reader.start()  # as low as the thread that starts it
+        reader.start()  # inherits the low priority of the starting thread
         self._write(process, prepare)
         return process
 
     def _write(self, process: subprocess.Popen[bytes], order: Order) -> None:
-        """Give the process an order; if it has ended, the reader says so."""
+        """Send an order; if the process has exited, its reader reports that."""
         assert process.stdin is not None
         with self._pipe, contextlib.suppress(OSError, ValueError):
             view = memoryview(pack(order))
@@ -150,20 +150,20 @@ class CompilePool:
                 result = msgspec.msgpack.decode(body, type=CompileResult)
                 with self._lock:
                     future = self._futures.pop(result.id, None)
-                if future is not None:  # else it was cancelled
+                if future is not None:  # otherwise it was cancelled
                     future.set_result(result)
         with self._lock:
             was_ours = self._process is process
             if was_ours:
                 self._process = None
             lost = list(self._futures) if was_ours else []
-        _kill(process)  # children that it left
+        _kill(process)  # remaining children
         code = process.wait()
         assert process.stdin is not None
         with self._pipe:
             process.stdin.close()
         if was_ours:
-            logger.error("the compiler of grammars ended with code %s", code)
+            logger.error("the grammar compiler exited with code %s", code)
         self._lose(lost)
 
     def _lose(self, order_ids: list[int]) -> None:
@@ -175,7 +175,7 @@ class CompilePool:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process and what it has started, unless its number may be another one's by now."""
+    """Kill a process and its children, unless its PID may have been reused."""
     if process.returncode is not None:
         return
     try:

@@ -1,10 +1,10 @@
-"""The compiling process: holds the library and the vocabulary, forks one child for each grammar.
+"""The compile process: holds the library and the vocabulary, forks one child per grammar.
 
     python -m sylvan.runtime.features.grammar.compiler.process
 
-A child compiles under limits on time and memory, computes the first mask, sends what it got
-through a pipe and is gone: whatever a grammar does to a library is done to nobody else, and nothing
-is left behind. The scheduler talks on stdin and stdout; when they close, this process ends.
+A child compiles with limits on time and memory, computes the first mask, and sends the result
+through a pipe: whatever a grammar does to the library affects only its child, and nothing
+remains. The scheduler talks over stdin and stdout; when they close, this process exits.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from sylvan.runtime.features.grammar.work import CompileResult
 logger = logging.getLogger(__name__)
 
 MAX_GRAMMAR_BYTES = 64 << 20
-"""Of a compiled grammar that crosses processes."""
+"""Limit of a compiled grammar sent between processes, in bytes."""
 _SLACK_S = 2
 _FORK_AGAIN_S = 0.1
 FORK_PATIENCE_S = 20.0
-"""How long a system may have no process to spare before those who wait are told."""
-_STEPS = 3  # tokens that are written to see that a grammar can be used
-_WALL = 6.0  # times its processor time that a child may take: it waits for cores
+"""Seconds without a free process or pipe after which waiting requests fail."""
+_STEPS = 3  # tokens generated to test that a grammar is usable
+_WALL = 6.0  # wall time of a child as a multiple of its CPU time: it waits for cores
 
 
 @dataclass(slots=True)
 class _Child:
-    """A grammar being compiled."""
+    """A child compiling a grammar."""
 
     order: CompileOrder
     pid: int
@@ -75,7 +75,7 @@ class _Child:
 
 
 class Compiler:
-    """One thread, so that forking is safe; everything waits in one place."""
+    """The single-threaded main loop, so that forking is safe; all waiting happens in one place."""
 
     def __init__(
         self,
@@ -86,18 +86,18 @@ class Compiler:
     ) -> None:
         self._backend, self._vocabulary = backend, vocabulary
         self._limits, self._out = limits, out
-        self._refused_s = 0.0  # since when the system gives no process; 0: it does
+        self._refused_s = 0.0  # since when the system has no free process; 0: it does
         self._quick: deque[CompileOrder] = deque()
         self._slow: deque[CompileOrder] = deque()
         self._children: dict[int, _Child] = {}  # by pipe
         self._selector = selectors.DefaultSelector()
 
     def run(self, orders: IO[bytes]) -> None:
-        """Serve until `orders` ends, or nobody reads answers. `orders` must be unbuffered."""
+        """Serve until `orders` ends, or answers are no longer read. `orders` must be unbuffered."""
         try:
             self._serve(orders)
         except BrokenPipeError:
-            logger.debug("nobody reads answers any more")
+            logger.debug("answers are no longer read")
         self._kill_all()
 
     def _serve(self, orders: IO[bytes]) -> None:
@@ -124,7 +124,7 @@ class Compiler:
             for child in self._children.values():
                 if child.order.id == order.id:
                     child.unwanted = True
-                    self._kill(child, "nobody waits for it")
+                    self._kill(child, "no request waits for it")
 
     def _start(self) -> None:
         for queue, slow, lanes in (
@@ -142,7 +142,7 @@ class Compiler:
                 queue.popleft()
 
     def _put_off(self, error: OSError) -> None:
-        """The system has no process or no pipe to spare: it may have one soon."""
+        """Retry later: the system has no process or pipe available."""
         now = time.monotonic()
         self._refused_s = self._refused_s or now
         if now - self._refused_s > FORK_PATIENCE_S:
@@ -161,7 +161,7 @@ class Compiler:
             raise
         if pid == 0:
             os.close(reader)
-            os.close(self._out)  # who reads it is to see when this process ends
+            os.close(self._out)  # a reader detects the exit of this process
             work = functools.partial(_compile, self._backend, self._vocabulary, order)
             _run(work, order, limits, allowed_s, out=writer)
         os.close(writer)
@@ -180,7 +180,7 @@ class Compiler:
         _, status = os.waitpid(child.pid, 0)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
             child.reason = child.reason or _TOO_SLOW
-        if child.unwanted:  # by now it may be somebody else's to answer
+        if child.unwanted:  # may already be reused
             return
         if child.reason in (_TOO_SLOW, _NO_CORE) and not child.slow:
             self._slow.append(child.order)
@@ -229,7 +229,7 @@ class Compiler:
             os.waitpid(child.pid, 0)
 
 
-_TOO_SLOW = "too slow"  # its processor time is used up
+_TOO_SLOW = "too slow"  # its CPU time is used up
 _NO_CORE = "no core"  # or it sleeps
 
 
@@ -240,19 +240,19 @@ def _run(
     allowed_s: float,
     out: int,
 ) -> None:
-    """What a child does; it never returns."""
+    """Run the child; never returns."""
     code = 1
     try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries shout when they die
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries print when they abort
         _restrict(limits)
-        signal.setitimer(signal.ITIMER_PROF, allowed_s)  # of processor time; it ends this process
+        signal.setitimer(signal.ITIMER_PROF, allowed_s)  # CPU time limit; kills this process
         _write(out, pack(work()))
         code = 0
     except MemoryError:
         _write(out, pack(CompileResult(id=order.id, reason=_out_of_memory(limits))))
         code = 0
     finally:
-        os._exit(code)  # nothing of the parent's may be flushed or closed
+        os._exit(code)  # do not flush or close anything of the parent
 
 
 def _compile(backend: GrammarBackend, vocabulary: Vocabulary, order: CompileOrder) -> CompileResult:
@@ -282,10 +282,10 @@ def _compile(backend: GrammarBackend, vocabulary: Vocabulary, order: CompileOrde
 def _compiled(
     backend: GrammarBackend, vocabulary: Vocabulary, spec: GrammarSpec
 ) -> CompiledGrammar:
-    """A grammar that allows something, within all limits.
+    """Compile a grammar that allows some output, within all limits.
 
     Raises:
-        RequestError: says why not.
+        RequestError: The reason for the failure.
     """
     check_counts(spec)
     compiled = backend.compile(spec)
@@ -305,9 +305,9 @@ def _compiled(
 
 
 def _stuck(matcher: GrammarMatcher, row: IntArray, ends: Sequence[int]) -> str:
-    """Why an output would hit a limit of the library with its first tokens; empty if it does not.
+    """Return why an output would reach a library limit within its first tokens; empty if not.
 
-    Regexes of exponential size are compiled in no time by libraries that make states when they
+    Libraries that create states lazily compile regexes of exponential size instantly.
     come to them.
     """
     for _ in range(_STEPS):
@@ -319,9 +319,9 @@ def _stuck(matcher: GrammarMatcher, row: IntArray, ends: Sequence[int]) -> str:
 
 
 def _restrict(limits: Limits) -> None:
-    """Bound what this process may still use."""
+    """Limit the resources that this process may still use."""
     limit_memory(limits.memory_bytes)
-    seconds = int(limits.timeout_s) + _SLACK_S  # in case nobody is left to end it
+    seconds = int(limits.timeout_s) + _SLACK_S  # in case the parent is gone
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     signal.alarm(int(limits.timeout_s * _WALL) + _SLACK_S)
 
@@ -337,7 +337,7 @@ def _write(out: int, data: bytes) -> None:
 
 
 def main() -> None:
-    """Take the library and the vocabulary from stdin, then serve."""
+    """Read the library and the vocabulary from stdin, then serve."""
     os.nice(max(0, NICENESS - os.nice(0)))
     out = os.dup(1)
     nothing = os.open(os.devnull, os.O_WRONLY)
@@ -352,7 +352,7 @@ def main() -> None:
         backend = make_backend(prepare.backend, vocabulary, prepare.limits.max_states)
         sys.stdout.flush()
         gc.collect()
-        gc.freeze()  # a collection would write to pages that children share
+        gc.freeze()  # a garbage collection would write to pages shared with children
         Compiler(backend, vocabulary, prepare.limits, out).run(orders)
 
 

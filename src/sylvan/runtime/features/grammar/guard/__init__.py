@@ -1,6 +1,6 @@
-"""Guarded generation: schemas that no grammar can hold.
+"""Guarded generation: schemas that no grammar can enforce.
 
-What of a schema has no equivalent is left out of the grammar (`relax`). What was left out is
-checked as values close (`watch`, by `conditions`); a value that breaks the schema is taken back to
-where another way is open, and that way is barred (`guard`).
+Parts of a schema without an equivalent grammar are left out of it (`relax`), and checked as
+values close (`watch`, using `conditions`). A value that violates the schema is rolled back to
+where another token is possible, and the token that led to it is barred (`guard`).
 """

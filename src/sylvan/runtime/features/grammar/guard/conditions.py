@@ -1,4 +1,4 @@
-"""What a schema asks of each value in an output, by where the value stands."""
+"""What a schema requires of each value in an output, by the value's location."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sylvan.runtime.features.grammar.schema import (
 from sylvan.runtime.features.grammar.spec import NotSupportedError
 
 EVERYTHING = "*"
-"""In place of a keyword: any keyword may not be held."""
+"""Instead of a keyword: the grammar may enforce no keyword."""
 
 _ADDRESS = "urn:sylvan:schema"
 _MAX_REASON_CHARS = 300
@@ -33,15 +33,15 @@ _IN_PLACE = frozenset(
         *("then", "unevaluatedItems", "unevaluatedProperties"),
     ]
 )
-"""Keywords whose schemas are decided where the value with the keyword closes."""
+"""Keywords whose schemas are decided when the value with the keyword closes."""
 _COUNTED = ("uniqueItems", "maxItems", "maxProperties")
 
 
 def check_schema(schema: Schema) -> None:
-    """Refuse what is no schema, or refers to elsewhere.
+    """Reject an invalid schema, or one with external references.
 
     Raises:
-        RequestError: says where.
+        RequestError: The message says where.
     """
     _validator(in_known_dialect(schema))
 
@@ -62,11 +62,11 @@ def _validator(schema: Any, registry: jsonschema_rs.Registry | None = None) -> A
 
 @dataclass(frozen=True, slots=True)
 class SchemaPlace:
-    """Schemas that values in some places of an output have to satisfy, whatever else holds.
+    """Schemas that values at some locations of an output must satisfy.
 
     Attributes:
-        pointers: Of these schemas, those that they refer to or join included.
-        guarded: The grammar does not hold all of what they say.
+        pointers: Pointers to these schemas, including referenced and combined ones.
+        guarded: The grammar does not enforce all of them.
     """
 
     pointers: tuple[str, ...]
@@ -74,13 +74,13 @@ class SchemaPlace:
 
 
 class Conditions:
-    """Tells which schemas hold where, and whether a value is valid by them.
+    """Maps locations to schemas, and validates values.
 
-    Not hashable by content; one for each grammar. Methods are for one thread at a time.
+    Compared by identity; one per grammar. Methods are for one thread at a time.
 
     Args:
         schema: As the client wrote it.
-        lost: Keywords that the grammar does not hold everywhere; `EVERYTHING`: any.
+        lost: Keywords that the grammar does not enforce everywhere; `EVERYTHING`: any.
     """
 
     def __init__(self, schema: Schema, lost: Set[str]) -> None:
@@ -89,12 +89,12 @@ class Conditions:
         self._lost = lost
         try:
             self._root: Schema = normalised(schema, Budget())
-        except NotSupportedError:  # what holds inside depends on how a value is reached
+        except NotSupportedError:  # schemas below depend on the path to a value
             self._root = {"allOf": []}
             self._lost = frozenset({EVERYTHING})
         self._registry = jsonschema_rs.Registry([(_ADDRESS, dict(self._root))])
         self._places: dict[tuple[str, ...], SchemaPlace] = {}
-        self._named: dict[tuple[str, ...], SchemaPlace] = {}  # by what was asked for
+        self._named: dict[tuple[str, ...], SchemaPlace] = {}  # by query
         self._validators: dict[str, Any] = {}
         self._early: dict[tuple[str, ...], Any] = {}
         self._breakable = functools.cache(self._find_breakable)
@@ -104,11 +104,11 @@ class Conditions:
     # ---- where
 
     def member(self, place: SchemaPlace, name: str) -> SchemaPlace:
-        """Of the property `name` of an object there."""
+        """Return the place of the property `name` of an object."""
         return self._place([p for at in place.pointers for p in self._of_member(at, name)])
 
     def item(self, place: SchemaPlace, index: int) -> SchemaPlace:
-        """Of an item of an array there."""
+        """Return the place of an item of an array."""
         found: list[str] = []
         for at in place.pointers:
             node = self._node(at)
@@ -167,7 +167,7 @@ class Conditions:
     # ---- what the grammar does not hold
 
     def _find_breakable(self, at: str) -> bool:
-        """Whether a value may be found invalid by this schema as it closes."""
+        """Whether a value may turn out invalid by this schema when it closes."""
         return self._lacks(at) or any(
             self._lacks_below(_below(at, *steps), frozenset())
             for steps, _ in children(self._node(at))
@@ -178,7 +178,7 @@ class Conditions:
         return not self._lost.isdisjoint(self._node(at))
 
     def _lacks_below(self, at: str, seen: frozenset[str]) -> bool:
-        """Whether anything in a schema, or in what it refers to, is not held."""
+        """Whether any keyword in a schema, or in what it references, is not enforced."""
         if at in seen:
             return False
         stack, seen_here = [at], set(seen)
@@ -201,7 +201,7 @@ class Conditions:
     # ---- verdicts
 
     def check(self, place: SchemaPlace, value: Any) -> str:
-        """Why a value that has closed there is not valid; empty if it is."""
+        """Return why a value that closed there is invalid; empty if it is valid."""
         if not place.guarded:
             return ""
         for at in place.pointers:
@@ -211,11 +211,11 @@ class Conditions:
         return ""
 
     def check_whole(self, value: Any) -> str:
-        """Why a whole output is not valid, by the schema as the client wrote it."""
+        """Return why a whole output is invalid by the client's schema."""
         return _reason(self._whole, value)
 
     def check_begun(self, place: SchemaPlace, value: Any) -> str:
-        """Why nothing that a container there can still become is valid; empty if that is open."""
+        """Return why an open container can no longer become valid; empty if it can."""
         if not place.guarded:
             return ""
         if place.pointers not in self._early:
@@ -226,7 +226,7 @@ class Conditions:
         return "" if validator is None else _reason(validator, value)
 
     def _final(self, at: str) -> Iterator[Schema]:
-        """What more items or properties cannot mend, once it is broken."""
+        """Return violations that more items or properties cannot repair."""
         node = self._node(at)
         for keyword in _COUNTED:
             if keyword in node:
@@ -249,12 +249,12 @@ class Conditions:
 
 
 def _reason(validator: Any, value: Any) -> str:
-    """Why a value is not valid; empty if it is."""
+    """Return why a value is invalid; empty if it is valid."""
     try:
         if validator.is_valid(value):
             return ""
         return _told(next(validator.iter_errors(value)))
-    except ValueError as error:  # a number that is beyond all bounds
+    except ValueError as error:  # a number beyond all limits
         return str(error)
 
 
@@ -265,12 +265,12 @@ def _told(error: Any) -> str:
 
 
 def _below(at: str, *parts: str | int) -> str:
-    """A pointer that is fit for a reference, some steps further down."""
+    """Extend a pointer, in the escaping of references."""
     return at + "/".join(
         ["", *(quote(step, safe="~") for step in pointer("", *parts).split("/")[1:])]
     )
 
 
 def _quoted(reference: str) -> str:
-    """A reference as `_below` writes pointers."""
+    """Escape a reference as `_below` does."""
     return "#" + "/".join(quote(unquote(part), safe="~") for part in reference[1:].split("/"))

@@ -1,4 +1,4 @@
-"""One guarded output: what of it is settled, where it goes back to, and which ways are barred."""
+"""One guarded output: what is settled, where it rolls back to, and which tokens are barred."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from sylvan.runtime.features.grammar.thinking import ThoughtTracker
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
 MAX_TRIES = 256
-"""Of one output."""
+"""Most rollbacks of one output."""
 MAX_HELD = 4096
-"""Tokens that the client has to wait for; of more, the first ones are not taken back any more."""
-_TRIES_EACH = 3  # of a value, before more of the text around it is written anew
+"""Tokens withheld from the client; beyond that, the first ones can no longer be rolled back."""
+_TRIES_EACH = 3  # retries of a value before more of the text around it is regenerated
 
 
 @dataclass(frozen=True, slots=True)
 class GuardedGrammar:
-    """A grammar that does not hold all of its schema, and what does.
+    """A grammar that enforces part of its schema, and the guard for the rest.
 
     Attributes:
-        grammar: Of the weaker schema.
-        watch: Makes what watches an output for breaches of the full one.
-        kinds: Of the model's tokens.
+        grammar: Grammar of the relaxed schema.
+        watch: Makes a watch that checks an output against the full schema.
+        kinds: Token classes of the model.
     """
 
     grammar: CompiledGrammar
@@ -42,44 +42,44 @@ class GuardedGrammar:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Of the model."""
+        """The model's vocabulary."""
         return self.kinds.vocabulary
 
 
 class OutputGuard:
-    """Follows one output.
+    """Guards one output.
 
-    A breach bars the token that brought it, or, where that was tried or leaves nothing, the token
-    with which the text before it began: values first, then what they are in. What is barred is
-    forgotten with the text before it, so that all of it is a search in depth; it depends on the
-    output alone.
+    A violation bars the token that caused it or, if that was tried or leaves no choice, the token
+    with which the text before it started: values first, then their containers. Bars are dropped
+    with the text before them, so this is a depth-first search; it depends only on the
+    output.
 
     Args:
-        guarded: Its grammar.
-        request: Its request.
+        guarded: The grammar.
+        request: The request.
     """
 
     def __init__(self, guarded: GuardedGrammar, request: GenerateRequest) -> None:
         self._guarded, self._request = guarded, request
         self._ends = frozenset((*request.eos_ids, *request.sampling.stop_token_ids))
         self._first = len(request.input_ids)
-        self._tokens: list[int] = []  # of the output
+        self._tokens: list[int] = []  # tokens of the output
         self._floor = self._first
         self._barred: dict[int, set[int]] = {}  # by position
-        self._tries = Counter[int]()  # by the byte from which the text was written anew
+        self._tries = Counter[int]()  # by the first byte that was regenerated
         self._total = 0
         self.barred_next: tuple[int, ...] = ()
-        """Ids that must not come next."""
+        """IDs that must not come next."""
         self._reset()
         for token in request.output_ids.tolist():
             self._follow(token, judge=False)
         self._settle()
 
     def review(self, tokens: Sequence[int], *, complete: bool) -> Review:
-        """Take in the next tokens.
+        """Check the next tokens.
 
         Raises:
-            RequestError: no way was found that does not break the schema.
+            RequestError: No output was found that satisfies the schema.
         """
         for token in tokens:
             if (breach := self._follow(token)) is not None:
@@ -92,7 +92,7 @@ class OutputGuard:
     # ---- forward
 
     def _reset(self) -> None:
-        """No token was written."""
+        """Forget all tokens."""
         request, tokens = self._request, self._guarded.vocabulary.tokens
         thinking = request.thinking
         self._tracker = ThoughtTracker(thinking, tokens) if thinking is not None else None
@@ -100,12 +100,12 @@ class OutputGuard:
         self._begin_answer(b"")
 
     def _begin_answer(self, text: bytes) -> None:
-        """The answer begins after the tokens so far, or with `text` inside the last of them."""
+        """Start the answer after the tokens so far, or with `text` inside the last of them."""
         self._watch = self._guarded.watch()
         self._lead = text
         self._answer = len(self._tokens)
-        self._byte_ends: list[int] = []  # where the text of each token of the answer ends
-        self._in_strings: list[bool] = []  # whether it begins inside a string
+        self._byte_ends: list[int] = []  # end of each answer token in the text
+        self._in_strings: list[bool] = []  # whether it starts inside a string
         if text:
             self._watch.write(text)
 
@@ -127,7 +127,7 @@ class OutputGuard:
         return found
 
     def _settle(self) -> None:
-        """What comes before every value that may yet break the schema is not taken back."""
+        """Settle what precedes every value that may still violate the schema."""
         length = self._first + len(self._tokens)
         held_from = self._watch.held_from
         settled = length if held_from is None else self._position_of(held_from)
@@ -138,7 +138,7 @@ class OutputGuard:
         self._bar_next()
 
     def _position_of(self, offset: int) -> int:
-        """Of the token in which the text has this byte."""
+        """Return the position of the token that contains this byte of the text."""
         return self._first + self._answer + bisect_right(self._byte_ends, offset)
 
     # ---- back
@@ -163,7 +163,7 @@ class OutputGuard:
         return Review(position, self._floor)
 
     def _wanted(self, breach: Breach, last: int) -> int:
-        """From which position on the text is to be written anew, if that is possible."""
+        """Return the position from which to regenerate, if possible."""
         for target in (breach.at, *breach.starts):
             if self._tries[target] < _TRIES_EACH:
                 break
@@ -176,7 +176,7 @@ class OutputGuard:
         return max(self._floor, min(last, position))
 
     def _same_way(self, position: int, breach: Breach) -> frozenset[int]:
-        """The token at a position, and those that write the same JSON."""
+        """Return the token at a position, and those that write the same JSON."""
         index = position - self._first
         token, kinds, place = self._tokens[index], self._guarded.kinds, index - self._answer
         if token in self._ends or place >= len(self._in_strings) or self._in_strings[place]:
@@ -186,7 +186,7 @@ class OutputGuard:
         return kinds.blank | (kinds.closing_like(token) if brought_it else {token})
 
     def _open_way(self, position: int, breach: Breach) -> int | None:
-        """The last position up to there at which another token may come; None: there is none."""
+        """Return the last position up to there where another token is possible, or None."""
         matcher = self._matcher(position)
         row = np.zeros(self._guarded.vocabulary.words, np.int32)
         while position >= self._floor:
@@ -200,7 +200,7 @@ class OutputGuard:
         return None
 
     def _matcher(self, position: int) -> GrammarMatcher:
-        """Before the token at a position."""
+        """Return the matcher before the token at a position."""
         matcher = self._guarded.grammar.matcher()
         if self._lead:
             matcher.accept_all(self._guarded.vocabulary.encode(self._lead))

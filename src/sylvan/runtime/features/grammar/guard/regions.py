@@ -1,4 +1,4 @@
-"""Where JSON stands in structural tags, and the watch over outputs in which it does."""
+"""JSON inside structural tags: where it is, and a watch for outputs that contain it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sylvan.runtime.features.grammar.structural import tree_of, within
 
 MAX_REGIONS = 512
 MAX_BEGIN_BYTES = 256
-"""Bounds on what is looked for behind each byte of an output."""
+"""Limits of the texts searched for after each byte of an output."""
 _SPACE = b" \t\r\n"
 _BEGINS_JSON = frozenset(b'{["-0123456789tfn')
 _JSON_STARTS = frozenset(bytes((start,)) for start in _BEGINS_JSON)
@@ -23,11 +23,11 @@ _IN_WORDS = frozenset(b"+-.0123456789eEtrufalsn")
 
 @dataclass(frozen=True, slots=True)
 class JsonRegion:
-    """JSON of one schema in an output.
+    """JSON with a schema inside an output.
 
     Attributes:
-        begin: The text behind which it begins; empty: the output begins with it.
-        place: Pointer to the schema in the tree of the tags.
+        begin: Text after which it starts; empty: at the start of the output.
+        place: Pointer to the schema in the tree of tags.
         schema: The schema.
     """
 
@@ -37,13 +37,13 @@ class JsonRegion:
 
 
 def regions(spec: GrammarSpec) -> list[JsonRegion]:
-    """The schemas of structural tags of which the output tells where their JSON begins.
+    """Return the schemas in structural tags whose start can be located in an output.
 
-    Left out is what follows free or optional text, and what begins like something else; none are
-    told apart where there are more than `MAX_REGIONS`.
+    Leaves out what follows free or optional text, and what starts like something else; if there
+    are more than `MAX_REGIONS`, none are located.
 
     Raises:
-        RequestError: these are no structural tags.
+        RequestError: The structural tags are malformed.
     """
     tree = tree_of(spec)
     found = list(_found(tree, "#/format", ""))
@@ -63,7 +63,7 @@ def regions(spec: GrammarSpec) -> list[JsonRegion]:
 
 
 def _found(node: Any, at: str, begin: str | None) -> Iterator[JsonRegion]:
-    """Regions in a node; `begin`: the text before it, None if that may be any."""
+    """Return the regions in a node; `begin`: the text before it, None if arbitrary."""
     if not isinstance(node, Mapping):
         return
     kind = node.get("type")
@@ -87,7 +87,7 @@ def _found(node: Any, at: str, begin: str | None) -> Iterator[JsonRegion]:
 
 
 def _like_json(node: Any) -> bool:
-    """Whether what is no JSON schema may begin as JSON does."""
+    """Whether a node without a JSON schema may start like JSON."""
     kind = node.get("type") if isinstance(node, Mapping) else None
     if kind in ("const_string", "tag"):
         text = _text(node.get("value" if kind == "const_string" else "begin")) or "0"
@@ -123,12 +123,12 @@ def _text(value: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """What the JSON behind a text has to satisfy.
+    """What the JSON after a text must satisfy.
 
     Attributes:
         begin: See `JsonRegion.begin`.
-        conditions: None: the grammar holds its schema.
-        name: Of the schema, for messages.
+        conditions: None: the grammar enforces the schema.
+        name: Name of the schema in messages.
     """
 
     begin: bytes
@@ -137,10 +137,10 @@ class Guarded:
 
 
 def guarded_regions(spec: GrammarSpec, lost: Mapping[str, Sequence[str]]) -> Sequence[Guarded]:
-    """All regions of structural tags; those guarded whose place is in `lost`.
+    """Return all regions of structural tags; those in `lost` are guarded.
 
     Raises:
-        RequestError: a schema is none.
+        RequestError: A schema is invalid.
     """
     found: list[Guarded] = []
     for region in regions(spec):
@@ -152,31 +152,31 @@ def guarded_regions(spec: GrammarSpec, lost: Mapping[str, Sequence[str]]) -> Seq
 
 
 class TagWatch:
-    """Watches the JSON in an output of free text and tags; has the interface of `Watch`.
+    """Watches the JSON in an output of free text and tags; same interface as `Watch`.
 
     Args:
-        guarded: All regions that there may be.
+        guarded: All possible regions.
     """
 
     def __init__(self, guarded: Sequence[Guarded]) -> None:
         self._begins = {region.begin: region for region in guarded if region.begin}
         self._longest = max(map(len, self._begins), default=0)
-        self._lengths: dict[int, list[int]] = {}  # of texts before JSON, by their last byte
+        self._lengths: dict[int, list[int]] = {}  # texts that precede JSON, by their last byte
         for text in self._begins:
             lengths = self._lengths.setdefault(text[-1], [])
             if len(text) not in lengths:
                 lengths.append(len(text))
         self._first = next((region for region in guarded if not region.begin), None)
-        self._tail = b""  # the last text outside of JSON, as long as a text before JSON may be
-        self._untouched = True  # nothing but white space so far
+        self._tail = b""  # the last text outside JSON, as long as a preceding text may be
+        self._untouched = True  # only white space so far
         self._inner: Watch | None = None
-        self._region: Guarded | None = None  # that of `_inner`, or one that begins now
-        self._offset = 0  # where the JSON of `_inner` began
+        self._region: Guarded | None = None  # that of `_inner`, or one that starts now
+        self._offset = 0  # where the JSON of `_inner` started
         self.length = 0  # bytes of text so far
 
     @property
     def in_string(self) -> bool:
-        """Whether any change of the next bytes changes what the output says."""
+        """Whether any change of the next bytes changes the meaning of the output."""
         return self._inner is None or self._inner.in_string
 
     @property
@@ -197,7 +197,7 @@ class TagWatch:
     def _byte(self, value: int, *, judge: bool) -> Breach | None:
         inner = self._inner
         if inner is not None:
-            if inner.in_word and value not in _IN_WORDS:  # nothing in a tag ends a number
+            if inner.in_word and value not in _IN_WORDS:  # inside a tag, nothing ends a number
                 self._inner = None
                 if judge and (breach := self._told(inner.end())) is not None:
                     return breach
@@ -231,7 +231,7 @@ class TagWatch:
         if match is not None:
             self._region = match
         elif value not in _SPACE:
-            self._region = None  # no JSON follows: the text was said, not meant
+            self._region = None  # no JSON follows: the text was quoted
             self._untouched = False
 
     def _told(self, breach: Breach | None) -> Breach | None:

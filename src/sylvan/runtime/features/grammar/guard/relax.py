@@ -1,4 +1,4 @@
-"""Weaker schemas that a grammar library holds: every value of the full one is valid by them too."""
+"""Relaxes schemas until a grammar library supports them: each value of the original stays valid."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from sylvan.runtime.features.grammar.structural import leaves, tree_of, with_lea
 
 Compile = Callable[[GrammarSpec], CompiledGrammar]
 Lost = dict[str, set[str]]
-"""Keywords that a grammar does not hold everywhere (`conditions.Conditions`), by the place of their
-schema in structural tags; `WHOLE`: the grammar is that of one schema."""
+"""Keywords that a grammar does not enforce everywhere (`conditions.Conditions`), by the place of
+their schema in structural tags; `WHOLE`: the grammar has a single schema."""
 WHOLE = "#"
 
 MAX_ROUNDS = 24
-"""Places of one schema that may be given up one after another, before much is given up at once."""
+"""Places of one schema that may be dropped one by one, before larger parts are dropped at once."""
 _NOTHING = re.compile("matches no text at all|Unsatisfiable schema")
 _PLACE = re.compile(r"json_schema: (#[^\n]*?)(?:: | is not supported| (?:of|beside|that|and) |$)")
 _AROUND = re.compile(r"\(\?<?[=!](?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*\)")
-"""Look-around in a regex, one group in it at most."""
+"""A look-around in a regex, containing at most one group."""
 _GROUPS = frozenset({"prefixItems", "properties", "patternProperties", "allOf", "anyOf", "oneOf"})
 _MAPS = frozenset({"properties", "patternProperties", *DEFINITIONS})
 _STRUCTURE = frozenset(
@@ -47,10 +47,10 @@ _STRUCTURE = frozenset(
 
 
 def compile_guarded(spec: GrammarSpec, compile_one: Compile) -> tuple[CompiledGrammar, Lost]:
-    """Compile a grammar; of schemas that cannot be held, one that holds most of them.
+    """Compile a grammar; if a schema is not supported, compile the strictest supported relaxation.
 
     Raises:
-        RequestError: it is not valid, nothing satisfies it, or `spec.exact` and it cannot be held.
+        RequestError: It is invalid or unsatisfiable, or `spec.exact` and not fully supported.
     """
     try:
         return compile_one(spec), {}
@@ -68,7 +68,7 @@ def compile_guarded(spec: GrammarSpec, compile_one: Compile) -> tuple[CompiledGr
 def _relaxed_tags(
     spec: GrammarSpec, compile_one: Compile, refused: RequestError
 ) -> tuple[CompiledGrammar, Lost]:
-    """Weaken the schemas in structural tags that cannot be held, where an output can be watched."""
+    """Relax the unsupported schemas in structural tags whose place in an output can be found."""
     tree = tree_of(spec)
     watched = {region.place for region in regions(spec)}
     lost: Lost = {}
@@ -85,7 +85,7 @@ def _relaxed_tags(
         return node
 
     written = {"type": "structural_tag", "format": with_leaves(tree, weaker)}
-    if not lost:  # not for want of a schema
+    if not lost:  # the error is not about a schema
         raise refused
     try:
         return compile_one(GrammarSpec("structural_tag", json.dumps(written))), lost
@@ -96,12 +96,12 @@ def _relaxed_tags(
 def _relaxed(
     spec: GrammarSpec, compile_one: Compile, refused: RequestError
 ) -> tuple[CompiledGrammar, Schema, set[str]]:
-    """The grammar of a weaker schema, this schema, and which keywords it lacks."""
+    """Return the grammar of a relaxed schema, that schema, and the dropped keywords."""
     schema = object_schema(spec)
     weaker = _relaxations(schema)
     try:
         check_schema(schema)
-    except RequestError:  # what it means nobody can say
+    except RequestError:  # invalid: it has no meaning
         raise refused from None
     for written, lost in weaker:
         try:
@@ -113,10 +113,10 @@ def _relaxed(
 
 
 def _relaxations(schema: Schema) -> Sequence[tuple[Schema, set[str]]]:
-    """Weaker and weaker schemas, with the keywords that they lack.
+    """Yield ever weaker schemas, with the dropped keywords.
 
     Raises:
-        RequestError: a reference is to elsewhere, or no value is valid.
+        RequestError: A reference is external, or no value is valid.
     """
     lost = set[str]()
     try:
@@ -128,17 +128,17 @@ def _relaxations(schema: Schema) -> Sequence[tuple[Schema, set[str]]]:
 
 
 def _unwritten(schema: Schema) -> list[tuple[Schema, set[str]]]:
-    """Of a schema that cannot be rewritten in any size that is allowed."""
+    """Relax a schema whose rewriting would exceed the size limit."""
     try:
         return [(_structure(normalised(schema, Budget())), {EVERYTHING})]
-    except NotSupportedError:  # what is referred to depends on how a value is reached
+    except NotSupportedError:  # a dynamic reference depends on how a value is reached
         return []
 
 
 def _compile_most(
     schema: Schema, lost: set[str], compile_one: Compile
 ) -> tuple[CompiledGrammar, Schema, set[str]]:
-    """Give up what the library refuses, place by place."""
+    """Drop what the library rejects, place by place."""
     for _ in range(MAX_ROUNDS):
         spec = GrammarSpec("json_schema", json.dumps(schema))
         try:
@@ -152,13 +152,13 @@ def _compile_most(
             if given_up is None:
                 raise
             schema, lost = weaker, lost | given_up
-    raise RequestError("json_schema cannot be held by a grammar", param="json_schema")
+    raise RequestError("json_schema cannot be enforced by a grammar", param="json_schema")
 
 
 def _give_up(schema: dict[str, Any], place: str) -> set[str] | None:
-    """Leave out what stands at a JSON pointer; the keywords that are lost. None: nothing is there.
+    """Drop what is at a JSON pointer; return the lost keywords. None: nothing is there.
 
-    What other keywords of the same schema depend on goes with them, so that it gets weaker.
+    Keywords of the same schema that depend on it are dropped too, so the schema gets weaker.
     """
     steps = [unquote(part).replace("~1", "/").replace("~0", "~") for part in place.split("/")[1:]]
     path = _path(schema, steps)
@@ -174,7 +174,7 @@ def _give_up(schema: dict[str, Any], place: str) -> set[str] | None:
 
 
 def _path(schema: Any, steps: Sequence[str]) -> list[Any] | None:
-    """What stands at each step, the schema first; None: nothing stands at one of them."""
+    """Return the nodes along a path, starting with the schema; None if a step is missing."""
     found = [schema]
     for step in steps:
         at = found[-1]
@@ -188,7 +188,7 @@ def _path(schema: Any, steps: Sequence[str]) -> list[Any] | None:
 
 
 def _without_member(node: dict[str, Any], keyword: str, name: str) -> set[str]:
-    """Leave out a schema in one of the maps of a schema."""
+    """Drop a schema from one of a schema's maps."""
     if keyword == "patternProperties":
         del node[keyword][name]
         node.pop("additionalProperties", None)
@@ -198,7 +198,7 @@ def _without_member(node: dict[str, Any], keyword: str, name: str) -> set[str]:
 
 
 def _without_keyword(node: dict[str, Any], keyword: str) -> set[str]:
-    """Leave out a keyword; of a regex, look-around first."""
+    """Drop a keyword; in a regex, drop look-around first."""
     if keyword == "pattern" and isinstance(node[keyword], str):
         plain = _AROUND.sub("", node[keyword])
         if plain != node[keyword]:
@@ -213,12 +213,12 @@ def _without_keyword(node: dict[str, Any], keyword: str) -> set[str]:
 
 
 def _is_name(steps: list[str]) -> bool:
-    """Whether what follows these steps is a keyword's name used as the name of a property."""
+    """Whether a keyword's name at this path is the name of a property."""
     return bool(steps) and steps[-1] in _MAPS and not _is_name(steps[:-1])
 
 
 def _structure(schema: Any) -> Any:
-    """Types, names, items and given values; nothing of what strings and numbers look like."""
+    """Keep types, names, items and constants; drop constraints on strings and numbers."""
     if not isinstance(schema, dict):
         return schema
     kept = {key: value for key, value in schema.items() if key in _STRUCTURE}
@@ -230,5 +230,5 @@ def _structure(schema: Any) -> Any:
 
 
 def _outermost(schema: Schema) -> Schema:
-    """The type of the whole value, at least."""
+    """Keep at least the type of the whole value."""
     return {"type": schema["type"]} if "type" in schema else {}

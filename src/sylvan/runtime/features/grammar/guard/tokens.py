@@ -1,4 +1,4 @@
-"""Tokens that write the same JSON in another way."""
+"""Tokens that write the same JSON differently."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _CLOSING = b",]}"
 
 
 class TokenKinds:
-    """Which tokens begin alike, between JSON tokens.
+    """Classifies tokens that start alike, between JSON tokens.
 
     Attributes:
-        blank: Ids of nothing but white space.
+        blank: IDs consisting of white space only.
 
     Args:
         vocabulary: The model's.
@@ -32,11 +32,11 @@ class TokenKinds:
         self._closing = {mark: frozenset(ids) for mark, ids in closing.items()}
 
     def closing_like(self, token: int) -> frozenset[int]:
-        """Ids that end a value with the same mark as `token`; itself if it begins otherwise."""
+        """Return the IDs that close a value with the same mark as `token`; else only `token`."""
         text = self.vocabulary.tokens[token].lstrip(_SPACE)
         return self._closing.get(text[0], frozenset({token})) if text else frozenset({token})
 
     def blanks_before(self, token: int) -> int:
-        """Bytes of white space with which a token begins."""
+        """Return the bytes of white space at the start of a token."""
         text = self.vocabulary.tokens[token]
         return len(text) - len(text.lstrip(_SPACE))

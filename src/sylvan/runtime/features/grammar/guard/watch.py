@@ -1,4 +1,4 @@
-"""Reads the JSON of an output as it is written, and says when a value breaks the schema."""
+"""Parses the JSON of an output incrementally, and reports when a value violates the schema."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _OPEN_ARRAY, _CLOSE_ARRAY, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A value that has closed, or a container that has begun, can never be part of a valid output.
+    """A closed value, or an open container, can never be part of a valid output.
 
     Attributes:
-        reason: Names the keyword.
-        at: The byte of the text that brought it.
-        starts: Where values in it begin and it itself, then those around it: the latest first. To
-            write the text from one of them on in another way may mend it, the more the earlier.
-        name: Of the schema.
+        reason: Reason; names the keyword.
+        at: Byte of the text that caused it.
+        starts: Starts of the values in it and of itself, then of those around it, latest first:
+            regenerating from one of them may repair it, more likely so the earlier it is.
+        name: Name of the schema.
     """
 
     reason: str
@@ -33,13 +33,13 @@ class Breach:
 
 @dataclass(slots=True, eq=False)
 class _Container:
-    """An array or an object that has not closed.
+    """An array or an object that is still open.
 
     Attributes:
         value: Its items or members so far.
-        start: Where it begins.
-        parts: Where its items and keys begin.
-        key: The name whose value comes next.
+        start: Where it starts.
+        parts: Where its items and keys start.
+        key: Key of the next value.
     """
 
     value: list[Any] | dict[str, Any]
@@ -50,30 +50,30 @@ class _Container:
 
 
 class Watch:
-    """The state of one output. The text has to be a beginning of JSON, as grammars see to.
+    """The state of one output. The text must be a prefix of JSON, which the grammar ensures.
 
     Args:
-        conditions: Of its schema.
+        conditions: Conditions of its schema.
     """
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
         self._open: list[_Container] = []
-        self._scalar = bytearray()  # a number, a word or a string that has not closed
+        self._scalar = bytearray()  # a number, a word or a string that is still open
         self._scalar_start = 0
         self.in_string = self._escaped = False
         self._judges = True
         self.length = 0  # bytes of text so far
-        self.done = False  # the outermost value has closed
+        self.done = False  # whether the outermost value has closed
 
     @property
     def in_word(self) -> bool:
-        """Whether the whole output is a number or a word so far."""
+        """Whether the output so far is a single number or word."""
         return bool(self._scalar) and not self.in_string and not self._open
 
     @property
     def held_from(self) -> int | None:
-        """Where the outermost open value begins that may yet break the schema, if there is one."""
+        """Return the start of the outermost open value that may still violate the schema."""
         for container in self._open:
             if container.place.guarded:
                 return container.start
@@ -81,11 +81,11 @@ class Watch:
         return self._scalar_start if guarded else None
 
     def write(self, text: bytes, *, judge: bool = True) -> Breach | None:
-        """The output goes on with `text`; the first breach in it, after which nothing is read.
+        """Append `text`; return the first violation in it, after which nothing is parsed.
 
         Args:
-            text: Bytes; may begin and end inside characters.
-            judge: False: it is known that there is none.
+            text: Bytes; may start and end inside characters.
+            judge: False: known to have no violations.
         """
         self._judges = judge
         for byte in text:
@@ -95,7 +95,7 @@ class Watch:
         return None
 
     def end(self) -> Breach | None:
-        """The output has ended: a number is over only now."""
+        """End the output, which completes a trailing number."""
         self._judges = True
         return self._close_scalar() if self._scalar and not self.in_string else None
 
@@ -141,7 +141,7 @@ class Watch:
         self._note_start(self._scalar_start)
 
     def _note_start(self, start: int) -> None:
-        """A part of the innermost container begins; the value of a member is part of its key."""
+        """Record the start of a part of the innermost container; a value belongs to its key."""
         if self._open and self._open[-1].key is None:
             self._open[-1].parts.append(start)
 
@@ -153,7 +153,7 @@ class Watch:
         return within is not None and isinstance(within.value, dict) and within.key is None
 
     def _place(self) -> SchemaPlace:
-        """Of the value that begins now, or has begun."""
+        """Return the place of the current or next value."""
         if not self._open:
             return self._conditions.root
         within = self._open[-1]
@@ -165,7 +165,7 @@ class Watch:
         text = bytes(self._scalar).decode("utf-8", "replace")
         try:
             value = json.loads(text)
-        except ValueError:  # no answer: what may yet become the marker of a thought
+        except ValueError:  # not an answer: it may still become a thinking marker
             value = text
         start = self._scalar_start
         if self._is_key:
@@ -198,7 +198,7 @@ class Watch:
         return self._begun(within.value)
 
     def _begun(self, value: Any) -> Breach | None:
-        """Of the innermost container, which is `value` so far."""
+        """Return the violation of the innermost container, whose value so far is `value`."""
         within = self._open[-1]
         reason = self._conditions.check_begun(within.place, value) if self._judges else ""
         if not reason:
@@ -214,7 +214,7 @@ class Watch:
 
 
 def _some(parts: list[int]) -> list[int]:
-    """Of the places where parts begin: the last ones, fewer and fewer before them, the first."""
+    """Sample the starts of parts: the last ones, ever fewer before them, and the first."""
     found: list[int] = []
     step, at = 1, len(parts) - 1
     while at > 0:

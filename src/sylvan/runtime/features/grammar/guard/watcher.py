@@ -1,4 +1,4 @@
-"""What watches the outputs of a grammar that does not hold all of its schemas."""
+"""Makes watches for outputs of grammars that do not enforce their whole schemas."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sylvan.runtime.features.grammar.spec import GrammarSpec
 
 
 def watcher(spec: GrammarSpec, lost: Mapping[str, Iterable[str]]) -> Callable[[], Watch | TagWatch]:
-    """Makes a watch for each output.
+    """Return a factory of watches.
 
     Args:
         spec: As the client wrote it.
-        lost: What its grammar does not hold; see `relax.Lost`.
+        lost: What its grammar does not enforce; see `relax.Lost`.
 
     Raises:
-        RequestError: a schema is none.
+        RequestError: A schema is invalid.
     """
     if WHOLE in lost:
         conditions = Conditions(object_schema(spec), frozenset(lost[WHOLE]))

@@ -1,7 +1,7 @@
-"""Runs matchers of libraries that bound nothing in processes that can be killed.
+"""Runs matchers of libraries without resource limits in processes that can be killed.
 
-The engine starts one zygote, which loads the library. It forks a process for each grammar, which
-compiles it; that one forks a server, which holds the matchers of all outputs of the grammar. A
-server that dies (processor time, memory, a crash) costs the output it was at: the next server
-replays the tokens of the others.
+The engine starts one fork server, which loads the library. It forks a process per grammar, which
+compiles it; that one forks a matcher server, which holds the matchers of the grammar's outputs.
+If a matcher server dies (CPU time, memory, crash), only the output of the current step fails: the
+next one replays the tokens of the others.
 """

@@ -1,4 +1,4 @@
-"""The zygote of isolated grammars; its standard input is the socket of the engine.
+"""The fork server of isolated grammars; its standard input is the engine's socket.
 
 python -m sylvan.runtime.features.grammar.isolation
 """

@@ -1,4 +1,4 @@
-"""Grammars and matchers that live in other processes, as the engine sees them."""
+"""Client side of grammars and matchers that live in other processes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from sylvan.runtime.features.grammar.isolation.messages import (
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
-"""How long a server may take for an answer; its processor time is bounded by far less."""
+"""Seconds that a server may take to answer; its CPU time limit is far lower."""
 MOST_FAULTS = 2
-"""Servers that may end at a step of one output."""
-_MOST_PENDING = 64  # answers that sockets have room for
+"""Servers that may die at a step of one output."""
+_MOST_PENDING = 64  # answers that fit into the socket buffers
 
 _NO_ANSWER = "the grammar library ended on this output, or took too long"
 _NO_PROCESS = "the process of this grammar ended"
@@ -36,10 +36,10 @@ _NOT_ALIKE = "the grammar library did not accept what its mask allows"
 
 
 class IsolatedGrammar:
-    """See `CompiledGrammar`. Matchers of one grammar are for one thread at a time.
+    """See `CompiledGrammar`. Matchers of one grammar must be used by one thread at a time.
 
     Args:
-        control: To the process of the grammar, which starts servers.
+        control: Connection to the grammar's process, which starts matcher servers.
         library: See `CompiledGrammar`.
         data: What the grammar is loaded from.
     """
@@ -48,7 +48,7 @@ class IsolatedGrammar:
         self.library = library
         self._control, self._data = control, data
         self._numbers = itertools.count(1)
-        self._closed: deque[int] = deque()  # matchers that are gone; filled by any thread
+        self._closed: deque[int] = deque()  # deleted matchers; filled by any thread
         self._server: _Connection | None = None
         weakref.finalize(self, control.close)
 
@@ -61,7 +61,7 @@ class IsolatedGrammar:
         return self._data
 
     def server(self) -> _Connection | None:
-        """The server that runs, or a new one; None: there can be none."""
+        """The running matcher server, or a new one; None: it cannot be started."""
         if self._server is None or self._server.is_lost:
             self._server = self._start()
         return self._server
@@ -79,7 +79,7 @@ class IsolatedGrammar:
 
 
 class _Connection:
-    """To a server: steps go there, states come back in the same order."""
+    """A connection to a matcher server: steps go in, states come back in the same order."""
 
     def __init__(self, connection: socket.socket, closed: deque[int]) -> None:
         connection.settimeout(ANSWER_S)
@@ -92,7 +92,7 @@ class _Connection:
         weakref.finalize(self, connection.close)
 
     def send(self, matcher: IsolatedMatcher, step: Step) -> None:
-        """Send a step. What comes of it goes to `matcher`, once `receive` has read it."""
+        """Send a step. `receive` passes the resulting state to `matcher`."""
         while len(self._pending) >= _MOST_PENDING:
             self.receive()
         if self.is_lost:
@@ -102,14 +102,14 @@ class _Connection:
         self._pending.append(matcher)
         try:
             send(self._socket, msgspec.structs.replace(step, closed=closed) if closed else step)
-        except OSError:  # earlier answers may be there yet; `receive` comes to the end
+        except OSError:  # earlier answers may still be unread; `receive` gets to the end
             logger.debug("a server of a grammar does not listen")
 
     def receive(self) -> None:
-        """Take in the next state; one is pending."""
+        """Receive the next state; one must be pending."""
         try:
             state = receive(self._stream, self._decoder)
-        except OSError:  # it takes too long
+        except OSError:  # timeout
             state = None
         if state is not None:
             self._pending.popleft().take(state)
@@ -129,15 +129,15 @@ class IsolatedMatcher:
     """See `GrammarMatcher`. Knows its mask before it is asked, and accepts without waiting.
 
     Attributes:
-        number: By which servers know it.
+        number: ID of the matcher at servers.
     """
 
     def __init__(self, grammar: IsolatedGrammar, number: int) -> None:
         self.number = number
         self._grammar = grammar
-        self._tokens: list[int] = []  # that were accepted
+        self._tokens: list[int] = []  # accepted tokens
         self._connection: _Connection | None = None
-        self._expected: deque[int | None] = deque()  # tokens that pending steps have to take
+        self._expected: deque[int | None] = deque()  # tokens sent in pending steps
         self._state = State()
         self._faults = 0
         self._error = ""
@@ -145,7 +145,7 @@ class IsolatedMatcher:
     # ---- for the connection
 
     def take(self, state: State) -> None:
-        """What came of a step."""
+        """Apply the result of a step."""
         expected = self._expected.popleft()
         self._state = state
         self._error = self._error or state.error
@@ -153,7 +153,7 @@ class IsolatedMatcher:
             self._error = self._error or _NOT_ALIKE
 
     def lose(self, *, at_fault: bool) -> None:
-        """The server ended; at a step of this output?"""
+        """The server died; was it at a step of this output?"""
         self._connection = None
         self._expected.clear()
         self._faults += at_fault
@@ -217,14 +217,14 @@ class IsolatedMatcher:
     # ---- steps
 
     def _settle(self) -> State | None:
-        """The state after all that was sent; None: there is an error."""
+        """Return the state after everything sent; None: there is an error."""
         while not self._error and (connection := self._open()) is not None:
             if self._wait(connection):
                 return self._state
         return None
 
     def _ask(self, step: Step) -> State | None:
-        """Do a step, as often as a server ends meanwhile; None: there is an error."""
+        """Run a step, again if a server dies meanwhile; None: there is an error."""
         while not self._error and (connection := self._open()) is not None:
             self._send(connection, step)
             if self._wait(connection):
@@ -232,13 +232,13 @@ class IsolatedMatcher:
         return None
 
     def _wait(self, connection: _Connection) -> bool:
-        """Until nothing is pending; False if the server ended, or there is an error."""
+        """Wait until nothing is pending; False if the server died, or there is an error."""
         while self._expected:
             connection.receive()
         return self._connection is connection and not self._error
 
     def _open(self) -> _Connection | None:
-        """A connection to a server that has been given all tokens so far."""
+        """Connect to a server, and replay all tokens."""
         if self._connection is not None and not self._connection.is_lost:
             return self._connection
         self._connection = self._grammar.server()

@@ -1,4 +1,4 @@
-"""Loads grammars into processes of their own."""
+"""Loads grammars into separate processes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from sylvan.runtime.features.grammar.isolation.messages import (
 from sylvan.runtime.features.grammar.wire import Prepare
 
 MAX_GRAMMARS = 256
-"""In use or cached at once; each takes two processes."""
+"""Grammars in use or cached at once; each takes two processes."""
 _PROGRAM = "sylvan.runtime.features.grammar.isolation"
-_WALL = 8.0  # times the processor time that compiling may take
+_WALL = 8.0  # multiple of the compile CPU time
 
 
 class IsolatedLoader:
     """See `GrammarLoader`.
 
     Args:
-        prepare: What the zygote is told first.
+        prepare: First message to the fork server.
     """
 
     isolated = True
@@ -48,7 +48,7 @@ class IsolatedLoader:
         self._grammars: weakref.WeakSet[IsolatedGrammar] = weakref.WeakSet()
 
     def load(self, data: bytes) -> CompiledGrammar:
-        """Waits for the process of the grammar."""
+        """Load a grammar; blocks until its process is ready."""
         ours, theirs = socket.socketpair()
         try:
             with theirs, self._lock:
@@ -63,7 +63,7 @@ class IsolatedLoader:
         return grammar
 
     def close(self) -> None:
-        """End all processes."""
+        """Stop all processes."""
         with self._lock:
             if self._process is not None:
                 with contextlib.suppress(ProcessLookupError):
@@ -78,14 +78,14 @@ class IsolatedLoader:
             control = self._control or self._start()
             try:
                 send_socket(control, theirs, data)
-            except OSError:  # the zygote is gone; grammars that it made live on
+            except OSError:  # the fork server is gone; existing grammars live on
                 self._forget()
             else:
                 return
         raise _lost()
 
     def _await(self, ours: socket.socket) -> None:
-        """Until the process of the grammar says that it is ready."""
+        """Wait until the grammar's process reports that it is ready."""
         ours.settimeout(_WALL * self._prepare.limits.timeout_s)
         try:
             with ours.makefile("rb", buffering=0) as stream:
@@ -113,7 +113,7 @@ class IsolatedLoader:
         return ours
 
     def _forget(self) -> None:
-        """The zygote ends when nobody talks to it."""
+        """Close the connection, on which the fork server exits."""
         if self._control is not None:
             self._control.close()
             self._control = None

@@ -1,4 +1,4 @@
-"""What the engine and the processes of isolated grammars say to each other, over Unix sockets."""
+"""Messages between the engine and the processes of isolated grammars, over Unix sockets."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from sylvan.runtime.features.grammar.wire import MAX_FRAME_BYTES, Stream, frame,
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
-_MARK = b"\0"  # travels with a socket
+_MARK = b"\0"  # data sent along with a socket
 
 
 class GrammarLoaded(msgspec.Struct, frozen=True, array_like=True):
-    """The first message of a grammar's process; with a `reason` there is no grammar."""
+    """First message of a grammar's process; with a `reason`, loading failed."""
 
     reason: str = ""
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
-    """One matcher goes back by `rollback` tokens, then on by `tokens`.
+    """Roll one matcher back by `rollback` tokens, then accept `tokens`.
 
-    An unknown `matcher` is a new one, at the start. Matchers in `closed` are forgotten.
+    An unknown `matcher` is a new one, at the start. Matchers in `closed` are deleted.
     """
 
     matcher: int
@@ -34,14 +34,14 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
-    """Where a matcher is after a `Step`.
+    """State of a matcher after a `Step`.
 
     Attributes:
-        taken: How many of the tokens were accepted.
+        taken: Number of accepted tokens.
         is_accepting: See `GrammarMatcher.is_accepting`.
         is_terminated: See `GrammarMatcher.is_terminated`.
         forced: See `GrammarMatcher.forced`.
-        mask: A row of `GrammarMatcher.fill_mask`; empty where text is forced and no mask wanted.
+        mask: A row of `GrammarMatcher.fill_mask`; empty if text is forced and no mask is needed.
         error: See `GrammarMatcher.error`.
     """
 
@@ -54,12 +54,12 @@ class State(msgspec.Struct, frozen=True, array_like=True):
 
 
 def send(out: socket.socket, message: msgspec.Struct) -> None:
-    """Send a message with its length in front."""
+    """Send a message with its length prefix."""
     out.sendall(frame(msgspec.msgpack.encode(message)))
 
 
 def send_socket(out: socket.socket, passed: socket.socket, data: bytes) -> None:
-    """Pass a socket on, with some data."""
+    """Send a socket, with some data."""
     if len(data) > MAX_FRAME_BYTES:
         raise ValueError(f"{len(data)} bytes are too many")
     socket.send_fds(out, [_MARK], [passed.fileno()])
@@ -67,7 +67,7 @@ def send_socket(out: socket.socket, passed: socket.socket, data: bytes) -> None:
 
 
 def receive_socket(source: socket.socket) -> tuple[socket.socket, bytes] | None:
-    """What `send_socket` sent; blocks. None at the end."""
+    """Receive what `send_socket` sent; blocks. None at the end."""
     mark, fds, _, _ = socket.recv_fds(source, len(_MARK), 1)
     if not mark or not fds:
         return None
@@ -78,6 +78,6 @@ def receive_socket(source: socket.socket) -> tuple[socket.socket, bytes] | None:
 
 
 def receive(stream: Stream, decoder: msgspec.msgpack.Decoder[Message]) -> Message | None:
-    """The next message of a stream; blocks. None at the end."""
+    """Receive the next message of a stream; blocks. None at the end."""
     body = read_frame(stream)
     return None if body is None else decoder.decode(body)

@@ -1,4 +1,4 @@
-"""The processes of isolated grammars: the zygote, one for each grammar, and its servers."""
+"""The processes of isolated grammars: the fork server, one per grammar, and matcher servers."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from sylvan.runtime.features.grammar.wire import Prepare, read_frame, vocabulary
 
 logger = logging.getLogger(__name__)
 
-# Processor time; legitimate steps take some hundredths of a millisecond.
-STEP_S = 0.25  # of one step; it ends the server
-TOKEN_S = 0.002  # and of each of its tokens: outputs that are replayed have many
-MEAN_S = 0.01  # of the steps of one output, on average
-BURST_S = 1.0  # that an output may be behind with it
+# CPU time; legitimate steps take some hundredths of a millisecond.
+STEP_S = 0.25  # limit of one step; exceeding it kills the server
+TOKEN_S = 0.002  # added per token: replayed outputs have many
+MEAN_S = 0.01  # average over the steps of one output
+BURST_S = 1.0  # allowed deficit of an output
 
 _TOO_SLOW = f"the grammar takes more than {MEAN_S * 1e3:g} ms of processor time for a token"
 
 
 def serve(control: socket.socket) -> None:
-    """The zygote: load the library, then a process for each grammar until `control` ends."""
+    """Run the fork server: load the library, then fork a process per grammar until it closes."""
     with control.makefile("rb", buffering=0) as stream:
         frame = read_frame(stream)
     if frame is None:
@@ -62,10 +62,10 @@ def serve(control: socket.socket) -> None:
 
 
 def _fork_for_each(control: socket.socket, work: Callable[[socket.socket, bytes], None]) -> None:
-    """A process for each socket that comes; where there can be none, the socket is closed."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps
+    """Fork a process for each received socket; if that fails, close the socket."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the children
     gc.collect()
-    gc.freeze()  # a collection would write to pages that children share
+    gc.freeze()  # a garbage collection would write to pages shared with children
     while (received := receive_socket(control)) is not None:
         connection, data = received
         with connection, contextlib.suppress(OSError):
@@ -80,13 +80,13 @@ def _fork_for_each(control: socket.socket, work: Callable[[socket.socket, bytes]
                 logger.exception("a process of a grammar failed")
                 raise
             finally:
-                os._exit(0)  # nothing of the parent's may be flushed or closed
+                os._exit(0)  # do not flush or close anything of the parent
 
 
 def _load(
     library: GrammarLoader, limits: Limits, connection: socket.socket, data: bytes
 ) -> CompiledGrammar | None:
-    """The grammar of this process; the engine is told."""
+    """Load this process's grammar, and report to the engine."""
     signal.setitimer(signal.ITIMER_PROF, limits.timeout_s)
     try:
         compiled = library.load(data)
@@ -99,11 +99,11 @@ def _load(
 
 
 class Server:
-    """Holds matchers of one grammar.
+    """Holds the matchers of one grammar.
 
     Args:
         compiled: The grammar.
-        vocabulary: The model's.
+        vocabulary: The model's vocabulary.
     """
 
     def __init__(self, compiled: CompiledGrammar, vocabulary: Vocabulary) -> None:
@@ -113,7 +113,7 @@ class Server:
         self._outputs: dict[int, _Output] = {}
 
     def run(self, client: socket.socket) -> None:
-        """Answer every `Step` with a `State` until `client` ends."""
+        """Answer every `Step` with a `State` until `client` closes."""
         decoder = msgspec.msgpack.Decoder(Step)
         with client.makefile("rb") as stream:
             while (step := receive(stream, decoder)) is not None:
@@ -133,14 +133,14 @@ class Server:
 
 
 class _Output:
-    """One matcher, and the processor time it has left."""
+    """One matcher, and its remaining CPU time."""
 
     def __init__(self, matcher: GrammarMatcher, eos_ids: Sequence[int]) -> None:
         self._matcher, self._eos_ids = matcher, eos_ids
         self._left_s = BURST_S
 
     def take(self, step: Step, row: IntArray) -> State:
-        """Do a step; `row` is overwritten."""
+        """Run a step; overwrites `row`."""
         if self._left_s < 0:
             return State(error=_TOO_SLOW)
         begun_s = time.process_time()
@@ -156,7 +156,7 @@ class _Output:
         return state
 
     def _mask(self, row: IntArray) -> bytes:
-        """Ids that the engine may take to be accepted."""
+        """Return the IDs that the engine may assume to be accepted."""
         if not self._matcher.fill_mask(row):
             row[:] = -1
         bits = row.view(np.uint8)

@@ -1,7 +1,7 @@
-"""Rewrites JSON schemas into equivalent ones of keywords that grammar libraries hold.
+"""Rewrites JSON schemas into equivalent ones that grammar libraries support.
 
-A rule takes keywords out of a schema and gives schemas in their place, which hold beside the rest.
-What has no equivalent of bounded size is left as it is, for the library to refuse.
+A rule removes keywords from a schema and replaces them with schemas that apply beside the rest.
+Keywords without an equivalent of bounded size are left for the library to reject.
 """
 
 from sylvan.runtime.features.grammar.rewrite.rewriter import Holds, Rewritten, rewrite, weakened

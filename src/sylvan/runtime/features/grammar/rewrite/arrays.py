@@ -1,4 +1,4 @@
-"""Rules for arrays whose items depend on each other: written out where they are few."""
+"""Rules for arrays whose items depend on each other: enumerate them if there are few."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from sylvan.runtime.features.grammar.rewrite.kinds import (
 from sylvan.runtime.features.grammar.schema import Schema, canonical
 
 MAX_ARRAYS = 2_000
-"""That `uniqueItems` over given values may stand for."""
+"""Most constants that `uniqueItems` is enumerated over."""
 MAX_PLACES = 32
-"""The item that `contains` asks for is one of so many first ones."""
+"""Most leading items among which `contains` chooses one."""
 MAX_MARKED = 8
-"""The same, where it asks for several, or for no more than some."""
-_FEW = 1  # items, which are all different
+"""The same, if it needs several, or limits their number."""
+_FEW = 1  # distinct items
 
 _ARRAY: Kinds = frozenset({"array"})
 _VALUES = frozenset({"const", "enum", "type", "$ref"})
@@ -40,7 +40,7 @@ _SAYING = frozenset(
 
 
 def without_unique_items(node: Schema, within: Kinds, context: RewriteContext) -> Any:
-    """`uniqueItems`: all arrays of different values, where items have few."""
+    """`uniqueItems`: enumerate all arrays of distinct values, if items have few."""
     if node["uniqueItems"] is not True:
         return True
     least, most = _count(node, "minItems", 0), _longest(node)
@@ -76,7 +76,7 @@ def _different(
 
 
 def _values(schema: Any, context: RewriteContext) -> Sequence[Any]:
-    """All values that are valid by a schema."""
+    """Return all values that are valid by a schema."""
     if schema is False:
         return []
     if isinstance(schema, dict) and not _SAYING & schema.keys():
@@ -95,13 +95,13 @@ def _values(schema: Any, context: RewriteContext) -> Sequence[Any]:
 
 
 def _limits(schema: Schema, kinds: set[str]) -> bool:
-    """Whether a schema says more of such values than that they are these."""
+    """Whether a schema restricts such values beyond listing them."""
     annotations = {"title", "description", "default", "examples", "$comment", "deprecated"}
     return bool(schema.keys() - _VALUES - annotations) and not kinds <= {"null", "boolean"}
 
 
 def without_contains(node: Schema, within: Kinds, context: RewriteContext) -> Any:
-    """`contains`: which of the first items it is; all of an array where there are few."""
+    """`contains`: choose which of the first items matches; enumerate the array if it is short."""
     schema, low = node["contains"], _count(node, "minContains", 1)
     high = _count(node, "maxContains", 0) if "maxContains" in node else None
     if high is not None and high < low:
@@ -135,14 +135,14 @@ def _beginning(items: list[Any]) -> dict[str, Any]:
 
 
 def _arrays(within: Kinds, schema: Any) -> Any:
-    """A schema for arrays, which other values need not be valid by."""
+    """Return a schema for arrays, under which other values may be invalid."""
     if within <= _ARRAY:
         return schema
     return any_of([{"type": types_of_kinds(ALL - _ARRAY)}, schema])
 
 
 def _longest(node: Schema) -> int | None:
-    """How many items there may be; None: any number."""
+    """Return the largest number of items; None: unlimited."""
     bounds = [_count(node, "maxItems", 0)] if "maxItems" in node else []
     if node.get("items") is False:
         bounds.append(len(node.get("prefixItems", [])))

@@ -1,8 +1,8 @@
-r"""Regexes for all strings but some: libraries have no look-around.
+r"""Regexes that match all strings except some: libraries have no look-around.
 
-The strings to leave out are a tree of their characters; a string differs from all of them where it
-leaves the tree, or ends in it. Characters are written so that every reader of regexes takes them
-for themselves.
+The excluded strings form a trie; a string differs from all of them where it leaves the trie, or
+ends inside it. Characters are written such that every regex dialect reads them
+literally.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _END = ""  # marks the end of a string; no character is empty
 
 
 def other_than(strings: Iterable[str]) -> str:
-    """A regex for all strings but these."""
+    """Return a regex for all strings except these."""
     return f"^{_leaving(_tree(strings), prefixes=False)}$"
 
 
 def not_beginning_with(prefixes: Iterable[str]) -> str:
-    """A regex for all strings that begin with none of these."""
+    """Return a regex for all strings that start with none of these."""
     tree = _tree(prefixes)
     return f"^{_leaving(tree, prefixes=True)}$" if _END not in tree else "^[^\\s\\S]$"
 
@@ -36,7 +36,7 @@ def _tree(strings: Iterable[str]) -> _Tree:
 
 
 def _leaving(root: _Tree, *, prefixes: bool) -> str:
-    """For what leaves the tree; made from the leaves up, since names can be long."""
+    """Return a regex for what leaves the trie; built from the leaves up: names can be long."""
     order = [root]
     for node in order:
         order += [child for key, child in node.items() if key]

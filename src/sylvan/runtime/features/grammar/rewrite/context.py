@@ -1,4 +1,4 @@
-"""What rules share: the document, the work that is left, and how a schema is denied."""
+"""What rules share: the document, the remaining budget, and negation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sylvan.runtime.features.grammar.schema import Schema, resolve
 from sylvan.runtime.features.grammar.spec import NotSupportedError
 
 MAX_SCHEMAS = 50_000
-"""Of schemas that rewriting one may make."""
+"""Most schemas that rewriting one schema may create."""
 
 
 class UndecidedError(Exception):
@@ -19,20 +19,20 @@ class UndecidedError(Exception):
 
 
 class Budget:
-    """Bounds how many schemas rewriting makes of one.
+    """Limits how many schemas rewriting creates.
 
     Args:
-        left: So many.
+        left: The remaining number.
     """
 
     def __init__(self, left: int = MAX_SCHEMAS) -> None:
         self._most = self._left = left
 
     def spend(self, count: int = 1) -> None:
-        """Make some more.
+        """Create some more.
 
         Raises:
-            NotSupportedError: they are too many; names the limit.
+            NotSupportedError: There are too many; the message names the limit.
         """
         self._left -= count
         if self._left < 0:
@@ -43,13 +43,13 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class RewriteContext:
-    """What a rule may ask.
+    """The services that rules use.
 
     Attributes:
         root: The document; all references in it are `#` or `#/a/pointer`.
-        budget: Of the whole document.
-        negate: A schema for what is not valid by another, of values of some kinds; others may be
-            valid by it or not. Raises UndecidedError.
+        budget: Budget of the whole document.
+        negate: Returns a schema for values, of some kinds, that are invalid by another; values of
+            other kinds may or may not be valid by it. Raises UndecidedError.
     """
 
     root: Schema
@@ -60,10 +60,10 @@ class RewriteContext:
         return self.negate(schema, within)
 
     def follow(self, reference: Any) -> Any:
-        """The schema that a reference is to.
+        """Return the schema that a reference names.
 
         Raises:
-            UndecidedError: there is none.
+            UndecidedError: There is none.
         """
         found = resolve(self.root, reference)
         if found is None:
@@ -72,7 +72,7 @@ class RewriteContext:
 
 
 def any_of(schemas: list[Any]) -> Any:
-    """A schema for what is valid by one of several."""
+    """Return a schema for values that are valid by one of several."""
     kept = [schema for schema in schemas if schema is not False]
     if any(schema is True or schema == {} for schema in kept):
         return True
@@ -82,7 +82,7 @@ def any_of(schemas: list[Any]) -> Any:
 
 
 def all_of(schemas: list[Any]) -> Any:
-    """A schema for what is valid by all of several."""
+    """Return a schema for values that are valid by all of several."""
     kept = [schema for schema in schemas if schema is not True and schema != {}]
     if any(schema is False for schema in kept):
         return False

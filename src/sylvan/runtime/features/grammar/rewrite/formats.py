@@ -1,8 +1,8 @@
-r"""Formats of strings: which are known, and regexes for those that libraries lack or hold loosely.
+r"""Known string formats, and regexes for those that libraries lack or enforce loosely.
 
-Regexes are those of the standards that JSON Schema names, written without look-around. Where a
-standard is no regular language, or needs tables of Unicode, they allow a part of it: of `regex`,
-groups two deep; of `idn-hostname`, letters and digits of any script that need no rule of their own.
+The regexes follow the standards that JSON Schema names, without look-around. If a
+standard is not regular, or needs Unicode tables, they allow a subset: for `regex`,
+groups nested two deep; for `idn-hostname`, letters and digits of scripts without special rules.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _MORE = (
 _LETTERS = "a-z0-9\u00e0-\u00f6\u00f8-\u00ff\u0430-\u044f\u4e00-\u9fa5\uac00-\ud7a3"
 _ASCII_LABEL = "[A-Za-z0-9]{1,31}(?:-[A-Za-z0-9]{1,31})?"
 _IDN_LABEL = (
-    f"(?:{_ASCII_LABEL}|[{_LETTERS}]{{1,6}}(?:-[{_LETTERS}]{{1,6}})?)"  # 63 octets, encoded
+    f"(?:{_ASCII_LABEL}|[{_LETTERS}]{{1,6}}(?:-[{_LETTERS}]{{1,6}})?)"  # 63 octets when encoded
 )
 _ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~\\-" + _MORE + "]+"
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
 
 
 def _reference(more: str, *, absolute: bool) -> str:
-    """A reference to a resource (RFC 3986, section 4.1); `more` are characters beyond ASCII."""
+    """Return a URI reference (RFC 3986, section 4.1); `more` adds characters beyond ASCII."""
     plain = _PLAIN + more
     character = f"(?:[{plain}{_SUB}:@]|{_PERCENT})"
     no_colon = f"(?:[{plain}{_SUB}@]|{_PERCENT})"
@@ -68,7 +68,7 @@ def _regex() -> str:
 
 
 _LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_DAY = (  # of a month; 29 February is one in every year
+_DAY = (  # day of a month; 29 February is valid in every year
     "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
     "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|[12][0-9]))"
 )
@@ -93,7 +93,7 @@ PATTERNS: Mapping[str, str] = {
     "uri-reference": _reference("", absolute=False),
     "uri-template": _template(),
 }
-"""By format."""
+"""Regexes by format."""
 
 KNOWN = frozenset(
     [
@@ -105,4 +105,4 @@ KNOWN = frozenset(
         *PATTERNS,
     ]
 )
-"""Formats of JSON Schema; others are annotations."""
+"""Formats of JSON Schema; other formats are annotations."""

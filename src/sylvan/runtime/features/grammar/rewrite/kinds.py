@@ -1,4 +1,4 @@
-"""Kinds of JSON values: the types of JSON Schema, with numbers that are integers told apart."""
+"""Kinds of JSON values: the types of JSON Schema, with integers apart from other numbers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from sylvan.runtime.features.grammar.schema import Schema, resolve
 
 Kinds = frozenset[str]
 
-FRACTION = "fraction"  # a number that is no integer
+FRACTION = "fraction"  # a number that is not an integer
 NUMBERS = frozenset({"integer", FRACTION})
 ALL: Kinds = frozenset({"null", "boolean", "string", "array", "object", *NUMBERS})
-_MAX_DEPTH = 8  # of references, and of schemas in schemas
+_MAX_DEPTH = 8  # nesting limit of references and schemas
 
 _BY_TYPE: Mapping[str, Kinds] = {
     **{name: frozenset({name}) for name in ALL - {FRACTION}},
@@ -34,7 +34,7 @@ def kind_of(value: Any) -> str:
 
 
 def kinds_of_types(types: Any) -> Kinds:
-    """The kinds that `type` allows; all, if it is not valid."""
+    """Return the kinds that `type` allows; all, if it is invalid."""
     names = [types] if isinstance(types, str) else types
     if not isinstance(names, list) or not all(name in _BY_TYPE for name in names):
         return ALL
@@ -42,7 +42,7 @@ def kinds_of_types(types: Any) -> Kinds:
 
 
 def types_of_kinds(kinds: Set[str]) -> str | list[str] | None:
-    """`type` for exactly these kinds; None: no types are these."""
+    """Return the `type` of exactly these kinds; None if there is none."""
     if FRACTION in kinds and "integer" not in kinds:
         return None
     names = sorted(kinds - {FRACTION, "integer"} if FRACTION in kinds else kinds)
@@ -51,7 +51,7 @@ def types_of_kinds(kinds: Set[str]) -> str | list[str] | None:
 
 
 def kinds_of(schema: Any, root: Schema, depth: int = _MAX_DEPTH) -> Kinds:
-    """Kinds of which values may be valid; none is left out that is."""
+    """Return kinds that may contain valid values; never omits one that does."""
     if schema is False:
         return frozenset()
     if not isinstance(schema, dict) or not depth:

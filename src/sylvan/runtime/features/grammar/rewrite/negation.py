@@ -1,8 +1,8 @@
-"""What is not valid by a schema, as a schema without `not`.
+"""Negates schemas without using `not`.
 
-A schema is denied where one of its keywords is: each keyword gives alternatives, of which a value
-takes at least one. Keywords that need a value of two properties at once (another name than these,
-an item like that one) have none.
+A schema is violated if one of its keywords is: each keyword yields alternatives, one of which a
+violating value satisfies. Keywords that relate several parts of a value (a name other than these,
+an item like another one) have no alternatives.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _ESCAPE = re.compile(r"\\(.)")
 
 
 class Negation:
-    """Denies schemas of one document.
+    """Negates schemas of one document.
 
     Args:
         root: The document.
-        budget: Of the document.
+        budget: Budget of the document.
     """
 
     def __init__(self, root: Schema, budget: Budget) -> None:
@@ -51,11 +51,11 @@ class Negation:
         self._depth = 0
 
     def deny(self, schema: Any, within: Kinds = ALL) -> Any:
-        """A schema for what is not valid by `schema`, of values of the kinds `within`.
+        """Return a schema for values of the kinds `within` that are invalid by `schema`.
 
         Raises:
-            UndecidedError: there is none; names the keyword.
-            RequestError: it would be too large.
+            UndecidedError: There is none; the message names the keyword.
+            RequestError: It would be too large.
         """
         return any_of(self._alternatives(schema, within))
 
@@ -157,7 +157,7 @@ def _item(index: int, schema: Any) -> Any:
 
 
 def _bound(keyword: str, opposite: str, step: int, kind: str) -> _Rule:
-    """Of a count: at least n is denied by at most n - 1, and so on."""
+    """Negate a bound on a count: "at least n" becomes "at most n - 1", and so on."""
 
     def rule(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
         value = schema[keyword]
@@ -172,7 +172,7 @@ def _bound(keyword: str, opposite: str, step: int, kind: str) -> _Rule:
 
 
 def _limit(keyword: str, opposite: str) -> _Rule:
-    """Of a number."""
+    """Negate a bound on a number."""
 
     def rule(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
         if not within & NUMBERS:
@@ -354,7 +354,7 @@ _EMPTY = {
     "unevaluatedProperties": True,
     "uniqueItems": False,
 }
-"""Values with which these deny nothing."""
+"""Values with which these keywords cannot be violated."""
 
 
 def _names(value: Any) -> list[str]:

@@ -1,8 +1,8 @@
-"""One notation for all drafts: what older ones spell otherwise, and whom references mean.
+"""Normalises all drafts to one notation, and resolves references.
 
-`dependencies` is told apart, a list of `items` is `prefixItems`, boolean bounds of draft 4 are
-numbers, and what stands beside `$ref` in drafts up to 7 is gone. References are `#` or
-`#/$defs/name`, also those by an address or an anchor; only what is referred to is kept.
+`dependencies` is split, a list of `items` becomes `prefixItems`, boolean bounds of draft 4 become
+numbers, and siblings of `$ref` in drafts up to 7 are removed. References become `#` or
+`#/$defs/name`, including those by URL or anchor; only referenced definitions are kept.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _COUNTS = (
     *("minItems", "maxItems", "minLength", "maxLength", "minContains", "maxContains"),
     *("minProperties", "maxProperties"),
 )
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]+")  # which every library finds in a reference
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]+")  # which every library recognises in a reference
 _EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 
 
 def normalised(root: Schema, budget: Budget) -> Schema:
-    """The same schema in the notation of draft 2020-12, with local references.
+    """Return the schema in the notation of draft 2020-12, with local references.
 
     Raises:
-        RequestError: a reference is to elsewhere, or to nothing; names the place.
+        RequestError: A reference is external or dangling; the message names its place.
     """
     return _Normaliser(root, budget).run()
 
@@ -62,9 +62,9 @@ class _Normaliser:
         self._resources: dict[str, Schema] = {"": root}
         self._anchors: dict[tuple[str, str], Schema] = {}
         self._dynamic: dict[str, list[Schema]] = {}
-        self._addresses: dict[int, str] = {}  # of schemas
+        self._addresses: dict[int, str] = {}  # number of schemas
         self._places: dict[int, str] = {}
-        self._names: dict[int, str] = {}  # where what is referred to will be
+        self._names: dict[int, str] = {}  # where the referenced schema will be
         self._todo: list[tuple[str, str, Schema]] = []
         self._index(root, "", "#")
 
@@ -79,7 +79,7 @@ class _Normaliser:
             defined.setdefault(key, {})[name] = self._schema(node, address, place)
         return {**body, **defined}
 
-    # ---- who is called what
+    # ---- names
 
     def _index(self, node: Any, address: str, at: str) -> None:
         stack = [(node, address, at)]
@@ -94,7 +94,7 @@ class _Normaliser:
                 stack.append((part, address, pointer(at, *steps)))
 
     def _enter(self, node: Schema, address: str) -> str:
-        """Note the names of a schema; the address that it has."""
+        """Record the names of a schema; return its base address."""
         own = node.get("$id", node.get("id") if self._is_legacy else None)
         if isinstance(own, str) and not (self._is_legacy and "$ref" in node):
             joined, _, fragment = _joined(address, own).partition("#")
@@ -115,7 +115,7 @@ class _Normaliser:
     def _address(self, node: Any, otherwise: str) -> str:
         return self._addresses.get(id(node), otherwise)
 
-    # ---- what is written
+    # ---- output
 
     def _schema(self, node: Any, address: str, at: str) -> Any:
         self._budget.spend()
@@ -137,7 +137,7 @@ class _Normaliser:
     def _keyword(
         self, written: dict[str, Any], key: str, value: Any, address: str, at: str
     ) -> None:
-        """A keyword, with the schemas in it."""
+        """Convert a keyword, and the schemas in it."""
         if key in (*_LISTS, "items") and isinstance(value, list):
             parts = enumerate(value)
             listed = [self._schema(part, address, pointer(at, i)) for i, part in parts]
@@ -152,7 +152,7 @@ class _Normaliser:
             written[key] = value
 
     def _refer(self, written: dict[str, Any], target: Any, address: str) -> None:
-        if isinstance(target, bool):  # the same wherever it stands
+        if isinstance(target, bool):  # independent of its location
             _add(written, target)
         elif "$ref" in written:  # of two kinds in one schema
             _add(written, {"$ref": self._reference(target, address)})
@@ -160,7 +160,7 @@ class _Normaliser:
             written["$ref"] = self._reference(target, address)
 
     def _depend(self, written: dict[str, Any], value: Schema, address: str, at: str) -> None:
-        """`dependencies`, which are names or schemas."""
+        """Convert `dependencies`, which are names or schemas."""
         for name, part in value.items():
             if isinstance(part, list):
                 _add(written, {"dependentRequired": {name: part}})
@@ -214,7 +214,7 @@ def _joined(address: str, reference: str) -> str:
 
 
 def _parts(node: Schema) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """What stands where schemas stand, in any draft, with the steps to it."""
+    """Return the subschemas in any draft, with the path to each."""
     for key, value in node.items():
         if (key in _ONE or key == "additionalItems") and isinstance(value, dict):
             yield (key,), value
@@ -230,12 +230,12 @@ def _map(node: Schema, key: str) -> Mapping[str, Any]:
 
 
 def _add(written: dict[str, Any], schema: Any) -> None:
-    """One more schema that has to hold."""
+    """Add a schema that must also hold."""
     written["allOf"] = [*written.get("allOf", []), schema]
 
 
 def _respelt(node: dict[str, Any]) -> dict[str, Any]:
-    """Lists of `items`, and bounds of draft 4, as later drafts spell them; counts as integers."""
+    """Rename lists of `items` and draft 4 bounds to later drafts; counts become integers."""
     for key in _COUNTS:
         if isinstance(node.get(key), float) and node[key].is_integer():
             node[key] = int(node[key])

@@ -1,4 +1,4 @@
-"""Rules for names of properties."""
+"""Rules for property names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sylvan.runtime.features.grammar.rewrite.kinds import ALL, Kinds, types_of_k
 from sylvan.runtime.features.grammar.schema import Schema
 
 MAX_OPTIONAL = 6
-"""Properties that may be there or not, of which `maxProperties` counts each choice."""
+"""Most optional properties for which `maxProperties` enumerates the combinations."""
 
 _STRING: Kinds = frozenset({"string"})
 _OBJECT: Kinds = frozenset({"object"})
@@ -25,14 +25,14 @@ _OTHERS = frozenset({"allOf", "oneOf", "if"})
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Names, and patterns of names, of which a name has to be one."""
+    """Names, and name patterns, one of which a name must match."""
 
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
 
 
 def without_property_names(node: Schema, within: Kinds, context: RewriteContext) -> Any:
-    """`propertyNames`: properties of these names or patterns, and no others."""
+    """`propertyNames`: allow properties of these names or patterns only."""
     schema = node["propertyNames"]
     for _ in range(_MAX_REFS):
         if isinstance(schema, dict) and "$ref" in schema and not _said(schema) - {"$ref"}:
@@ -73,7 +73,7 @@ def _names(schema: Any, context: RewriteContext) -> _Names:
 
 
 def _pattern(schema: Any, said: frozenset[str]) -> str:
-    """Of all names that are valid."""
+    """Return the pattern of all valid names."""
     if said == {"pattern"}:
         return schema["pattern"]
     if said == {"format"} and schema["format"] in PATTERNS:
@@ -85,7 +85,7 @@ def _pattern(schema: Any, said: frozenset[str]) -> str:
 
 
 def without_min_properties(node: Schema, within: Kinds, context: RewriteContext) -> Any:
-    """`minProperties: 1` beside given names: one of these, or none of them and another one."""
+    """`minProperties: 1` beside known names: one of them, or none of them and another one."""
     optional = _optional(node)
     if not optional or node["minProperties"] != 1:
         return None
@@ -96,7 +96,7 @@ def without_min_properties(node: Schema, within: Kinds, context: RewriteContext)
 
 
 def without_max_properties(node: Schema, within: Kinds, context: RewriteContext) -> Any:
-    """`maxProperties` beside given names: one alternative for each choice of those."""
+    """`maxProperties` beside known names: one alternative per combination of them."""
     optional, most = _optional(node), node["maxProperties"]
     if not optional or not isinstance(most, int | float):
         return None
@@ -114,7 +114,7 @@ def without_max_properties(node: Schema, within: Kinds, context: RewriteContext)
 
 
 def _optional(node: Schema) -> list[str]:
-    """Given names that need not be there, of objects that may have others."""
+    """Return the optional known names, of objects that may have others."""
     properties, required = node.get("properties"), node.get("required", [])
     closed = node.get("additionalProperties") is False and not node.get("patternProperties")
     if closed or not isinstance(properties, dict) or not isinstance(required, list):
@@ -123,7 +123,7 @@ def _optional(node: Schema) -> list[str]:
 
 
 def _objects(within: Kinds, schema: Any) -> Any:
-    """A schema for objects, which other values need not be valid by."""
+    """Return a schema for objects, under which other values may be invalid."""
     if within <= _OBJECT:
         return schema
     parts = schema["anyOf"] if isinstance(schema, dict) and "anyOf" in schema else [schema]

@@ -42,7 +42,7 @@ _RULES: tuple[tuple[str, tuple[str, ...], rules.Rule], ...] = (
     ("if", ("then", "else"), rules.without_if),
     ("oneOf", (), rules.without_one_of),
 )
-"""A keyword, those that only say something beside it, and what gives a schema in their place."""
+"""A keyword, its dependent keywords, and the rule that replaces them."""
 
 _RULED = frozenset(keyword for keyword, _, _ in _RULES)
 
@@ -67,18 +67,18 @@ _TOGETHER = (
     frozenset({"items", "prefixItems"}),
     frozenset({"$ref", "allOf", "anyOf", "oneOf", "const", "enum"}),
 )
-"""Keywords that must not come from two schemas that are joined into one."""
+"""Keywords that must not come from both of two schemas that are merged."""
 _OWN_DIALECTS = re.compile(r"$|https?://json-schema\.org/(?:draft|schema)")
 _DEEP = "json_schema is nested too deep"
 
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """What a grammar library holds by itself, so that it need not be rewritten.
+    """What a grammar library supports itself, so that it is not rewritten.
 
     Attributes:
-        formats: Of strings.
-        keywords: Of those that there are rules for.
+        formats: String formats.
+        keywords: Keywords for which there are rules.
     """
 
     formats: Set[str]
@@ -90,8 +90,8 @@ class Rewritten:
     """A schema for a library.
 
     Attributes:
-        schema: It.
-        annotations: Formats that say nothing of a value, since nobody knows them; sorted.
+        schema: The schema.
+        annotations: Unknown formats, which have no effect; sorted.
     """
 
     schema: Schema
@@ -99,14 +99,14 @@ class Rewritten:
 
 
 def rewrite(root: Schema, holds: Holds) -> Rewritten:
-    """An equivalent schema of keywords that a library holds, as far as there is one.
+    """Return an equivalent schema with supported keywords only, as far as there is one.
 
-    A schema in which nothing has to be rewritten is given back as it is.
+    A schema that needs no rewriting is returned unchanged.
 
     Raises:
-        NotSupportedError: a keyword has no equivalent; names it and its place.
-        RequestError: a reference is to elsewhere; no value is valid; the schema would be too
-            large; names the place or the limit.
+        NotSupportedError: A keyword has no equivalent; the message names it and its place.
+        RequestError: A reference is external; no value is valid; or the schema would be too
+            large; the message names the place or the limit.
     """
     try:
         rewriter = _Rewriter(root, holds)
@@ -116,10 +116,10 @@ def rewrite(root: Schema, holds: Holds) -> Rewritten:
 
 
 def weakened(root: Schema, lost: set[str]) -> Schema:
-    """A schema of keywords that libraries hold, by which every value of `root` is valid.
+    """Return a weaker schema with supported keywords only: every value of `root` is valid by it.
 
-    Formats are left as they are. What has no equivalent is left out; `lost` gets its keywords, and
-    those that it was derived from.
+    Formats stay unchanged. Keywords without an equivalent are dropped; they, and the keywords they
+    were derived from, are added to `lost`.
 
     Raises:
         RequestError: as for `rewrite`.
@@ -139,8 +139,8 @@ class _Rewriter:
         self._root = normalised(root, budget)
         self._context = RewriteContext(self._root, budget, Negation(self._root, budget).deny)
         self._annotations: set[str] = set()
-        self._written: dict[int, tuple[Any, Any]] = {}  # by id; with the schema, that it stays
-        self._joined: dict[str, str] = {}  # references with something beside them
+        self._written: dict[int, tuple[Any, Any]] = {}  # by ID; keeps the schema alive
+        self._joined: dict[str, str] = {}  # references with siblings
         self._added: dict[str, Any] = {}
         self._cyclic: dict[str, bool] = {}
 
@@ -201,7 +201,7 @@ class _Rewriter:
         return self._circular(node, _joined(rest, written), at)
 
     def _apply(self, keyword: str, rule: rules.Rule, node: Schema, at: str) -> Any:
-        """What a rule gives; None where the library may know better, or there is nothing to do."""
+        """Apply a rule; None if the library may do better, or there is nothing to do."""
         if keyword not in node:
             return None
         try:
@@ -216,7 +216,7 @@ class _Rewriter:
             raise NotSupportedError(message, param="json_schema") from None
 
     def _weaker(self, keyword: str, node: Schema) -> Any:
-        """What can be said in place of a keyword that has no equivalent."""
+        """Return a weaker replacement of a keyword without an equivalent."""
         if keyword == "oneOf":
             return {"anyOf": node["oneOf"]}
         names = node.get("propertyNames")
@@ -229,7 +229,7 @@ class _Rewriter:
         return True
 
     def _lose(self, keyword: str) -> None:
-        """Leave a keyword out; in what rules made, whatever they made it of is in doubt."""
+        """Drop a keyword; in a schema made by rules, mark everything it was derived from."""
         assert self._lost is not None
         self._lost |= {keyword, *(_RULED if self._derived else ())}
 
@@ -244,12 +244,12 @@ class _Rewriter:
             del node["format"]
             self._annotations.add(name)
 
-    # ---- references back to where they stand
+    # ---- circular references
 
     def _circular(self, node: Schema, written: Any, at: str) -> Any:
-        """Something beside a reference to what refers to itself is a definition of its own.
+        """Move a reference to itself with siblings into a definition of its own.
 
-        Libraries put the two together where they stand, which has no end.
+        Libraries expand the two in place, which does not terminate.
         """
         reference = node.get("$ref")
         if not isinstance(written, dict) or not isinstance(reference, str):
@@ -273,7 +273,7 @@ class _Rewriter:
 
 
 def _reachable(root: Schema, reference: str) -> set[str]:
-    """References that are met on the way from a schema."""
+    """Return the references that are reachable from a schema."""
     found: set[str] = set()
     stack = [resolve(root, reference)]
     while stack:
@@ -289,7 +289,7 @@ def _reachable(root: Schema, reference: str) -> set[str]:
 
 
 def _joined(node: dict[str, Any], parts: list[Any]) -> Any:
-    """A schema and more that holds beside it."""
+    """Merge a schema with another that must also hold."""
     if any(part is False for part in parts):
         return False
     kept: list[Any] = []
@@ -306,7 +306,7 @@ def _joined(node: dict[str, Any], parts: list[Any]) -> Any:
 
 
 def _is_apart(node: Schema, part: Schema) -> bool:
-    """Whether two schemas say nothing about the same, so that one may have the keywords of both."""
+    """Whether two schemas constrain disjoint keywords, so that they can be merged."""
     mine, others = node.keys() - _ANNOTATIONS, part.keys() - _ANNOTATIONS
     return (
         not mine & others

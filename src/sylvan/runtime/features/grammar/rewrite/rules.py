@@ -1,4 +1,4 @@
-"""Rules for keywords that choose between schemas: each gives a schema for a keyword's place."""
+"""Rules for keywords that choose between schemas: each returns a replacement."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sylvan.runtime.features.grammar.rewrite.kinds import ALL, Kinds, kinds_of, 
 from sylvan.runtime.features.grammar.schema import Schema, are_disjoint
 
 Rule = Callable[[Schema, Kinds, RewriteContext], Any]
-"""A schema that holds what some keywords of a schema say, of values of some kinds.
+"""Returns a schema equivalent to some keywords of a schema, for values of some kinds.
 
-None: the library holds them. Raises UndecidedError where there is no such schema, RequestError
-where it would be too large.
+None: the library supports them. Raises UndecidedError if there is no such schema, RequestError
+if it would be too large.
 """
 
 
 def without_not(node: Schema, within: Kinds, context: RewriteContext) -> Any:
-    """`not`: the alternatives that deny its schema."""
+    """`not`: the alternatives that violate its schema."""
     return context.deny(node["not"], within)
 
 
@@ -38,7 +38,7 @@ def without_if(node: Schema, within: Kinds, context: RewriteContext) -> Any:
 
 
 def without_one_of(node: Schema, within: Kinds, context: RewriteContext) -> Any:
-    """`oneOf`: an `anyOf` of its schemas, each without those that it may share values with."""
+    """`oneOf`: an `anyOf` of its schemas, each excluding those it may overlap with."""
     parts = node["oneOf"]
     if not isinstance(parts, list):
         raise UndecidedError("oneOf that is no list")
@@ -62,7 +62,7 @@ def _both(part: Any, beside: Schema) -> Any:
 
 
 def _unless_disjoint(schema: Any, part: Any, context: RewriteContext) -> Any:
-    """Alternatives without those that exclude `part` anyway."""
+    """Return the alternatives, without those that exclude `part` anyway."""
     if not isinstance(schema, dict) or schema.keys() != {"anyOf"}:
         return schema
     kept = [s for s in schema["anyOf"] if not are_disjoint((s, part), context.root)]
@@ -70,7 +70,7 @@ def _unless_disjoint(schema: Any, part: Any, context: RewriteContext) -> Any:
 
 
 def without_dependent_required(node: Schema, within: Kinds, context: RewriteContext) -> Any:
-    """`dependentRequired`: for each name, it is not there, or the others are as well."""
+    """`dependentRequired`: each name is absent, or the others are present."""
     found = node["dependentRequired"]
     if not isinstance(found, dict):
         raise UndecidedError("dependentRequired that is no object")
@@ -78,7 +78,7 @@ def without_dependent_required(node: Schema, within: Kinds, context: RewriteCont
 
 
 def without_dependent_schemas(node: Schema, within: Kinds, context: RewriteContext) -> Any:
-    """`dependentSchemas`: for each name, it is not there, or the schema holds."""
+    """`dependentSchemas`: each name is absent, or the schema holds."""
     found = node["dependentSchemas"]
     if not isinstance(found, dict):
         raise UndecidedError("dependentSchemas that is no object")
@@ -87,7 +87,7 @@ def without_dependent_schemas(node: Schema, within: Kinds, context: RewriteConte
 
 
 def _depending(name: str, then: Any) -> Any:
-    """Of objects with that name, `then` is demanded."""
+    """Require `then` of objects with that name."""
     absent = {"type": "object", "properties": {name: False}}
     there = {"type": "object", "properties": {name: True}, "required": [name]}
     return any_of([_no_object(), absent, all_of([there, then])])

@@ -1,7 +1,7 @@
-"""Rules for `unevaluatedProperties` and `unevaluatedItems`: what the other keywords have seen.
+"""Rules for `unevaluatedProperties` and `unevaluatedItems`: what the other keywords evaluate.
 
-What is seen depends on which schemas hold. Seeing more only asks for less, so that a value is valid
-if it is by what some of the schemas that hold have seen: one alternative for each such choice.
+What is evaluated depends on which schemas hold. Evaluating more only constrains less, so a value is
+valid if it is valid for some subset of the schemas that hold: one alternative per subset.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from sylvan.runtime.features.grammar.rewrite.kinds import ALL, Kinds
 from sylvan.runtime.features.grammar.schema import Schema
 
 MAX_CHOICES = 256
-"""Of schemas that hold."""
+"""Most schemas that hold."""
 _MAX_REFS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What some schemas, which hold, have seen.
+    """What the schemas that hold evaluate.
 
     Attributes:
-        holding: They.
-        names: Of properties.
-        patterns: Of names of properties.
-        count: Of items, from the first one on.
+        holding: These schemas.
+        names: Names of properties.
+        patterns: Patterns of property names.
+        count: Number of items, from the first.
         everything: All properties, or all items.
     """
 
@@ -44,7 +44,7 @@ class _Seen:
     everything: bool = False
 
     def and_(self, other: _Seen) -> _Seen:
-        """What both have seen."""
+        """Return what both evaluate."""
         return _Seen(
             (*self.holding, *other.holding),
             tuple(dict.fromkeys((*self.names, *other.names))),
@@ -54,7 +54,7 @@ class _Seen:
         )
 
     def holds(self, *schemas: Any) -> _Seen:
-        """The same, where these hold as well."""
+        """Return the same, with these schemas also holding."""
         added = (*self.holding, *schemas)
         return _Seen(added, self.names, self.patterns, self.count, self.everything)
 
@@ -63,7 +63,7 @@ _Own = Callable[[Schema], _Seen]
 
 
 def without_unevaluated_properties(node: Schema, within: Kinds, context: RewriteContext) -> Any:
-    """`unevaluatedProperties` becomes `additionalProperties` beside all names seen."""
+    """`unevaluatedProperties`: replace by `additionalProperties` beside all evaluated names."""
     rest = node["unevaluatedProperties"]
     beside = {k: v for k, v in node.items() if k != "unevaluatedProperties"}
     found: list[Any] = []
@@ -79,7 +79,7 @@ def without_unevaluated_properties(node: Schema, within: Kinds, context: Rewrite
 
 
 def without_unevaluated_items(node: Schema, within: Kinds, context: RewriteContext) -> Any:
-    """`unevaluatedItems` becomes `items` after as many as were seen."""
+    """`unevaluatedItems`: replace by `items` after the evaluated ones."""
     rest = node["unevaluatedItems"]
     beside = {k: v for k, v in node.items() if k != "unevaluatedItems"}
     found: list[Any] = []
@@ -104,7 +104,7 @@ def _own_items(node: Schema) -> _Seen:
 
 
 def _choices(node: Any, own: _Own, context: RewriteContext, refs: int) -> list[_Seen]:
-    """What a schema that holds may have seen, by which of its parts hold."""
+    """Return what a schema that holds may evaluate, by which of its parts hold."""
     if not isinstance(node, dict):
         return [_Seen()]
     if refs > _MAX_REFS:
@@ -127,7 +127,7 @@ def _choices(node: Any, own: _Own, context: RewriteContext, refs: int) -> list[_
 
 
 def _holding(part: Any, own: _Own, context: RewriteContext, refs: int) -> list[_Seen]:
-    """The choices of a part that need not hold; none, if it sees nothing."""
+    """Return the choices of an optional part; empty if it evaluates nothing."""
     found = _choices(part, own, context, refs)
     nothing = _Seen()
     return [s.holds(part) for s in found if _Seen((), *_sight(s)) != nothing]
@@ -138,7 +138,7 @@ def _sight(seen: _Seen) -> tuple[tuple[str, ...], tuple[str, ...], int, bool]:
 
 
 def _branches(node: Schema, own: _Own, context: RewriteContext, refs: int) -> list[_Seen]:
-    """`then` holds where `if` does, `else` where it does not."""
+    """Return the branches: `then` holds if `if` does, `else` if it does not."""
     test = node["if"]
     yes = _products(
         [

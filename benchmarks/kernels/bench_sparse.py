@@ -1,0 +1,142 @@
+"""Sparse latent attention against dense: what decoding a token takes a layer, by context.
+
+    OMP_WAIT_POLICY=PASSIVE python benchmarks/kernels/bench_sparse.py --contexts 2048 8192 32768
+
+The shape is DeepSeek V3.2's: 128 heads over latents of 512 + 64 columns, an index of 64 heads of
+128 columns that chooses 2048 tokens. *dense*: the step program's native attention over all tokens.
+*sparse*: the index, its choice, and attention to the chosen tokens, as PyTorch computes them. Both
+take turns within each round; numbers are medians over the rounds in milliseconds, and the ratio is
+the median of those of the rounds. The projections before and behind are the same on both sides, and
+left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+
+import numpy as np
+import torch
+
+from sylvan.kernels import ops
+from sylvan.kernels.api import AttentionLayer, HeadNorm, LatentParts, LatentShape, Rope
+from sylvan.kernels.native.binding import StepRun
+from sylvan.kernels.native.compile import compile_graph
+from sylvan.kernels.native.graph import ProgramLimits
+from sylvan.kernels.native.library import load
+from sylvan.kernels.native.program import Program
+from sylvan.kernels.native.tracer import NativeTracer
+from sylvan.kernels.paged.cache import PageShape, allocate_pages
+from sylvan.runtime.layers.sparse import attend_slots, choose
+
+PAGE = 16
+SHAPE = LatentShape(num_heads=128, nope=128, turning=64, value=128, latent=512)
+COLUMNS, INDEX_HEADS, INDEX_COLUMNS = 576, 64, 128
+LAYER = AttentionLayer(
+    index=0,
+    num_heads=SHAPE.num_heads,
+    num_kv_heads=1,
+    head_dim=COLUMNS,
+    v_head_dim=SHAPE.latent,
+    scale=(SHAPE.nope + SHAPE.turning) ** -0.5,
+)
+
+
+class Dense:
+    """One row over all tokens, by the step program's attention."""
+
+    def __init__(self, library, context):
+        shape = PageShape(
+            num_kv_heads=1,
+            head_dim=COLUMNS,
+            value_dim=SHAPE.latent,
+            shared=True,
+            page_size=PAGE,
+            dtype=torch.bfloat16,
+        )
+        count = -(-context // PAGE)
+        pages = allocate_pages(shape, count + 1, 1)
+        pages.memory[:] = 60
+        self._pages = dict(enumerate(pages.layers))
+        limits = ProgramLimits(max_tokens=1, max_outputs=1)
+        tracer = NativeTracer(torch.bfloat16, limits, self._pages, library.constants)
+        q = tracer.input(SHAPE.num_heads * (SHAPE.nope + SHAPE.turning), "bf16")
+        kv = tracer.input(COLUMNS, "bf16")
+        up = torch.randn(SHAPE.num_heads * (SHAPE.nope + SHAPE.value), SHAPE.latent) * 0.02
+        norm = HeadNorm(torch.ones(SHAPE.latent, dtype=torch.bfloat16), 1e-6)
+        rope = Rope(torch.ones(context + 1, SHAPE.turning), interleaved=True)
+        parts = LatentParts(SHAPE, up.bfloat16(), norm, rope)
+        ops.latent_attention(q, kv, parts, LAYER)
+        self._program = Program(library, compile_graph(tracer.graph))
+        for value in (q, kv):
+            self._program.read(value, 1).copy_(torch.randn(1, value.cols))
+        self._arrays = _arrays(context, count)
+        pointers = {name: array.ctypes.data for name, array in self._arrays.items()}
+        self._step = StepRun(tokens=1, seqs=1, table_stride=count, **pointers)
+
+    def spent(self):
+        """Seconds of the ops that attend."""
+        spent = self._program.profile(self._step)
+        return sum(ns for op, ns in spent if "Attention" in type(op).__name__) / 1e9
+
+
+def _arrays(context, count):
+    """One request whose last token is the row."""
+    arrays = {
+        "positions": [context - 1],
+        "slots": [PAGE + context - 1],
+        "row_start": [0, 1],
+        "kv_len": [context],
+        "table_row": [0],
+        "page_table": range(1, count + 1),
+    }
+    return {name: np.array(array, np.int32) for name, array in arrays.items()}
+
+
+class Sparse:
+    """The same row over the tokens that its index chooses."""
+
+    def __init__(self, context, top_k):
+        count = -(-context // PAGE)
+        self._rows = torch.randn(count, PAGE, 1, COLUMNS + INDEX_COLUMNS, dtype=torch.bfloat16)
+        self._q = torch.randn(1, SHAPE.num_heads, COLUMNS, dtype=torch.bfloat16)
+        self._index = torch.randn(1, INDEX_HEADS, INDEX_COLUMNS), torch.randn(1, INDEX_HEADS)
+        self._pages, self._context, self._top_k = torch.randperm(count), context, top_k
+
+    def spent(self):
+        began = time.perf_counter()
+        pages, first = self._pages, self._context - 1
+        keys = self._rows[pages, :, 0, COLUMNS:].flatten(0, 1)[: self._context]
+        chosen = choose(*self._index, keys, first, min(self._top_k, self._context))
+        slots = pages[chosen // PAGE] * PAGE + chosen % PAGE
+        attend_slots(self._q, self._rows, slots, LAYER, SHAPE.latent)
+        return time.perf_counter() - began
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--contexts", type=int, nargs="+", default=[2048, 8192, 32768])
+    parser.add_argument("--top-k", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    library = load()
+    library.dll.sylvan_threads(args.threads)
+    print("| context | dense ms | sparse ms | dense / sparse |\n| --- | --- | --- | --- |")
+    for context in args.contexts:
+        sides = Dense(library, context), Sparse(context, args.top_k)
+        for side in sides:
+            side.spent()
+        rounds = [[side.spent() * 1e3 for side in sides] for _ in range(args.rounds)]
+        dense, sparse = (statistics.median(times) for times in zip(*rounds, strict=True))
+        ratio = statistics.median(d / s for d, s in rounds)
+        print(f"| {context} | {dense:.2f} | {sparse:.2f} | {ratio:.2f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        sys.exit(main())

@@ -1,0 +1,207 @@
+"""Claims: ranks cost little. On one machine, with as many threads in all, paired rounds:
+
+`tp`: two ranks of one thread decode and read prompts at least 0.85 times as fast as one process of
+two threads. `ep`: the same of whole experts on two ranks, for a model of 128 experts, beside shares
+of each expert. `bits`: what `parallel.same_bits` costs on one rank; at most 5 % is asked for.
+`collectives`: all-reduce of 8 KB over shared memory at least 5 times as fast as over gloo, of 1 MB
+twice. `start`: seconds to the first answer, and peak memory of each rank.
+
+    python -m benchmarks.parallel.bench_ranks --what tp ep bits collectives start
+        [--shape FILE] [--rounds 7] [--tiny]
+
+Weights are made up. Results are JSON lines; ratios above 1 say that the second is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from sylvan import Engine
+from sylvan.kernels.collective.gloo import file_store, join_ranks
+from sylvan.kernels.native.library import load
+from sylvan.kernels.native.ranks import SharedRanks
+
+SHAPE = Path(__file__).parents[1] / "half_billion.json"
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 96}
+TINY = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+BATCHES, PROMPT, DECODED = (1, 8, 32), 512, 32
+ONE, TWO = {"tp_size": 1, "threads": 2}, {"tp_size": 2, "threads": 1}
+WAYS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "tp": {"one process": ONE, "two ranks": TWO},
+    "ep": {
+        "one process": ONE,
+        "shares of experts": TWO,
+        "whole experts": {**TWO, "ep_size": 2},
+    },
+    "bits": {"as ever": ONE, "same bits": {**ONE, "parallel__same_bits": True}},
+}
+SIZES = {"8 KB": 8 << 10, "1 MB": 1 << 20}
+
+
+def write_model(folder: Path, shape: Mapping[str, Any], *, experts: bool) -> Path:
+    """A checkpoint without weights, with the tokenizer of the built-in model."""
+    kind = ("Qwen3MoeForCausalLM", "qwen3_moe") if experts else ("Qwen3ForCausalLM", "qwen3")
+    config = {"architectures": [kind[0]], "model_type": kind[1], **shape}
+    config |= {"norm_topk_prob": True, **EXPERTS} if experts else {}
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in TOKENIZER:
+        source = Path(str(files("sylvan") / "assets" / "sapling" / name))
+        if source.exists():
+            shutil.copy(source, folder / name)
+    return folder
+
+
+@contextmanager
+def engines(model: Path, ways: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Engine]]:
+    flags = {"load_format": "dummy", "device": "cpu", "dtype": "bfloat16", "context_len": 2048}
+    flags |= {"max_total_tokens": 32 * (PROMPT + 64), "processes": "many", "log_level": "warning"}
+    with ExitStack() as stack:
+        made = {
+            name: stack.enter_context(Engine(model_path=str(model), **flags, **way))
+            for name, way in ways.items()
+        }
+        yield made
+
+
+def seconds(engine: Engine, batch: int, prompt: int, tokens: int, seed: int) -> float:
+    """Of `batch` requests with prompts that nobody has sent before."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(10, 200, (batch, prompt), generator=generator).tolist()
+    params = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
+    start = time.perf_counter()
+    engine.generate(input_ids=ids, sampling_params=params)
+    return time.perf_counter() - start
+
+
+def compare(what: str, model: Path, args: argparse.Namespace) -> None:
+    """Paired rounds of all ways; a line for each row."""
+    tokens = 4 if args.tiny else DECODED
+    prompt = 16 if args.tiny else PROMPT
+    rows = {f"decode {n}": (n, 8, tokens) for n in BATCHES} | {f"prompt {prompt}": (1, prompt, 1)}
+    with engines(model, WAYS[what]) as made:
+        for row, (batch, length, count) in rows.items():
+            spent: dict[str, list[float]] = {name: [] for name in made}
+            for number in range(args.rounds + 1):
+                for name, engine in made.items():
+                    spent[name].append(seconds(engine, batch, length, count, number))
+            first, *others = spent
+            for other in others:
+                pairs = zip(spent[first][1:], spent[other][1:], strict=True)
+                ratio = statistics.median(one / two for one, two in pairs)
+                report(what=what, row=row, first=first, second=other, ratio=round(ratio, 3))
+
+
+def one_rank(kind: str, path: str, rank: int, sizes: Mapping[str, int], rounds: int, out: Any):
+    torch.set_num_threads(1)
+    if kind == "shared":
+        group: Any = SharedRanks(load(), Path(path), rank, 2, 60.0)
+        group.join(60.0)
+    else:
+        group = join_ranks(file_store(path, 2), rank, 2, 60.0, 60.0)
+    found: dict[str, float] = {}
+    for name, num_bytes in sizes.items():
+        x = torch.ones(num_bytes // 4)
+        times: list[float] = []
+        for _ in range(20 * rounds):
+            start = time.perf_counter()
+            group.all_sum(x)
+            times.append(time.perf_counter() - start)
+        found[name] = statistics.median(times)
+    if rank == 0:
+        out.put(found)
+
+
+def collectives(args: argparse.Namespace) -> None:
+    """Microseconds of an all-reduce between two processes, by each way."""
+    context = multiprocessing.get_context("spawn")
+    found: dict[str, dict[str, float]] = {}
+    for kind in ("shared", "gloo"):
+        with tempfile.TemporaryDirectory() as folder:
+            out: Any = context.Queue()
+            given = kind, f"{folder}/meeting"
+            others = [
+                context.Process(target=one_rank, args=(*given, rank, SIZES, args.rounds, out))
+                for rank in range(2)
+            ]
+            for other in others:
+                other.start()
+            found[kind] = out.get(timeout=300)
+            for other in others:
+                other.join(60)
+    for size in SIZES:
+        shared, gloo = found["shared"][size], found["gloo"][size]
+        report(
+            what="collectives",
+            row=size,
+            shared_us=round(shared * 1e6, 1),
+            gloo_us=round(gloo * 1e6, 1),
+            ratio=round(gloo / shared, 2),
+        )
+
+
+def start(model: Path) -> None:
+    """Seconds to the first answer, and the most memory that each process had."""
+    for name, way in WAYS["tp"].items():
+        begun = time.perf_counter()
+        with engines(model, {name: way}) as made:
+            seconds(made[name], 1, 8, 1, 0)
+            spent = time.perf_counter() - begun
+            children = psutil.Process().children(recursive=True)
+            peaks = [_peak(child) for child in children]
+        report(what="start", row=name, seconds=round(spent, 2), peak_MB=sorted(peaks)[::-1])
+
+
+def _peak(process: psutil.Process) -> int:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) >> 10
+
+
+def report(**found: object) -> None:
+    print(json.dumps(found), flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    every = [*WAYS, "collectives", "start"]
+    parser.add_argument("--what", nargs="+", choices=every, default=every)
+    parser.add_argument("--shape", type=Path, default=SHAPE)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tiny", action="store_true")
+    args = parser.parse_args(argv)
+    shape = {"head_dim": 64, **json.loads(args.shape.read_text()), **(TINY if args.tiny else {})}
+    for what in args.what:
+        if what == "collectives":
+            collectives(args)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            model = write_model(Path(folder), shape, experts=what == "ep")
+            start(model) if what == "start" else compare(what, model, args)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+// Sums of the experts of rows, where ranks have different experts: each tells the others its pairs.
+#include "../collective/meeting.h"
+
+namespace {
+namespace meeting {
+
+// What the `width` ranks of a group made of a pair, added up over the tree of `tree_sum`.
+template <class T> vf made_by(const Ranks& ranks, int group, int width, int64_t at) {
+    vf parts[MAX_RANKS];
+    for (int i = 0; i < width; i++) {
+        parts[i] = get(reinterpret_cast<const T*>(ranks.room(group * width + i)) + at);
+    }
+    for (int left = width; left > 1; left = (left + 1) / 2) {
+        for (int i = 0; i < left / 2; i++) parts[i] = parts[2 * i] + parts[2 * i + 1];
+        if (left % 2) parts[left / 2] = parts[left - 1];
+    }
+    return parts[0];
+}
+
+// Pair p of the rows that are exchanged at a time lies at p * width in the room of its ranks.
+template <class T> void expert_combine(const ExpertCombine& op, const Step& s, int, void*) {
+    Ranks ranks = of(op.ranks, s);
+    int64_t width = stride(op.cols);
+    int64_t chosen = op.top_k;
+    int64_t count = rows(op, s);
+    int64_t at_a_time = ranks.capacity() / static_cast<int64_t>(sizeof(T)) / (width * chosen);
+    const T* x = at<T>(op.x, s);
+    T* out = at<T>(op.out, s);
+    const float* weights = at(op.weights, s);
+    for (int64_t first = 0; first < count && !ranks.is_lost(); first += at_a_time) {
+        int64_t n = std::min(at_a_time, count - first);
+        const int32_t* place = at(op.pair_places, s) + first * chosen;
+        const int32_t* owner = at(op.owners, s) + first * chosen;
+        T* room = reinterpret_cast<T*>(ranks.begin());
+        for (int64_t p = 0; p < n * chosen; p++) {
+            if (place[p] >= 0) memcpy(room + p * width, x + place[p] * width, width * sizeof(T));
+        }
+        if (ranks.meet_or_lose()) return;
+        for (int64_t r = 0; r < n; r++) {
+            const float* weight = weights ? weights + (first + r) * chosen : nullptr;
+            for (int64_t i = 0; i < width; i += LANES) {
+                vf total{};
+                for (int64_t p = r * chosen; p < (r + 1) * chosen; p++) {
+                    float share = weight ? weight[p - r * chosen] : 1.f;
+                    vf made = made_by<T>(ranks, owner[p], op.width, p * width + i);
+                    total = fma(made, splat(share), total);
+                }
+                put(out + (first + r) * width + i, total);
+            }
+        }
+    }
+}
+
+}  // namespace meeting
+}  // namespace
+
+const Kernel expert_combine_kernel[2] = {
+    tiled<meeting::one_tile<ExpertCombine>, meeting::expert_combine<bf16>>,
+    tiled<meeting::one_tile<ExpertCombine>, meeting::expert_combine<float>>,
+};

@@ -1,0 +1,118 @@
+"""Moves experts between groups of ranks while the model is served.
+
+All ranks count the same rows, so each decides alike by itself. Bits of answers do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sylvan.kernels.api import ExpertRanks
+from sylvan.protocol.commands import BalanceExperts
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.layers.mesh import Mesh
+from sylvan.runtime.layers.moe import Experts
+from sylvan.runtime.layers.placement import LayerSlots, balance_of, balanced
+from sylvan.runtime.models.live import LiveWeights
+from sylvan.runtime.models.slots import Slot
+from sylvan.runtime.models.stored import WeightFiles
+
+_LEAST_GAIN = 0.01
+"""A layer whose balance would grow by less keeps its placement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """One layer of experts: the rows that each has had, int64 (E,), and where they are."""
+
+    load: torch.Tensor
+    spread: ExpertRanks
+
+
+class ExpertMover:
+    """Carries out `BalanceExperts` on one rank.
+
+    Args:
+        mesh: The ranks; its placement is changed.
+        layers: Of experts, by number.
+        weights: Into which experts are read.
+        files: Opens the checkpoint that is served; raises ConfigError if that is none.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        layers: Mapping[int, Mixture],
+        weights: LiveWeights,
+        files: Callable[[], WeightFiles],
+    ) -> None:
+        assert mesh.placement is not None, "there are several groups"
+        self._placement = mesh.placement
+        self._layers, self._weights, self._files = dict(layers), weights, files
+        self._seen = {layer: found.load.clone() for layer, found in layers.items()}
+
+    def run(self, command: BalanceExperts) -> dict[str, Any]:
+        """See `BalanceExperts`.
+
+        Raises:
+            ConfigError: the weights are not those of a checkpoint.
+            ExecutorError: the checkpoint changed meanwhile; the weights are no model's now.
+        """
+        wished, before, after = self._wished()
+        moved = sum(_moves(self._slots(layer), experts) for layer, experts in wished.items())
+        if wished:
+            self._move(wished)
+        self._seen = {layer: found.load.clone() for layer, found in self._layers.items()}
+        return {"moved": moved, "before": round(before, 4), "after": round(after, 4)}
+
+    def _slots(self, layer: int) -> LayerSlots:
+        return self._placement.of_layer(layer, len(self._layers[layer].load))
+
+    def _wished(self) -> tuple[dict[int, tuple[int, ...]], float, float]:
+        """Placements that are better, and the balance before and after."""
+        wished: dict[int, tuple[int, ...]] = {}
+        before: list[float] = []
+        after: list[float] = []
+        for layer, found in self._layers.items():
+            load = (found.load - self._seen[layer]).tolist()
+            now = self._slots(layer)
+            experts = balanced(load, self._placement.copies, self._placement.groups)
+            better = LayerSlots(experts, now.num_experts, now.per_group)
+            old, new = balance_of(now, load), balance_of(better, load)
+            if new > old + _LEAST_GAIN:
+                wished[layer] = experts
+            before.append(old)
+            after.append(new if layer in wished else old)
+        count = max(1, len(before))
+        return wished, sum(before) / count, sum(after) / count
+
+    def _move(self, wished: Mapping[int, tuple[int, ...]]) -> None:
+        """Read experts to their new places, then have rows go there."""
+        files = self._files()
+        kept = dict(self._placement.given)
+        self._placement.given.update(wished)
+
+        def is_moved(slot: Slot) -> bool:
+            return isinstance(slot.module, Experts) and slot.module.layer in wished
+
+        try:
+            self._weights.reload(files, is_moved)
+        except ConfigError:
+            self._placement.given.clear()
+            self._placement.given.update(kept)
+            self._weights.index()
+            raise
+        for layer in wished:
+            table = self._layers[layer].spread.slots_EC
+            table.copy_(torch.from_numpy(self._slots(layer).table(table.shape[1])))
+
+
+def _moves(now: LayerSlots, experts: tuple[int, ...]) -> int:
+    """Experts that come to a group which has not had them."""
+    then = LayerSlots(experts, now.num_experts, now.per_group)
+    groups = range(len(experts) // now.per_group)
+    return sum(len({*then.of_group(g)} - {*now.of_group(g)}) for g in groups)

@@ -1,0 +1,235 @@
+"""Which group of ranks has which experts.
+
+Groups have the same number of slots, one expert each. Slots beyond one for each expert have copies
+of the busiest ones. Source of the balancing: EPLB of DeepSeek (github.com/deepseek-ai/EPLB).
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.errors import ConfigError
+
+_Rows = TypeVar("_Rows")
+Loads = Mapping[int, Sequence[float]]
+"""Rows that each expert had, by the number of the layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSlots:
+    """Slots of one layer.
+
+    Attributes:
+        experts: The expert in each slot; those of group g are at g * per_group and behind.
+        num_experts: How many there are.
+        per_group: Slots of a group.
+    """
+
+    experts: tuple[int, ...]
+    num_experts: int
+    per_group: int
+
+    def of_group(self, group: int) -> tuple[int, ...]:
+        """The experts that a group has, in the order of its slots."""
+        return self.experts[group * self.per_group : (group + 1) * self.per_group]
+
+    @property
+    def most_copies(self) -> int:
+        """Slots of the expert that has most."""
+        return max(np.bincount(self.experts))
+
+    def table(self, width: int) -> IntArray:
+        """Slots of each expert, those of few repeated. Shape: (E, width)."""
+        slots: list[list[int]] = [[] for _ in range(self.num_experts)]
+        for slot, expert in enumerate(self.experts):
+            slots[expert].append(slot)
+        return np.array([[own[i % len(own)] for i in range(width)] for own in slots], np.int32)
+
+
+@dataclass(slots=True)
+class ExpertPlacement:
+    """The placement of all layers; the same on every rank.
+
+    Attributes:
+        groups: Number of groups.
+        copies: Slots beyond one for each expert.
+        given: Experts of the slots, by the number of the layer; others are in order.
+    """
+
+    groups: int
+    copies: int = 0
+    given: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+
+    def of_layer(self, layer: int, num_experts: int) -> LayerSlots:
+        """Slots of a layer.
+
+        Raises:
+            ConfigError: they cannot be divided among the groups, or do not fit the layer.
+        """
+        slots, groups = self._num_slots(num_experts), self.groups
+        found = self.given.get(layer)
+        if found is None:
+            found = _in_order(num_experts, slots, groups)
+        elif len(found) != slots or {*found} != {*range(num_experts)}:
+            raise ConfigError(
+                f"parallel.expert_placement: layer {layer} has {num_experts} experts in {slots} "
+                f"slots, and the file has {len({*found})} in {len(found)}"
+            )
+        return LayerSlots(found, num_experts, slots // groups)
+
+    def balance(self, loads: Loads) -> None:
+        """Place the experts of these layers such that groups have equal work.
+
+        Raises:
+            ConfigError: they cannot be divided among the groups.
+        """
+        for layer, load in loads.items():
+            self._num_slots(len(load))
+            self.given[layer] = balanced(load, self.copies, self.groups)
+
+    def _num_slots(self, num_experts: int) -> int:
+        slots, groups = num_experts + self.copies, self.groups
+        if slots % groups:
+            copies = f" and {self.copies} copies" if self.copies else ""
+            raise ConfigError(
+                f"parallel.ep={groups}: {num_experts} experts{copies} do not divide into {groups} "
+                f"groups; parallel.redundant_experts={-num_experts % groups} adds as many copies "
+                "as are needed"
+            )
+        if self.copies > num_experts * (groups - 1):
+            raise ConfigError(
+                f"parallel.redundant_experts={self.copies}: {groups} groups have use for "
+                f"{num_experts * (groups - 1)} at most"
+            )
+        return slots
+
+
+def balance_of(slots: LayerSlots, load: Sequence[float]) -> float:
+    """Mean work of a group by that of the busiest one: 1 if all have the same."""
+    counts = np.bincount(slots.experts, minlength=slots.num_experts)
+    rows = np.asarray(load, float)[list(slots.experts)] / counts[list(slots.experts)]
+    work = rows.reshape(-1, slots.per_group).sum(1)
+    return float(work.mean() / work.max()) if work.max() > 0 else 1.0
+
+
+def balanced(load: Sequence[float], copies: int, groups: int) -> tuple[int, ...]:
+    """Experts of the slots such that groups have about the same load.
+
+    Args:
+        load: Rows of each expert.
+        copies: Slots beyond one for each; the busiest experts get them.
+        groups: Which share the slots evenly.
+    """
+    counts = [1] * len(load)
+    busiest = [(-float(rows), expert) for expert, rows in enumerate(load)]
+    heapq.heapify(busiest)
+    for _ in range(copies):
+        _, expert = heapq.heappop(busiest)
+        counts[expert] += 1
+        if counts[expert] < groups:  # more than one copy in a group is of no use
+            heapq.heappush(busiest, (-float(load[expert]) / counts[expert], expert))
+    pieces = sorted(
+        ((load[e] / counts[e], e) for e in range(len(load)) for _ in range(counts[e])),
+        key=lambda piece: (-piece[0], piece[1]),
+    )
+    return _packed(pieces, groups)
+
+
+def _packed(pieces: Sequence[tuple[float, int]], groups: int) -> tuple[int, ...]:
+    """The largest first, each into the group with the least load that has room for it."""
+    room, work = len(pieces) // groups, [0.0] * groups
+    held: list[list[int]] = [[] for _ in range(groups)]
+    for rows, expert in pieces:
+        free = [g for g in range(groups) if len(held[g]) < room]
+        fresh = [g for g in free if expert not in held[g]] or free
+        group = min(fresh, key=lambda g: (work[g], g))
+        held[group].append(expert)
+        work[group] += rows
+    _apart(held)
+    return tuple(expert for own in held for expert in sorted(own))
+
+
+def _apart(held: Sequence[list[int]]) -> None:
+    """Exchange experts that a group has twice for others, in place."""
+    for own in held:
+        for expert in {e for e in own if own.count(e) > 1}:
+            for other in held:
+                if expert in other:
+                    continue
+                swapped = next((e for e in other if e not in own), None)
+                if swapped is not None:
+                    own[own.index(expert)] = swapped
+                    other[other.index(swapped)] = expert
+                    break
+
+
+def _in_order(num_experts: int, slots: int, groups: int) -> tuple[int, ...]:
+    """By number; copies are of the first ones, in other groups than these."""
+    if slots == num_experts:
+        return tuple(range(num_experts))
+    return balanced([1.0] * num_experts, slots - num_experts, groups)
+
+
+def read_placement(path: Path | None, groups: int, copies: int) -> ExpertPlacement:
+    """The placement in a JSON file, or the one that balances the loads in it.
+
+    The file has `physical_to_logical_map` (the expert of each slot), or `logical_count` or
+    `expert_load` (rows of each expert), by layer: a list for all layers, or an object by the
+    numbers or names of layers.
+
+    Args:
+        path: None: experts are in order.
+        groups: See `ExpertPlacement`.
+        copies: See `ExpertPlacement`.
+
+    Raises:
+        ConfigError: the file has neither.
+    """
+    placement = ExpertPlacement(groups, copies)
+    if path is None:
+        return placement
+    where = f"parallel.expert_placement={path}"
+    try:
+        content = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{where}: expected an object")
+    slots = content.get("physical_to_logical_map")
+    loads = content.get("logical_count", content.get("expert_load"))
+    if slots is not None:
+        for layer, experts in _by_layer(slots, where, list[int]).items():
+            placement.given[layer] = tuple(experts)
+    elif loads is not None:
+        placement.balance(_by_layer(loads, where, list[float]))
+    else:
+        names = "physical_to_logical_map, logical_count or expert_load"
+        raise ConfigError(f"{where}: it has no {names}")
+    return placement
+
+
+def _by_layer(found: Any, where: str, kind: type[_Rows]) -> dict[int, _Rows]:
+    try:
+        if isinstance(found, list):
+            return dict(enumerate(msgspec.convert(found, list[kind])))
+        named = msgspec.convert(found, dict[str, kind])
+        return {_number_of(layer): row for layer, row in named.items()}
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _number_of(layer: str) -> int:
+    """Of a layer by its name, such as `layers.3.mlp`."""
+    found = re.search(r"\d+", layer)
+    if found is None:
+        raise ValueError(f"{layer!r} names no layer")
+    return int(found[0])

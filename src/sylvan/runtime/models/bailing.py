@@ -1,0 +1,69 @@
+"""Ling and Ring of inclusionAI (Bailing): softmax experts first, then sigmoids in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch.nn import functional as F
+
+from sylvan.runtime.models.config import ModelConfig, MoEConfig, common_fields, make_config
+from sylvan.runtime.models.decoder import FUSED, Decoder
+from sylvan.runtime.models.moe import grouped_experts, sparse_layers
+
+Raw = dict[str, Any]
+
+
+def parse(raw: Raw) -> ModelConfig:
+    """Read config.json of `BailingMoeForCausalLM` and `BailingMoeV2ForCausalLM`."""
+    second = raw.get("architectures") == ["BailingMoeV2ForCausalLM"]
+    first = raw.get("first_k_dense_replace", 0)
+    moe = grouped_experts(raw, first=first) if second else _softmax(raw, first)
+    bias = bool(raw.get("use_bias", False))
+    fields = {
+        "moe": moe,
+        "qk_norm": "head" if raw.get("use_qk_norm", second) else "",
+        "qkv_bias": bool(raw.get("use_qkv_bias", False)),
+        "o_bias": bias,
+        "mlp_bias": False,
+    }
+    return make_config(common_fields(raw) | fields)
+
+
+def _softmax(raw: Raw, first: int) -> MoEConfig:
+    inner = raw.get("moe_intermediate_size") or 0
+    return MoEConfig(
+        num_experts=raw.get("num_experts", 16),
+        top_k=raw.get("num_experts_per_tok", 2),
+        inner=inner,
+        normalise=bool(raw.get("norm_topk_prob", True)),
+        layers=sparse_layers(raw, first=first),
+        shared=inner * (raw.get("num_shared_experts") or 0),
+    )
+
+
+class Bailing(Decoder):
+    """Its names; with `norm_head` the rows of the head have length one."""
+
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "embed_tokens": ("word_embeddings",),
+        "self_attn": ("attention",),
+        "qkv_proj": ("query_key_value",),
+        "o_proj": ("dense",),
+        "q_norm": ("query_layernorm",),
+        "k_norm": ("key_layernorm",),
+        "gate_up_proj": FUSED["gate_up_proj"],
+    }
+
+    def source_name(self, source: str) -> str:
+        """The selection bias lies beside the router."""
+        return source.replace(".gate.e_score_correction_bias", ".gate.expert_bias")
+
+    def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The head as it is multiplied."""
+        normed = name == "lm_head.weight" and self.config.raw.get("norm_head")
+        return F.normalize(tensor.float(), eps=1e-7) if normed else tensor
+
+
+MODEL = Bailing

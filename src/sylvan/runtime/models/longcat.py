@@ -1,0 +1,179 @@
+"""LongCat-Flash: two rounds of latent attention and mlp a layer, with experts beside the second.
+
+Some of the experts do nothing (`zero_expert_num`): what they return is what they read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from sylvan.kernels.api import ExpertWeights, Routing, TracedTensor, Unsupported, X
+from sylvan.kernels.experts.routing import route
+from sylvan.kernels.gating import glu
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.moe import Experts, MoEShape, Router
+from sylvan.runtime.models import deepseek
+from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.decoder import Decoder, Ropes
+from sylvan.runtime.models.deepseek import LatentBlock
+
+Raw = dict[str, Any]
+
+_ROUNDS = 2
+_HALVES = re.compile(r"^layers\.(\d+)\.(input_layernorm|post_attention_layernorm|self_attn|mlp)\.")
+
+
+def parse(raw: Raw) -> ModelConfig:
+    """Read config.json of `LongcatFlashForCausalLM`."""
+    layers = raw.get("num_layers")
+    if not isinstance(layers, int):
+        raise ConfigError(f"config.json: num_layers must be an integer, it is {layers!r}")
+    sizes = {
+        "num_hidden_layers": _ROUNDS * layers,
+        "intermediate_size": raw.get("ffn_hidden_size"),
+        "rms_norm_eps": raw.get("rms_norm_eps", 1e-5),
+    }
+    return deepseek.parse(raw | sizes)
+
+
+class ZeroMoE(nn.Module):
+    """Experts, some of which return what they read; the others are real."""
+
+    def __init__(self, config: ModelConfig, build: Build) -> None:
+        super().__init__()
+        raw = config.raw
+        self._real = raw.get("n_routed_experts") or 1
+        routing = Routing(
+            top_k=raw.get("moe_topk") or raw.get("num_experts_per_tok") or 12,
+            scale=raw.get("routed_scaling_factor", 1.0),
+        )
+        shape = MoEShape(
+            dim=config.hidden_size,
+            inner=raw.get("expert_ffn_hidden_size") or raw.get("moe_intermediate_size") or 1,
+            num_experts=self._real,
+            routing=routing,
+            act=config.hidden_act,
+            correction=True,
+            router_bias=bool(raw.get("router_bias", False)),
+        )
+        every = replace(shape, num_experts=self._real + (raw.get("zero_expert_num") or 0))
+        self.gate = Router(build, every)
+        self.experts = Experts(build, shape)
+        self._routing, self._ranks = routing, build.mesh.tp
+        if self._ranks.size > 1:
+            raise ConfigError("experts that do nothing cannot be divided among ranks")
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Shape: (T, D) -> (T, D)."""
+        logits_TE = self.gate(x_TD, out_f32=True)
+        routing = replace(self._routing, bias=self.gate.e_score_correction_bias)
+        ids_TK, shares_TK = route(logits_TE, routing)
+        idle = ids_TK >= self._real
+        out_TD = x_TD.float() * (shares_TK * idle).sum(-1, keepdim=True)
+        weights = self.experts.weights()
+        for expert in ids_TK[~idle].unique().tolist():
+            rows, place = torch.where(ids_TK == expert)
+            found = _expert(x_TD[rows], weights, expert)
+            out_TD.index_add_(0, rows, found.float() * shares_TK[rows, place, None])
+        return out_TD.to(x_TD.dtype)
+
+
+def _expert(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:
+    """What one expert makes of some rows."""
+    assert isinstance(weights.gate_up, torch.Tensor)
+    assert isinstance(weights.down, torch.Tensor)
+    inner = glu(nn.functional.linear(x, weights.gate_up[expert]), weights.act)
+    return nn.functional.linear(inner, weights.down[expert])
+
+
+class Round(LatentBlock):
+    """One round; the first of a layer also sends its rows to experts."""
+
+    def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
+        super().__init__(config, build, layer, ropes)
+        self.experts = None if layer % _ROUNDS else ZeroMoE(config, build)
+
+    def run(
+        self,
+        x_TD: torch.Tensor,
+        residual_TD: torch.Tensor | None,
+        batch: ForwardBatch,
+        late_TD: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Output, stream, and what the experts add at the end of the next round."""
+        h_TD, stream_TD = self.input_layernorm(x_TD, residual_TD)
+        h_TD = self.self_attn(h_TD, batch)
+        h_TD, stream_TD = self.post_attention_layernorm(h_TD, stream_TD)
+        if self.experts is not None:
+            return self.mlp(h_TD), stream_TD, self.experts(h_TD)
+        assert late_TD is not None
+        return self.mlp(h_TD) + late_TD, stream_TD, None
+
+
+class LongcatFlash(Decoder):
+    """A decoder of pairs of rounds."""
+
+    def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
+        return Round(config, build, layer, ropes)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """A layer that guesses further tokens, and matrices of experts that do nothing."""
+        raw, layers = self.config.raw, range(self.config.num_hidden_layers // _ROUNDS)
+        real = raw.get("n_routed_experts") or 1
+        idle = range(real, real + (raw.get("zero_expert_num") or 0))
+        nothing = (f"layers.{i}.mlp.experts.{e}." for i in layers for e in idle)
+        return (*super().unused, "mtp.", *nothing)
+
+    def source_name(self, source: str) -> str:
+        """Rounds by layer and number; the experts have the name that mlps have elsewhere."""
+        found = _HALVES.match(source)
+        if found is None:
+            return _of_experts(source)
+        number, part = int(found[1]), found[2]
+        part = "mlps" if part == "mlp" else part
+        rest = source[found.end() :]
+        return f"layers.{number // _ROUNDS}.{part}.{number % _ROUNDS}.{rest}"
+
+    def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Latent vectors are scaled to the length of hidden ones, by their norms."""
+        latent, dim = self.config.latent, self.config.hidden_size
+        assert latent is not None
+        if name.endswith("q_a_layernorm.weight") and latent.q_rank:
+            return tensor * (dim / latent.q_rank) ** 0.5
+        if name.endswith("kv_a_layernorm.weight"):
+            return tensor * (dim / latent.latent) ** 0.5
+        return tensor
+
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
+        """Hidden vectors after the final norm. Shape: (T, D)."""
+        if isinstance(x_TD, TracedTensor):
+            raise Unsupported("experts that return what they read")
+        assert isinstance(x_TD, torch.Tensor)
+        h_TD, residual_TD, late_TD = x_TD, None, None
+        for block in self.layers:
+            assert isinstance(block, Round)
+            h_TD, residual_TD, late_TD = block.run(h_TD, residual_TD, batch, late_TD)
+        return self.norm(h_TD, residual_TD)[0]
+
+
+def _of_experts(source: str) -> str:
+    """`layers.6.experts.gate...` of the first round of layer 3 is `layers.3.mlp.router...`."""
+    found = re.match(r"^layers\.(\d+)\.experts\.(gate|experts)\.", source)
+    if found is None:
+        return source
+    rest = source[found.end() :]
+    start = f"layers.{int(found[1]) // _ROUNDS}.mlp."
+    if found[2] == "experts":
+        return f"{start}experts.{rest}"
+    return f"{start}router.{rest if rest.startswith('e_score') else f'classifier.{rest}'}"
+
+
+MODEL = LongcatFlash

@@ -1,0 +1,166 @@
+"""MiniMax-Text-01 and M1: lightning attention, one matrix a head, beside full attention.
+
+Residuals are the normed rows, and both sides of an addition have a factor (arXiv:2501.08313).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sylvan.kernels.api import TracedTensor, Unsupported
+from sylvan.kernels.scan.spans import scan
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.norm import RMSNorm
+from sylvan.runtime.layers.recurrent import Recurrent, spans_of, state_of
+from sylvan.runtime.models.config import ModelConfig, MoEConfig, common_fields, make_config
+from sylvan.runtime.models.decoder import FUSED, Attention, Decoder, Ropes, make_mlp, make_norm
+from sylvan.runtime.models.hybrid import first_part, split_layers
+
+Raw = dict[str, Any]
+
+_NORM_EPS = 1e-6  # of the norm within lightning attention, whatever the model's own is
+_FACTORS = (
+    ("full_attn_alpha_factor", "layernorm_full_attention_alpha"),
+    ("full_attn_beta_factor", "layernorm_full_attention_beta"),
+    ("linear_attn_alpha_factor", "layernorm_linear_attention_alpha"),
+    ("linear_attn_beta_factor", "layernorm_linear_attention_beta"),
+    ("mlp_alpha_factor", "layernorm_mlp_alpha"),
+    ("mlp_beta_factor", "layernorm_mlp_beta"),
+)
+"""As transformers spells them, and as published."""
+
+
+def parse(raw: Raw) -> ModelConfig:
+    """Read config.json of `MiniMaxForCausalLM` and of the architectures as published."""
+    layers = raw.get("num_hidden_layers") or 0
+    kinds = raw.get("layer_types")
+    if kinds is None and isinstance(raw.get("attn_type_list"), list):
+        kinds = ["full_attention" if kind else "linear_attention" for kind in raw["attn_type_list"]]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise ConfigError("config.json: layer_types must have an entry for each layer")
+    if raw.get("postnorm") is False or raw.get("shared_intermediate_size"):
+        raise ConfigError("config.json: a MiniMax with other residuals, or with shared experts")
+    fields = common_fields(raw)
+    rope, turning = fields["rope"], raw.get("rotary_dim")
+    if turning and rope.partial_rotary_factor == 1.0:
+        rope = msgspec.structs.replace(rope, partial_rotary_factor=turning / fields["head_dim"])
+    moe = MoEConfig(
+        num_experts=raw.get("num_local_experts", 8),
+        top_k=raw.get("num_experts_per_tok", 2),
+        inner=raw.get("intermediate_size") or 0,
+        normalise=True,
+        layers=tuple(range(layers)),
+    )
+    size = fields["head_dim"]
+    state = ((fields["num_attention_heads"], size, size), True)
+    return make_config(fields | split_layers(kinds, (state,)) | {"moe": moe, "rope": rope})
+
+
+class LightningAttention(Recurrent):
+    """A matrix a head takes in key times value of each row, and fades. Shape: (T, D) -> (T, D)."""
+
+    def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
+        super().__init__()
+        if build.mesh.tp.size > 1:
+            raise ConfigError("lightning attention cannot be divided among ranks")
+        part, heads = first_part(config, layer, 1), config.num_attention_heads
+        dim, inner = config.hidden_size, config.q_dim
+        self.state_shapes = {part: (heads, config.head_dim, config.head_dim)}
+        self._part, self._heads = part, heads
+        self._keep = _fading(config, layer).to(build.device)
+        self.joined = Linear(build, dim, (3 * inner,), bias=False)
+        self.norm = RMSNorm(build, inner, _NORM_EPS)
+        self.output_gate = Linear(build, dim, (inner,), bias=False)
+        self.out_proj = Linear(build, inner, (dim,), bias=False)
+
+    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Shape: (T, D) -> (T, D)."""
+        joined = F.silu(self.joined(x_TD)).unflatten(-1, (self._heads, -1))
+        q, k, v = (part.float() for part in joined.chunk(3, -1))
+
+        def step(held: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            new = held * self._keep + k[rows][..., None] * v[rows][:, :, None]
+            return new, (q[rows][..., None] * new).sum(2)
+
+        out = scan(state_of(batch, self._part), spans_of(batch), torch.empty_like(q), step)
+        normed, _ = self.norm(out.flatten(1).to(x_TD.dtype))
+        return self.out_proj(self.output_gate(x_TD).sigmoid() * normed)
+
+
+def _fading(config: ModelConfig, layer: int) -> torch.Tensor:
+    """What is left of a head's matrix after a row. Shape: float32 (H, 1, 1)."""
+    heads, last = config.num_attention_heads, config.num_hidden_layers - 1
+    slope = (2 ** (-8 / heads)) ** torch.arange(1, heads + 1, dtype=torch.float64)
+    slope = slope * (1 - layer / (last + 1e-5) + 1e-5)
+    return torch.exp(-slope).float()[:, None, None]
+
+
+class MiniMaxBlock(nn.Module):
+    """norm, then a x + b attention(x); norm, then c x + d experts(x)."""
+
+    def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
+        super().__init__()
+        full = layer in (config.attention_layers or ())
+        self.input_layernorm = make_norm(config, build)
+        self.self_attn: nn.Module = (
+            Attention(config, build, layer, ropes)
+            if full
+            else LightningAttention(config, build, layer)
+        )
+        self.post_attention_layernorm = make_norm(config, build)
+        self.mlp = make_mlp(config, build, layer)
+        raw = config.raw
+        found = [float(raw.get(ours, raw.get(theirs, 1.0))) for ours, theirs in _FACTORS]
+        self._attend = found[:2] if full else found[2:4]
+        self._feed = found[4:]
+
+    def forward(
+        self, x_TD: torch.Tensor, residual_TD: torch.Tensor | None, batch: ForwardBatch
+    ) -> tuple[torch.Tensor, None]:
+        if isinstance(x_TD, TracedTensor):
+            raise Unsupported("lightning attention")
+        h_TD, _ = self.input_layernorm(x_TD)
+        x_TD = _added(h_TD, self.self_attn(h_TD, batch), *self._attend)
+        h_TD, _ = self.post_attention_layernorm(x_TD)
+        return _added(h_TD, self.mlp(h_TD), *self._feed), None
+
+
+def _added(x: torch.Tensor, y: torch.Tensor, x_factor: float, y_factor: float) -> torch.Tensor:
+    return x.float() * x_factor + y.float() * y_factor
+
+
+class LightningMiniMax(Decoder):
+    """Mixtral's names of experts."""
+
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "qkv_proj": FUSED["qkv_proj"],
+        "mlp": ("block_sparse_moe",),
+        "gate_up_proj": ("w1", "w3"),
+        "down_proj": ("w2",),
+    }
+
+    def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
+        return MiniMaxBlock(config, build, layer, ropes)
+
+    def source_name(self, source: str) -> str:
+        """What the joined projection of lightning attention is called."""
+        return source.replace(".self_attn.joined.", ".self_attn.qkv_proj.")
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Tables that follow from the config."""
+        ends = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+        layers = range(self.config.num_hidden_layers)
+        return (*super().unused, *(f"layers.{i}.self_attn.{end}" for i in layers for end in ends))
+
+
+MODEL = LightningMiniMax

@@ -1,0 +1,87 @@
+"""`parallel.same_bits`: answers keep their bits on any number of processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from sylvan import Engine
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.executor.division import check_division
+from sylvan.runtime.layers.mesh import Mesh, NoRanks
+from sylvan.runtime.models.registry import load_config
+from tests.parity.checkpoints import SHAPE, write
+from tests.parity.families import FAMILIES
+
+WIDE = SHAPE | {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+PROMPTS = [[5, 9, 20, 31], [7] * 29]
+PARAMS = {"temperature": 0.8, "max_new_tokens": 12, "ignore_eos": True, "sampling_seed": 3}
+
+
+def answers(model: Path, tp: int, dtype: str = "float32", **more: object) -> list[Any]:
+    """Ids, and log probabilities to the last bit."""
+    flags = {"device": "cpu", "threads": 1, "max_total_tokens": 4096, "dtype": dtype}
+    processes = {"processes": "many"} if tp > 1 else {}
+    given: dict[str, Any] = {"parallel__same_bits": True, **flags, **processes, **more}
+    with Engine(model_path=str(model), tp_size=tp, **given) as engine:
+        replies = engine.generate(input_ids=PROMPTS, sampling_params=PARAMS, return_logprob=True)
+    return [
+        (r["output_ids"], [entry[0] for entry in r["meta_info"]["output_token_logprobs"]])
+        for r in replies
+    ]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("wide")
+    write(transformers.LlamaConfig(**WIDE), 5, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [("float32", (2,)), pytest.param("bfloat16", (2, 4), marks=pytest.mark.slow)],
+)
+def test_bits_do_not_depend_on_the_number_of_ranks(
+    model: Path, dtype: str, sizes: tuple[int, ...]
+) -> None:
+    expected = answers(model, 1, dtype)
+    for size in sizes:
+        assert answers(model, size, dtype) == expected, size
+
+
+@pytest.mark.slow
+def test_nor_on_who_has_which_experts(tmp_path: Path) -> None:
+    config = FAMILIES["mixtral"]()
+    config.update({"hidden_size": 128, "head_dim": 32, "intermediate_size": 128})
+    write(config, 5, tmp_path)
+    assert answers(tmp_path, 2, ep_size=2) == answers(tmp_path, 1)
+    with pytest.raises(ConfigError, match=r"parallel\.same_bits: .* give parallel\.ep=2"):
+        answers(tmp_path, 2)
+
+
+@pytest.mark.parametrize(
+    ("size", "ep", "changes", "why"),
+    [
+        (2, 1, {}, r"input features \(112\) are summed in 1 parts of a multiple of 32"),
+        (4, 1, {"intermediate_size": 64}, r"\(64\) are summed in 2 parts .* by 4 ranks"),
+    ],
+)
+def test_sums_that_cannot_be_alike_are_refused(
+    tmp_path: Path, size: int, ep: int, changes: dict[str, int], why: str
+) -> None:
+    write(transformers.LlamaConfig(**SHAPE | changes), 5, tmp_path)
+    mesh = Mesh(NoRanks(size), ep, same_bits=True)
+    with pytest.raises(ConfigError, match=rf"^parallel\.same_bits: .*{why}"):
+        check_division(load_config(tmp_path), mesh)
+
+
+def test_parts_of_experts_and_norms_over_ranks_are_refused(tmp_path: Path) -> None:
+    for name, why in (("mixtral", r"give parallel\.ep=2"), ("olmo2", "norms over whole")):
+        write(FAMILIES[name](), 5, tmp_path / name)
+        mesh = Mesh(NoRanks(2), same_bits=True)
+        with pytest.raises(ConfigError, match=rf"^parallel\.same_bits: .*{why}"):
+            check_division(load_config(tmp_path / name), mesh)

@@ -1,0 +1,60 @@
+"""Experts divided among processes: served by programs, whatever the placement."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sylvan import Engine
+from sylvan.kernels import describe
+from tests.integration.test_ranks import PROMPTS
+from tests.parity.checkpoints import write
+from tests.parity.families import FAMILIES
+from tests.parity.serving import Serving
+
+GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mixtral")
+    write(FAMILIES["mixtral"](), 7, path)
+    return path
+
+
+def answers(model: Path, **more: object) -> tuple[list[list[int]], list[list[float]]]:
+    """Ids, and log probabilities to the last bit."""
+    flags = {"device": "cpu", "threads": 1, "max_total_tokens": 4096, "tp_size": 2, "ep_size": 2}
+    with Engine(model_path=str(model), dtype="float32", **flags, **more) as engine:
+        replies = engine.generate(input_ids=PROMPTS, sampling_params=GREEDY, return_logprob=True)
+    found = [[entry[0] for entry in r["meta_info"]["output_token_logprobs"]] for r in replies]
+    return [r["output_ids"] for r in replies], found
+
+
+@pytest.mark.slow
+def test_processes_with_different_experts_answer_as_one(model: Path, tmp_path: Path) -> None:
+    expected = Serving(model).generate(PROMPTS, max_new_tokens=12)
+    loads = tmp_path / "loads.json"
+    loads.write_text(json.dumps({"logical_count": [[90, 3, 1, 40, 2, 80, 1, 1]] * 3}))
+
+    plain, bits = answers(model)
+    placed, same = answers(model, ep_num_redundant_experts=2, init_expert_location=str(loads))
+
+    assert plain == placed == expected
+    assert same == bits or not describe().variant, "who has an expert changes no bit"
+
+
+def test_a_server_has_experts_in_groups_and_says_how_busy_they_are(model: Path) -> None:
+    flags = {"device": "cpu", "threads": 1, "max_total_tokens": 4096, "tp_size": 2, "ep_size": 2}
+    more = {"ep_num_redundant_experts": 2, "dtype": "float32"}
+    expected = Serving(model).generate(PROMPTS, max_new_tokens=12)
+    with Engine(model_path=str(model), **flags, **more) as engine:
+        found = [
+            r["output_ids"] for r in engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)
+        ]
+        loads = engine.get_server_info()["expert_load"]
+    assert found == expected
+    rows = sum(map(len, PROMPTS)) + 2 * 11  # the last token of each is not run
+    assert {sum(load) for load in loads.values()} == {2 * rows}
