@@ -252,7 +252,9 @@ def test_stored_codes_are_read_back_by_what_config_says(name):
     assert found.form == made.form
     assert all(x.equal(y) for x, y in zip(found.tensors, made.tensors, strict=True))
     error = (found.numbers() - weight).abs().max() / weight.abs().max()
-    assert error < (0.05 if wanted.bits == 8 else 0.17)
+    # the power of two of MX leaves up to an eighth (a quarter) of the largest number out of range
+    bounds = {"mxfp8": 0.13, "mxfp4": 0.26}
+    assert error < bounds.get(name, 0.05 if wanted.bits == 8 else 0.17)
 
 
 def test_eight_bits_in_words_are_read():
