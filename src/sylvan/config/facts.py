@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from sylvan.checkpoints.formats import WeightFormat
 from sylvan.utils.machine import Machine
 
+ON_JAX = ("jax", "tpu")
+"""Kinds of devices that JAX computes on."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTISED_BITS = {
     "w8a8": 8.25,

@@ -100,7 +100,7 @@ class SchedulerConfig(Section, frozen=True):
 
 
 class ParallelConfig(Section, frozen=True):
-    """Several processes that share one model."""
+    """Several processes or devices that share one model."""
 
     tp: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """Tensor-parallel ranks: each process holds a share of every layer and its KV, and uses its own
@@ -116,6 +116,8 @@ class ParallelConfig(Section, frozen=True):
     same_bits: bool = False
     """Answers have the same bits on 1, 2, 4 and 8 ranks, and whichever has an expert; needs plain
     weights and native steps."""
+    devices: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Devices of one process that share the model, on JAX: tensor parallelism without ranks."""
     backend: Literal["auto", "shared", "gloo"] = "auto"
     """Communication between ranks: shared memory, which needs the compiled kernels, or gloo, which
     several machines use."""

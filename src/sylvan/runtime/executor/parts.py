@@ -182,8 +182,8 @@ class ModelPlan:
     @property
     def multiplier(self) -> Multiplier:
         """Whose kernels multiply by quantised matrices."""
-        if self.platform is None:
-            return "cpu"
+        if self.platform is None or self.platform.facts.lowering:
+            return "cpu"  # step programs hold all formats, whatever runs them
         on_gpu = self.build.device.type == "cuda" and triton_installed()
         return "triton" if on_gpu else "none"
 
@@ -231,7 +231,7 @@ class BuiltModel:
 
     `exact`: bits of an answer do not depend on what else is batched, cached or chunked. `weights`
     may be why they cannot be had. `buffers`: memory of which nothing outlives a step. `program`:
-    its ops, where there is one.
+    its ops, where there is one. `use`: numbers of its steps that are shown with the server's state.
     """
 
     name: str
@@ -243,3 +243,4 @@ class BuiltModel:
     weights: LiveWeights | str = "the weights of this model can neither be read nor replaced"
     buffers: Sequence[torch.Tensor] = ()
     program: Sequence[OpCost] = ()
+    use: Callable[[], Mapping[str, float]] | None = None

@@ -48,6 +48,7 @@ def serve(model_dir, build=None, *, overlap=True, **limits):
     return Serving(model_dir, overlap=overlap, build=build or OnDevice(), **limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graphs"])
 def test_late_device_generates_the_same(model_dir, expected, overlap, graph):
