@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-
-Array = jax.Array
+from jax import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from sylvan.kernels.native.opset import ExpertSum, GatherRows, MoeAlign, Route, Scores
 from sylvan.kernels.xla.grouped import ExpertGroups
 from sylvan.kernels.xla.values import Values
-
-Array = jax.Array
 
 
 def route(v: Values, op: Route) -> None:

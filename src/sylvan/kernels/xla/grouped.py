@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from sylvan.kernels.native.opset import Linear
 from sylvan.kernels.xla.values import DTYPES, Values, precision
-
-Array = jax.Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from sylvan.kernels.native.opset import (
     Attention,
@@ -22,8 +23,6 @@ from sylvan.kernels.native.opset import (
 from sylvan.kernels.xla.attention import HeadSpec, softmax, store
 from sylvan.kernels.xla.grouped import HeadRows
 from sylvan.kernels.xla.values import DTYPES, Values
-
-Array = jax.Array
 
 
 def rope_store(v: Values, op: RopeStore) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from sylvan.kernels.xla.attention import HeadSpec, Tiles, biased, sees
 
-Array = jax.Array
 _LEAST = -1e30
 """Instead of minus infinity, of which differences are NaN."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.native import opset
@@ -21,7 +22,6 @@ from sylvan.kernels.xla import experts, heads, rows
 from sylvan.kernels.xla.attention import Attend
 from sylvan.kernels.xla.values import DTYPES, PaddedInputs, Pages, Values, Weights
 
-Array = jax.Array
 Lowering = Callable[[Values, Any], None]
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from sylvan.kernels.native.opset import (
     Activation,
@@ -30,8 +31,6 @@ from sylvan.kernels.native.opset import (
 )
 from sylvan.kernels.xla.grouped import grouped
 from sylvan.kernels.xla.values import Values, precision
-
-Array = jax.Array
 
 FUNCTIONS: Mapping[Function, Callable[[Array], Array]] = MappingProxyType(
     {

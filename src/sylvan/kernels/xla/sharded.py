@@ -6,11 +6,10 @@ import dataclasses
 from typing import Any
 
 import jax
+from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from sylvan.kernels.xla.attention import Attend, HeadSpec, Tiles
-
-Array = jax.Array
 
 
 class ShardedAttend:

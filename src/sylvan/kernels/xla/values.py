@@ -11,13 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from sylvan.kernels.native.graph import Graph
 from sylvan.kernels.native.opset import KVPages, Source
 from sylvan.kernels.native.schema import Op, RowType
 from sylvan.kernels.xla.attention import Attend, Tiles
 
-Array = jax.Array
 Pages = tuple[Array, Array | None]
 """Keys (P, K, page_size, D) and values (P, K, page_size, V) of a layer; None: part of the keys."""
 
