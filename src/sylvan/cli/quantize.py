@@ -36,7 +36,9 @@ SPEC = Spec(
             metavar="PATH",
         ),
         Option(
-            "tokens", f"Tokens of it that are used, in windows of {_WINDOW}; default {_TOKENS}."
+            "tokens",
+            f"Tokens of it that are used, in windows of {_WINDOW}; default {_TOKENS}.",
+            metavar="N",
         ),
         Option("load_format", "As of serve; pt reads PyTorch's .bin files.", metavar="KIND"),
     ),

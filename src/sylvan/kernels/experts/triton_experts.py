@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from sylvan.kernels.api import ActivationKind, ExpertWeights, LinearWeight, Routing
-from sylvan.kernels.experts.triton_places import Places
+from sylvan.kernels.experts.triton_places import ExpertTiles
 from sylvan.kernels.experts.triton_route import route
 from sylvan.kernels.gating.triton_gating import clamped_glu, gated, glu
 from sylvan.kernels.gpu.launch import arch_of, launch
@@ -175,7 +175,7 @@ def experts(
     dense = isinstance(weights.gate_up, torch.Tensor)
     op = "experts" if dense else "coded experts"
     sizes = tile(op, average, x_TD.element_size(), arch_of(x_TD))
-    places = Places.of(ids_TK, num_experts, sizes.rows)
+    places = ExpertTiles.of(ids_TK, num_experts, sizes.rows)
     x_TD = x_TD.contiguous()
     scaled = shares_TK if routing.scale_inputs else None
     gate = _Gate(weights.act, weights.alpha, weights.limit)
@@ -228,7 +228,7 @@ def _codes(
 def _product(
     x: torch.Tensor,
     weight: tuple[LinearWeight, LinearWeight | None],
-    places: Places,
+    places: ExpertTiles,
     sizes: Tile,
     pairs_of_row: int,
     *,

@@ -102,7 +102,7 @@ def _place_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ExpertTiles:
     """Pairs by expert, int32: the pair of each place and the expert of each tile of places.
 
     Both are -1 where there is none. `load_E`, int64: pairs of each expert.
@@ -114,14 +114,14 @@ class Places:
     row_tiles: int
 
     @staticmethod
-    def of(ids_TK: torch.Tensor, num_experts: int, rows: int) -> Places:
+    def of(ids_TK: torch.Tensor, num_experts: int, rows: int) -> ExpertTiles:
         """Places in tiles of `rows`."""
         ids, count = ids_TK.contiguous(), ids_TK.numel()
         row_tiles = (count + min(num_experts, count) * (rows - 1)) // rows
         slots = ids.new_empty(row_tiles * (rows + 1), dtype=torch.int32)
         pairs, owners = slots[: row_tiles * rows], slots[row_tiles * rows :]
         fill = _few if count <= _FEW else _many
-        return Places(pairs, owners, fill(ids, slots, num_experts, rows), row_tiles)
+        return ExpertTiles(pairs, owners, fill(ids, slots, num_experts, rows), row_tiles)
 
 
 def _few(ids: torch.Tensor, slots: torch.Tensor, num_experts: int, rows: int) -> torch.Tensor:

@@ -30,7 +30,8 @@ def quantise_fp8_blocks(weight: torch.Tensor) -> CodedWeight:
     scale = (blocks.amax((1, 3)) / _E4M3).clamp_min(1e-30)
     by_row = scale.repeat_interleave(FP8_BLOCK, 0)[:rows].contiguous()
     each = by_row.repeat_interleave(FP8_BLOCK, 1)[:, :cols]
-    return CodedWeight(_e4m3(weight.float() / each), by_row, "fp8_e4m3", FP8_BLOCK)
+    group = FP8_BLOCK if cols > FP8_BLOCK else 0
+    return CodedWeight(_e4m3(weight.float() / each), by_row, "fp8_e4m3", group)
 
 
 def quantise_mxfp8(weight: torch.Tensor) -> CodedWeight:

@@ -7,11 +7,12 @@ D columns of a key, V of a value, P pages of a request, L tokens of P pages.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+
+Array: TypeAlias = jax.Array
 
 
 @dataclass(frozen=True, slots=True)

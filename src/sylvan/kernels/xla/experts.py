@@ -5,13 +5,16 @@ Shapes: T rows, E experts, K experts of a row, G groups of experts.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from sylvan.kernels.native.opset import ExpertSum, GatherRows, MoeAlign, Route, Scores
 from sylvan.kernels.xla.grouped import ExpertGroups
 from sylvan.kernels.xla.values import Values
+
+Array: TypeAlias = jax.Array
 
 
 def route(v: Values, op: Route) -> None:

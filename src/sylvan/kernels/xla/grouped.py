@@ -6,13 +6,15 @@ Shapes: T rows of the op, E experts, K experts of a row, H heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from sylvan.kernels.native.opset import Linear
 from sylvan.kernels.xla.values import DTYPES, Values, precision
+
+Array: TypeAlias = jax.Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ Shapes: T rows, H heads, D columns of a head.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from sylvan.kernels.native.opset import (
     Attention,
@@ -23,6 +24,8 @@ from sylvan.kernels.native.opset import (
 from sylvan.kernels.xla.attention import HeadSpec, softmax, store
 from sylvan.kernels.xla.grouped import HeadRows
 from sylvan.kernels.xla.values import DTYPES, Values
+
+Array: TypeAlias = jax.Array
 
 
 def rope_store(v: Values, op: RopeStore) -> None:

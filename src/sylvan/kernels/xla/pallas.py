@@ -11,16 +11,16 @@ Shapes: N tiles, K key heads, R rows of a tile times query heads of a key head, 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from sylvan.kernels.xla.attention import HeadSpec, Tiles, biased, sees
 
+Array: TypeAlias = jax.Array
 _LEAST = -1e30
 """Instead of minus infinity, of which differences are NaN."""
 

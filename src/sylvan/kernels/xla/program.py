@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.native import opset
@@ -22,6 +21,7 @@ from sylvan.kernels.xla import experts, heads, rows
 from sylvan.kernels.xla.attention import Attend
 from sylvan.kernels.xla.values import DTYPES, PaddedInputs, Pages, Values, Weights
 
+Array: TypeAlias = jax.Array
 Lowering = Callable[[Values, Any], None]
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from sylvan.kernels.native.opset import (
     Activation,
@@ -31,6 +31,8 @@ from sylvan.kernels.native.opset import (
 )
 from sylvan.kernels.xla.grouped import grouped
 from sylvan.kernels.xla.values import Values, precision
+
+Array: TypeAlias = jax.Array
 
 FUNCTIONS: Mapping[Function, Callable[[Array], Array]] = MappingProxyType(
     {

@@ -9,11 +9,12 @@ Shapes: R rows, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
+Array: TypeAlias = jax.Array
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 NO_TOP_K = 1 << 30

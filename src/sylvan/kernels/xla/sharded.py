@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
-from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from sylvan.kernels.xla.attention import Attend, HeadSpec, Tiles
+
+Array: TypeAlias = jax.Array
 
 
 class ShardedAttend:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from sylvan.kernels.native.graph import Graph
 from sylvan.kernels.native.opset import KVPages, Source
 from sylvan.kernels.native.schema import Op, RowType
 from sylvan.kernels.xla.attention import Attend, Tiles
 
+Array: TypeAlias = jax.Array
 Pages = tuple[Array, Array | None]
 """Keys (P, K, page_size, D) and values (P, K, page_size, V) of a layer; None: part of the keys."""
 

@@ -7,7 +7,7 @@ import torch
 
 from sylvan.kernels.experts import Routing
 from sylvan.kernels.experts import routing as reference
-from sylvan.kernels.experts.triton_places import Places
+from sylvan.kernels.experts.triton_places import ExpertTiles
 from sylvan.kernels.experts.triton_route import route
 from tests.support import tensors
 from tests.support.tensors import home, put
@@ -90,7 +90,7 @@ def test_each_tile_of_places_has_one_owner(rows: int, top_k: int) -> None:
     ids, _ = reference.route(home(random(rows, 5)), Routing(top_k=top_k))
     ids[ids == 3] = 4  # an expert without pairs
 
-    places = Places.of(put(ids.int()), 5, 16)
+    places = ExpertTiles.of(put(ids.int()), 5, 16)
 
     tiles, owners, load = home(places.pairs).view(-1, 16), home(places.owners), home(places.load_E)
     assert len(owners) == places.row_tiles

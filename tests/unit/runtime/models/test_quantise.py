@@ -252,7 +252,10 @@ def test_stored_codes_are_read_back_by_what_config_says(name):
     assert found.form == made.form
     assert all(x.equal(y) for x, y in zip(found.tensors, made.tensors, strict=True))
     error = (found.numbers() - weight).abs().max() / weight.abs().max()
-    assert error < (0.05 if wanted.bits == 8 else 0.17)
+    # scales of MX are powers of two: the largest number may be above the largest code, by an eighth
+    # of it for e4m3 and a quarter for e2m1
+    clipped = {"mxfp8": 1 / 8, "mxfp4": 1 / 4}
+    assert error < clipped.get(name, 0.05 if wanted.bits == 8 else 0.17)
 
 
 def test_eight_bits_in_words_are_read():

@@ -93,7 +93,7 @@ def fp8(
         return CodedWeight(q, scale.reshape(rows, 1).clone(), "fp8_e4m3", 0)
     if block is not None and scale.shape == (-(-rows // block[0]), -(-cols // block[1])):
         by_row = scale.repeat_interleave(block[0], 0)[:rows].contiguous()
-        return CodedWeight(q, by_row, "fp8_e4m3", block[1])
+        return CodedWeight(q, by_row, "fp8_e4m3", block[1] if cols > block[1] else 0)
     blocks = f"blocks of {block[0]} x {block[1]}" if block else "no blocks"
     raise ConfigError(
         f"{parts[1]!r} is {list(scale.shape)}, but {parts[0]!r} {list(weight.shape)} with {blocks}"
@@ -168,4 +168,4 @@ def of_modelopt(settings: Mapping[str, Any]) -> Fp8:
             f"{', '.join(_ALGORITHMS)} and MIXED_PRECISION of these can be read"
         )
     blocks = (_MODELOPT_BLOCK, _MODELOPT_BLOCK) if "FP8_PB_WO" in found else None
-    return Fp8("ModelOpt", blocks, min(_ALGORITHMS[name] for name in found))
+    return Fp8("ModelOpt", blocks, min(_ALGORITHMS[str(name)] for name in found))

@@ -174,4 +174,4 @@ def torchao(settings: Mapping[str, Any]) -> TorchAo:
             f"config.json: quantization_config.quant_type is {str(kind)!r}; {', '.join(_CONFIGS)} "
             "and ModuleFqnToConfig can be read"
         )
-    return TorchAo(str(kind), _CONFIGS[kind])
+    return TorchAo(str(kind), _CONFIGS[str(kind)])
