@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("target", ["sm_90", "gfx942", "gfx950"])
 def test_a_sample_of_kernels_fits_the_chip(target: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sylvan.kernels.aot", "--sample", "--target", target]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
