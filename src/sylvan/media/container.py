@@ -64,9 +64,7 @@ def opened(data: bytes, kind: str) -> Iterator[Any]:
     except (FFmpegError, OSError, ValueError, IndexError) as error:
         if isinstance(error, UnreadableError):
             raise
-        raise UnreadableError(
-            f"the {kind} cannot be decoded ({type(error).__name__})"
-        ) from None
+        raise UnreadableError(f"the {kind} cannot be decoded ({type(error).__name__})") from None
 
 
 def video_facts(data: bytes, max_pixels: int, max_seconds: float) -> VideoFacts:
