@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve test test-slow gpu-test fuzz parity sdk sdk-all stores check aot bench docs site replay ui release lock audit clean
+.PHONY: help serve test test-all test-slow gpu-test jax fuzz parity sdk sdk-all stores check aot bench docs site replay ui release lock audit clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -33,7 +33,9 @@ serve: $(VENV)/.runtime  ## install and serve the built-in model; ARGS="--port 3
 test: $(VENV)/.dev  ## install and run the tests; ARGS="tests/unit -k radix" chooses
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
-test-slow: $(VENV)/.dev  ## run what `make test` leaves out: benchmarks, training, compilers for other chips, long runs
+test-all: test test-slow  ## run all tests that need no other chips, as CI does
+
+test-slow: $(VENV)/.dev  ## run what `make test` leaves out: long runs of many processes, training, compilers for other chips
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
 
 gpu-test: $(VENV)/.dev  ## run kernels, the executor and a server on this machine's NVIDIA GPU
@@ -49,6 +51,10 @@ stores: $(VENV)/.dev  ## test stores of KV that need packages: S3 (moto), Moonca
 	$(PIP) install --quiet --upgrade --target build/stores s3fs "moto[server]"
 	$(PIP) install --quiet --upgrade --no-deps --target build/stores mooncake-transfer-engine-non-cuda nixl-cu12
 	PYTHONPATH=build/stores $(BIN)/python -m pytest tests/contract/test_stores.py $(ARGS)
+
+jax: $(VENV)/.dev  ## run step programs through JAX: on this CPU, on two virtual devices, and lowered for TPUs; under build/jax
+	$(PIP) install --quiet --upgrade --no-deps --target build/jax jax jaxlib ml_dtypes opt_einsum scipy
+	PYTHONPATH=build/jax $(BIN)/python -m pytest tests/jax $(ARGS)
 
 fuzz: $(VENV)/.dev  ## attack parsers, files, messages and grammars with made-up inputs; ARGS="--seconds 3600 gguf" chooses
 	$(BIN)/python -m tests.fuzz.run $(ARGS)

@@ -51,6 +51,7 @@ def main() -> int:
     pages[folder / "engine.md"] = reference_pages.engine()
     pages[folder / "cli.md"] = reference_pages.commands()
     pages[folder / "metrics.md"] = reference_pages.metrics()
+    pages[folder / "chips.md"] = reference_pages.chips()
     pages[folder / "kernels.md"] = reference_pages.kernels()
     pages[ROOT / "docs" / "not-here.md"] = reference_pages.absent()
     for name, drawing in diagrams.DIAGRAMS.items():

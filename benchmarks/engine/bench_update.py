@@ -33,8 +33,8 @@ from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.models.checkpoint import slots
 from sylvan.runtime.models.registry import family_of, load_config
+from sylvan.runtime.models.slots import slots
 
 HALF_BILLION = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text())
 FORMATS = {"bf16": None, "w8a8": "w8a8", "w4a8": "w4a8"}

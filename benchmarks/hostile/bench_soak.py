@@ -77,7 +77,11 @@ async def load(
         base = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(base_url=base, timeout=120) as client:
             while time.monotonic() < end:
-                await one(client, dice, counts)
+                try:
+                    await one(client, dice, counts)
+                except (httpx.ReadError, httpx.RemoteProtocolError):
+                    # a client that was idle meets the end of its kept connection, and comes back
+                    counts["reconnected"] += 1
 
     async def watch() -> None:
         while time.monotonic() < end:

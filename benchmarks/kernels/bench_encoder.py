@@ -23,7 +23,7 @@ from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.program import ProgramRunner
 from sylvan.runtime.executor.runner import EagerRunner
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.models.checkpoint import dummy_weights
+from sylvan.runtime.models.dummy import dummy_weights
 from sylvan.runtime.models.quantise import FORMATS
 from sylvan.runtime.models.registry import load_family
 from sylvan.runtime.pool.none import NoPool

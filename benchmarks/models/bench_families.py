@@ -1,7 +1,9 @@
 """Claims: native families are faster than the path through transformers, and that path is no
 slower than transformers' own generate: at least 0.9 of it alone, at least 3 times where it serves.
 Native families that no step program holds as a whole are faster with native kernels than by PyTorch
-alone (`--families lfm2 qwen3-next --ways native plain`).
+alone (`--families lfm2 qwen3-next --ways native plain`). Step programs through JAX on this CPU are
+no slower than `generate` (`--families qwen2 --dtype float32 --ways jax transformers`, and the
+package jax): a check of the lowering, not of a TPU. Compiling does not count.
 
     python benchmarks/models/bench_families.py [--families NAME ...] [--all] [--output FILE]
 
@@ -143,7 +145,12 @@ TINY_CHANGES = {
 }
 BY_DEFAULT = tuple(FAMILIES)[:4]
 BY_DEFAULT_WAYS = "native", "fallback", "transformers"
-RATIOS = ("native", "plain"), ("native", "fallback"), ("fallback", "transformers")
+RATIOS = (
+    ("native", "plain"),
+    ("native", "fallback"),
+    ("fallback", "transformers"),
+    ("jax", "transformers"),
+)
 
 
 def main() -> int:
@@ -152,6 +159,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=BY_DEFAULT_WAYS)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--new", type=int, default=32, help="tokens of each answer")
     parser.add_argument("--repeats", type=int, default=2)
@@ -200,7 +208,7 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     found |= {"prompt": args.prompt, "new": args.new, "requests": args.requests}
     for way in args.ways:
         command = [sys.executable, __file__, "--way", way, "--checkpoint", str(path)]
-        for name in ("prompt", "new", "repeats", "requests"):
+        for name in ("prompt", "new", "repeats", "requests", "dtype"):
             command += [f"--{name}", str(getattr(args, name))]
         command += ["--tiny"] if args.tiny else []
         env = dict(os.environ) if way == "transformers" else for_compute()
@@ -221,7 +229,7 @@ def time_way(args: argparse.Namespace) -> dict[str, Any]:
     lengths, answers = (TINY_PROMPTS, TINY_ANSWERS) if args.tiny else (PROMPTS, ANSWERS)
     length = max(args.prompt + args.new, lengths[1] + answers[1])
     say(f"  {kind}: loading")
-    way = WAYS[kind](path, length)
+    way = WAYS[kind](path, length, args.dtype)
     found: dict[str, Any] = {f"{kind}_runs": way.name}
     for batch in BATCHES:
         speeds = []
@@ -270,7 +278,9 @@ class Way:
 class Served(Way):
     """Scheduler, cache and executor in this process; `AT_ONCE` requests run at a time."""
 
-    def __init__(self, path: Path, length: int, runner: str = "auto") -> None:
+    def __init__(
+        self, path: Path, length: int, dtype: str, runner: str = "auto", device: str = "cpu"
+    ) -> None:
         pages = AT_ONCE * (-(-length // PAGE) + 1) + 1
         limits = SchedulerLimits(max_running_reqs=AT_ONCE, max_batch_tokens=2048, inflight=1)
         options = LocalOptions(
@@ -279,7 +289,8 @@ class Served(Way):
             max_batch_tokens=limits.max_batch_tokens,
             max_running_reqs=AT_ONCE,
             context_len=length + PAGE,
-            dtype="bfloat16",
+            dtype=dtype,
+            device=device,
             runner=runner,
         )
         parts = ExecutorParts(STANDARD_WORKERS)
@@ -329,9 +340,9 @@ class Generate(Way):
 
     name = "generate"
 
-    def __init__(self, path: Path, length: int) -> None:
+    def __init__(self, path: Path, length: int, dtype: str) -> None:
         self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.bfloat16
+            path, dtype=getattr(torch, dtype)
         )
         assert length <= self._model.config.max_position_embeddings
         self.vocab_size = self._model.config.vocab_size
@@ -360,10 +371,10 @@ class Generate(Way):
         assert out.shape == (len(prompts), longest + new), "an answer is too short"
 
 
-def hidden(path: Path, length: int) -> Way:
+def hidden(path: Path, length: int, dtype: str) -> Way:
     """Build while nothing native serves the architecture."""
     with _without(architecture(path)):
-        return Served(path, length)
+        return Served(path, length, dtype)
 
 
 @contextmanager
@@ -375,12 +386,18 @@ def _without(name: str) -> Iterator[None]:
         registry.MODELS[name] = module
 
 
-def plain(path: Path, length: int) -> Way:
+def plain(path: Path, length: int, dtype: str) -> Way:
     """The native model by PyTorch alone."""
-    return Served(path, length, "eager")
+    return Served(path, length, dtype, "eager")
 
 
-WAYS: Mapping[str, Callable[[Path, int], Way]] = {
+def on_jax(path: Path, length: int, dtype: str) -> Way:
+    """Its step program through JAX."""
+    return Served(path, length, dtype, device="jax")
+
+
+WAYS: Mapping[str, Callable[[Path, int, str], Way]] = {
+    "jax": on_jax,
     "native": Served,
     "plain": plain,
     "fallback": hidden,

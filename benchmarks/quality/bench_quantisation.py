@@ -18,6 +18,10 @@ FORMATS = {
     "w4a8": ("bfloat16", "w4a8"),
     "w4a16": ("bfloat16", "w4a16"),
     "fp8": ("bfloat16", "fp8"),
+    "fp8-block": ("bfloat16", "fp8-block"),
+    "mxfp8": ("bfloat16", "mxfp8"),
+    "mxfp4": ("bfloat16", "mxfp4"),
+    "nvfp4": ("bfloat16", "nvfp4"),
 }
 INT8_KV = "bfloat16, int8 KV cache"
 

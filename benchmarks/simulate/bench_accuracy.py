@@ -8,7 +8,7 @@ load is measured twice, so that the errors can be set against how well the serve
 Targets: a model on this machine's cores, which other programs disturb, or (`--paced`) the same
 server whose steps take the time of a device of known speed (`paced/sitecustomize.py`).
 
-    python benchmarks/simulate/bench_accuracy.py [--paced] [--model DIR] [--keep DIR]
+    python benchmarks/simulate/bench_accuracy.py [--paced [--only-gateway]] [--model DIR]
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ def model_of(args: argparse.Namespace, folder: Path) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--paced", action="store_true")
+    parser.add_argument("--only-gateway", action="store_true", help="with --paced; not one server")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--rate", type=float, default=8.0)
     parser.add_argument("--requests", type=int, default=240)
@@ -146,6 +147,8 @@ def compare(args: argparse.Namespace, folder: Path, env: dict[str, str]) -> None
     model, profile = model_of(args, folder), folder / "profile.json"
     file = folder / "simulated.jsonl"
     for number, (name, load) in enumerate(loads(args.rate, args.requests).items()):
+        if number and args.only_gateway:
+            break
         runs = []
         for repeat in range(args.repeats):
             recorded = not (number or repeat)

@@ -97,6 +97,7 @@ def test_native_steps_verify_chains(model_dir, native_expected, way, right):
         assert serving.scheduler.load().steps <= 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
 def test_devices_verify_chains(model_dir, expected, way, right):
@@ -191,6 +192,7 @@ def test_steps_sample_no_more_rows_than_there_is_room_for(model_dir, native_expe
     assert guesser.guessed > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", ["eager", "program"])
 @pytest.mark.parametrize("seed", range(4))
 def test_guesses_go_with_chunks_retraction_and_a_warm_cache(
@@ -221,6 +223,7 @@ def test_guesses_go_with_chunks_retraction_and_a_warm_cache(
 PATHS = {"tree_paths": 48, "tree_depth": 6}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("size", [16, 32])
@@ -314,6 +317,7 @@ def test_the_longest_right_path_is_accepted():
     assert accepted_path(parents, guesses, [1, 9, 0, 0, 0, 0, 0]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_ranks_verify_what_one_verifies(model_dir, expected, tree):
     serving, guesser = guessing(

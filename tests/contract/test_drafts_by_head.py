@@ -88,6 +88,7 @@ def speculating(
     return serving, speculation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_it_guesses_what_its_definition_says(model_dir, expected, tmp_path, name):
     head = write_head(tmp_path / "head", **HEADS[name])
@@ -108,6 +109,7 @@ def paths_of(proposal):
     return set(paths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eagle", "eagle3, few words"])
 def test_trees_are_those_of_the_likeliest_guesses(model_dir, expected, tmp_path, name):
     head = write_head(tmp_path / "head", **HEADS[name])
@@ -127,6 +129,7 @@ def test_trees_are_those_of_the_likeliest_guesses(model_dir, expected, tmp_path,
         assert paths_of(proposal) == tree(model_dir, head, known, 4, *shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_tokens_are_those_without_trees(model_dir, expected, tmp_path, way, adaptive):
@@ -232,6 +235,7 @@ def test_right_guesses_are_accepted(tmp_path):
         assert serving.generate(PROMPTS, max_new_tokens=24, **WAYS[way]) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_tokens_are_those_without(model_dir, expected, tmp_path, way, adaptive):
@@ -299,6 +303,7 @@ def test_what_the_halves_tell_each_other_may_cross_processes(model_dir, expected
     assert len(speculation.said) > 60
 
 
+@pytest.mark.slow
 def test_guesses_reach_beyond_the_longest_text(model_dir, tmp_path):
     head = write_head(tmp_path / "head", "eagle3")
     serving, speculation = speculating(model_dir, head, "eagle3", most=20)

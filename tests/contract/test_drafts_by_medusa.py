@@ -99,6 +99,7 @@ def speculating(model_dir, folder, *, adaptive=False, most=4, **options):
     return Serving(model_dir, capabilities=(speculation,), build=build, **options), speculation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["authors", "vllm", "vllm, few words"])
 @pytest.mark.parametrize("runner", ["auto", "eager"])
 def test_they_guess_what_their_definition_says(model_dir, expected, tmp_path, layout, runner):
@@ -116,6 +117,7 @@ def test_they_guess_what_their_definition_says(model_dir, expected, tmp_path, la
         assert said == guesses(model_dir, heads, known, len(said), words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_tokens_are_those_without(model_dir, expected, tmp_path, way, adaptive):

@@ -69,6 +69,7 @@ def expected(model_dir):
     return {way: serving.generate(PROMPTS, max_new_tokens=24, **ask) for way, ask in WAYS.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("twin", [True, False], ids=["itself", "a stranger"])
 def test_tokens_are_those_without(model_dir, expected, way, twin):

@@ -167,6 +167,7 @@ def make(name, path):
     return Reference(model, names, also)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_it_guesses_what_transformers_computes(tmp_path, name):
     reference = make(name, tmp_path)

@@ -105,6 +105,7 @@ def expected(model_dir):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("jumps", [False, True], ids=["step by step", "jumping"])
 @pytest.mark.parametrize("right", [0.0, 0.6, 1.0])

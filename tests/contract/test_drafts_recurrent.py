@@ -52,6 +52,7 @@ def guessing(path, answers, *, right, tree=False, count=4, **options):
     return Serving(path, capabilities=(guesser,), **{"runner": "auto"} | options), guesser
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
 def test_tokens_are_those_without_guesses(models, family, right):
@@ -132,6 +133,7 @@ def test_guesses_go_with_chunks_and_retraction(models, seed):
 PATHS = {"tree_paths": 40, "tree_depth": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
 def test_trees_branch_from_the_state_before_them(models, family, right):

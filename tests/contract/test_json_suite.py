@@ -66,6 +66,7 @@ def read(text: bytes) -> Any:
     return json.loads(text.decode(), parse_float=Decimal)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", installed_backends())
 def test_what_is_accepted_is_held(name: str, suite: Suite, request: pytest.FixtureRequest) -> None:
     compilers = Compilers(name, TIMEOUT_S.get(name, 30.0))
@@ -106,6 +107,7 @@ def test_what_is_accepted_is_held(name: str, suite: Suite, request: pytest.Fixtu
 HOLDING = [name for name in installed_backends() if name != "outlines_core"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "draft"),
     [*((name, "draft2020-12") for name in HOLDING), *((HOLDING[0], d) for d in [*DRAFTS][1:])],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ def test_coded_linear_equals_reference(
     )
 
 
-@pytest.mark.parametrize("code", ["int8", "fp8_e4m3", "int4", "fp4_e2m1", "nf4", "uint4"])
+@pytest.mark.parametrize("code", get_args(Code))
 def test_every_code_stands_for_its_number(library: Library, code: Code) -> None:
     bits = bits_of(code)
     levels = torch.arange(1 << bits, dtype=torch.uint8).repeat(32, 256 >> bits)

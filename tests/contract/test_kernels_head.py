@@ -162,6 +162,7 @@ def test_the_first_of_the_largest_is_found_and_no_row_written(
             assert (memory == UNTOUCHED).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", [37, MANY])
 def test_what_is_no_number_never_wins_and_padding_neither(library: Library, vocab: int) -> None:
     inf = float("inf")
@@ -232,6 +233,7 @@ def same(found: SampleOutput, want: SampleOutput) -> bool:
     return True
 
 
+@pytest.mark.slow
 @given(
     top_k=st.sampled_from([-1, 1, 2, 15, 16, 17, 63, 133, 134]),
     top_p=st.sampled_from([1.0, 0.999, 0.5, 1e-6]),

@@ -57,6 +57,7 @@ def test_experts_that_threads_share_have_the_bits_of_those_of_one(dtype: torch.d
             assert torch.equal(one, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", variants())
 def test_collectives_of_programs_have_the_bits_of_the_reference(variant: str, tmp_path: Path):
     found = on_two(variant, tmp_path / "memory", collectives)

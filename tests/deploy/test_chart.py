@@ -82,6 +82,7 @@ def test_golden_files_show_what_is_rendered(name):
     assert rendered(name) == path.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.29", "1.37"])
 @pytest.mark.parametrize("name", NAMES)
 def test_objects_fit_the_schemas_of_kubernetes(name, version):

@@ -107,6 +107,7 @@ def ask(server, data, path="transcriptions", **fields):
     return server.post(f"/v1/audio/{path}", data=form, files=files)
 
 
+@pytest.mark.slow
 def test_texts_equal_transformers(server, reference):
     for seed, fields in ((440, {}), (700, {"language": "de"}), (300, {"path": "translations"})):
         data = wav(0.6, hertz=seed)

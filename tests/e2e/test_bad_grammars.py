@@ -141,6 +141,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_field_is_named_as_the_client_spelt_it(http, case):
     (path, body), field, place = CASES[case]
@@ -207,6 +208,7 @@ def test_what_is_exponential_only_for_others_is_held(http, regex):
     assert set(text) <= set("abcdefghijklmnopqrstuvwxyz") or "." in regex
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", HARD)
 def test_what_is_too_hard_is_refused_and_the_next_is_served(http, case):
     grammar, reason = HARD[case]

@@ -72,6 +72,7 @@ def lines_of(http, file):
     return [json.loads(x) for x in http.get(f"/v1/files/{file}/content").text.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_batch_outlives_the_death_of_the_server(model, tmp_path):
     count = 40
     with serving(model, tmp_path) as (server, http):
@@ -98,6 +99,7 @@ def test_a_batch_outlives_the_death_of_the_server(model, tmp_path):
     assert 0 < sum(float(x.rsplit(" ", 1)[1]) for x in counts) <= count - before
 
 
+@pytest.mark.slow
 def test_batches_give_way_and_can_be_ended(model, tmp_path):
     count = 60
     with serving(model, tmp_path) as (_, http):

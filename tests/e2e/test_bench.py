@@ -21,6 +21,7 @@ def bench(url, *words, key="secret"):
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", ["native", "completions", "chat"])
 def test_each_api_is_measured(server, tmp_path, api):
     file = tmp_path / "runs.jsonl"

@@ -38,6 +38,7 @@ def commands(code):
             words = []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "code"),
     [(kind, code) for _, _, kind, code in BLOCKS if code not in README],

@@ -303,6 +303,7 @@ def test_bad_videos_are_refused_by_their_place(server, video, words):
     assert chat(server, "plain").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_lost_preparing_process_costs_its_item_only(server, folder):
     chat(server, [part(png(7)), said("x")])
     workers = _children_of("sylvan.media.worker", str(folder))
@@ -333,6 +334,7 @@ def _children_of(program: str, argument: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_the_engine_and_the_frontend_see_what_the_server_sees(server, folder, tmp_path):
     data = png(8)
     path = tmp_path / "a.png"

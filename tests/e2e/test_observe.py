@@ -158,6 +158,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
             *("--log-requests", "--log-requests-level", "3", "--log-requests-format", "json"),
             *("--log-requests-target", str(folder / "logs")),
             *("--observe.report-dir", str(folder / "reports"), "--max-running-requests", "4"),
+            *("--tokenizer-metrics-allowed-custom-labels", "team"),
         )
         headers = {"authorization": f"Bearer {KEY}"}
         with (
@@ -225,6 +226,7 @@ def test_promtool_reads_what_is_exported(observed: Observed) -> None:
     assert done.returncode in (0, 3)
 
 
+@pytest.mark.slow
 def test_dashboard_and_alerts_show_what_a_real_server_exports(
     observed: Observed, tmp_path: Path
 ) -> None:
@@ -502,6 +504,70 @@ def test_ten_times_too_much_keeps_the_server_live(observed: Observed) -> None:
     assert all(call.result().status_code == 200 for call in calls)
 
 
+def test_however_many_values_of_a_label_come_a_hundred_are_told_apart(observed: Observed) -> None:
+    """A million of them are given to the same code in tests/unit/runtime/server/test_observe.py."""
+
+    def ask(number: int) -> None:
+        value = (
+            "\ud800" if number == 0 else f"{number}" + "x" * 1000
+        )  # half of a pair of surrogates
+        headers = {"x-custom-labels": json.dumps({"team": value, f"unknown-{number}": "x"})}
+        sampling = {"max_new_tokens": 1}
+        observed.generate(f"label-{number}", headers=headers, sampling_params=sampling)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert not any(pool.map(ask, range(160)))
+    found = observed.metrics()
+    rows = [row for row in found["sglang:num_requests"] if row.labels["team"]]
+    assert len({row.labels["team"] for row in rows}) == 101
+    assert sum(row.value for row in rows if row.name.endswith("_total")) == 160
+    assert not any("unknown" in name for row in rows for name in row.labels)
+    many = {"text": "x", "custom_labels": {f"{number}": "x" for number in range(100_000)}}
+    refused = observed.http.post("/generate", json=many)
+    assert refused.status_code == 400
+    assert "limits.body_names" in refused.text
+
+
+@pytest.mark.slow
+def test_prometheus_goes_on_after_the_server_was_restarted(tmp_path: Path) -> None:
+    """A dashboard is open meanwhile: rates count from 0 again, and nothing is negative."""
+    model = write_random_model(tmp_path / "model")
+    port = _free_port()
+    body = {"text": "x", "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
+    query = "sglang:generation_tokens_total"
+
+    def value(rows: list[Any]) -> float:
+        return sum(float(row["value"][1]) for row in rows)
+
+    with _prometheus(tmp_path, f"127.0.0.1:{port}") as prometheus:
+        with running(str(model), port=port) as first:
+            for _ in range(3):
+                httpx.post(f"{first.url}/generate", json=body, timeout=PATIENCE_S)
+            until(lambda: value(prometheus(query)) == 12)
+            first.kill()
+        until(lambda: value(prometheus("up")) == 0)
+        with running(str(model), port=port) as second:
+            assert httpx.post(f"{second.url}/generate", json=body, timeout=60).status_code == 200
+            until(lambda: value(prometheus(query)) == 4)
+            until(lambda: value(prometheus("up")) == 1)
+            increase = value(prometheus(f"increase({query}[5m])"))
+            assert increase >= 0
+
+
+@pytest.mark.slow
+def test_a_collector_that_hangs_does_not_keep_the_server_from_ending(tmp_path: Path) -> None:
+    model = write_random_model(tmp_path / "model")
+    body = {"text": "x", "sampling_params": {"max_new_tokens": 4}}
+    with collector() as collected:
+        collected.hangs.set()
+        flags = ("--enable-trace", "--otlp-traces-endpoint", collected.grpc_url)
+        with running(str(model), *flags) as server:  # it fails if that takes a minute
+            for _ in range(5):
+                answer = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S)
+                assert answer.status_code == 200
+        assert collected.spans == []
+
+
 def test_a_collector_that_hangs_costs_spans_only(observed: Observed) -> None:
     observed.collected.hangs.set()
     try:
@@ -540,6 +606,7 @@ def test_traces_over_http_go_on_from_the_gateway_to_the_server(
         assert {s.name for s in spans if s.parent_id == own.span_id} == {*STAGES}
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_hangs_leaves_a_report(tmp_path: Path) -> None:
     model = write_random_model(tmp_path / "model")
     reports = tmp_path / "reports"

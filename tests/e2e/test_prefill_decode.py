@@ -241,6 +241,7 @@ def test_nobody_at_the_address_means_that_the_prompt_is_computed_here(pair):
     assert reply.json()["output_ids"] == pair.alone("/generate", body).json()["output_ids"]
 
 
+@pytest.mark.slow
 def test_many_at_once_all_get_their_own(pair):
     prompts = [f"{i} " * (3 + 7 * i) for i in range(24)]
     bodies = [

@@ -36,6 +36,7 @@ def measured(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_replica_takes_the_steps_of_the_server(measured):
     followed = follow(measured / "flight" / "life-1")
 

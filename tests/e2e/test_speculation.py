@@ -102,6 +102,7 @@ def told(reply):
     return reply["text"], reply["output_ids"], [meta.get(name) for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("all_at_once", [False, True], ids=["alone", "together"])
 def test_answers_are_those_of_a_server_without(wanted, speculating, all_at_once):
     found = answers(speculating, all_at_once)
@@ -147,6 +148,7 @@ def test_texts_to_guess_from_come_and_go(speculating):
     assert gone.status_code == 404
 
 
+@pytest.mark.slow
 def test_a_head_that_knows_nothing_changes_no_answer(wanted, tmp_path_factory):
     head = write_head(tmp_path_factory.mktemp("head"), "eagle3", guessed=500, model=SAPLING)
     flags = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(head))
@@ -192,6 +194,7 @@ def test_a_reply_without_guesses_says_nothing_of_them(plain):
     assert not [name for name in reply["meta_info"] if name.startswith("spec_")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -78,6 +78,7 @@ def test_a_server_that_was_killed_finds_its_kv_again(model, tmp_path):
             assert Asker(second.url).ask()[0] == wanted, "two servers use one store"
 
 
+@pytest.mark.slow
 def test_tenants_find_their_own_again_and_nothing_of_others(model, tmp_path):
     key_file, keys = tmp_path / "key", tmp_path / "keys.json"
     key_file.write_text("0123456789abcdef" * 4)
@@ -113,6 +114,7 @@ def tenant_keys() -> str:
     return json.dumps({"keys": each})
 
 
+@pytest.mark.slow
 def test_a_store_is_operated_over_http(model, tmp_path):
     with running(model, *FLAGS, *TIERS, "--server.admin-api-key", "root") as server:
         asker = Asker(server.url, "root")
@@ -152,6 +154,7 @@ def test_a_store_is_operated_over_http(model, tmp_path):
         assert asker.ask()[0] == wanted
 
 
+@pytest.mark.slow
 def test_a_host_tier_without_a_store(model):
     flags = (
         *FLAGS,

@@ -103,6 +103,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_every_answer_tells_the_label_of_its_weights(caller, new_dir, want):
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
 
@@ -238,6 +239,7 @@ def test_weights_are_read_and_checked(caller, new_dir, want):
     assert np.array_equal(np.float32(found), new["model.norm.weight"][:5].numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body", "says"),
     [

@@ -102,6 +102,7 @@ def gone(pid):
         return file.read().rpartition(")")[2].split()[0] == "Z"
 
 
+@pytest.mark.slow
 def test_server_answers_drains_leaves_nothing_and_its_record_is_replayed_without_a_model(
     model, tmp_path
 ):
@@ -147,6 +148,7 @@ def test_second_interrupt_ends_at_once(model):
     assert pids
 
 
+@pytest.mark.slow
 def test_given_chat_template_renders_the_prompts_of_all_apis(guarded):
     prompt = "FIXED Hi END"  # every byte is a token of this model
     turn = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": False}
@@ -188,6 +190,7 @@ def test_taken_port_is_refused_before_loading(model):
     assert f"port {port} of 127.0.0.1 is taken; port" in done.stderr
 
 
+@pytest.mark.slow
 def test_generate_starts_a_server_of_its_own_which_says_what_others_say(model, guarded):
     done = run("generate", "hello", "--model", model, *FLAGS, "--max-tokens", 8)
     with ApiClient(guarded, api_key="sesame") as client:
@@ -198,6 +201,7 @@ def test_generate_starts_a_server_of_its_own_which_says_what_others_say(model, g
     assert text
 
 
+@pytest.mark.slow
 def test_generate_says_why_it_cannot_start(model):
     done = run("generate", "hello", "--model", model, "--device", "cpu")  # it has no weights
 
@@ -216,6 +220,7 @@ def test_chat_talks_to_a_server(guarded, tmp_path):
     assert "401" in refused.stderr
 
 
+@pytest.mark.slow
 def test_server_on_a_unix_socket_stops_with_its_standard_input(model, tmp_path):
     words = command(
         "serve", model, *FLAGS, "--uds", tmp_path / "s", "--until-eof", "--processes", "one"
@@ -232,6 +237,7 @@ def test_server_on_a_unix_socket_stops_with_its_standard_input(model, tmp_path):
     assert b"--unix-socket" in out
 
 
+@pytest.mark.slow
 def test_server_goes_on_recording_after_its_scheduler_died(model, tmp_path, capsys):
     folder = tmp_path / "flight"
     options = {"temperature": 0, "ignore_eos": True}

@@ -45,6 +45,7 @@ def answers(ask: Any, tokens: Any, run: Any) -> dict[str, list[int]]:
     return {name: tokens(name) for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transfer", ["tcp", "auto"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_those_of_one_server(opened, models, kind, transfer):

@@ -516,6 +516,7 @@ def test_a_step_without_weights_fails_with_the_reason(old_dir):
 # ---- everywhere
 
 
+@pytest.mark.slow
 def test_commands_cross_processes(old_dir, new_dir):
     there = Serving(old_dir, runner="auto", build=remote)
     here = Serving(new_dir, runner="auto")
@@ -535,6 +536,7 @@ def test_malformed_commands_are_refused(data):
         codec().command(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", [True, False])
 def test_a_device_takes_the_same_commands(old_dir, new_dir, graph):
     serving = Serving(old_dir, build=OnDevice(graph=graph), overlap=True)

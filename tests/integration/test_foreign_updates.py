@@ -61,6 +61,7 @@ def assert_as_fresh(serving: Serving, folder: Path, runner: str) -> None:
     fresh.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", ["auto", "eager"])
 def test_answers_are_those_of_a_fresh_server(folders, runner):
     old, new = folders

@@ -95,6 +95,7 @@ async def through(front, ids):
     return reply.json()["meta_info"]["cached_tokens"]
 
 
+@pytest.mark.slow
 async def test_prompts_go_where_they_are_although_the_gateway_never_sent_them_there(servers):
     for number in range(4):
         assert await ask(servers[number % 2], prompt(number)) == 0  # past the gateway

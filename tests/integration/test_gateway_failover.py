@@ -168,6 +168,7 @@ def losing(front, pair, number):
     return lose
 
 
+@pytest.mark.slow
 async def test_streams_of_all_kinds_outlive_their_server(model, survivor):
     for _ in range(ATTEMPTS):
         with serving(model) as victim:

@@ -172,6 +172,7 @@ async def test_streams_continue_byte_for_byte_after_a_child_is_killed(
     assert runtime.manager.ready()
 
 
+@pytest.mark.slow
 async def test_requests_that_arrive_while_a_child_is_missing_are_served(runtime: Runtime) -> None:
     undisturbed = await ask(runtime)
     os.kill(runtime.pids["scheduler"], signal.SIGKILL)
@@ -281,6 +282,7 @@ async def test_draining_aborts_what_is_left_at_the_deadline(own: Runtime) -> Non
     assert (said.last.finish.type, said.last.finish.status) == ("abort", 503)
 
 
+@pytest.mark.slow
 async def test_close_leaves_no_process_and_no_file(model: Path) -> None:
     runtime = await Runtime.start(tiny_config(model))
     processes = [psutil.Process(pid) for pid in runtime.pids.values()]
@@ -294,6 +296,7 @@ async def test_close_leaves_no_process_and_no_file(model: Path) -> None:
     assert not backend.workspace.exists()
 
 
+@pytest.mark.slow
 async def test_a_child_that_cannot_start_is_reported_in_a_sentence(model: Path) -> None:
     config = tiny_config(model, load_format="safetensors")  # there are no weights
     before = set(psutil.Process().children())
@@ -305,6 +308,7 @@ async def test_a_child_that_cannot_start_is_reported_in_a_sentence(model: Path) 
     assert set(psutil.Process().children()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("child", ["scheduler", "detokenizer"])
 async def test_a_child_that_keeps_dying_is_given_up(model: Path, child: str) -> None:
     roles = tuple(replace(role, restart=RestartPolicy(max_restarts=0)) for role in ROLES)
@@ -346,6 +350,7 @@ async def test_an_embedded_engine_may_have_processes_of_its_own(model: Path) -> 
     assert one == many
 
 
+@pytest.mark.slow
 async def test_processes_that_hang_are_replaced(model: Path) -> None:
     await asyncio.gather(*(hang(model, role) for role in ("scheduler", "detokenizer")))
 
@@ -399,6 +404,7 @@ async def test_a_deadline_is_kept_while_the_scheduler_is_stopped(runtime: Runtim
     assert (await until_idle(runtime))["num_used_tokens"] == 0  # it learned of the end
 
 
+@pytest.mark.slow
 async def test_the_server_is_not_ready_while_the_scheduler_shows_no_life(runtime: Runtime) -> None:
     async def until(ready: bool) -> None:
         async with asyncio.timeout(DEADLINE_S):

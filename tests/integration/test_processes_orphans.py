@@ -75,6 +75,7 @@ def parent(tmp_path: Path) -> Iterator[Parent]:
             child.kill()
 
 
+@pytest.mark.slow
 def test_a_killed_parent_leaves_no_children_and_no_files(parent: Parent) -> None:
     assert parent.path.is_dir()
     assert parent.path.stat().st_mode & 0o777 == 0o700
@@ -85,6 +86,7 @@ def test_a_killed_parent_leaves_no_children_and_no_files(parent: Parent) -> None
     assert not parent.path.exists()
 
 
+@pytest.mark.slow
 def test_children_that_were_stopped_die_too_once_they_go_on(parent: Parent) -> None:
     for child in parent.children:
         child.suspend()
@@ -98,6 +100,7 @@ def test_children_that_were_stopped_die_too_once_they_go_on(parent: Parent) -> N
     assert not parent.path.exists()
 
 
+@pytest.mark.slow
 def test_what_nobody_could_remove_is_swept_by_the_next_engine(parent: Parent) -> None:
     for process in [*parent.children, parent.process]:
         os.kill(process.pid, signal.SIGSTOP)
@@ -112,6 +115,7 @@ def test_what_nobody_could_remove_is_swept_by_the_next_engine(parent: Parent) ->
     assert not parent.path.exists()
 
 
+@pytest.mark.slow
 def test_a_living_engine_is_not_swept(parent: Parent) -> None:
     sweep(parent.path.parent)
 

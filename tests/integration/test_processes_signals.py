@@ -73,6 +73,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         process.stdout.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_lets_streams_end_and_exits_with_0(server: Server, number: int) -> None:
     with httpx.Client(timeout=PATIENCE_S) as client:
@@ -86,6 +87,7 @@ def test_the_first_signal_lets_streams_end_and_exits_with_0(server: Server, numb
     assert server.leaves_nothing()
 
 
+@pytest.mark.slow
 def test_the_second_ctrl_c_ends_everything_at_once(server: Server) -> None:
     with httpx.Client(timeout=PATIENCE_S) as client:
         stream = server.stream(client, tokens=900, samples=64)  # far more than fits in between

@@ -39,6 +39,7 @@ def agrees(pair: Pair, body: dict[str, Any]) -> None:
     assert decode.json()["output_ids"] == pair.alone("/generate", body).json()["output_ids"]
 
 
+@pytest.mark.slow
 def test_ranks_hand_over_their_parts(pair):
     page_bytes = pair.counts(pair.decode)["num_bytes"]
     agrees(pair, generate(temperature=1.0, sampling_seed=7))
@@ -48,6 +49,7 @@ def test_ranks_hand_over_their_parts(pair):
     assert after["num_bytes"] > page_bytes
 
 
+@pytest.mark.slow
 def test_a_server_of_one_rank_is_refused_by_name(pair, model):
     with running(model, *FLAGS, "--disaggregation-mode", "decode") as alone:
         other = Pair(pair.prefill, alone, pair.port)

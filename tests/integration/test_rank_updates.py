@@ -211,6 +211,7 @@ def test_what_is_wrong_on_one_rank_changes_nothing_on_any(
     answers_as(two, new_dir)
 
 
+@pytest.mark.slow
 async def test_processes_are_updated_by_a_group_and_refuse_together(old_dir, new_dir, free_port):
     config = tiny_config(old_dir, load_format="auto", parallel=ParallelConfig(tp=2))
     runtime = await Runtime.start(config)

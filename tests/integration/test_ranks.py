@@ -67,6 +67,7 @@ async def test_two_processes_answer_as_one(
     assert reply.body["config"]["deterministic"] == (describe().variant is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RANKS)
 async def test_a_rank_that_is_killed_is_replaced_and_streams_go_on(
     runtime: Runtime, undisturbed: list[list[int]], name: str
@@ -110,6 +111,7 @@ async def test_the_end_leaves_nothing_behind(model: Path) -> None:
     assert not backend.workspace.exists()
 
 
+@pytest.mark.slow
 async def test_a_model_that_does_not_divide_is_refused_in_a_sentence(model: Path) -> None:
     config = tiny_config(model, parallel=ParallelConfig(tp=3))
 
@@ -125,6 +127,7 @@ async def test_a_rank_that_never_joins_is_named(model: Path) -> None:
         await Runtime.start(config, topology=topology)
 
 
+@pytest.mark.slow
 async def test_a_family_is_served_by_processes(tmp_path: Path) -> None:
     """Experts and recurrent states, in programs or beside them; all families: `tests/parity`."""
     write(NATIVE["jamba"](), len("jamba"), tmp_path)
@@ -156,6 +159,7 @@ def guessed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[i
     return model, [reply["output_ids"] for reply in two_ranks(model, SAMPLED)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["EAGLE3", "NGRAM"])
 async def test_guesses_go_with_ranks(
     algorithm: str, guessed: tuple[Path, list[list[int]]], tmp_path: Path
@@ -172,6 +176,7 @@ async def test_guesses_go_with_ranks(
     assert sum(r["meta_info"].get("spec_verify_ct", 0) for r in found) > 0
 
 
+@pytest.mark.slow
 async def test_an_embedded_engine_may_have_ranks(model: Path) -> None:
     flags = {"load_format": "dummy", "device": "cpu", "threads": 1, "max_total_tokens": 4096}
     params = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}

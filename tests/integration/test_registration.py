@@ -110,6 +110,7 @@ def serving(model, *flags):
         process.stdout.close()
 
 
+@pytest.mark.slow
 async def test_the_command_registers_and_leaves(tmp_path):
     model = write_model(tmp_path / "tiny")
     async with gateway(wait=0) as front:

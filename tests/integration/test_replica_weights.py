@@ -118,6 +118,7 @@ async def test_a_lost_scheduler_reads_the_checkpoint_again(
     assert [client.weight_version for client in clients] == ["new", "new"]
 
 
+@pytest.mark.slow
 async def test_tensors_are_lost_with_the_scheduler_and_the_label_says_so(
     runtime: Runtime, old_dir: Path
 ) -> None:

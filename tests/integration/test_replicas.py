@@ -128,6 +128,7 @@ async def test_the_server_shows_each_replica(runtime: Runtime) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("child", ["scheduler-0", "detokenizer-1"])
 async def test_streams_of_a_replica_that_was_lost_continue_and_others_do_not_notice(
     processes: Runtime, child: str
@@ -149,6 +150,7 @@ async def test_streams_of_a_replica_that_was_lost_continue_and_others_do_not_not
     assert clients[1 - lost].state == "up"
 
 
+@pytest.mark.slow
 async def test_requests_of_a_replica_that_is_given_up_continue_on_the_other(model: Path) -> None:
     roles = tuple(replace(role, restart=RestartPolicy(max_restarts=0)) for role in ROLES)
     topology = Topology(num_replicas=2, roles=roles)

@@ -73,6 +73,7 @@ def native(reply):
     return reply.json()["output_ids"], info["input_token_logprobs"], info["output_token_logprobs"]
 
 
+@pytest.mark.slow
 def test_two_servers_answer_as_one_and_survive_each_other(model, alone):
     flags = ("--threads", 1, "--disagg.timeout-s", 10)
     with serving(model, "--pd", "1:1", *flags) as (process, url):
@@ -170,6 +171,7 @@ def test_a_stream_with_log_probabilities_outlives_its_decode_server(two_decode):
     until(lambda: [w["is_healthy"] for w in workers(url)] == [True] * 3)
 
 
+@pytest.mark.slow
 def test_neither_server_shares_the_cache_of_a_tenant(model, tmp_path):
     keys = tmp_path / "keys.json"
     entries = [

@@ -86,6 +86,7 @@ def in_file(model: Path, file: Path, *flags: str) -> str:
     return file.read_text()
 
 
+@pytest.mark.slow
 def test_a_log_of_one_process_tells_how_far_loading_is(model, tmp_path):
     text = in_file(model, tmp_path / "log", "--processes", "one")
 
@@ -94,6 +95,7 @@ def test_a_log_of_one_process_tells_how_far_loading_is(model, tmp_path):
     assert len(lines) == 1
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_bar_of_another_process(model):
     text = on_terminal(model, "--processes", "many")
 

@@ -130,6 +130,7 @@ def keys_are_those_of_the_gateway(url):
     assert "sesame" not in json.dumps(shown)
 
 
+@pytest.mark.slow
 def test_replicas_are_served_lost_and_stopped_as_one(model):
     flags = ("--dp", 2, "--api-key", "sesame", "--router-policy", "round_robin")
     with serving(model, *flags) as (process, url):

@@ -41,6 +41,20 @@ async def test_spans_reach_a_collector(engine, way):
         assert own["failed"].attributes["gen_ai.response.finish_reasons"] == "abort"
 
 
+async def test_a_malformed_state_of_a_caller_costs_neither_spans_nor_lines_of_the_log(
+    engine, caplog
+):
+    with collector() as collected:
+        observe = ObserveConfig(trace=True, trace_endpoint=collected.grpc_url)
+        client = Client(engine, observe=observe)
+        trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+        headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01", "tracestate": ",=;\t,a=b=,="}
+        await client.post("/generate", BODY, headers=headers)
+        await client.context.observing.close()
+        assert {s.trace_id for s in collected.spans} == {trace}
+        assert not caplog.records
+
+
 async def test_a_collector_that_hangs_is_not_waited_for(engine, monkeypatch):
     monkeypatch.setattr(otlp, "CLOSE_S", 0.2)
     with collector() as collected:

@@ -27,7 +27,7 @@ from tests.parity.serving import Serving
 pytest.importorskip("gguf")
 
 from tests.support import gguf_files
-from tests.support.ggml_blocks import decoded
+from tests.support.ggml_blocks import WRITTEN_OUT, decoded
 
 WIDE = SHAPE | {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
 CONFIGS = {
@@ -107,12 +107,12 @@ def test_matrices_stay_in_their_bits(tmp_path):
     config = load_config(folder)
     model = family_of(config).model(config, Build(dtype=torch.bfloat16, length=32))
 
-    load_weights(model, folder, blocks=choose(config, None).blocks)
+    load_weights(model, folder, formats=choose(config, None))
 
     layer = model.layers[0]
     kept = [layer.self_attn.qkv_proj, layer.mlp.gate_up_proj, model.lm_head, model.embed_tokens]
     assert {str(part.weight.form) for part in kept} == {"int8 codes in groups of 32"}
-    assert not choose(config, None, on_cpu=False).blocks
+    assert not choose(config, None, by="none").blocks
     assert not choose(config, "w8a8").blocks
 
 
@@ -218,7 +218,7 @@ def test_scaled_positions_come_from_the_metadata(tmp_path, kind):
     assert found.modes == ()
 
 
-@pytest.mark.parametrize("kind", sorted(set(READ) - {"F32", "F16", "BF16", "Q4_0", "Q8_0", "Q6_K"}))
+@pytest.mark.parametrize("kind", sorted(WRITTEN_OUT))
 def test_a_block_is_what_ggml_says(tmp_path, kind):
     made(tmp_path / "m.gguf", "llama", kind)
     weights = open_weights(model_dir(str(tmp_path / "m.gguf")))

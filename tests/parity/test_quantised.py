@@ -17,7 +17,7 @@ from tests.parity.compare import compare
 from tests.parity.families import EXPERT
 from tests.parity.serving import Serving
 from tests.parity.test_ranks import check_ranks
-from tests.support.quantised import CASES
+from tests.support.quantised import CASES, TOOLS
 from tests.support.ranks import build_ranks
 
 WIDE = SHAPE | {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
@@ -43,7 +43,7 @@ def written(path: Path, model: str, case: str) -> transformers.PreTrainedModel:
     )
     whole.save_pretrained(path)
     plain = load_file(path / "model.safetensors")
-    make, arguments, settings = CASES[case]
+    make, arguments, settings = {**CASES, **TOOLS}[case]
     tensors, numbers = {}, {}
     for seed, (name, tensor) in enumerate(plain.items()):
         if tensor.dim() < 2 or "layers." not in name or name.endswith("mlp.gate.weight"):
@@ -66,7 +66,9 @@ def written(path: Path, model: str, case: str) -> transformers.PreTrainedModel:
     ).eval()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [*CASES, "bnb-nf4-double", "bnb-fp4", "hqq-4", "torchao-8da4w", "quark-mxfp4", "mxfp8"]
+)
 def test_answers_are_those_of_the_numbers(tmp_path, case):
     model = written(tmp_path / "model", "llama", case)
 

@@ -19,6 +19,7 @@ KINDS: dict[str, tuple[Code, int, torch.dtype, bool]] = {
     "nvfp4": ("fp4_e2m1", 16, torch.float32, False),
     "nf4": ("nf4", 64, torch.float32, False),
     "uint4 g32 shifts": ("uint4", 32, torch.float32, False),
+    "iq4_nl g32": ("iq4_nl", 32, torch.float16, False),
     "int8 g16 shifts": ("int8", 16, torch.float16, False),
 }
 """Code, inputs of a scale (0: a row), type of scales, and whether there are zero points.

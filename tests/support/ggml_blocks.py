@@ -20,6 +20,17 @@ SCALES: Mapping[str, Mapping[int, float]] = {
     "Q6_K": {208: 1e-4},
     "IQ4_NL": {0: 1e-3},
     "IQ4_XS": {0: 4e-5},
+    "IQ3_XXS": {0: 1e-4},
+    "IQ3_S": {0: 1e-4},
+    "IQ2_XXS": {0: 1e-4},
+    "IQ2_XS": {0: 1e-4},
+    "IQ2_S": {0: 1e-4},
+    "IQ1_S": {0: 1e-3},
+    "IQ1_M": {},
+    "TQ1_0": {52: 3e-2},
+    "TQ2_0": {64: 3e-2},
+    "MXFP4": {},
+    "NVFP4": {},
 }
 """Kind -> where its float16 scales lie in a block, and a size that gives small numbers."""
 
@@ -29,6 +40,12 @@ def random_blocks(kind: str, shape: Sequence[int], block: int, num_bytes: int) -
     count = int(np.prod(shape)) // block
     rng = np.random.default_rng([count, *kind.encode()])
     data = rng.integers(0, 256, (count, num_bytes), np.uint8)
+    if kind == "MXFP4":  # an exponent
+        data[:, 0] = 120
+    if kind == "NVFP4":  # four scales of eight bits
+        data[:, :4] = 0x10 | data[:, :4] & 7
+    if kind == "IQ1_M":  # the upper nibbles of four numbers
+        data[:, 49:56:2] = data[:, 49:56:2] & 15 | np.array([0, 2, 1, 1], np.uint8) << 4
     for at, scale in SCALES[kind].items():
         data[:, at : at + 2] = np.array([scale], np.float16).view(np.uint8)
     return data.reshape(*shape[:-1], -1)
@@ -131,6 +148,37 @@ def _q5_k(block: bytes) -> list[float]:
     return found
 
 
+def _tq1_0(block: bytes) -> list[float]:
+    d = _half(block, 52)
+    places = [(i % 32, i // 32) for i in range(160)]
+    places += [(32 + i % 16, i // 16) for i in range(80)]
+    places += [(48 + i % 4, i // 4) for i in range(16)]
+    return [d * ((block[at] * 3**power % 256 * 3 >> 8) - 1) for at, power in places]
+
+
+def _tq2_0(block: bytes) -> list[float]:
+    return [
+        _half(block, 64) * ((block[32 * (i // 128) + i % 32] >> i % 128 // 32 * 2 & 3) - 1)
+        for i in range(256)
+    ]
+
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+def _mxfp4(block: bytes) -> list[float]:
+    return [2.0 ** (block[0] - 127) * _E2M1[q] for q in _nibbles(block[1:17])]
+
+
+def _nvfp4(block: bytes) -> list[float]:
+    found: list[float] = []
+    for part in range(4):
+        exponent, rest = block[part] >> 3 & 15, block[part] & 7
+        scale = rest * 2.0**-9 if not exponent else (1 + rest / 8) * 2.0 ** (exponent - 7)
+        found += [scale * _E2M1[q] for q in _nibbles(block[4 + 8 * part : 12 + 8 * part])]
+    return found
+
+
 _KINDS: Mapping[str, Callable[[bytes], list[float]]] = {
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
@@ -141,4 +189,11 @@ _KINDS: Mapping[str, Callable[[bytes], list[float]]] = {
     "Q5_K": _q5_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
+    "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
 }
+
+WRITTEN_OUT = frozenset(_KINDS)
+"""Kinds that are decoded here; points of IQ1 to IQ3 are tables of thousands of numbers."""

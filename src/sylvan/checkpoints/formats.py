@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.utils.json_files import read_json
@@ -16,11 +16,32 @@ GGUF_INDEX = "sylvan-gguf.json"
 PT_WEIGHTS = "pytorch_model*.bin"
 PT_INDEX = "pytorch_model.bin.index.json"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
+_MODELOPT = "hf_quant_config.json"
 PICKLED = (
     "holds PyTorch .bin weights only, which are pickles; --load-format pt reads them, tensors "
     "only and no code, or convert them to safetensors"
 )
 """What is told of a directory that needs the word of its owner."""
+
+
+def told_by_modelopt(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The config with what ModelOpt says of quantisation in a file of its own, as older ones do.
+
+    Raises:
+        ConfigError: that file cannot be read.
+    """
+    file = folder / _MODELOPT
+    if "quantization_config" in config or not file.is_file():
+        return dict(config)
+    try:
+        found: object = read_json(file)["quantization"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{str(file)!r} says nothing of quantisation that can be read") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{str(file)!r}: quantization must be an object")
+    if not found.get("quant_algo"):
+        return dict(config)
+    return {**config, "quantization_config": {"quant_method": "modelopt", **found}}
 
 
 def weight_format(folder: Path) -> WeightFormat | None:

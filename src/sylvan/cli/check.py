@@ -93,6 +93,21 @@ def check_machine(machine: Machine, server: ServerConfig) -> Iterable[Finding]:
     yield _memory(machine)
     yield _port(server)
     yield from _libraries()
+    yield from check_devices()
+
+
+def check_devices() -> Iterable[Finding]:
+    """What each kind of device takes, those of this machine first; of others what is missing."""
+    from sylvan.runtime.engine.chips import chip_rows  # the rules of configurations
+
+    rows = chip_rows()
+    for row in sorted(rows, key=lambda row: bool(row.missing)):
+        name = f"device {row.name}"
+        if row.missing:
+            yield Finding("ok", name, f"not here: {row.missing} ({row.how})")
+        else:
+            cells = (f"{column}: {cell or 'none'}" for column, cell in row.cells.items())
+            yield Finding("ok", name, f"{row.state}; {'; '.join(cells)}")
 
 
 def _instructions(machine: Machine) -> Iterable[Finding]:

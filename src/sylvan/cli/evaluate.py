@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sylvan.cli.calibration import read_text, windows
 from sylvan.cli.main import DONE, Spec
 from sylvan.cli.progress import loading
 from sylvan.config.checkpoint import model_dir, model_facts
@@ -42,7 +43,8 @@ def run(args: Parsed) -> int:
     if "against" in args.options:
         paths.insert(0, model_dir(args.options["against"]))
     dtype = _dtype(args, paths[-1])
-    texts = _windows(_text(args.options["file"]), paths[-1], window, tokens)
+    text = read_text("file", args.options["file"])
+    texts = windows("file", text, paths[-1], window, tokens)
     import torch  # slow import, like the next
 
     from sylvan.runtime.executor.predictor import Predictor, losses
@@ -76,22 +78,3 @@ def _dtype(args: Parsed, path: Path) -> str:
     if given not in ("bfloat16", "float32"):
         raise ConfigError(f"--dtype: expected bfloat16 | float32, not {given!r}")
     return given
-
-
-def _text(name: str) -> str:
-    try:
-        return Path(name).expanduser().read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--file: cannot read {name!r}: {error}") from None
-
-
-def _windows(text: str, path: Path, window: int, tokens: int) -> list[list[int]]:
-    """Split the text into windows; omits one with a single token, which predicts nothing."""
-    from sylvan.text.tokenizer import Tokenizer  # slow import
-
-    ids = Tokenizer.load(path).encode(text)[:tokens]
-    found = [ids[start : start + window] for start in range(0, len(ids), window)]
-    found = [part for part in found if len(part) > 1]
-    if not found:
-        raise ConfigError("--file: the text has no two tokens")
-    return found

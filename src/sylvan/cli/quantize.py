@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from sylvan.cli.calibration import generated, read_text, windows
 from sylvan.cli.main import DONE, Spec
 from sylvan.cli.progress import counting
 from sylvan.config.checkpoint import model_dir
@@ -12,16 +15,30 @@ from sylvan.config.fields import size_text
 from sylvan.config.flags import Option, Parsed
 from sylvan.protocol.errors import ConfigError
 
+GPTQ = "w4a16-gptq"
+_WINDOW, _TOKENS, _MOST = 512, 16_384, 1 << 22
+
 SPEC = Spec(
-    usage="quantize MODEL OUT [--quantization w8a8] [--load-format auto]",
+    usage="quantize MODEL OUT [--quantization w8a8] [--calibration TEXT] [--load-format auto]",
     doc="Write the model directory MODEL to the new directory OUT with the weights of its linear "
     "layers in 8 or 4 bits, in the format of compressed-tensors that other tools read too. "
     "`sylvan serve OUT` then starts faster than with --quantization, and gives the same answers.",
     options=(
         Option(
             "quantization",
-            "w8a8 (or int8), w4a8 (or int4), w4a16, fp8; default w8a8.",
+            "w8a8 (or int8), w4a8 (or int4), w4a16, fp8, fp8-block, mxfp8, mxfp4, nvfp4, "
+            "or w4a16-gptq; default w8a8.",
             metavar="FORMAT",
+        ),
+        Option(
+            "calibration",
+            "A text for w4a16-gptq, UTF-8; without one the model writes some itself.",
+            metavar="PATH",
+        ),
+        Option(
+            "tokens",
+            f"Tokens of it that are used, in windows of {_WINDOW}; default {_TOKENS}.",
+            metavar="N",
         ),
         Option("load_format", "As of serve; pt reads PyTorch's .bin files.", metavar="KIND"),
     ),
@@ -40,15 +57,42 @@ def _load_format(args: Parsed) -> Literal["auto", "safetensors", "gguf", "pt"]:
             )
 
 
+def _texts(args: Parsed, source: Path) -> list[list[int]]:
+    """What a model is calibrated with."""
+    given = args.options.get("tokens", str(_TOKENS))
+    if not given.isdecimal() or not 2 <= int(given) <= _MOST:
+        raise ConfigError(f"--tokens: expected a number from 2 to {_MOST}, not {given!r}")
+    window = min(_WINDOW, int(given))
+    if (file := args.options.get("calibration")) is None:
+        return generated(source, window, int(given))
+    text = read_text("calibration", file)
+    return windows("calibration", text, source, window, int(given))
+
+
+def _calibrated(args: Parsed, source: Path, folder: Path) -> Mapping[str, Any]:
+    from sylvan.runtime.executor.calibrate import calibrated  # brings torch
+
+    load_format = _load_format(args)
+    with counting(f"calibrating {args.positions[0]}") as progress:
+        return calibrated(source, _texts(args, source), folder, progress, load_format)
+
+
 def run(args: Parsed) -> int:
     if len(args.positions) != SPEC.max_positions:
         raise ConfigError(f"MODEL and OUT are needed; usage: sylvan {SPEC.usage}")
     source, target = model_dir(args.positions[0]), Path(args.positions[1]).expanduser()
-    from sylvan.runtime.models.writer import write_quantised  # imports torch
+    from sylvan.runtime.models.writer import check_new, write_quantised  # imports torch
 
-    name = args.options.get("quantization", "w8a8")
+    name, made = args.options.get("quantization", "w8a8"), None
+    layers = target.with_name(target.name + ".calibrated")  # stays if this is interrupted
+    if name == GPTQ:
+        check_new(source, target)
+        made, name = _calibrated(args, source, layers), "w4a16"
+    elif "calibration" in args.options:
+        raise ConfigError(f"--calibration is used by {GPTQ} only, not by {name}")
     with counting(f"quantising {args.positions[0]} to {name}") as progress:
-        written = write_quantised(source, target, name, progress, _load_format(args))
+        written = write_quantised(source, target, name, progress, _load_format(args), made)
+    shutil.rmtree(layers, ignore_errors=True)
     print(
         f"{target}: {written.num_matrices} matrices, {size_text(written.bytes_before)} -> "
         f"{size_text(written.bytes_after)}\n\n  sylvan serve {target}"

@@ -29,7 +29,11 @@ logger = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 STOP_S = 10.0
 """Seconds beyond `server.drain_s` that a server may take to exit."""
-_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
+_VISIBLE = {
+    "cuda": "CUDA_VISIBLE_DEVICES",
+    "rocm": "HIP_VISIBLE_DEVICES",
+    "tpu": "TPU_VISIBLE_CHIPS",
+}
 _PORT = re.compile(r":(\d+)$")
 
 
@@ -158,7 +162,7 @@ def _shifted_endpoints(given: Config, number: int) -> dict[str, str]:
 
 def _devices(kind: str, count: int) -> list[dict[str, str]]:
     """Return environment variables that give each server its own device; CPUs are shared."""
-    if kind == "cpu":
+    if kind in ("cpu", "jax"):
         return [{} for _ in range(count)]
     name = _VISIBLE.get(kind)
     visible = [part for part in (variable(name) or "").split(",") if part] if name else []

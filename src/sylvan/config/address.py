@@ -28,7 +28,7 @@ def resolve_host(host: str) -> str:
     """The IPv4 address of a host.
 
     Raises:
-        ConfigError: the name cannot be resolved.
+        ConfigError: it cannot be resolved.
     """
     try:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from sylvan.checkpoints.formats import PICKLED
 from sylvan.config.chaos_rules import CHAOS_RULES
-from sylvan.config.facts import Facts
+from sylvan.config.facts import ON_JAX, Facts
 from sylvan.config.fields import get, nearest, size_text
+from sylvan.config.jax_rules import JAX_RULES
 from sylvan.config.parallel_rules import PARALLEL_RULES
 from sylvan.config.parse import PLUG_INS
 from sylvan.config.resolve import CACHE_POLICIES, Resolved
@@ -468,7 +469,9 @@ RULES = (
     Rule(
         "quantised checkpoint not on this device",
         ("device",),
-        lambda c: c.facts.model.quantization is not None and c.config.device != "cpu",
+        lambda c: (
+            c.facts.model.quantization is not None and c.config.device not in ("cpu", *ON_JAX)
+        ),
         "{device} has no kernels for quantised matrices, and the checkpoint's are quantised; "
         "choose device=cpu, or a checkpoint that is not quantised",
     ),
@@ -542,6 +545,7 @@ RULES = (
     ),
     *PARALLEL_RULES,
     *SPECULATIVE_RULES,
+    *JAX_RULES,
     *CHAOS_RULES,
     Rule(
         "TLS key without certificate",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
 from sylvan.checkpoints.code import UNTRUSTED, load_class, named_class
-from sylvan.checkpoints.formats import PT_WEIGHTS, WeightFormat, weight_format
+from sylvan.checkpoints.formats import PT_WEIGHTS, WeightFormat, told_by_modelopt, weight_format
 from sylvan.checkpoints.gguf.view import gguf_file, gguf_view, read_index
 from sylvan.checkpoints.headers import read_header
 from sylvan.checkpoints.remote import Progress, fetch, is_remote
@@ -155,7 +156,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"model: cannot read {file}: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"model: {file} is not a JSON object")
-    whole = cast("dict[str, Any]", config)
+    whole = told_by_modelopt(cast("dict[str, Any]", config), path)
     nested = whole.get("text_config")
     used = cast("dict[str, Any]", nested) if isinstance(nested, dict) else whole
     for part in (whole, used):
@@ -267,17 +268,25 @@ _FEW_BITS = 4  # fewer take the room of four
 
 def _stored_bits(settings: dict[str, Any]) -> int:
     """Of a number in most matrices, as `quantization_config` has it."""
-    if settings.get("quant_algo") == "NVFP4" or '"num_bits": 4' in json.dumps(settings):
+    said = json.dumps(settings)
+    if settings.get("load_in_4bit") or any(words in said for words in _FOUR_BITS):
         return 4
-    bits = settings.get("bits", settings.get("w_bit"))
+    inner = re.search(r'"nbits": (\d+)', said)  # HQQ's are inside of another object
+    bits = int(inner[1]) if inner else settings.get("bits", settings.get("w_bit"))
     return bits if isinstance(bits, int) and bits > 0 else 8
 
 
+_FOUR_BITS = (
+    *('"quant_algo": "NVFP4"', '"num_bits": 4', '"dtype": "fp4"'),
+    *('"_type": "Int4WeightOnlyConfig"', '"_type": "Float8DynamicActivationInt4WeightConfig"'),
+)
 _DESCRIBING = (
     *(".weight_scale", ".weight_shape", "_scales", ".weight_scale_inv", ".weight_scale_2"),
     *(".weight_zero_point", ".weight_global_scale", ".qzeros", ".scales", ".g_idx"),
+    *("absmax", ".quant_map", ".nested_quant_map", "__nf4", "__fp4", ".SCB", ".weight_format"),
+    *("._weight_scale", "._weight_zero_point"),
 )
-_PACKED = (".weight_packed", ".qweight", "_blocks")
+_PACKED = (".weight_packed", ".qweight", "_blocks", ".W_q")
 _BITS = {"I32": 32, "U8": 8}
 
 

@@ -8,8 +8,21 @@ from dataclasses import dataclass, field, replace
 from sylvan.checkpoints.formats import WeightFormat
 from sylvan.utils.machine import Machine
 
+ON_JAX = ("jax", "tpu")
+"""Kinds of devices that JAX computes on."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-QUANTISED_BITS = {"w8a8": 8.25, "w4a8": 4.5, "int8": 8.25, "int4": 4.5, "w4a16": 4.25, "fp8": 8.25}
+QUANTISED_BITS = {
+    "w8a8": 8.25,
+    "int8": 8.25,
+    "fp8": 8.25,
+    "fp8-block": 8.25,
+    "mxfp8": 8.5,
+    "w4a8": 4.5,
+    "int4": 4.5,
+    "w4a16": 4.25,
+    "mxfp4": 4.5,
+    "nvfp4": 6.0,
+}
 """Of a number, scales included."""
 
 

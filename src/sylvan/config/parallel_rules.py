@@ -50,7 +50,7 @@ PARALLEL_RULES = (
         ("parallel.tp", "device"),
         lambda c: c.config.parallel.tp > 1 and c.config.device != "cpu",
         "{parallel.tp}: ranks share a model on the CPU only so far, not on {device}; use "
-        "parallel.tp=1, or device=cpu",
+        "parallel.tp=1 (with parallel.devices on JAX), or device=cpu",
     ),
     Rule(
         "machines without an address",

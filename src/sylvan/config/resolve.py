@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from sylvan.config.exact import obstacle
-from sylvan.config.facts import DTYPE_BYTES, AttentionFacts, DeviceFacts, Facts
+from sylvan.config.facts import DTYPE_BYTES, ON_JAX, AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get, replaced, size_text
 from sylvan.config.plan import (
     CPU_SHARE,
@@ -336,7 +336,8 @@ def _overlap(state: _State) -> None:
 
 def _plan(state: _State) -> MemoryPlan:
     config, model = state.config, state.facts.model
-    stored = config.quantization or model.quantization
+    kept = None if config.device in ON_JAX else model.quantization  # expanded while loading
+    stored = config.quantization or kept
     weights = weight_bytes(model, str(config.dtype), stored)
     running = _number(config.scheduler.max_running_reqs)
     samples = config.speculative.most_samples(running) if config.speculative else running

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 ENCODERS = frozenset(
     {
@@ -92,16 +92,24 @@ _SPELT = {
 def _searched(config: dict[str, Any]) -> dict[str, Any]:
     """Key heads of a Nemotron NAS or DeciLM: those of the layer with most, which all keep."""
     heads = config.get("num_attention_heads")
-    groups = config.get("num_key_value_heads_per_layer")
-    if isinstance(groups, list) and groups and all(isinstance(g, int) for g in groups):
-        return {"num_key_value_heads": max(groups)}
-    blocks = config.get("block_configs")
-    if not isinstance(blocks, list) or not isinstance(heads, int):
-        return {}
-    parts = [block.get("attention") for block in blocks if isinstance(block, dict)]
-    sizes = [part.get("n_heads_in_group") for part in parts if isinstance(part, dict)]
-    found = [heads // size for size in sizes if isinstance(size, int) and size > 0]
-    return {"num_key_value_heads": max(found)} if found else {}
+    groups = [n for n in _entries(config.get("num_key_value_heads_per_layer")) if _counts(n)]
+    if not groups and isinstance(heads, int):
+        parts = (_inside(block, "attention") for block in _entries(config.get("block_configs")))
+        sizes = (_inside(part, "n_heads_in_group") for part in parts)
+        groups = [heads // size for size in sizes if _counts(size)]
+    return {"num_key_value_heads": max(groups)} if groups else {}
+
+
+def _entries(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def _inside(value: Any, name: str) -> Any:
+    return cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
 
 
 def _longcat(config: dict[str, Any]) -> dict[str, Any]:

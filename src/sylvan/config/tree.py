@@ -50,9 +50,10 @@ class CacheConfig(Section, frozen=True):
     max_states: Count | Auto = "auto"
     """Slots of recurrent state, for models with recurrent layers: one empty slot, one per running
     request, the rest for cached prefixes."""
-    dtype: Literal["model", "fp8_e4m3", "int8"] = "model"
+    dtype: Literal["model", "fp8_e4m3", "fp8_e5m2", "int8"] = "model"
     """Data type of keys and values: the model's, or an 8-bit type, which halves the memory and
-    costs accuracy: floats (`fp8_e4m3`), or on the CPU `int8` with a scale per token and head."""
+    costs accuracy: floats with 4 or 5 bits of exponent (`fp8_e4m3`, `fp8_e5m2`), or on the CPU
+    `int8` with a scale per token and head."""
     prefix: Literal["radix", "none"] = "radix"
     """Reuse the KV of shared prefixes with a radix tree, or not at all."""
     eviction: str = "lru"
@@ -99,7 +100,7 @@ class SchedulerConfig(Section, frozen=True):
 
 
 class ParallelConfig(Section, frozen=True):
-    """Several processes that share one model."""
+    """Several processes or devices that share one model."""
 
     tp: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """Tensor-parallel ranks: each process holds a share of every layer and its KV, and uses its own
@@ -115,6 +116,8 @@ class ParallelConfig(Section, frozen=True):
     same_bits: bool = False
     """Answers have the same bits on 1, 2, 4 and 8 ranks, and whichever has an expert; needs plain
     weights and native steps."""
+    devices: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Devices of one process that share the model, on JAX: tensor parallelism without ranks."""
     backend: Literal["auto", "shared", "gloo"] = "auto"
     """Communication between ranks: shared memory, which needs the compiled kernels, or gloo, which
     several machines use."""
@@ -536,9 +539,23 @@ class Config(Section, frozen=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; `auto` uses the checkpoint's if the device supports it at
     full speed."""
-    quantization: Literal["w8a8", "w4a8", "int8", "int4", "w4a16", "fp8"] | None = None
+    quantization: (
+        Literal[
+            "w8a8",
+            "w4a8",
+            "int8",
+            "int4",
+            "w4a16",
+            "fp8",
+            "fp8-block",
+            "mxfp8",
+            "mxfp4",
+            "nvfp4",
+        ]
+        | None
+    ) = None
     """Quantise the weights of linear layers to 8 or 4 bits at load time, and their inputs to 8;
-    `int8` is `w8a8`, `int4` is `w4a8`. `w4a16` and `fp8` keep the inputs."""
+    `int8` is `w8a8`, `int4` is `w4a8`. All others keep the inputs."""
     context_len: Tokens | Auto = "auto"
     """Longest prompt plus output; `auto` is the model's limit."""
     device: str = "auto"

@@ -36,6 +36,8 @@ def span_processor(endpoint: str) -> BatchSpanProcessor:
         ImportError: A package is not installed.
     """
     logging.getLogger("opentelemetry.sdk").setLevel(logging.ERROR)  # else a line for each drop
+    # else several for each malformed `tracestate` of a client
+    logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
     return BatchSpanProcessor(
         _exporter(endpoint),
         max_queue_size=QUEUE_SPANS,

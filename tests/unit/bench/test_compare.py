@@ -48,6 +48,7 @@ def test_the_same_is_no_difference():
     assert not found["median_ttft_ms"].differs
 
 
+@pytest.mark.slow
 def test_rates_of_single_runs_have_no_bounds():
     assert by_name(compare([result(1, 1)], [result(2, 2)]))["request_throughput"].low is None
     runs = [result(1, 1), result(1.01, 2)]
@@ -66,6 +67,7 @@ def test_results_without_details_are_refused():
         compare([{**result(1, 1)}], [{k: v for k, v in result(1, 1).items() if k != "ttfts"}])
 
 
+@pytest.mark.slow
 def test_the_command_compares_tagged_runs(tmp_path, capsys):
     path = tmp_path / "runs.jsonl"
     path.write_text(

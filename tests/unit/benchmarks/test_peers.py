@@ -61,6 +61,7 @@ def test_a_failure_is_told_in_one_line(tmp_path, code, reason):
         python(code, log)
 
 
+@pytest.mark.slow
 def test_what_a_slow_command_printed_is_kept_and_all_its_processes_end(tmp_path):
     code = (
         "import subprocess, sys, time\n"
@@ -126,6 +127,7 @@ def test_a_peer_without_packages_runs_in_this_environment(tmp_path):
     assert not (tmp_path / "envs").exists()
 
 
+@pytest.mark.slow
 def test_a_peer_that_cannot_be_installed_is_told_and_tried_again(tmp_path):
     peer = Peer(PEERS["vllm"].load, {"bf16": "bf16"}, "nothing", packages=("./not-a-package",))
     environment = Environment("nothing", peer, tmp_path)

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from sylvan.checkpoints.gguf.config import config_json
-from sylvan.checkpoints.gguf.header import read_header
+from sylvan.checkpoints.gguf.header import read_header, read_model
 from sylvan.checkpoints.gguf.quants import library
 from sylvan.cli.main import main
 from sylvan.config.checkpoint import model_dir, model_facts
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.files import open_weights
 from sylvan.text.tokenizer import Tokenizer
 
 pytest.importorskip("gguf")
@@ -86,7 +87,7 @@ def test_impossible_headers_are_refused(small, at, content, words):
 def test_a_kind_of_numbers_that_is_not_read_is_named(small):
     data = small.read_bytes()
     place = data.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 16
-    for number, name in ((16, "IQ2_XXS"), (9999, "unknown type, number 9999")):
+    for number, name in ((15, "Q8_K"), (9999, "unknown type, number 9999")):
         small.write_bytes(data[:place] + struct.pack("<I", number) + data[place + 4 :])
         with pytest.raises(ConfigError, match=name) as error:
             model_dir(str(small))
@@ -121,11 +122,10 @@ YARN = SIZES | {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__fac
 @pytest.mark.parametrize(
     ("family", "values", "words"),
     [
-        ("gemma3", {}, "architecture 'gemma3'; from GGUF files llama, qwen2, qwen3"),
+        ("bloom", {}, "architecture 'bloom'; from GGUF files llama, qwen2, qwen3"),
         ("llama", {}, r"llama\.attention\.head_count must be one number, there is none"),
         ("llama", SIZES | {"llama__block_count": "two"}, "must be one number, it is two"),
-        ("llama", SIZES | {"llama__expert_count": 8}, "mixture of experts"),
-        ("llama", SIZES | {"split__count": 3}, "one of 3 parts"),
+        ("qwen3", {"qwen3__expert_count": 8}, "mixture of experts, which is not .* 'qwen3'"),
         ("llama", SIZES | {"llama__rope__dimension_count": 4}, "rope.dimension_count is 4"),
         ("llama", SIZES | {"llama__rope__scaling__type": "odd"}, "'odd' is not known"),
         ("llama", SIZES | {"llama__rope__scaling__alpha": 3}, "scaling.alpha is 3, but only 0.0"),
@@ -139,6 +139,48 @@ def test_models_that_cannot_be_served_are_named(tmp_path, family, values, words)
     with pytest.raises(ConfigError, match=words) as error:
         config_json(read_header(file))
     assert str(file) in str(error.value)
+
+
+def split(folder: Path, count: int = 2) -> list[Path]:
+    """A model whose tensors lie in two files, written by gguf itself."""
+    out = gguf.GGUFWriter(
+        str(folder / "m.gguf"), "llama", split_max_tensors=1, small_first_shard=False
+    )
+    for key, value in SIZES.items():
+        out.add_uint32(key.replace("__", "."), value)
+    for number in range(count):
+        name = "token_embd.weight" if number == 0 else f"blk.0.attn_{'qkv'[number - 1]}.weight"
+        out.add_tensor(name, np.full((4, 32), number, np.float32))
+    gguf_files.write(out)
+    return sorted(folder.glob("m-*.gguf"))
+
+
+def test_a_model_in_several_files_is_one_model(tmp_path, cache):
+    first, second = split(tmp_path)
+
+    header = read_model(first)
+
+    assert header.metadata["split.count"] == 2
+    files = {name: tensor.file for name, tensor in header.tensors.items()}
+    assert files == {"token_embd.weight": first, "blk.0.attn_q.weight": second}
+    folder = model_dir(str(tmp_path))
+    assert folder == model_dir(str(first)) == model_dir(str(second))
+    weights = open_weights(folder)
+    assert weights.tensor("model.layers.0.self_attn.q_proj.weight").mean() == 1
+    assert weights.tensors["model.embed_tokens.weight"].file == first
+    second.unlink()
+    with pytest.raises(ConfigError, match=r"m-00002-of-00002\.gguf' is missing"):
+        model_dir(str(first))
+
+
+def test_parts_of_another_model_are_refused(tmp_path):
+    first, second = split(tmp_path)
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(ConfigError, match=r"00002\.gguf' has the tensor 'token_embd.weight', as"):
+        read_model(first)
+    other = first.rename(tmp_path / "other.gguf")
+    with pytest.raises(ConfigError, match=r"should be called NAME-00001-of-00002\.gguf"):
+        read_model(other)
 
 
 def test_a_directory_stands_for_the_file_until_that_changes(small, cache):

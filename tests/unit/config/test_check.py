@@ -81,6 +81,19 @@ BROKEN = {
         {"parallel.tp": 2, "device": "cuda"},
         "parallel.tp=2: ranks share a model on the CPU only so far, not on device=cuda",
     ),
+    "devices of one process": (
+        {"parallel.devices": 2},
+        "parallel.devices=2: only on JAX one process divides a model among devices, not on "
+        "device=cpu",
+    ),
+    "adapters on JAX": (
+        {"device": "jax", "lora": LoraConfig()},
+        "device=jax: adapters have no lowering to JAX",
+    ),
+    "8-bit keys on JAX": (
+        {"device": "jax", "cache.dtype": "int8"},
+        "device=jax: pages of cache.dtype=int8 have no lowering to JAX",
+    ),
     "ranks with tiers": (
         {"parallel.tp": 2, "tiers": TiersConfig()},
         "parallel.tp=2: KV tiers are kept by one rank only so far",

@@ -20,6 +20,7 @@ def test_a_cpu_tensor_gets_the_reference_and_triton_is_not_looked_for() -> None:
     assert choice.on(torch.empty(1)) is reference.rms_norm
 
 
+@pytest.mark.slow
 def test_ops_do_not_import_triton() -> None:
     code = (
         "import sys, sylvan.kernels.ops, sylvan.kernels.paged.pages, sylvan.kernels.sample.device\n"

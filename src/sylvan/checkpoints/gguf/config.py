@@ -1,6 +1,6 @@
 """What config.json would say, from a GGUF file's metadata and tensors.
 
-Keys: ggml's docs/gguf.md. Families: those whose tensors llama.cpp stores one for one.
+Keys: ggml's docs/gguf.md. What families have of their own is in `families`.
 """
 
 from __future__ import annotations
@@ -10,46 +10,24 @@ import struct
 from collections import Counter
 from typing import Any
 
+from sylvan.checkpoints.gguf.families import FAMILIES, family_of
 from sylvan.checkpoints.gguf.header import Header
+from sylvan.checkpoints.gguf.keys import Keys
 from sylvan.protocol.errors import ConfigError
 
-FAMILIES = {
-    "llama": ("LlamaForCausalLM", "llama"),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-}
-"""GGUF architecture -> the one of config.json, and its `model_type`."""
-
 _FACTORS = "rope_freqs.weight"
+_LONG_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+_RMS_EPSILON = "attention.layer_norm_rms_epsilon"
+_EPSILONS = {
+    "starcoder2": "norm_epsilon",
+    "stablelm": "layer_norm_eps",
+    "nemotron": "norm_eps",
+    "cohere": "layer_norm_eps",
+    "cohere2": "layer_norm_eps",
+}
+"""How config.json calls it, where not `rms_norm_eps`."""
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _ROPES = frozenset({"none", "linear", "yarn"})
-
-
-class Keys:
-    """Metadata of one file, with the types that are expected of it."""
-
-    def __init__(self, header: Header) -> None:
-        self.header = header
-        self.architecture = str(header.metadata.get("general.architecture", ""))
-
-    def number(self, key: str, default: float | None = None) -> Any:
-        """The number at `ARCHITECTURE.key`.
-
-        Raises:
-            ConfigError: it is missing, or none, or differs from layer to layer.
-        """
-        name = f"{self.architecture}.{key}"
-        value = self.header.metadata.get(name, default)
-        if isinstance(value, list) and len(set(value)) == 1:
-            value = value[0]
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            said = "there is none" if value is None else f"it is {str(value)[:60]}"
-            raise ConfigError(f"{str(self.header.file)!r}: {name} must be one number, {said}")
-        return value
-
-    def text(self, key: str) -> str:
-        """The text at `ARCHITECTURE.key`; "" if there is none."""
-        return str(self.header.metadata.get(f"{self.architecture}.{key}") or "")
 
 
 def config_json(header: Header) -> dict[str, Any]:
@@ -60,22 +38,23 @@ def config_json(header: Header) -> dict[str, Any]:
     """
     keys = Keys(header)
     _check(keys)
-    architecture, model_type = FAMILIES[keys.architecture]
+    family = family_of(keys)
+    epsilon = "attention.layer_norm_epsilon" if family.layer_norm else _RMS_EPSILON
     heads, hidden = keys.number("attention.head_count"), keys.number("embedding_length")
     head_dim = keys.number("attention.key_length", hidden // heads if heads else 0)
     there = header.tensors
     return {
-        "architectures": [architecture],
-        "model_type": model_type,
+        "architectures": [family.name],
+        "model_type": family.model_type,
         "vocab_size": there["token_embd.weight"].shape[0],
         "hidden_size": hidden,
         "intermediate_size": keys.number("feed_forward_length"),
-        "num_hidden_layers": keys.number("block_count"),
+        "num_hidden_layers": served_layers(keys),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.number("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": keys.number("context_length"),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", 1e-5),
+        _EPSILONS.get(family.model_type, "rms_norm_eps"): keys.number(epsilon, 1e-5),
         "tie_word_embeddings": "output.weight" not in there,
         "attention_bias": "blk.0.attn_q.bias" in there,
         "mlp_bias": "blk.0.ffn_gate.bias" in there,
@@ -83,8 +62,14 @@ def config_json(header: Header) -> dict[str, Any]:
         "torch_dtype": _dtype(header),
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _ends(header),
-        **_rope(keys, head_dim),
+        **_rope(keys, head_dim, partial=family.partial),
+        **family.config(keys),
     }
+
+
+def served_layers(keys: Keys) -> int:
+    """Layers of the model; those behind them guess further tokens, and are not read."""
+    return keys.number("block_count") - keys.number("nextn_predict_layers", 0)
 
 
 def _ends(header: Header) -> list[Any]:
@@ -94,18 +79,16 @@ def _ends(header: Header) -> list[Any]:
 
 
 def _check(keys: Keys) -> None:
-    file, metadata = str(keys.header.file), keys.header.metadata
+    file = str(keys.header.file)
     if keys.architecture not in FAMILIES:
         raise ConfigError(
             f"{file!r} is of the architecture {keys.architecture!r}; from GGUF files "
             f"{', '.join(FAMILIES)} are served, others from their Hugging Face checkpoint"
         )
-    if keys.number("expert_count", 0):
-        raise ConfigError(f"{file!r} is a mixture of experts, which is not read from GGUF files")
-    parts = metadata.get("split.count", 1)
-    if isinstance(parts, int) and parts > 1:
+    if keys.number("expert_count", 0) and not family_of(keys).experts:
         raise ConfigError(
-            f"{file!r} is one of {parts} parts; join them (llama-gguf-split --merge) and serve that"
+            f"{file!r} is a mixture of experts, which is not read from GGUF files of the "
+            f"architecture {keys.architecture!r}"
         )
     if "token_embd.weight" not in keys.header.tensors:
         raise ConfigError(f"{file!r} lacks the tensor 'token_embd.weight', so it holds no model")
@@ -120,16 +103,18 @@ def _dtype(header: Header) -> str:
     return _DTYPES.get(sizes.most_common(1)[0][0], "bfloat16")
 
 
-def _rope(keys: Keys, head_dim: int) -> dict[str, Any]:
+def _rope(keys: Keys, head_dim: int, *, partial: bool) -> dict[str, Any]:
     """Rotary positions, as transformers spells them."""
     turning = keys.number("rope.dimension_count", head_dim)
-    if turning != head_dim:
+    if turning != head_dim and not partial:
         raise ConfigError(
             f"{str(keys.header.file)!r}: {keys.architecture}.rope.dimension_count is {turning}, "
             f"but heads have {head_dim} columns; such models are not read from GGUF files"
         )
     found: dict[str, Any] = {"rope_theta": float(keys.number("rope.freq_base", 10000.0))}
-    if scaling := _scaling(keys, head_dim):
+    if partial:
+        found["partial_rotary_factor"] = turning / head_dim
+    if scaling := _scaling(keys, turning):
         found["rope_scaling"] = scaling
     return found
 
@@ -145,6 +130,8 @@ def _scaling(keys: Keys, head_dim: int) -> dict[str, Any] | None:
     factor = float(keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0)))
     kind = kind or ("linear" if factor else "none")
     factors = _floats(keys.header, _FACTORS) if _FACTORS in keys.header.tensors else []
+    if long := [name for name in _LONG_FACTORS if name in keys.header.tensors]:
+        return _long(keys, long)
     if kind not in _ROPES or (factors and kind == "yarn"):
         also = f" beside {_FACTORS}" if factors else ""
         raise ConfigError(f"{file!r}: rope.scaling.type {kind!r}{also} is not known")
@@ -162,6 +149,23 @@ def _scaling(keys: Keys, head_dim: int) -> dict[str, Any] | None:
         "long_factor": each,
         "original_max_position_embeddings": keys.number("context_length"),
         "attention_factor": times,
+    }
+
+
+def _long(keys: Keys, names: list[str]) -> dict[str, Any]:
+    """LongRoPE: factors of both kinds; `attn_factor` multiplies cosines and sines."""
+    if len(names) != len(_LONG_FACTORS):
+        raise ConfigError(f"{str(keys.header.file)!r} has {names[0]} without its other factors")
+    long, short = (_floats(keys.header, name) for name in _LONG_FACTORS)
+    context = keys.number("context_length")
+    return {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "original_max_position_embeddings": keys.number(
+            "rope.scaling.original_context_length", context
+        ),
+        "attention_factor": float(keys.number("rope.scaling.attn_factor", 1.0)),
     }
 
 
@@ -211,7 +215,7 @@ def _floats(header: Header, name: str) -> list[float]:
     tensor = header.tensors[name]
     if tensor.quant.name != "F32":
         raise ConfigError(f"{str(header.file)!r}: {name} is stored as {tensor.quant.name}, not F32")
-    with header.file.open("rb") as stream:
+    with tensor.file.open("rb") as stream:
         stream.seek(tensor.start)
         data = stream.read(tensor.stop - tensor.start)
     return [float(x) for x in struct.unpack(f"<{len(data) // 4}f", data)]

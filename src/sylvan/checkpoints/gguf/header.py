@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,22 +43,58 @@ _MAX_DIMENSIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """A tensor: `shape` outermost first, `start` counts from the start of the file."""
+    """A tensor: `shape` outermost first, `start` counts from the start of `file`."""
 
     name: str
     quant: Quant
     shape: tuple[int, ...]
     start: int
     stop: int
+    file: Path
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself."""
+    """What a file says of itself, and its further parts of their tensors."""
 
     file: Path
     metadata: dict[str, Value]
     tensors: dict[str, StoredArray]
+
+
+PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf\Z")
+"""The name of one of several parts of a model: stem, number from 1 on, count."""
+_MOST_PARTS = 10_000
+
+
+def read_model(file: Path) -> Header:
+    """The header of a model that lies in one file, or in several of which this is the first.
+
+    Raises:
+        ConfigError: see `read_header`; a part is missing, or repeats a tensor.
+    """
+    first = read_header(file)
+    count, name = first.metadata.get("split.count", 1), PART.match(file.name)
+    if not isinstance(count, int) or count <= 1:
+        return first
+    if name is None or int(name[2]) != 1 or int(name[3]) != count or count > _MOST_PARTS:
+        raise ConfigError(
+            f"{str(file)!r} is the first of {count} parts, so it should be called "
+            f"NAME-00001-of-{count:05}.gguf, with the others beside it"
+        )
+    tensors = dict(first.tensors)
+    for number in range(2, count + 1):
+        part = file.with_name(f"{name[1]}-{number:05}-of-{count:05}.gguf")
+        if not part.is_file():
+            raise ConfigError(f"{str(part)!r} is missing, which is part {number} of {count}")
+        more = read_header(part).tensors
+        if twice := next(iter(more.keys() & tensors.keys()), None):
+            raise ConfigError(f"{str(part)!r} has the tensor {twice!r}, as another part has")
+        tensors |= more
+    wanted = first.metadata.get("split.tensors.count", len(tensors))
+    if wanted != len(tensors):
+        raise ConfigError(f"the parts of {str(file)!r} have {len(tensors)} tensors, not {wanted}")
+    return Header(file, first.metadata, tensors)
 
 
 def read_header(file: Path) -> Header:
@@ -115,7 +152,7 @@ class _Reader:
             )
         start = self._number("<Q")
         size = math.prod(shape) // quant.block * quant.num_bytes
-        return StoredArray(name, quant, shape, start, start + size)
+        return StoredArray(name, quant, shape, start, start + size, self._file)
 
     def _placed(self, entry: StoredArray, base: int) -> StoredArray:
         stop = base + entry.stop
@@ -124,7 +161,7 @@ class _Reader:
                 f"{str(self._file)!r} is cut off: tensor {entry.name!r} ends at byte {stop}, but "
                 f"the file has {len(self._data)}"
             )
-        return StoredArray(entry.name, entry.quant, entry.shape, base + entry.start, stop)
+        return replace(entry, start=base + entry.start, stop=stop)
 
     def _value(self, kind: int) -> Value:
         if kind != _ARRAY:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
-from sylvan.checkpoints.gguf.header import Header
+from sylvan.checkpoints.gguf.families import Family
+from sylvan.checkpoints.gguf.header import Header, StoredArray
 from sylvan.protocol.errors import ConfigError
+
+Entry = dict[str, Any]
+Heads = tuple[int, int]
+"""Of queries, and of keys."""
 
 _WHOLE = {
     "token_embd": "model.embed_tokens",
@@ -25,33 +32,75 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)\Z")
-DERIVED = frozenset({"rope_freqs.weight"})
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?([\w.]+?)\.(weight|bias)\Z")
+DERIVED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
 """Tensors that are part of the config."""
 _TURNED = frozenset({"attn_q", "attn_k"})
+_WITHOUT_KIND = "e_score_correction_bias"
+_ONE_ROW = "shared_expert_gate"
 
 
-def checkpoint_name(name: str, header: Header) -> str:
-    """The name in the checkpoint that the file was made of.
+def layer_of(name: str) -> int:
+    """The number of a tensor's layer; -1: it is in none."""
+    match = _NAME.match(name)
+    return int(match[1]) if match and match[1] else -1
+
+
+def entries_of(tensor: StoredArray, header: Header, family: Family, heads: Heads) -> list[Entry]:
+    """What a tensor is in the checkpoint that the file was made of: a stack is many.
+
+    An entry has a name, type and shape, and where its bytes lie; `turned` heads whose rows are in
+    pairs; `add`: a number to add to it.
 
     Raises:
-        ConfigError: no tensor of these families is called so.
+        ConfigError: no tensor of this family is called so, or it has another shape than a stack.
     """
-    match = _NAME.match(name)
+    match = _NAME.match(tensor.name)
     layer, part, kind = match.groups() if match else (None, "", "")
-    found = _WHOLE.get(part) if layer is None else _LAYER.get(part)
+    path = "" if layer is None else f"model.layers.{layer}."
+    if layer is not None and part in family.experts:
+        return [
+            _entry(tensor, f"{path}{family.experts[part].format(number)}.{kind}", shape, at)
+            for number, (shape, at) in enumerate(_matrices(tensor, header))
+        ]
+    names = (_WHOLE, family.whole) if layer is None else (_LAYER, family.names)
+    found = names[1].get(part) or names[0].get(part)
     if found is None:
-        raise ConfigError(f"{str(header.file)!r} has the tensor {name!r}, which is not known")
-    return f"{found}.{kind}" if layer is None else f"model.layers.{layer}.{found}.{kind}"
+        raise ConfigError(
+            f"{str(header.file)!r} has the tensor {tensor.name!r}, which is not known"
+        )
+    name = path + found if found.endswith(_WITHOUT_KIND) else f"{path}{found}.{kind}"
+    one_row = found.endswith(_ONE_ROW) and len(tensor.shape) == 1
+    entry = _entry(tensor, name, (1, *tensor.shape) if one_row else tensor.shape)
+    if family.pairs and part in _TURNED:
+        entry["turned"] = heads[part != "attn_q"]
+    if family.raised and kind == "weight" and "norm" in part:
+        entry["add"] = -1.0
+    return [entry]
 
 
-def turned_heads(name: str, architecture: str, heads: int, kv_heads: int) -> int:
-    """Heads whose rows llama.cpp put in pairs as its rotary kernel reads them; 0: none.
+def _entry(
+    tensor: StoredArray, name: str, shape: tuple[int, ...], at: tuple[int, int] | None = None
+) -> Entry:
+    start, stop = at or (tensor.start, tensor.stop)
+    return {
+        "name": name,
+        "type": tensor.quant.name,
+        "shape": shape,
+        "start": start,
+        "stop": stop,
+        "file": tensor.file,
+    }
 
-    It does so for `llama` only: row 2i + j of a head was row i + j * half of it.
-    """
-    match = _NAME.match(name)
-    part = match[2] if match else ""
-    if architecture != "llama" or part not in _TURNED:
-        return 0
-    return heads if part == "attn_q" else kv_heads
+
+def _matrices(
+    tensor: StoredArray, header: Header
+) -> Iterator[tuple[tuple[int, ...], tuple[int, int]]]:
+    """Shape and place of each matrix of a stack."""
+    if len(tensor.shape) < 2:
+        raise ConfigError(
+            f"{str(header.file)!r}: {tensor.name!r} is {list(tensor.shape)}, no stack of experts"
+        )
+    size = (tensor.stop - tensor.start) // tensor.shape[0]
+    for start in range(tensor.start, tensor.stop, size):
+        yield tensor.shape[1:], (start, start + size)

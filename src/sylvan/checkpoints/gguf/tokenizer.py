@@ -39,11 +39,31 @@ class _Words:
     whole_words: bool = False  # a word that is a token is not taken apart
 
 
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_CASED = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+@|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*@|"
+)
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_O200K = _CASED.replace("@", _SHORT) + r"\p{N}{1,3}" + _REST
+_TEKKEN = _CASED.replace("@", "") + r"\p{N}" + _REST
+_DEEPSEEK_3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+    r""" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+)
+_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 _SPLITS: Mapping[str, _Words] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _Words((CL100K,), whole_words=True)),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _Words((CL100K,))),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _Words((QWEN,), normal_form=True)),
-    **dict.fromkeys(("gpt-2", "gpt2"), _Words((GPT2,))),
-    "smollm": _Words((r"\p{N}", GPT2)),
+    **dict.fromkeys(("stablelm2", "hunyuan"), _Words((QWEN,))),
+    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais"), _Words((GPT2,))),
+    **dict.fromkeys(_DIGITS, _Words((r"\p{N}", GPT2))),
+    **dict.fromkeys(("gpt-4o", "llama4"), _Words((_O200K,))),
+    "tekken": _Words((_TEKKEN,), whole_words=True),
+    "deepseek-v3": _Words(_DEEPSEEK_3),
 }
 
 

@@ -6,6 +6,7 @@ that reads model directories reads it. The weights stay in the GGUF file.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import shutil
@@ -15,13 +16,15 @@ from typing import Any
 
 from sylvan.checkpoints.formats import GGUF_INDEX, weight_format
 from sylvan.checkpoints.gguf.config import config_json
-from sylvan.checkpoints.gguf.header import Header, read_header
-from sylvan.checkpoints.gguf.names import DERIVED, checkpoint_name, turned_heads
+from sylvan.checkpoints.gguf.families import family_of
+from sylvan.checkpoints.gguf.header import PART, Header, read_model
+from sylvan.checkpoints.gguf.keys import Keys
+from sylvan.checkpoints.gguf.names import DERIVED, entries_of, layer_of
 from sylvan.checkpoints.gguf.tokenizer import text_files
 from sylvan.protocol.errors import ConfigError
 from sylvan.utils.json_files import read_json
 
-_LAYOUT = 1  # raise it when what a view holds changes
+_LAYOUT = 2  # raise it when what a view holds changes
 
 
 def gguf_file(model: Path) -> Path | None:
@@ -31,14 +34,29 @@ def gguf_file(model: Path) -> Path | None:
         ConfigError: there are several; names them.
     """
     if model.is_file() and model.suffix == ".gguf":
-        return model
+        return _first_part(model)
     if not model.is_dir() or weight_format(model) is not None:
         return None
-    files = sorted(model.glob("*.gguf"))
+    files = sorted({_first_part(file) for file in model.glob("*.gguf")})
     if len(files) > 1:
         names = ", ".join(file.name for file in files[:5])
         raise ConfigError(f"model: {str(model)!r} holds several GGUF files ({names}); name one")
     return files[0] if files else None
+
+
+def _parts(file: Path) -> list[Path]:
+    """All parts of a model that are there, by the name of its first."""
+    name = PART.match(file.name)
+    return (
+        sorted(file.parent.glob(f"{glob.escape(name[1])}-*-of-{name[3]}.gguf")) if name else [file]
+    )
+
+
+def _first_part(file: Path) -> Path:
+    """The first part of the model that a file is a part of; itself, where it is whole."""
+    name = PART.match(file.name)
+    first = file.with_name(f"{name[1]}-00001-of-{name[3]}.gguf") if name else file
+    return first if first.is_file() else file
 
 
 def gguf_view(file: Path, cache: Path) -> Path:
@@ -48,12 +66,13 @@ def gguf_view(file: Path, cache: Path) -> Path:
         ConfigError: the file cannot be read or served; one sentence.
     """
     file = file.resolve()
-    found = file.stat()
-    identity = f"{_LAYOUT}\n{file}\n{found.st_size}\n{found.st_mtime_ns}"
+    found = [part.stat() for part in _parts(file)]
+    parts = "".join(f"\n{part.st_size}\n{part.st_mtime_ns}" for part in found)
+    identity = f"{_LAYOUT}\n{file}{parts}"
     folder = cache / f"{file.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     if (folder / GGUF_INDEX).is_file():
         return folder
-    contents = _contents(read_header(file))
+    contents = _contents(read_model(file))
     try:
         cache.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=cache))
@@ -74,7 +93,7 @@ def gguf_view(file: Path, cache: Path) -> Path:
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """`file`, and of each of `tensors` name, type, shape, start, stop and turned heads.
+    """`file`, all `files` with their sizes, and `tensors` as `names.entries_of` has them.
 
     Raises:
         ConfigError: `folder` stands for no GGUF file, or that has changed since.
@@ -83,31 +102,29 @@ def read_index(folder: Path) -> dict[str, Any]:
         index = read_json(folder / GGUF_INDEX)
     except (OSError, ValueError):
         raise ConfigError(f"{str(folder)!r} holds no GGUF file") from None
-    file = Path(index["file"])
-    if not file.is_file() or file.stat().st_size != index["size"]:
-        raise ConfigError(f"{str(file)!r} is gone or has changed; start again")
+    for part in index["files"]:
+        file = Path(part["file"])
+        if not file.is_file() or file.stat().st_size != part["size"]:
+            raise ConfigError(f"{str(file)!r} is gone or has changed; start again")
     return index
 
 
 def _contents(header: Header) -> dict[str, Any]:
     """Name -> content of each file of the directory."""
     config = config_json(header)
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    family = family_of(Keys(header))
+    heads = config["num_attention_heads"], config["num_key_value_heads"]
+    layers = config["num_hidden_layers"]
+    files = list(dict.fromkeys([header.file, *(t.file for t in header.tensors.values())]))
     entries = [
-        {
-            "name": checkpoint_name(tensor.name, header),
-            "type": tensor.quant.name,
-            "shape": tensor.shape,
-            "start": tensor.start,
-            "stop": tensor.stop,
-            "turned": turned_heads(tensor.name, config["model_type"], heads, kv_heads),
-        }
+        entry | {"file": files.index(entry["file"])}
         for tensor in header.tensors.values()
-        if tensor.name not in DERIVED
+        if tensor.name not in DERIVED and layer_of(tensor.name) < layers
+        for entry in entries_of(tensor, header, family, heads)
     ]
     index = {
         "file": str(header.file),
-        "size": header.file.stat().st_size,
+        "files": [{"file": str(file), "size": file.stat().st_size} for file in files],
         "metadata": {
             key: value
             for key, value in header.metadata.items()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -18,7 +19,9 @@ from sylvan.kernels.experts.triton_experts import experts
 from sylvan.kernels.experts.triton_route import route
 from sylvan.kernels.gating.triton_gating import activation, clamped_glu, glu
 from sylvan.kernels.lora.triton_lora import grouped
+from sylvan.kernels.matmul.codes import Code, bits_of
 from sylvan.kernels.matmul.triton_linear import linear
+from sylvan.kernels.matmul.weights import CodedWeight
 from sylvan.kernels.norm.triton_norm import layer_norm, rms_norm
 from sylvan.kernels.paged.pages import Cache, LayerKV, Rotary
 from sylvan.kernels.paged.triton_attention import decode, extend
@@ -172,6 +175,62 @@ def _linear_cases() -> list[CompileCase]:
     ]
 
 
+_CODES: tuple[tuple[Code, int, bool, bool], ...] = (
+    ("int4", 128, False, False),
+    ("int4", 128, True, False),
+    ("uint4", 32, False, True),
+    ("int8", 0, False, False),
+    ("fp8_e4m3", 128, False, False),
+    ("fp8_e4m3", 0, False, False),
+    ("fp4_e2m1", 32, False, False),
+    ("fp4_e2m1", 16, False, False),
+    ("nf4", 64, False, False),
+    ("iq4_nl", 32, False, False),
+)
+"""Code, inputs of a group, zero points, shifts."""
+
+
+def _coded(
+    kind: tuple[Code, int, bool, bool], outputs: int, inputs: int, *stack: int
+) -> CodedWeight:
+    code, group, zeros, shifts = kind
+    groups = inputs // group if group else 1
+    scale = F32 if shifts or code != "int4" else F16
+    return CodedWeight(
+        _empty(*stack, outputs, inputs * bits_of(code) // 8, dtype=torch.uint8),
+        _empty(*stack, outputs, groups, dtype=scale),
+        code,
+        group,
+        _empty(*stack, outputs, groups, dtype=torch.uint8) if zeros else None,
+        _empty(*stack, outputs, groups, dtype=F32) if shifts else None,
+    )
+
+
+def _code_name(kind: tuple[Code, int, bool, bool]) -> str:
+    code, group, zeros, shifts = kind
+    more = f"{', zero points' if zeros else ''}{', shifts' if shifts else ''}"
+    return f"{code} g{group}{more}" if group else f"{code}{more}"
+
+
+def _code_cases() -> list[CompileCase]:
+    """Decoding, a few rows and prompts, by matrices of codes; experts of some."""
+    found: list[CompileCase] = []
+    for kind in _CODES:
+        for rows in (1, 64, 512):
+            x, weight = _empty(rows, 4096), _coded(kind, 6144, 4096)
+            call = partial(linear, x, weight, None, out_f32=False)
+            sample = rows == 1 and kind == _CODES[0]
+            found.append(CompileCase(f"codes, {_code_name(kind)}, {rows} rows", call, sample))
+    for kind in (_CODES[0], _CODES[4], _CODES[6], _CODES[7]):
+        gate_up, down = _coded(kind, 1536, 2048, 128), _coded(kind, 2048, 768, 128)
+        weights, routing = ExpertWeights(gate_up=gate_up, down=down), Routing(top_k=8)
+        for rows in (1, 512):
+            x, logits = _empty(rows, 2048), _empty(rows, 128, dtype=F32)
+            call = partial(experts, x, logits, routing, weights)
+            found.append(CompileCase(f"experts, {_code_name(kind)}, {rows} rows", call))
+    return found
+
+
 def _row_cases() -> list[CompileCase]:
     x, wide, weight = _empty(64, 4096), _empty(64, 28672), _empty(4096)
     stream, ids = _empty(64, 4096, dtype=F32), _empty(64, dtype=I32)
@@ -309,6 +368,7 @@ def cases(fp8: torch.dtype | None) -> list[CompileCase]:
         *_head_cases(),
         *_copy_cases(),
         *_linear_cases(),
+        *_code_cases(),
         *_row_cases(),
         *_sample_cases(),
         *_route_cases(),

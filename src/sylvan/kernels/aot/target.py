@@ -35,6 +35,7 @@ TARGETS = (
     ChipTarget("sm_80", GPUTarget("cuda", 80, 32), 163 * 1024, None),
     ChipTarget("sm_90", GPUTarget("cuda", 90, 32), 227 * 1024, torch.float8_e4m3fn, _H100),
     ChipTarget("gfx942", GPUTarget("hip", "gfx942", 64), 64 * 1024, torch.float8_e4m3fnuz),
+    ChipTarget("gfx950", GPUTarget("hip", "gfx950", 64), 160 * 1024, torch.float8_e4m3fn),
 )
 
 

@@ -11,6 +11,7 @@ from sylvan.kernels.api import ExpertRanks, ExpertWeights, Routing, TracedTensor
 from sylvan.kernels.experts import reference
 from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gpu.choice import KernelDispatch
+from sylvan.kernels.matmul.weights import CodedWeight
 
 __all__ = ["ExpertRanks", "ExpertWeights", "Routing", "experts", "route"]
 
@@ -36,8 +37,9 @@ def experts(
         assert isinstance(logits, TracedTensor)
         return x.tracer.experts(x, logits, routing, weights, load)
     assert isinstance(logits, torch.Tensor)
-    dense = isinstance(weights.gate_up, torch.Tensor) and weights.spread is None
-    compute = _experts.on(x) if dense else reference.experts
+    stacks = weights.gate_up, weights.down
+    known = all(isinstance(stack, torch.Tensor | CodedWeight) for stack in stacks)
+    compute = _experts.on(x) if known and weights.spread is None else reference.experts
     out, load_E = compute(x, logits, routing, weights)
     if load is not None:
         load += load_E

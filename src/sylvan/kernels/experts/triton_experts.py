@@ -11,6 +11,7 @@ Shapes: T rows, E experts, K experts of a row, P = T K pairs, D hidden, F inner.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -23,6 +24,8 @@ from sylvan.kernels.gating.triton_gating import clamped_glu, gated, glu
 from sylvan.kernels.gpu.launch import arch_of, launch
 from sylvan.kernels.gpu.tiles import Tile, ceil_div, tile
 from sylvan.kernels.lora.reference import Pairs, lora_experts
+from sylvan.kernels.matmul.triton_codes import coded_tile, codes_of
+from sylvan.kernels.matmul.weights import CodedWeight
 
 _SUM_BLOCK = 1024
 _GROUP = tl.constexpr(8)  # tiles of rows that take a column of weights one after another
@@ -43,12 +46,22 @@ def _product_kernel(
     x_stride,
     alpha,
     limit,
+    scale_ptr,
+    zero_ptr,
+    shift_ptr,
+    table_ptr,
+    groups,
     PAIRS_OF_ROW: tl.constexpr,
     SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     GATE: tl.constexpr,
     CLAMPED: tl.constexpr,
     WHOLE: tl.constexpr,
+    CODE: tl.constexpr,
+    FOUR: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+    SHIFTS: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     INNER: tl.constexpr,
@@ -57,7 +70,7 @@ def _product_kernel(
 
     Row `pair // PAIRS_OF_ROW` of x gives row `pair` of y. With a GATE the first half of the
     outputs are gates, the second what they let through, and y is what comes out: a tile has the
-    two of a column side by side, in the registers of one thread.
+    two of a column side by side, in the registers of one thread. With a CODE weights are codes.
     """
     program = tl.program_id(0)
     col_tiles = (outputs + COLS - 1) // COLS
@@ -89,7 +102,26 @@ def _product_kernel(
             x = tl.load(x_at + start, mask=x_mask, other=0.0)
             if SCALED:
                 x = (x.to(tl.float32) * share[:, None]).to(x_ptr.dtype.element_ty)
-            w = tl.load(w_at + start, mask=w_mask, other=0.0)
+            if CODE != "":
+                w = coded_tile(
+                    weight_ptr,
+                    scale_ptr,
+                    zero_ptr,
+                    shift_ptr,
+                    table_ptr,
+                    expert.to(tl.int64) * outputs + feature.to(tl.int64)[None, :],
+                    (start + k)[:, None],
+                    w_mask,
+                    inputs,
+                    groups,
+                    CODE,
+                    FOUR,
+                    GROUP,
+                    ZEROS,
+                    SHIFTS,
+                ).to(x.dtype)
+            else:
+                w = tl.load(w_at + start, mask=w_mask, other=0.0)
             acc = tl.dot(x, w, acc, input_precision="ieee")
         if BIAS:
             bias = tl.load(bias_ptr + expert * outputs + feature, mask=wanted, other=0.0)
@@ -140,7 +172,9 @@ def experts(
     num_rows, top_k = ids_TK.shape
     num_experts = weights.down.shape[0]
     average = ceil_div(num_rows * top_k, num_experts)
-    sizes = tile("experts", average, x_TD.element_size(), arch_of(x_TD))
+    dense = isinstance(weights.gate_up, torch.Tensor)
+    op = "experts" if dense else "coded experts"
+    sizes = tile(op, average, x_TD.element_size(), arch_of(x_TD))
     places = Places.of(ids_TK, num_experts, sizes.rows)
     x_TD = x_TD.contiguous()
     scaled = shares_TK if routing.scale_inputs else None
@@ -178,6 +212,19 @@ def experts(
     return out_TD, places.load_E
 
 
+_DENSE = {"CODE": "", "FOUR": False, "GROUP": 0, "ZEROS": False, "SHIFTS": False}
+
+
+def _codes(
+    stack: torch.Tensor | CodedWeight,
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], int, dict[str, Any]]:
+    """Numbers or codes of a stack, what else belongs to codes, their groups, and constants."""
+    if isinstance(stack, torch.Tensor):
+        return stack, (stack,) * 4, 0, _DENSE
+    (matrix, *rest), constants = codes_of(stack)
+    return matrix, tuple(rest), stack.scale.shape[-1], constants
+
+
 def _product(
     x: torch.Tensor,
     weight: tuple[LinearWeight, LinearWeight | None],
@@ -189,11 +236,14 @@ def _product(
     gate: _Gate | None = None,
 ) -> torch.Tensor:
     """Row p: row p // pairs_of_row of x by its expert's matrix, plus bias, gated or not."""
-    matrix, bias = weight
-    assert isinstance(matrix, torch.Tensor), "quantised experts are not computed here"
+    stack, bias = weight
+    assert isinstance(stack, torch.Tensor | CodedWeight)
     assert bias is None or isinstance(bias, torch.Tensor)
+    _, outputs, inputs = stack.shape
+    matrix, coded, groups, constants = _codes(stack)
+    if isinstance(stack, CodedWeight) and stack.order is not None:
+        x = x.index_select(-1, stack.order)
     assert matrix.is_contiguous()
-    _, outputs, inputs = matrix.shape
     limit = None if gate is None else gate.limit
     y = x.new_empty(len(x) * pairs_of_row, outputs if gate is None else outputs // 2)
     launch(
@@ -212,12 +262,15 @@ def _product(
         x.stride(0),
         gate.alpha if gate is not None else 1.0,
         0.0 if limit is None else limit,
+        *coded,
+        groups,
         PAIRS_OF_ROW=pairs_of_row,
         SCALED=shares is not None,
         BIAS=bias is not None,
         GATE="" if gate is None else gate.act,
         CLAMPED=limit is not None,
         WHOLE=inputs % sizes.inner == 0,
+        **constants,
         ROWS=sizes.rows,
         COLS=sizes.cols,
         INNER=sizes.inner,

@@ -21,10 +21,34 @@ static constexpr FourBitTable differences() {
 constexpr float LEVELS[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 constexpr float UNSIGNED[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 constexpr float E2M1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
-constexpr float NF4[16] = {-1,          -.6953125f, -.5234375f, -.39453125f, -.28515625f, -.1845703125f, -.09130859375f, 0,
+constexpr float NF4[16] = {-1,          -.6953125f, -.5234375f, -.39453125f, -.28515625f, -.1845703125f, -.0908203125f, 0,
                            .07958984375f, .1611328125f, .24609375f, .337890625f, .44140625f, .5625f,     .72265625f,     1};
-constexpr FourBitTable BY_LEVEL = four_bits(LEVELS), BY_E2M1 = four_bits(E2M1), BY_NF4 = four_bits(NF4), BY_UNSIGNED = four_bits(UNSIGNED),
-                         BY_DIFFERENCE = differences();
+constexpr float FP4_BNB[16] = {0, .0625f, 8, 12, 4, 6, 2, 3, -0.f, -.0625f, -8, -12, -4, -6, -2, -3};  // times twelve
+constexpr float IQ4_NL[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr float IQ3_XXS[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
+constexpr float IQ3_S[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
+constexpr float IQ2[16] = {8, 25, 43, 1, 7, 9, 0, 0, -8, -25, -43, -1, -7, -9, -0.f, -0.f};
+constexpr FourBitTable BY_LEVEL = four_bits(LEVELS), BY_UNSIGNED = four_bits(UNSIGNED), BY_DIFFERENCE = differences(), BY_E2M1 = four_bits(E2M1),
+                       BY_NF4 = four_bits(NF4), BY_FP4_BNB = four_bits(FP4_BNB), BY_IQ4_NL = four_bits(IQ4_NL), BY_IQ3_XXS = four_bits(IQ3_XXS),
+                       BY_IQ3_S = four_bits(IQ3_S), BY_IQ2 = four_bits(IQ2);
+
+// The numbers of a code of four bits that are no range of integers.
+struct Listed {
+    const float* values;
+    const FourBitTable* table;
+};
+static inline Listed listed(Code code) {
+    switch (code) {
+    case Code::FP4_E2M1: return {E2M1, &BY_E2M1};
+    case Code::NF4: return {NF4, &BY_NF4};
+    case Code::FP4_BNB: return {FP4_BNB, &BY_FP4_BNB};
+    case Code::IQ4_NL: return {IQ4_NL, &BY_IQ4_NL};
+    case Code::IQ3_XXS: return {IQ3_XXS, &BY_IQ3_XXS};
+    case Code::IQ3_S: return {IQ3_S, &BY_IQ3_S};
+    case Code::IQ2: return {IQ2, &BY_IQ2};
+    default: return {nullptr, code == Code::UINT4 ? &BY_UNSIGNED : &BY_LEVEL};
+    }
+}
 
 // An IEEE half, float32 or bfloat16 for each of 16 outputs.
 static inline vf from_half(const uint16_t* p) {
@@ -83,11 +107,7 @@ template <bool ZEROS> struct FourBits {
 #if defined(__AVX512F__)
     vu table;
     explicit FourBits(Code code) {
-        const FourBitTable* by = ZEROS ? &BY_DIFFERENCE : &BY_LEVEL;
-        if (code == Code::UINT4) by = &BY_UNSIGNED;
-        if (code == Code::NF4) by = &BY_NF4;
-        if (code == Code::FP4_E2M1) by = &BY_E2M1;
-        table = load<vu>(by->bits);
+        table = load<vu>((ZEROS ? &BY_DIFFERENCE : listed(code).table)->bits);
     }
     vu zero(const Scales& scales, int64_t block, int g) const {
         if constexpr (!ZEROS) return vu{};
@@ -102,9 +122,7 @@ template <bool ZEROS> struct FourBits {
 #else
     const float* table;
     uint32_t middle;
-    explicit FourBits(Code code) : table(code == Code::NF4 ? NF4 : code == Code::FP4_E2M1 ? E2M1 : nullptr) {
-        middle = code == Code::INT4 ? 8 : 0;
-    }
+    explicit FourBits(Code code) : table(listed(code).values), middle(code == Code::INT4 ? 8 : 0) {}
     vu zero(const Scales& scales, int64_t block, int g) const { return ZEROS ? scales.zero(block, g) : vu{} + middle; }
     template <int I> SYLVAN_INLINE vu pair(vu word, vu zero) const {
         vu first = word >> (4 * I) & 15u, second = word >> (4 * I + 16) & 15u;

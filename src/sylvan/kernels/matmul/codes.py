@@ -2,28 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Literal
 
 import torch
 
-Code = Literal["int4", "int8", "fp8_e4m3", "fp4_e2m1", "nf4", "uint4"]
+Code = Literal[
+    "int4",
+    "int8",
+    "fp8_e4m3",
+    "fp4_e2m1",
+    "nf4",
+    "uint4",
+    "fp4_bnb",
+    "iq4_nl",
+    "iq3_xxs",
+    "iq3_s",
+    "iq2",
+]
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # Quantiles of a normal distribution, from appendix E of QLoRA (arXiv:2305.14314), as bfloat16
 NF4 = (
-    *(-1.0, -0.6953125, -0.5234375, -0.39453125, -0.28515625, -0.1845703125, -0.09130859375, 0.0),
+    *(-1.0, -0.6953125, -0.5234375, -0.39453125, -0.28515625, -0.1845703125, -0.0908203125, 0.0),
     *(0.07958984375, 0.1611328125, 0.24609375, 0.337890625, 0.44140625, 0.5625, 0.72265625, 1.0),
 )
+FP4_BNB = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
+"""Twelve times the numbers of bitsandbytes' FP4 that are not negative; those have no exact bits."""
+IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+IQ3_XXS = (4, 12, 20, 28, 36, 44, 52, 62)
+IQ3_S = (1, 3, 5, 7, 9, 11, 13, 15)
+IQ2 = (8, 25, 43, 1, 7, 9, 0, 0)
+"""Magnitudes in the grids of ggml's IQ2 kinds, then eight times those of its IQ1 kinds."""
+
+
+def _signed(sizes: Sequence[float]) -> tuple[float, ...]:
+    return *sizes, *(-x for x in sizes)
+
+
 _TABLES: Mapping[Code, tuple[float, ...]] = MappingProxyType(
     {
-        "fp4_e2m1": (*E2M1, *(-x for x in E2M1)),
+        "fp4_e2m1": _signed(E2M1),
         "nf4": NF4,
         "int4": tuple(range(16)),
         "uint4": tuple(range(16)),
+        "fp4_bnb": _signed(FP4_BNB),
+        "iq4_nl": IQ4_NL,
+        "iq3_xxs": _signed(IQ3_XXS),
+        "iq3_s": _signed(IQ3_S),
+        "iq2": _signed(IQ2),
     }
 )
+
+
+@cache
+def table_of(code: Code, device: torch.device) -> torch.Tensor:
+    """Numbers of the sixteen codes of four bits, float32; made once: graphs copy nothing."""
+    return torch.tensor(_TABLES[code], dtype=torch.float32, device=device)
 
 
 def bits_of(code: Code) -> int:
@@ -49,5 +86,17 @@ def paired(codes: torch.Tensor) -> torch.Tensor:
 def values_of(q: torch.Tensor, code: Code) -> torch.Tensor:
     """Values of codes as float32, integers from 0 on. Shape: that of the matrix."""
     if code in _TABLES:
-        return torch.tensor(_TABLES[code], dtype=torch.float32)[nibbles(q).int()]
+        return table_of(code, q.device)[nibbles(q).int()]
     return q.view(torch.float8_e4m3fn).float() if code == "fp8_e4m3" else q.float()
+
+
+def widened(q: torch.Tensor, code: Code) -> tuple[torch.Tensor, float] | None:
+    """Codes of four bits as those of "int8" around 128, and what their scale is divided by.
+
+    None: no integers of eight bits have the same ratios.
+    """
+    if code in ("nf4", "fp4_bnb") or bits_of(code) > 4:
+        return None
+    times = 2.0 if code == "fp4_e2m1" else 1.0
+    levels = values_of(q, code) * times - middle_of(code) + middle_of("int8")
+    return levels.to(torch.uint8), times

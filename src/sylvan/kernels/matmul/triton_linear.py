@@ -18,6 +18,8 @@ from sylvan.kernels.api import LinearWeight
 from sylvan.kernels.gpu.launch import arch_of, launch
 from sylvan.kernels.gpu.tiles import ceil_div, tile
 from sylvan.kernels.matmul import reference
+from sylvan.kernels.matmul.triton_codes import coded_linear
+from sylvan.kernels.matmul.weights import CodedWeight
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -58,11 +60,17 @@ def _row_kernel(
 def linear(
     x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None, *, out_f32: bool
 ) -> torch.Tensor:
-    """Quantised weights use PyTorch's implementation."""
-    plain = isinstance(weight, torch.Tensor) and x.dtype == weight.dtype in _HALVES
-    if not plain:
-        return reference.linear(x, weight, bias, out_f32=out_f32)
-    assert isinstance(weight, torch.Tensor)
+    """Weights that round rows to int8 use PyTorch's implementation."""
+    if isinstance(weight, CodedWeight):
+        return coded_linear(x, weight, bias, out_f32=out_f32)
+    if isinstance(weight, torch.Tensor) and x.dtype == weight.dtype in _HALVES:
+        return _dense(x, weight, bias, out_f32=out_f32)
+    return reference.linear(x, weight, bias, out_f32=out_f32)
+
+
+def _dense(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, out_f32: bool
+) -> torch.Tensor:
     if x.numel() == x.shape[-1] and weight.is_contiguous():
         return _row(x, weight, bias, out_f32=out_f32)
     if not out_f32:

@@ -10,7 +10,7 @@ from typing import Literal, Self
 import torch
 
 from sylvan.kernels.api import LinearWeight
-from sylvan.kernels.matmul.codes import Code, bits_of, middle_of, nibbles, values_of
+from sylvan.kernels.matmul.codes import Code, bits_of, middle_of, nibbles, values_of, widened
 
 GROUP_SIZES = (32, 64, 128)
 _BLOCK = 4096
@@ -105,7 +105,11 @@ class QuantisedWeight(ABC):
         """The dequantised matrix, float32, of its `shape`."""
         if len(self.shape) == 3:
             return torch.stack([self[index].numbers() for index in range(self.shape[0])])
-        return self.rows(torch.arange(self.shape[0]))
+        return self.rows(torch.arange(self.shape[0], device=self.q.device))
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same on a device."""
+        return self.like([part.to(device) for part in self.tensors])
 
     def stacked(self, count: int) -> Self:
         """As many matrices of equal rows, which lie below each other, as a stack."""
@@ -263,6 +267,10 @@ class CodedWeight(QuantisedWeight):
         shift = None if self.shift is None else more[-1]
         return replace(self, q=q, scale=scale, zero=zero, shift=shift)
 
+    def to(self, device: torch.device | str) -> CodedWeight:
+        order = None if self.order is None else self.order.to(device)
+        return replace(self.like([part.to(device) for part in self.tensors]), order=order)
+
     def columns(self, start: int, stop: int) -> CodedWeight:
         parts = list(self.tensors)
         each = 8 // bits_of(self.code)
@@ -287,6 +295,17 @@ class CodedWeight(QuantisedWeight):
         out = torch.empty_like(found)
         out[..., self.order.long()] = found
         return out
+
+
+def as_codes(weight: QuantisedWeight) -> CodedWeight:
+    """The same numbers for rows that are not rounded; shares what it can."""
+    if isinstance(weight, Int8Weight):
+        q = (weight.q.view(torch.uint8) ^ 128).contiguous()
+        return CodedWeight(q, weight.scale[..., None].contiguous(), "int8", 0)
+    if isinstance(weight, Int4Weight):
+        return CodedWeight(weight.q, weight.scale, "int4", weight.group)
+    assert isinstance(weight, CodedWeight)
+    return weight
 
 
 def _alike(parts: Sequence[CodedWeight], count: int) -> Sequence[CodedWeight]:
@@ -317,15 +336,17 @@ def _alike(parts: Sequence[CodedWeight], count: int) -> Sequence[CodedWeight]:
 
 
 def _widened(part: CodedWeight) -> CodedWeight:
-    """Integers of four bits in eight."""
-    if part.code not in ("int4", "uint4", "int8"):
-        raise ValueError("quantised in different ways")
+    """Codes of four bits that stand for integers, in eight."""
     if part.code == "int8":
         return part
-    q = nibbles(part.q)
-    if part.zero is None:
-        q = q + int(middle_of("int8") - middle_of(part.code))
-    return replace(part, q=q, code="int8")
+    if part.zero is not None and part.code == "int4":
+        return replace(part, q=nibbles(part.q), code="int8")
+    found = widened(part.q, part.code)
+    if found is None:
+        raise ValueError("quantised in different ways")
+    q, times = found
+    scale = part.scale if times == 1 else part.scale.float() / times
+    return replace(part, q=q, scale=scale, code="int8")
 
 
 def _regrouped(part: CodedWeight, group: int) -> CodedWeight:

@@ -22,7 +22,7 @@ class DenseAttention:
         devices=frozenset({"cpu", "cuda", "rocm", "xpu"}),
         graph_capture=True,
         runners=frozenset({"eager", "graph"}),
-        kv_dtypes=frozenset({"model", "fp8_e4m3"}),
+        kv_dtypes=frozenset({"model", "fp8_e4m3", "fp8_e5m2"}),
     )
 
     def plan(self, batch: ForwardBatch) -> None:

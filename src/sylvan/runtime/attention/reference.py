@@ -22,7 +22,7 @@ class ReferenceAttention:
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cpu", "cuda", "rocm", "xpu"}),
-        kv_dtypes=frozenset({"model", "fp8_e4m3"}),
+        kv_dtypes=frozenset({"model", "fp8_e4m3", "fp8_e5m2"}),
         tree_mask=True,
         row_ends=True,
     )

@@ -50,7 +50,7 @@ class TorchAttention:
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cpu", "cuda", "rocm", "xpu"}),
-        kv_dtypes=frozenset({"model", "fp8_e4m3"}),
+        kv_dtypes=frozenset({"model", "fp8_e4m3", "fp8_e5m2"}),
         row_ends=True,
     )
 

@@ -20,7 +20,7 @@ class TritonAttention:
         devices=frozenset({"cuda", "rocm"}),
         graph_capture=True,
         runners=frozenset({"eager", "graph"}),
-        kv_dtypes=frozenset({"model", "fp8_e4m3"}),
+        kv_dtypes=frozenset({"model", "fp8_e4m3", "fp8_e5m2"}),
         max_head_dim=1024,
         from_projection=True,
     )

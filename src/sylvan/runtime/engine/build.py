@@ -521,6 +521,7 @@ def _options(config: Config) -> LocalOptions:
         context_len=_number(config.context_len),
         dtype=config.dtype,
         device=config.device,
+        devices=config.parallel.devices,
         kv_dtype=config.cache.dtype,
         fill=config.device != "cpu" and config.cache.memory == "auto",
         most_pages=useful_tokens(_number(config.context_len), running, size) // size + 1,
@@ -558,9 +559,10 @@ def _state(
 ) -> Mapping[str, Any]:
     loads = {name: load_E.tolist() for name, load_E in model.expert_load.items()}
     experts = {"expert_load": loads} if loads else {}
+    buckets = {"buckets": dict(model.use())} if model.use else {}
     drafts = {"speculation": asdict(speculation.counts)} if speculation else {}
     own = {"config": dump(config), "grammar": asdict(grammar.stats()), **disagg.state()}
-    return own | experts | drafts
+    return own | experts | drafts | buckets
 
 
 def _number(value: int | str) -> int:

@@ -37,7 +37,16 @@ _ANYWHERE = frozenset({"cpu", "cuda", "rocm", "xpu"})
 _GPUS = frozenset({"cuda", "rocm"})
 _NO_ATTENTION = "null"  # for layers that compute attention themselves; others produce garbage
 TOKENIZER = "tokenizer.json"
-_8_BIT = frozenset({"model", "fp8_e4m3"})
+_8_BIT = frozenset({"model", "fp8_e4m3", "fp8_e5m2"})
+
+_ON_JAX = AttentionFacts(
+    devices=frozenset({"jax", "tpu"}),
+    page_sizes=frozenset(range(16, 257, 16)),
+    page_size=16,
+    runners=frozenset({"program"}),
+    module="jax",
+    extra="tpu",
+)
 
 ATTENTION: Mapping[str, AttentionFacts] = {
     "native": AttentionFacts(
@@ -59,12 +68,14 @@ ATTENTION: Mapping[str, AttentionFacts] = {
     ),
     "flashinfer": AttentionFacts(
         devices=frozenset({"cuda"}),
-        kv_dtypes=_8_BIT,
+        kv_dtypes=_8_BIT - {"fp8_e5m2"},
         dtypes=frozenset({"float16", "bfloat16"}),
         max_head_dim=256,
         module="flashinfer",
         extra="flashinfer",
     ),
+    "pallas": _ON_JAX,
+    "jnp": _ON_JAX,
     "torch": AttentionFacts(devices=_ANYWHERE, kv_dtypes=_8_BIT),
     "reference": AttentionFacts(devices=_ANYWHERE, kv_dtypes=_8_BIT),
     "dense": AttentionFacts(
@@ -103,7 +114,7 @@ def gather_facts(config: Config) -> Facts:
         **_draft(config),
         adapter_rank=_adapter_rank(config),
         attention={
-            name: _offered(name, facts, kinds.values())
+            name: attention_of(name, facts, kinds.values())
             for name, facts in ATTENTION.items()
             if _usable(facts, compiled=compiled)
         },
@@ -193,7 +204,7 @@ def _wanted(kind: Kind, device: str) -> bool:
     return device == kind.facts.name or (device == "auto" and kind.facts.automatic)
 
 
-def _offered(name: str, attention: AttentionFacts, kinds: Iterable[Kind]) -> AttentionFacts:
+def attention_of(name: str, attention: AttentionFacts, kinds: Iterable[Kind]) -> AttentionFacts:
     """Return the backends that plug-in devices support, as they report."""
     also = {kind.facts.name for kind in kinds if name in kind.facts.attention}
     return replace(attention, devices=attention.devices | also)
@@ -202,7 +213,7 @@ def _offered(name: str, attention: AttentionFacts, kinds: Iterable[Kind]) -> Att
 def _usable(attention: AttentionFacts, *, compiled: bool) -> bool:
     if attention.module and importlib.util.find_spec(attention.module) is None:
         return False
-    return compiled or "eager" in attention.runners
+    return compiled or "eager" in attention.runners or "cpu" not in attention.devices
 
 
 def _device(kind: Kind) -> DeviceFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -55,11 +56,11 @@ from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
 from sylvan.runtime.models.checkpoint import (
     Progress,
     defer_weights,
-    dummy_weights,
     load_deferred,
     load_weights,
 )
 from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.dummy import dummy_weights
 from sylvan.runtime.models.encoder_config import with_words
 from sylvan.runtime.models.holders import with_tensors
 from sylvan.runtime.models.live import LiveWeights
@@ -117,6 +118,9 @@ def build_executor(
     context = options.context_len or facts.context_len
     if platform is None and options.device != "cpu":
         platform = _open(options.device)
+    lowered = platform is not None and bool(platform.facts.lowering)
+    if lowered:
+        options = replace(options, fill=False)  # pages are planned, not measured
     plan = ModelPlan(
         model_dir=model_dir,
         config=config,
@@ -143,7 +147,7 @@ def build_executor(
     kv_bytes = bytes_of(numbers, plan.kv_type, config.head_dim)
     facts = replace(facts, kv_bytes_per_token=kv_bytes, expert_load=plan.loads)
     parts = parts or ExecutorParts()
-    if platform is not None and plan.suits_device:
+    if platform is not None and plan.suits_device and not lowered:
         return _on_device(plan, platform, parts, facts)
     try:
         return _in_memory(plan, parts, facts)
@@ -170,7 +174,7 @@ def _in_memory(
         adapt=adapter_of(workers),
         on_head=heads_of(workers),
     )
-    made = _with_program(plan) or _with_tensors(plan)
+    made = _lowered(plan) or _with_program(plan) or _with_tensors(plan)
     states = plan.states
     beside = [worker.beside for worker in workers if worker.beside is not None]
     late.pages = [
@@ -184,7 +188,7 @@ def _in_memory(
     shape = pages_shape(config, plan.kv_shape, options)
     trees = _tree_paths(batch, shape, options)
     backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots, trees)
-    ahead = PagesAhead(made.pool.groups)
+    ahead = PagesAhead(_host_groups(made.pool))
     control = _control(plan, made, states, beside, ahead)
     control.extend(workers)
     worker = StepWorker(backend, slots, workers, control.gate, ahead)
@@ -208,6 +212,7 @@ def _in_memory(
         runner=made.name,
         exact=made.exact,
         program=made.program,
+        use=made.use,
         num_states=states.num_slots if states else 0,
         kv_bytes=_kv_bytes(made.pool),
     )
@@ -240,6 +245,8 @@ def _control(
     graphs = TensorMemory(made.buffers)
     pages = ReleasedAhead(TensorMemory(kept), ahead)
     memory: dict[MemoryTag, Occupation] = {"kv_cache": pages, "graphs": graphs}
+    if not _host_groups(made.pool):
+        memory = {}  # of a device whose memory is not ours to give back
     if isinstance(made.weights, LiveWeights):
         memory["weights"] = TensorMemory(made.weights.memory)
     control = ExecutorControl(made.weights, memory, made.pool.groups, plan.checkpoints)
@@ -263,6 +270,24 @@ def _sampler(made: BuiltModel, parts: ExecutorParts) -> TokenSampler:
     if parts.custom or made.library is None:
         return Sampler(parts.custom)
     return NativeSampler(made.library)
+
+
+def _host_groups(pool: KVCachePool) -> Sequence[PageMemory]:
+    """The KV groups of a pool whose pages are tensors; none of another's."""
+    return [group for group in pool.groups if isinstance(group, PagedBuffer)]
+
+
+def _lowered(plan: ModelPlan) -> BuiltModel | None:
+    """By the platform's own lowering of step programs; None: it has none."""
+    if plan.platform is None or not plan.platform.facts.lowering:
+        return None
+    module, _, function = plan.platform.facts.lowering.partition(":")
+    build = getattr(importlib.import_module(module), function)
+    if plan.config.path == "transformers":
+        return build(plan, None)  # which says that it cannot be
+    model = _deferred(plan)
+    plan.adapt(model)
+    return build(plan, model)
 
 
 def _with_program(plan: ModelPlan) -> BuiltModel | None:
@@ -423,20 +448,16 @@ def _deferred(plan: ModelPlan) -> Any:
 
 
 def _loaded(plan: ModelPlan) -> Any:
-    model = plan.model()
+    formats, read = plan.formats, plan.options.load_format != "dummy"
+    few_bits = read and (formats.loaded is not None or formats.blocks)
+    late = few_bits and plan.platform is not None and plan.config.path == "native"
+    model = plan.model(late=late)
     if plan.config.path == "transformers":
         _load_by_transformers(model, plan)
     elif (kind := plan.options.load_format) == "dummy":
         dummy_weights(model, plan.options.seed, plan.formats.converted)
     else:
-        load_weights(
-            model,
-            plan.model_dir,
-            plan.progress,
-            plan.formats.converted,
-            kind,
-            blocks=plan.formats.blocks,
-        )
+        load_weights(model, plan.model_dir, plan.progress, formats, kind, device=plan.build.device)
     return model
 
 
@@ -549,7 +570,8 @@ def load_attention(name: str, device: PlatformFacts | torch.device) -> Any:
     backend = plugins.load(attention_backends, "torch" if name == "auto" else name).BACKEND
     kind = device.name if isinstance(device, PlatformFacts) else device.type
     also = device.device_type if isinstance(device, PlatformFacts) else kind
-    if not {kind, also} & backend.caps.devices:
+    offered = isinstance(device, PlatformFacts) and name in device.attention
+    if not offered and not {kind, also} & backend.caps.devices:
         raise ConfigError(f"the attention backend {name!r} does not run on {kind}")
     if "eager" not in backend.caps.runners:
         runners = ", ".join(sorted(backend.caps.runners))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,7 +33,8 @@ class LoadedModelInfo:
     on the batch, bit for bit. `num_pages` is the size of a KV cache sized by profiling a device,
     else 0; `kv_bytes` is the size of all KV groups. `state_bytes` is the size of one of
     `num_states` recurrent states; 0 where all layers attend. `expert_load` counts, by layer name,
-    the rows of each expert so far: int64 (E,).
+    the rows of each expert so far: int64 (E,). `use` tells how its steps fit what was compiled for
+    them, where functions are compiled for sizes of steps.
     """
 
     architecture: str
@@ -62,6 +63,7 @@ class LoadedModelInfo:
     expert_load: Mapping[str, torch.Tensor] = field(
         default_factory=dict[str, torch.Tensor], compare=False
     )
+    use: Callable[[], Mapping[str, float]] | None = field(default=None, compare=False)
 
 
 def read_facts(

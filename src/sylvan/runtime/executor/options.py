@@ -37,7 +37,7 @@ class LocalOptions:
     format that matrices are rounded to while loading; None: as the checkpoint has them. With `fill`
     a device's KV cache gets as many pages as fit, up to `most_pages`, whatever `num_pages` says.
     `kv_dtype` as `cache.dtype` of the configuration. With `deterministic` a model is refused whose
-    bits would depend on the batch.
+    bits would depend on the batch. `devices` of a platform with a lowering share the model.
     """
 
     page_size: int
@@ -47,6 +47,7 @@ class LocalOptions:
     context_len: int | None = None
     dtype: str = "auto"
     device: str = "cpu"
+    devices: int = 1
     kv_dtype: str = "model"
     fill: bool = False
     most_pages: int | None = None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sylvan.kernels.gpu.choice import triton_installed
 from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.cost import OpCost
 from sylvan.kernels.native.library import Library
@@ -26,7 +27,7 @@ from sylvan.runtime.layers.recurrent import state_shapes
 from sylvan.runtime.models.checkpoint import Progress
 from sylvan.runtime.models.config import ModelConfig, StatePart
 from sylvan.runtime.models.files import open_weights
-from sylvan.runtime.models.formats import Formats, choose
+from sylvan.runtime.models.formats import Formats, Multiplier, choose
 from sylvan.runtime.models.holders import Holder, ParameterNames
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingSpec
@@ -38,6 +39,10 @@ from sylvan.runtime.pool.states import TensorStates
 
 _OF_NO_WEIGHT = ("raw", "dtype", "eos_ids", "bos_id")
 """Fields of a config by which checkpoints of one model may differ."""
+
+
+_WIDE = {"float8_e4m3fn": "float8_e5m2", "float8_e4m3fnuz": "float8_e5m2fnuz"}
+"""Types with five bits of exponent, by those with four that a chip has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,9 +64,13 @@ class ModelPlan:
     loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     spreads: dict[int, Mixture] = field(default_factory=dict[int, Mixture])
 
-    def model(self) -> Any:
-        """A new model without contents; its counts are those that `loads` shows."""
-        model = family_of(self.config).model(self.config, self.build)
+    def model(self, *, late: bool = False) -> Any:
+        """A new model without contents; its counts are those that `loads` shows.
+
+        `late`: see `Build`.
+        """
+        build = replace(self.build, late=True) if late else self.build
+        model = family_of(self.config).model(self.config, build)
         self.loads.clear()
         self.loads.update(expert_load(model))
         self.spreads.clear()
@@ -153,21 +162,30 @@ class ModelPlan:
         if self.options.kv_dtype == "model":
             return self.build.dtype
         small = self.options.kv_dtype == "int8"
+        wide = self.options.kv_dtype == "fp8_e5m2"
         if (platform := self.platform) is None:
-            return torch.int8 if small else torch.float8_e4m3fn
+            floats = torch.float8_e5m2 if wide else torch.float8_e4m3fn
+            return torch.int8 if small else floats
         name = platform.facts.float8_of(platform.chip)
         if name is None or small:
             raise ConfigError(
                 f"cache.dtype={self.options.kv_dtype}: {platform.facts.name} ({platform.chip}) "
                 "does not compute with such numbers; leave cache.dtype at model"
             )
-        return getattr(torch, name)
+        return getattr(torch, _WIDE[name] if wide else name)
 
     @property
     def formats(self) -> Formats:
         """How matrices are quantised."""
-        on_cpu = self.platform is None
-        return choose(self.config, self.options.quantization, on_cpu=on_cpu)
+        return choose(self.config, self.options.quantization, by=self.multiplier)
+
+    @property
+    def multiplier(self) -> Multiplier:
+        """Whose kernels multiply by quantised matrices."""
+        if self.platform is None or self.platform.facts.lowering:
+            return "cpu"  # step programs hold all formats, whatever runs them
+        on_gpu = self.build.device.type == "cuda" and triton_installed()
+        return "triton" if on_gpu else "none"
 
     @property
     def kv_shape(self) -> KVShape:
@@ -213,7 +231,7 @@ class BuiltModel:
 
     `exact`: bits of an answer do not depend on what else is batched, cached or chunked. `weights`
     may be why they cannot be had. `buffers`: memory of which nothing outlives a step. `program`:
-    its ops, where there is one.
+    its ops, where there is one. `use`: numbers of its steps that are shown with the server's state.
     """
 
     name: str
@@ -225,3 +243,4 @@ class BuiltModel:
     weights: LiveWeights | str = "the weights of this model can neither be read nor replaced"
     buffers: Sequence[torch.Tensor] = ()
     program: Sequence[OpCost] = ()
+    use: Callable[[], Mapping[str, float]] | None = None

@@ -25,12 +25,14 @@ class Build:
 
     `length` is the longest text to be served: positions are tabulated up to it. Rotary tables have
     `spare_positions` extra empty rows, for step rows with explicit positions. `mesh` describes the
-    ranks that share the model.
+    ranks that share the model. With `late` matrices get memory when they are read, which takes less
+    than the parameters would where they are quantised.
     """
 
     dtype: torch.dtype
     length: int
     spare_positions: int = 0
+    late: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     mesh: Mesh = ONE_RANK
 
@@ -40,7 +42,8 @@ class Build:
         Untouched memory is not resident, so a model that is never filled costs address space only.
         """
         shape = [size.size if isinstance(size, Split) else size for size in sizes]
-        tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
+        device = "meta" if self.late and len(sizes) > 1 else self.device
+        tensor = torch.empty(shape, dtype=self.dtype, device=device)
         splits = {
             dim - len(sizes): size
             for dim, size in enumerate(sizes)

@@ -125,7 +125,7 @@ class BartDecoder(Decoder):
         self._kind = KINDS[config.architecture]
         super().__init__(config, build)
         names = self._BEFORE if self._kind.pre_norm else self._AFTER
-        self.fused = {**type(self).fused, **names}  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.fused = {**type(self).fused, **names}  # pyright: ignore[reportAttributeAccessIssue]
         self.embed_norm = None
         if self._kind.embed_norm:
             self.embed_norm = LayerNorm(build, config.hidden_size, config.rms_norm_eps)

@@ -179,7 +179,7 @@ class BertDecoder(Decoder):
     def __init__(self, config: ModelConfig, build: Build) -> None:
         self._kind = KINDS[config.architecture]
         super().__init__(config, build)
-        self.fused = {**_NAMES, **self._kind.names, "words": ()}  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.fused = {**_NAMES, **self._kind.names, "words": ()}  # pyright: ignore[reportAttributeAccessIssue]
         dim = config.hidden_size
         inner, eps = config.embedding_size or dim, config.rms_norm_eps
         self.token_type = self.embed_norm = self.project = self.words = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -10,14 +9,19 @@ import torch
 from torch import nn
 
 from sylvan.kernels.api import LinearWeight
-from sylvan.kernels.matmul.codes import Code
-from sylvan.kernels.matmul.weights import CodedWeight, DeferredWeight, QuantisedWeight, join
+from sylvan.kernels.matmul.weights import (
+    CodedWeight,
+    DeferredWeight,
+    QuantisedWeight,
+    as_codes,
+    join,
+)
 from sylvan.kernels.native.packing import all_finite
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts
 from sylvan.runtime.models.files import LoadFormat, open_weights
-from sylvan.runtime.models.formats import UNSAID, stored_format
+from sylvan.runtime.models.formats import UNSAID, Formats, stored_format
 from sylvan.runtime.models.formats.gguf import GgufBlocks, KeptBlocks, kept_blocks
 from sylvan.runtime.models.formats.mxfp4 import Mxfp4
 from sylvan.runtime.models.mxfp4 import has_blocks, unpacked
@@ -41,12 +45,15 @@ DERIVED = (
 """Ends of names of buffers that some checkpoints store although they follow from the config."""
 
 
+_AS_STORED = Formats()
+
+
 class WeightReader:
     """Gives the contents of one parameter at a time, so that a packer needs no second copy.
 
     `quantise` is the format for matrices stored as plain numbers. With `partial`, tensors may be
     missing; the others replace those of a running model. With `blocks`, matrices of GGUF and MXFP4
-    keep their format.
+    keep their format. With `plain`, no matrix keeps its format.
 
     Attributes:
         repeated: Tensors of the checkpoint that repeat another parameter, which is tied to it.
@@ -64,10 +71,12 @@ class WeightReader:
         *,
         partial: bool = False,
         blocks: bool = False,
+        plain: bool = False,
     ) -> None:
         self._checkpoint = checkpoint = checkpoint if blocks else unpacked(checkpoint)
+        self._plain = plain
         self._bits = dict(matrices(model, quantise)) if quantise else {}
-        self._code: Code | None = quantise.code if quantise else None
+        self._quantise = quantise
         self._convert = getattr(model, "convert", _as_stored)
         rename = getattr(model, "rename", canonical)
         self._names = {rename(name): name for name in checkpoint.tensors}
@@ -140,12 +149,32 @@ class WeightReader:
             return self._quantised(slot)
         if name not in self._bits:
             return self._joined(slot)
+        if self._quantise is not None and self._quantise.scheme is not None:
+            return self._converted_by_source(slot, self._quantise)
         if -1 not in slot.splits:
-            return convert(name, self._joined(slot), self._bits[name], self._code)
+            return convert(name, self._joined(slot), self._bits[name], self._quantise)
         # the scale of a row is that of the whole one, on every rank
         rows = self._joined(with_whole_rows(slot))
-        whole = convert(name, rows, self._bits[name], self._code)
+        whole = convert(name, rows, self._bits[name], self._quantise)
         return take_quantised(name, whole, {-1: slot.splits[-1]})
+
+    def _converted_by_source(self, slot: Slot, wanted: Format) -> QuantisedWeight:
+        """As a checkpoint that was written so: each tensor whole, then this rank's parts."""
+        parts: list[QuantisedWeight] = []
+        for number, source in enumerate(slot.sources):
+            tensor = self._convert(source, self._checkpoint.tensor(self._names[source]))
+            check_finite(self._names[source], tensor)
+            whole = convert(source, tensor.to(slot.dtype), self._bits[slot.name], wanted)
+            parts.append(take_quantised(source, whole, slot.splits_of(number)))
+        found = join(parts)
+        stacked = len(slot.shape) == 3 and len(found.shape) == 2
+        found = found.stacked(slot.shape[0]) if stacked else found
+        if found.shape != slot.shape:
+            raise ConfigError(
+                f"{slot.name!r} has shape {list(found.shape)}, but config.json implies "
+                f"{list(slot.shape)}"
+            )
+        return found
 
     def _joined(self, slot: Slot) -> torch.Tensor:
         """A parameter whose sources are plain numbers."""
@@ -269,6 +298,8 @@ class WeightReader:
             )
         if isinstance(whole, torch.Tensor):
             return whole.to(slot.dtype).view(shape)
+        if self._plain:
+            return whole.numbers().to(slot.dtype).view(shape)
         if isinstance(whole, CodedWeight) and slot.name not in self._multiplied:
             return whole.numbers().to(slot.dtype)
         return whole.stacked(slot.shape[0]) if stacked else whole
@@ -331,29 +362,35 @@ def load_weights(
     model: nn.Module,
     model_dir: Path,
     progress: Progress | None = None,
-    quantise: Format | None = None,
+    formats: Formats = _AS_STORED,
     load_format: LoadFormat = "auto",
     *,
-    blocks: bool = False,
+    device: torch.device | None = None,
 ) -> WeightReader:
     """Fill all parameters of `model` in place; quantised matrices replace theirs.
 
-    With `blocks` matrices of GGUF and MXFP4 stay in their bits.
+    Matrices that have no memory yet (see `Build.late`) get theirs on `device`.
 
     Raises:
         ConfigError: see `WeightReader`; also non-finite weights. Names the tensor.
     """
     files = open_weights(model_dir, load_format)
-    files = kept_blocks(files) if blocks else files
-    reader = WeightReader(model, files, quantise, blocks=blocks)
+    files = kept_blocks(files) if formats.blocks else files
+    kept = {"blocks": formats.blocks, "plain": formats.plain}
+    reader = WeightReader(model, files, formats.converted, **kept)
     total = sum(reader.num_bytes(slot.name) for slot in slots(model))
-    done, places = 0, _Places(model)
+    done, places = 0, Places(model)
     for slot in list(slots(model)):
-        content = reader.read(slot.name)
-        if isinstance(content, torch.Tensor):
-            slot.parameter.data.copy_(content)
+        content, parameter = reader.read(slot.name), slot.parameter
+        place = device if parameter.is_meta and device is not None else parameter.device
+        if isinstance(content, torch.Tensor) and not parameter.is_meta:
+            parameter.data.copy_(content)
+        elif isinstance(content, torch.Tensor):
+            whole = content.to(parameter.dtype).to(place)
+            places.replace(parameter, nn.Parameter(whole, requires_grad=False))
         else:
-            places.replace(slot.parameter, content)
+            on_cpu = place.type == "cpu"
+            places.replace(parameter, content if on_cpu else as_codes(content).to(place))
         done += reader.num_bytes(slot.name)
         if progress:
             progress(done, total)
@@ -378,7 +415,7 @@ def defer_weights(
     reader = WeightReader(model, files, quantise, blocks=blocks)
     total = sum(reader.num_bytes(slot.name) for slot in slots(model))
     progress = progress or (lambda done, total: None)
-    meter, places = _Meter(reader, progress, total), _Places(model)
+    meter, places = _Meter(reader, progress, total), Places(model)
     for slot in list(slots(model)):
         if slot.parameter.dim() >= 2:
             places.replace(slot.parameter, meter.deferred(slot))
@@ -404,30 +441,6 @@ def load_deferred(model: nn.Module) -> None:
             setattr(module, attribute, read[value.key])
 
 
-def dummy_weights(model: nn.Module, seed: int = 0, quantise: Format | None = None) -> None:
-    """Fill with seeded random values of a plausible size: for benchmarks without a checkpoint."""
-    bits = dict(matrices(model, quantise)) if quantise else {}
-    places = _Places(model)
-    for slot in list(slots(model)):
-        parameter = slot.parameter
-        if slot.attribute == "weight" and parameter.dim() == 1:
-            parameter.data.fill_(1.0)
-            continue
-        key = seed ^ zlib.crc32(slot.name.encode())
-        if parameter.device.type != "cpu" and slot.name not in bits:  # too many for the host
-            there = torch.Generator(parameter.device).manual_seed(key)
-            parameter.data.normal_(0.0, 0.02, generator=there)
-            continue
-        generator = torch.Generator().manual_seed(key)
-        whole = torch.randn(whole_shape(parameter.shape, slot.splits), generator=generator)
-        values = take(whole * 0.02, slot.splits)  # the same model, however many ranks hold it
-        if slot.name in bits:
-            code = quantise.code if quantise else None
-            places.replace(parameter, convert(slot.name, values, bits[slot.name], code))
-        else:
-            parameter.data.copy_(values)
-
-
 class _Meter:
     """Reads parameters and reports how far the loading has come."""
 
@@ -445,7 +458,7 @@ class _Meter:
         return DeferredWeight(slot.shape, lambda: self.read(name), name)
 
 
-class _Places:
+class Places:
     """Where parameters of a model are used: tied modules share them. To be made once."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Reads the tensors of a GGUF file through its virtual directory.
+"""Reads the tensors of a GGUF model through its virtual directory.
 
 Each is mapped and, unless stored as plain numbers, dequantised to float32 on access.
 """
@@ -19,7 +19,7 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class GGUFWeights:
-    """The tensors of a GGUF file under the names of the checkpoint; see `stored.WeightFiles`."""
+    """The tensors of GGUF files under the names of the checkpoint; see `stored.WeightFiles`."""
 
     def __init__(self, model_dir: Path) -> None:
         """Read the table of tensors.
@@ -28,13 +28,13 @@ class GGUFWeights:
             ConfigError: the directory belongs to no GGUF file, or the file is gone.
         """
         index = read_index(model_dir)
-        file = Path(index["file"])
-        self._data = np.memmap(file, np.uint8, mode="c")
+        files = [Path(part["file"]) for part in index["files"]]
+        self._data = [np.memmap(file, np.uint8, mode="c") for file in files]
         self._entries: dict[str, dict[str, Any]] = {t["name"]: t for t in index["tensors"]}
         self.tensors = {
             name: StoredTensor(
                 name,
-                file,
+                files[entry["file"]],
                 _PLAIN.get(entry["type"], torch.float32),
                 tuple(entry["shape"]),
                 entry["start"],
@@ -51,9 +51,15 @@ class GGUFWeights:
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor; in plain numbers and in the checkpoint's order of rows."""
         stored, entry = self.tensors[name], self._entries[name]
-        raw = np.asarray(self._data[stored.start : stored.stop])
-        tensor = _numbers(raw, entry["type"], stored)
-        return _turned_back(tensor, entry["turned"]) if entry["turned"] else tensor
+        tensor = _numbers(self._raw(name), entry["type"], stored)
+        if added := entry.get("add"):
+            tensor = (tensor.float() + added).to(tensor.dtype)
+        turned = entry.get("turned")
+        return _turned_back(tensor, turned) if turned else tensor
+
+    def _raw(self, name: str) -> np.ndarray:
+        entry = self._entries[name]
+        return np.asarray(self._data[entry["file"]][entry["start"] : entry["stop"]])
 
     def kind(self, name: str) -> str:
         """How ggml calls the type of a tensor."""
@@ -61,10 +67,9 @@ class GGUFWeights:
 
     def blocks(self, name: str) -> torch.Tensor:
         """The bytes of a matrix, in the checkpoint's order of rows. Shape: (N, bytes of a row)."""
-        stored, entry = self.tensors[name], self._entries[name]
-        raw = torch.from_numpy(np.asarray(self._data[stored.start : stored.stop]))
-        rows = raw.view(stored.shape[0], -1)
-        return _turned_back(rows, entry["turned"]) if entry["turned"] else rows
+        rows = torch.from_numpy(self._raw(name)).view(self.tensors[name].shape[0], -1)
+        turned = self._entries[name].get("turned")
+        return _turned_back(rows, turned) if turned else rows
 
 
 def _numbers(raw: np.ndarray, kind: str, stored: StoredTensor) -> torch.Tensor:
@@ -78,6 +83,6 @@ def _numbers(raw: np.ndarray, kind: str, stored: StoredTensor) -> torch.Tensor:
 
 
 def _turned_back(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of each head in checkpoint order; see `checkpoints.gguf.names.turned_heads`."""
+    """Rows of each head in checkpoint order; see `checkpoints.gguf.names.entries_of`."""
     halves = tensor.unflatten(0, (heads, -1, 2))
     return halves.transpose(1, 2).reshape(tensor.shape)

@@ -83,7 +83,7 @@ class QuantisedHolder:
         return self.weight.tensors
 
     def read(self) -> Content | None:
-        return self.weight.like([part.clone() for part in self.weight.tensors])
+        return self.weight.like([part.to("cpu", copy=True) for part in self.weight.tensors])
 
     def write(self, content: Content) -> None:
         if isinstance(content, torch.Tensor) or content.form != self.form:

@@ -20,7 +20,8 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import MoE
 from sylvan.runtime.models.config import ModelConfig, MoEConfig, common_fields, make_config
-from sylvan.runtime.models.decoder import Decoder, PreNorm, Ropes, make_mlp
+from sylvan.runtime.models.decoder import Decoder, Ropes, make_mlp
+from sylvan.runtime.models.hybrid import HybridBlock
 
 Raw = dict[str, Any]
 
@@ -143,15 +144,12 @@ class JetMoe(Decoder):
     stacked: ClassVar[bool] = True
 
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
-        block = PreNorm(config, build, layer, ropes)
-        del block.self_attn
-        block.self_attn = ChosenHeads(config, build, layer, ropes)
-        block.mlp = BiasedMoE(config, build, layer)
-        return block
+        heads = ChosenHeads(config, build, layer, ropes)
+        mlp = BiasedMoE(config, build, layer)
+        return HybridBlock(config, build, "self_attention", heads, mlp)
 
     def source_name(self, source: str) -> str:
         """The checkpoint's names of parts."""
-        source = source.replace(".self_attn.", ".self_attention.")
         for ours, theirs in (
             (".mlp.inner.gate.", ".mlp.router.layer."),
             (".mlp.inner.experts.gate_up_proj", ".mlp.input_linear.weight"),

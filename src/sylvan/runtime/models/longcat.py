@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sylvan.kernels.api import ExpertWeights, Routing, TracedTensor, Unsupported
+from sylvan.kernels.api import ExpertWeights, Routing, TracedTensor, Unsupported, X
 from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gating import glu
 from sylvan.protocol.errors import ConfigError
@@ -72,8 +72,6 @@ class ZeroMoE(nn.Module):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""
-        if isinstance(x_TD, TracedTensor):
-            raise Unsupported("experts that return what they read")
         logits_TE = self.gate(x_TD, out_f32=True)
         routing = replace(self._routing, bias=self.gate.e_score_correction_bias)
         ids_TK, shares_TK = route(logits_TE, routing)
@@ -154,13 +152,16 @@ class LongcatFlash(Decoder):
             return tensor * (dim / latent.latent) ** 0.5
         return tensor
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Hidden vectors after the final norm. Shape: (T, D)."""
-        residual_TD, late_TD = None, None
+        if isinstance(x_TD, TracedTensor):
+            raise Unsupported("experts that return what they read")
+        assert isinstance(x_TD, torch.Tensor)
+        h_TD, residual_TD, late_TD = x_TD, None, None
         for block in self.layers:
             assert isinstance(block, Round)
-            x_TD, residual_TD, late_TD = block.run(x_TD, residual_TD, batch, late_TD)
-        return self.norm(x_TD, residual_TD)[0]
+            h_TD, residual_TD, late_TD = block.run(h_TD, residual_TD, batch, late_TD)
+        return self.norm(h_TD, residual_TD)[0]
 
 
 def _of_experts(source: str) -> str:

@@ -7,17 +7,26 @@ embeddings of their own, and what is not multiplied by `ops.linear`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from sylvan.kernels.matmul.codes import Code
+from sylvan.kernels.matmul.rounding import (
+    MX_GROUP,
+    NVFP4_GROUP,
+    quantise_fp8_blocks,
+    quantise_mxfp4,
+    quantise_mxfp8,
+    quantise_nvfp4,
+)
 from sylvan.kernels.matmul.weights import (
     GROUP_SIZES,
+    CodedWeight,
     QuantisedWeight,
     quantise_fp8,
     quantise_int4,
@@ -34,17 +43,23 @@ _FEWEST_OUTPUTS = 16
 _PREFERRED_GROUPS = (64, 32)
 
 
+Rounding = Literal["fp8-block", "mxfp8", "mxfp4", "nvfp4"]
+"""Formats whose scales are powers of two, of blocks, or rounded themselves."""
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """Bits of the linear layers and of the head; None: they stay as they are stored.
 
     `code`: layers are codes, and rows that they multiply stay as they are; None: both are integers.
+    `scheme`: what codes and scales are found by, where it takes whole matrices of the checkpoint.
     """
 
     name: str
     bits: int | None
     head_bits: int | None = 8
     code: Code | None = None
+    scheme: Rounding | None = None
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
@@ -55,6 +70,10 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "int4": Format("w4a8", 4),
         "w4a16": Format("w4a16", 4, None, "int4"),
         "fp8": Format("fp8", 8, None, "fp8_e4m3"),
+        "fp8-block": Format("fp8-block", 8, None, "fp8_e4m3", "fp8-block"),
+        "mxfp8": Format("mxfp8", 8, None, "fp8_e4m3", "mxfp8"),
+        "mxfp4": Format("mxfp4", 4, None, "fp4_e2m1", "mxfp4"),
+        "nvfp4": Format("nvfp4", 4, None, "fp4_e2m1", "nvfp4"),
     }
 )
 """By the names that users give."""
@@ -71,7 +90,7 @@ def format_of(name: str) -> Format:
     return FORMATS[name]
 
 
-def check_model(config: ModelConfig, *, on_cpu: bool = True) -> None:
+def check_model(config: ModelConfig) -> None:
     """Reject a model that no format covers.
 
     Raises:
@@ -84,11 +103,6 @@ def check_model(config: ModelConfig, *, on_cpu: bool = True) -> None:
         lacking = "layers that keep a recurrent state"
     if lacking:
         raise ConfigError(f"quantization: {lacking} cannot be quantised yet; leave it at none")
-    if not on_cpu:
-        raise ConfigError(
-            "quantization: only the CPU has kernels for quantised matrices; choose device=cpu, or "
-            "a checkpoint and a setting without quantisation"
-        )
 
 
 def matrices(model: nn.Module, wanted: Format) -> Iterator[tuple[str, int]]:
@@ -122,20 +136,47 @@ def weight_bytes(model: nn.Module, wanted: Format | None, dtype_bytes: int) -> i
     return total
 
 
+_BY_SCHEME: Mapping[Rounding, tuple[int, Callable[[torch.Tensor], CodedWeight]]] = MappingProxyType(
+    {
+        "fp8-block": (1, quantise_fp8_blocks),
+        "mxfp8": (MX_GROUP, quantise_mxfp8),
+        "mxfp4": (MX_GROUP, quantise_mxfp4),
+        "nvfp4": (NVFP4_GROUP, quantise_nvfp4),
+    }
+)
+"""What inputs must be a multiple of, and what rounds a matrix."""
+
+
 def convert(
-    name: str, weight: torch.Tensor, bits: int, code: Code | None = None
+    name: str, weight: torch.Tensor, bits: int, wanted: Format | None = None
 ) -> QuantisedWeight:
-    """Round a matrix, or a stack, to 8 bits a row, or to 4 in groups of inputs.
+    """Round a matrix, or a stack, to 8 bits a row, to 4 in groups of inputs, or by a scheme.
 
     A group has 64 inputs (of codes 128), else 32.
 
     Raises:
         ConfigError: its inputs do not divide into groups; names it.
     """
+    code = wanted.code if wanted else None
+    if wanted is not None and wanted.scheme is not None:
+        return _by_scheme(name, weight, wanted.scheme)
     if bits == 8:
         return quantise_int8(weight) if code is None else quantise_fp8(weight)
     group = group_of(name, weight.shape[-1], code)
     return (quantise_int4 if code is None else quantise_int4_codes)(weight, group)
+
+
+def _by_scheme(name: str, weight: torch.Tensor, scheme: Rounding) -> CodedWeight:
+    group, rounded = _BY_SCHEME[scheme]
+    if weight.shape[-1] % group:
+        raise ConfigError(
+            f"quantization: {name!r} has {weight.shape[-1]} inputs, which do not divide into "
+            f"groups of {group} as {scheme} has them; choose fp8"
+        )
+    if weight.dim() == 2:
+        return rounded(weight)
+    parts = [rounded(matrix) for matrix in weight]
+    return parts[0].like([torch.stack(x) for x in zip(*(p.tensors for p in parts), strict=True)])
 
 
 def group_of(name: str, inputs: int, code: Code | None = None) -> int:

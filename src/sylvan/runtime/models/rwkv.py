@@ -1,6 +1,6 @@
 """RWKV-4: no attention; each channel keeps a weighted mean of earlier values (arXiv:2305.13048).
 
-Transformers halves weights of late layers for float16 (`rescale_every`); here rows are added in
+Transformers halves weights of the last layers for float16 (`rescale_every`); here rows are added in
 float32.
 """
 

@@ -46,7 +46,8 @@ class Solar(Decoder):
         self._share = float((raw.get("bskcn_tv") or [0.9, 0.8])[1])
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
-        stream_TD, held = None, dict[int, X]()
+        stream_TD: Any = None
+        held: dict[int, Any] = {}
         for layer, block in enumerate(self.layers):
             if any(layer in layers for layers in (*self._kept, *self._mixed)):
                 x_TD = x_TD if stream_TD is None else ops.add(stream_TD, x_TD)

@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from sylvan.kernels.api import TracedTensor, Unsupported, X
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.sparse import Chosen, IndexShape, SparseLatentAttention
 from sylvan.runtime.models import deepseek
 from sylvan.runtime.models.config import ModelConfig
@@ -50,7 +52,7 @@ def _choosing(raw: Raw, layers: int) -> list[bool]:
 class SparseBlock(LatentBlock):
     """Passes the choice on to the next layer."""
 
-    attention: ClassVar[type[SparseLatentAttention]] = SparseLatentAttention
+    attention: ClassVar[type[LatentAttention]] = SparseLatentAttention
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__(config, build, layer, ropes)
@@ -87,13 +89,16 @@ class SparseDeepseek(Decoder):
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
         return SparseBlock(config, build, layer, ropes)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Hidden vectors after the final norm. Shape: (T, D)."""
-        residual_TD, chosen = None, None
+        if isinstance(x_TD, TracedTensor):
+            raise Unsupported("attention to tokens that an index chooses")
+        assert isinstance(x_TD, torch.Tensor)
+        h_TD, residual_TD, chosen = x_TD, None, None
         for block in self.layers:
             assert isinstance(block, SparseBlock)
-            x_TD, residual_TD, chosen = block.run(x_TD, residual_TD, batch, chosen)
-        return self.norm(x_TD, residual_TD)[0]
+            h_TD, residual_TD, chosen = block.run(h_TD, residual_TD, batch, chosen)
+        return self.norm(h_TD, residual_TD)[0]
 
 
 MODEL = SparseDeepseek

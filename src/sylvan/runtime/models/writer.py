@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,14 +19,19 @@ import torch
 from torch import nn
 
 from sylvan.checkpoints.formats import GGUF_INDEX
-from sylvan.kernels.matmul.codes import Code
+from sylvan.kernels.matmul.rounding import FP8_BLOCK
+from sylvan.kernels.matmul.weights import CodedWeight
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.checkpoint import Progress, WeightReader
 from sylvan.runtime.models.config import read_config
 from sylvan.runtime.models.files import LoadFormat, open_weights
 from sylvan.runtime.models.formats import stored_format
-from sylvan.runtime.models.formats.compressed_tensors import quantization_config, stored_as
+from sylvan.runtime.models.formats.compressed_tensors import (
+    quantization_config,
+    stored_as,
+    stored_by_scheme,
+)
 from sylvan.runtime.models.quantise import (
     Format,
     check_model,
@@ -62,34 +67,46 @@ def write_quantised(
     quantization: str,
     progress: Progress | None = None,
     load_format: LoadFormat = "auto",
+    made: Mapping[str, CodedWeight] | None = None,
 ) -> Written:
     """Write `model_dir` to the new directory `out_dir`, its matrices rounded.
 
-    Nothing is left behind when it fails. `load_format` is the one of the configuration.
+    Nothing is left behind when it fails. `load_format` is the one of the configuration; `made` are
+    matrices that were rounded elsewhere, by what the model calls their tensors.
 
     Raises:
         ConfigError: `out_dir` exists, or the model cannot be read, or not be quantised like that.
     """
     wanted = format_of(quantization)
-    if out_dir.exists():
-        raise ConfigError(f"{str(out_dir)!r} is there already; nothing is written over it")
-    raw = read_config(model_dir)
-    if stored_format(raw) is not None:
-        raise ConfigError(f"{str(model_dir)!r} is quantised already")
-    config = choose_path(raw).config
+    check_new(model_dir, out_dir)
+    config = choose_path(read_config(model_dir)).config
     check_model(config)
     dtype = getattr(torch, config.dtype)
     build = Build(dtype=dtype, length=1, device=torch.device("meta"))
     model = family_of(config).model(config, build)
     checkpoint = open_weights(model_dir, load_format)
     reader = WeightReader(model, checkpoint)
-    job = _Job(checkpoint, _bits_by_tensor(model, reader, wanted), dtype, wanted.code)
+    bits = _bits_by_tensor(model, reader, wanted)
+    rounded = {reader.stored_name(name): weight for name, weight in (made or {}).items()}
+    job = _Job(checkpoint, bits, dtype, wanted, rounded)
     with _new_folder(out_dir) as part:
         _copy_others(model_dir, part)
         settings = _config(model_dir, job, wanted)
         (part / "config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
         size = job.write(part / WEIGHTS, progress)
     return Written(len(job.bits), checkpoint.num_bytes, size)
+
+
+def check_new(model_dir: Path, out_dir: Path) -> None:
+    """See that a quantised copy can be written.
+
+    Raises:
+        ConfigError: `out_dir` exists, or the model is quantised already.
+    """
+    if out_dir.exists():
+        raise ConfigError(f"{str(out_dir)!r} is there already; nothing is written over it")
+    if stored_format(read_config(model_dir)) is not None:
+        raise ConfigError(f"{str(model_dir)!r} is quantised already")
 
 
 def write_checkpoint(
@@ -144,7 +161,7 @@ def _config(model_dir: Path, job: _Job, wanted: Format) -> dict[str, object]:
     plain = sorted(name for name in job.checkpoint.tensors if name not in job.bits)
     ignore = [n.removesuffix(".weight") for n in plain if n.startswith("lm_head.")] or ["lm_head"]
     tensors = job.checkpoint.tensors
-    fours = [name for name, bits in job.bits.items() if bits == 4]
+    fours = [name for name, bits in job.bits.items() if bits == 4 and wanted.scheme is None]
     groups = {group_of(name, tensors[name].shape[1], wanted.code) for name in fours}
     if len(groups) > 1:
         sizes = " and of ".join(map(str, sorted(groups)))
@@ -170,7 +187,8 @@ class _Job:
     checkpoint: WeightFiles
     bits: dict[str, int]
     dtype: torch.dtype
-    code: Code | None = None
+    wanted: Format | None = None
+    made: Mapping[str, CodedWeight] = field(default_factory=dict[str, CodedWeight])
 
     def write(self, path: Path, progress: Progress | None) -> int:
         """Write all tensors; returns the bytes of the file."""
@@ -192,8 +210,16 @@ class _Job:
             raise ConfigError(f"the weights of {name!r} are not finite (NaN or infinity)")
         if name not in self.bits:
             return {name: tensor}
-        rounded = convert(name, tensor.to(self.dtype), self.bits[name], self.code)
-        return stored_as(name, rounded)
+        if name in self.made:
+            return stored_as(name, self.made[name])
+        return self._rounded(name, tensor.to(self.dtype))
+
+    def _rounded(self, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        scheme = self.wanted.scheme if self.wanted else None
+        rounded = convert(name, tensor, self.bits[name], self.wanted)
+        if scheme is None:
+            return stored_as(name, rounded)
+        return stored_by_scheme(name, rounded, tensor, scheme)
 
     def _shapes(self, name: str) -> Iterator[tuple[str, torch.dtype, tuple[int, ...]]]:
         stored = self.checkpoint.tensors[name]
@@ -202,9 +228,11 @@ class _Job:
             return
         # one row of zeros yields the types and columns of all rows
         rows, cols = stored.shape
-        one = convert(name, torch.zeros(1, cols), self.bits[name], self.code)
-        for key, tensor in stored_as(name, one).items():
-            yield key, tensor.dtype, (rows, *tensor.shape[1:]) if tensor.dim() > 1 else (2,)
+        by_block = self.wanted is not None and self.wanted.scheme == "fp8-block"
+        for key, tensor in self._rounded(name, torch.zeros(1, cols)).items():
+            count = -(-rows // FP8_BLOCK) if by_block and key != name else rows
+            whole = tensor.dim() < 2
+            yield key, tensor.dtype, tensor.shape if whole else (count, *tensor.shape[1:])
 
     def _header(self) -> bytes:
         entries: dict[str, object] = {"__metadata__": {"format": "pt"}}

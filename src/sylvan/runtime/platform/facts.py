@@ -20,8 +20,12 @@ class PlatformFacts:
             how the chip's name begins; chips that are not listed have none.
         collective: Backend of `torch.distributed`.
         streams: Whether work runs beside the CPU.
+        state: What was done with such devices: run, or compiled for only.
+        how: How to get what serving on one needs, in one line.
         automatic: Whether `device=auto` may choose it.
         opener: `module:function` that makes the `Platform`; imported when the device is used.
+        lowering: `module:function` that runs step programs on it instead of tensors: from a
+            `ModelPlan` and a model without contents to a `BuiltModel`; empty: it takes tensors.
     """
 
     name: str
@@ -32,8 +36,11 @@ class PlatformFacts:
     float8: tuple[tuple[str, str], ...] = ()
     collective: str = "gloo"
     streams: bool = True
+    state: str = "never run"
+    how: str = ""
     automatic: bool = False
     opener: str = ""
+    lowering: str = ""
 
     def float8_of(self, chip: str) -> str | None:
         """The 8-bit float of a chip; None: it has none."""

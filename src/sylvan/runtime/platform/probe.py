@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import importlib.util
+import platform
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +18,8 @@ from typing import Any
 ELSE = "or choose device=cpu or auto"
 _DRIVERS = {12: 525, 13: 580}  # oldest NVIDIA driver of each CUDA, from its release notes
 _NEWEST_CUDA = 13
+_OLDEST_JAX = 0, 8, 0
+_JAX_START_S = 120
 _NVML = "libnvidia-ml.so.1"
 _LEAST_CAPABILITY = (8, 0)  # of NVIDIA GPUs that Triton supports (its README)
 
@@ -118,6 +124,54 @@ def intel_problem(root: Path, find: FindBuild) -> str | None:
     if build.xpu is None:
         return _wrong_build(build, "XPU", "https://pytorch.org/get-started/locally")
     return None
+
+
+def apple_problem(system: str | None = None, machine: str | None = None) -> str | None:
+    """Of the GPU of a Mac; the arguments stand for this machine, in tests."""
+    found = system or platform.system(), machine or platform.machine()
+    if found != ("Darwin", "arm64"):
+        return f"this machine is no Mac with Apple silicon ({' '.join(found)}); use one, {ELSE}"
+    return None
+
+
+def jax_problem(*also: str) -> str | None:
+    """Of JAX's devices: packages that are missing or too old; `also` are needed beside jax."""
+    for name in ("jax", *also):
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return f"the package {name} is not installed; pip install 'sylvan[tpu]', {ELSE}"
+        if name == "jax" and _numbers(version) < _OLDEST_JAX:
+            oldest = ".".join(map(str, _OLDEST_JAX))
+            return (
+                f"jax {version} is too old, {oldest} or newer is needed; pip install --upgrade "
+                f"'sylvan[tpu]', {ELSE}"
+            )
+    return None
+
+
+def tpu_memory() -> tuple[int, int] | None:
+    """Free and total bytes of the first TPU, asked by a process that ends at once. None: unknown.
+
+    A TPU belongs to one process at a time, and this one is not the one that computes.
+    """
+    code = (
+        "import jax; s = jax.devices('tpu')[0].memory_stats(); "
+        "print(s['bytes_limit'] - s['bytes_in_use'], s['bytes_limit'])"
+    )
+    command = [sys.executable, "-c", code]
+    try:
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=_JAX_START_S
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    found = done.stdout.split()
+    return (int(found[0]), int(found[1])) if not done.returncode and len(found) == 2 else None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 def _wrong_build(build: TorchBuild, wanted: str, where: str) -> str:

@@ -95,7 +95,9 @@ class PagedBuffer:
         return self.through.start(
             host_NRW.numel(),
             work,
-            hashes=(lambda: _checksums(buffer, self.page_bytes, len(pages))) if checksum else None,
+            hashes=(lambda: checksums_of(buffer, self.page_bytes, len(pages)))
+            if checksum
+            else None,
         )
 
     def import_(
@@ -175,7 +177,9 @@ class JoinedPages:
         return self._parts[0].through.start(
             len(pages) * self.page_bytes,
             work,
-            hashes=(lambda: _checksums(buffer, self.page_bytes, len(pages))) if checksum else None,
+            hashes=(lambda: checksums_of(buffer, self.page_bytes, len(pages)))
+            if checksum
+            else None,
         )
 
     def import_(
@@ -224,7 +228,7 @@ def check_of_import(
         raise ValueError(f"{len(checksums)} checksums for {len(pages)} pages")
 
     def check() -> None:
-        found = _checksums(buffer, page_bytes, len(pages))
+        found = checksums_of(buffer, page_bytes, len(pages))
         if wrong := np.flatnonzero(found != checksums).tolist():
             raise ChecksumError(f"checksums of pages {wrong} of {len(pages)} are wrong")
 
@@ -253,7 +257,8 @@ def _tensor(buffer: NDArray[np.uint8], num_bytes: int) -> torch.Tensor:
     return torch.frombuffer(at, dtype=torch.uint8)
 
 
-def _checksums(buffer: NDArray[np.uint8], page_bytes: int, count: int) -> Checksums:
+def checksums_of(buffer: NDArray[np.uint8], page_bytes: int, count: int) -> Checksums:
+    """Checksums of the first pages of host memory."""
     whole = buffer.data.cast("B")
     pages = (whole[i * page_bytes : (i + 1) * page_bytes] for i in range(count))
     return np.fromiter((xxhash.xxh3_64_intdigest(page) for page in pages), np.uint64, count)

@@ -31,6 +31,11 @@ class Sampler:
     def __init__(self, custom: Sequence[LogitsProcessor] = ()) -> None:
         self._custom = tuple(custom)
 
+    @property
+    def has_custom(self) -> bool:
+        """Whether custom processors change logits."""
+        return bool(self._custom)
+
     def sample(
         self, logits_RV: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None
     ) -> SampleOutput:

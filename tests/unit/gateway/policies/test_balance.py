@@ -36,6 +36,7 @@ def held_to_the_bound(cluster, placement, request):
     assert charges[placement.worker] - min(charges.values()) <= request.num_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trace", [same_prefix, zipf])
 @pytest.mark.parametrize(
     ("num_workers", "count", "gap_s"), [(2, 1000, 0.01), (16, 2000, 0.002), (1000, 3000, 0.0001)]

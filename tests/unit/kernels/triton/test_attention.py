@@ -93,6 +93,7 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
     torch.testing.assert_close(got.float(), want.float(), rtol=limit, atol=limit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_decode_looks_at_all_pages(name: str, dtype: torch.dtype) -> None:
     layer, lens = put(LAYERS[name]), [70, 1, 0, *more(2500, 777, 64)]
@@ -104,6 +105,7 @@ def test_decode_looks_at_all_pages(name: str, dtype: torch.dtype) -> None:
     close(got, attend(q, list(range(len(lens) + 1)), pages, layer))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [16, 64, 10])
 def test_pages_before_the_window_are_not_read(page: int) -> None:
     layer, window = replace(PLAIN, window=37), 37
@@ -130,6 +132,7 @@ def test_pages_before_the_window_are_not_read(page: int) -> None:
     close(decode(q[last], pages, layer), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [64, 10])
 def test_decode_merges_splits(page: int) -> None:
     layer = put(replace(PLAIN, num_heads=2, sinks=torch.tensor([1.0, 2.0])))
@@ -140,6 +143,7 @@ def test_decode_merges_splits(page: int) -> None:
     close(decode(q, pages, layer), attend(q, [0, 1, 2], pages, layer))
 
 
+@pytest.mark.slow
 def test_decode_of_a_row_does_not_depend_on_the_other_rows() -> None:
     layer = PLAIN
     pages = cache(layer, [600, 40, 7], 32, torch.float32)
@@ -151,6 +155,7 @@ def test_decode_of_a_row_does_not_depend_on_the_other_rows() -> None:
     assert torch.equal(decode(q[:1], alone, layer), together[:1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_extend_sees_the_prefix_and_not_the_future(name: str, dtype: torch.dtype) -> None:
     layer = put(LAYERS[name])

@@ -74,6 +74,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     assert torch.equal(alone[0], together[3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "gpt-oss", "llama 4"])
 def test_adapters_change_the_experts_of_their_rows(name: str) -> None:
     weights, routing = layer(), Routing(top_k=2, normalise=True)

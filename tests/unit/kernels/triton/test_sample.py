@@ -128,6 +128,7 @@ def rows_like(kind: str, count: int, vocab: int) -> torch.Tensor:
     return (4 * normal).masked_fill(forbidden, float("-inf"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["flat", "very flat", "few levels", "all equal", "together", "masked"]
 )

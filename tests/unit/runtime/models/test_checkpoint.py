@@ -12,12 +12,8 @@ from sylvan.kernels import ops
 from sylvan.kernels.matmul.weights import DeferredWeight
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.models.checkpoint import (
-    check_finite,
-    defer_weights,
-    dummy_weights,
-    load_weights,
-)
+from sylvan.runtime.models.checkpoint import check_finite, defer_weights, load_weights
+from sylvan.runtime.models.dummy import dummy_weights
 from sylvan.runtime.models.registry import load_config, load_family
 from sylvan.runtime.models.safetensors import Checkpoint
 

@@ -50,7 +50,6 @@ def test_other_family_goes_through_transformers_with_its_own_shape():
     [
         (raw("DogeForCausalLM", "doge"), "masks or biases attention"),
         (raw("ZambaForCausalLM", "zamba"), "cannot go on from a recurrent state"),
-        (raw("RecurrentGemmaForCausalLM", "recurrent_gemma"), "recurrent states in a way of its"),
         (raw("CodeGenForCausalLM", "codegen"), "computes attention by itself|cannot be traced"),
         (raw("MineForCausalLM", "mine"), "transformers has no model_type 'mine'"),
         (

@@ -15,7 +15,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.checkpoint import load_weights
-from sylvan.runtime.models.formats import choose
+from sylvan.runtime.models.formats import Formats, choose
 from sylvan.runtime.models.mxfp4 import unpack
 from sylvan.runtime.models.registry import choose_path, family_of, load_config
 from tests.parity.checkpoints import VOCAB, write
@@ -106,13 +106,13 @@ def test_experts_stay_in_their_bits(packed):
             assert torch.equal(weight.numbers(), getattr(theirs.mlp.experts, name))
     config = load_config(packed[0])
     assert choose(config, None).blocks
-    assert not choose(config, None, on_cpu=False).blocks
+    assert not choose(config, None, by="none").blocks
 
 
 def loaded(path, *, blocks):
     config = load_config(path)
     model = family_of(config).model(config, Build(dtype=torch.float32, length=32))
-    load_weights(model, path, blocks=blocks)
+    load_weights(model, path, formats=Formats(blocks=blocks))
     return model
 
 

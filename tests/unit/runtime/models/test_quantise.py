@@ -14,7 +14,11 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.checkpoint import load_weights
 from sylvan.runtime.models.formats import UNSAID, choose, stored_format
-from sylvan.runtime.models.formats.compressed_tensors import quantization_config, stored_as
+from sylvan.runtime.models.formats.compressed_tensors import (
+    quantization_config,
+    stored_as,
+    stored_by_scheme,
+)
 from sylvan.runtime.models.quantise import convert, format_of, matrices, weight_bytes
 from sylvan.runtime.models.registry import family_of, load_config
 from sylvan.runtime.models.writer import write_quantised
@@ -72,7 +76,7 @@ def empty(model_dir, device="cpu"):
 def loaded(model_dir, quantization=None):
     model = empty(model_dir)
     formats = choose(load_config(model_dir), quantization)
-    load_weights(model, model_dir, quantise=formats.converted)
+    load_weights(model, model_dir, formats=formats)
     return model
 
 
@@ -116,7 +120,10 @@ def test_bytes_of_quantised_weights_are_known_before_loading(model_dir, name):
     assert len(dict(matrices(model, wanted))) == 5
 
 
-@pytest.mark.parametrize("name", ["w8a8", "w4a8", "fp8"])
+SCHEMES = ("fp8-block", "mxfp8", "mxfp4", "nvfp4")
+
+
+@pytest.mark.parametrize("name", ["w8a8", "w4a8", "fp8", *SCHEMES])
 def test_a_written_checkpoint_is_the_same_model(model_dir, tmp_path, name):
     model_dir = one_group(model_dir)
     seen = []
@@ -135,7 +142,7 @@ def test_a_written_checkpoint_is_the_same_model(model_dir, tmp_path, name):
     assert (tmp_path / "out" / "tokenizer.json").is_file()
     kept = choose(load_config(tmp_path / "out"), None).loaded
     assert kept.bits == format_of(name).bits
-    assert kept.name == name or name == "fp8"
+    assert kept.name == name or not name.startswith("w")
 
 
 def one_group(model_dir):
@@ -230,20 +237,22 @@ def test_stored_tensors_are_read_back(weight):
     assert found.scale.equal(made.scale)
 
 
-@pytest.mark.parametrize("name", ["w4a16", "fp8"])
+@pytest.mark.parametrize("name", ["w4a16", "fp8", *SCHEMES])
 def test_stored_codes_are_read_back_by_what_config_says(name):
     wanted = format_of(name)
     weight = torch.randn(48, 256, generator=torch.Generator().manual_seed(1))
-    made = convert("x", weight, wanted.bits, wanted.code)
+    made = convert("x", weight, wanted.bits, wanted)
     settings = quantization_config(wanted, made.form.group or None, ["lm_head"])
     reader, tensors_ = stored_format({"quantization_config": settings}), stored_as("a.weight", made)
+    if wanted.scheme is not None:
+        tensors_ = stored_by_scheme("a.weight", made, weight, wanted.scheme)
 
     found = reader.read("a.weight", reader.parts_of("a.weight", tensors_), tensors_.__getitem__)
 
     assert found.form == made.form
     assert all(x.equal(y) for x, y in zip(found.tensors, made.tensors, strict=True))
     error = (found.numbers() - weight).abs().max() / weight.abs().max()
-    assert error < (0.15 if name == "w4a16" else 0.05)
+    assert error < (0.05 if wanted.bits == 8 else 0.17)
 
 
 def test_eight_bits_in_words_are_read():
@@ -356,14 +365,18 @@ def mixture_dir(model_dir):
 
 
 @pytest.mark.parametrize("model", ["model_dir", "mixture_dir"])
-def test_matrices_are_quantised_on_the_cpu_only(model, tmp_path, request):
+def test_devices_quantise_what_they_have_kernels_for(model, tmp_path, request):
     path = request.getfixturevalue(model)
     write_quantised(path, tmp_path / "out", "w8a8")
+    plain, stored = load_config(path), load_config(tmp_path / "out")
 
-    for asked, config in (("w8a8", load_config(path)), (None, load_config(tmp_path / "out"))):
-        assert choose(config, asked).loaded is not None
-        with pytest.raises(ConfigError, match="only the CPU has kernels for quantised matrices"):
-            choose(config, asked, on_cpu=False)
+    assert choose(plain, "fp8", by="triton").loaded.name == "fp8"
+    assert not choose(stored, None, by="triton").plain
+    assert choose(stored, None, by="none").plain
+    with pytest.raises(ConfigError, match="quantization=w8a8 rounds rows to 8 bits, which only"):
+        choose(plain, "w8a8", by="triton")
+    with pytest.raises(ConfigError, match="quantization=fp8: only CPUs, and GPUs with Triton"):
+        choose(plain, "fp8", by="none")
 
 
 @pytest.mark.parametrize(("name", "kind"), [("w8a8", Int8Weight), ("w4a8", Int4Weight)])
@@ -388,11 +401,11 @@ def test_experts_are_quantised_while_loading_or_before(mixture_dir, tmp_path, na
 
 @pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
 def test_the_built_in_model_loses_little():
-    names = None, "w8a8", "w4a8", "w4a16", "fp8"
+    names = None, "w8a8", "w4a8", "w4a16", "fp8", "nvfp4"
     predictors = [Predictor("float32"), *(Predictor("bfloat16", name) for name in names)]
     predictors.append(Predictor("bfloat16", int8_kv=True))
 
-    exact, bf16, w8a8, w4a8, w4a16, fp8, int8_kv = losses(predictors, held_out(1))
+    exact, bf16, w8a8, w4a8, w4a16, fp8, nvfp4, int8_kv = losses(predictors, held_out(1))
 
     assert bf16.kl < 1e-3
     assert w8a8.kl < 5e-3
@@ -400,6 +413,7 @@ def test_the_built_in_model_loses_little():
     assert w4a8.kl < 5e-2
     assert w4a16.kl < 5e-2
     assert fp8.kl < 5e-3
+    assert nvfp4.kl < 5e-2
     assert w8a8.perplexity < 1.01 * exact.perplexity
     assert w4a8.perplexity < 1.05 * exact.perplexity
     assert w4a8.same_top > 0.97

@@ -16,7 +16,7 @@ def entry(name, value="tests.support.delayed:KIND"):
 def test_kinds_of_this_package_are_called_what_they_are():
     kinds = load_kinds(())
 
-    assert set(kinds) == {"cpu", "cuda", "rocm", "tpu", "xpu"}
+    assert set(kinds) == {"cpu", "cuda", "jax", "mps", "rocm", "tpu", "xpu"}
     assert all(kind.facts.name == name for name, kind in kinds.items())
     assert [n for n, k in kinds.items() if k.facts.automatic] == ["cuda", "rocm"]
 

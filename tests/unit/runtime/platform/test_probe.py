@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib.metadata
+
 import pytest
 import torch
 
@@ -7,11 +9,14 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from sylvan.runtime.platform.kinds.cuda import CudaKind
 from sylvan.runtime.platform.kinds.rocm import RocmKind
+from sylvan.runtime.platform.kinds.tpu import TpuKind
 from sylvan.runtime.platform.kinds.xpu import XpuKind
 from sylvan.runtime.platform.probe import (
     TorchBuild,
     amd_memory,
+    apple_problem,
     find_build,
+    jax_problem,
     nvidia_capability,
     nvidia_memory,
 )
@@ -120,7 +125,7 @@ def test_xpu_that_cannot_be_used_says_why(tmp_path):
 
 
 def test_devices_that_are_not_there_are_refused():
-    with pytest.raises(ConfigError, match=r"device=tpu: .*sylvan\.platforms"):
+    with pytest.raises(ConfigError, match=r"device=tpu: no TPU is attached .* device=jax"):
         open_platform(load_kinds(())["tpu"])
 
 
@@ -141,3 +146,33 @@ def test_memory_is_asked_of_drivers(tmp_path):
     (card / "mem_info_vram_used").write_text("300\n")
 
     assert RocmKind(tmp_path).memory() == (700, 1000)
+
+
+def test_macs_with_apple_silicon_may_have_a_gpu():
+    assert apple_problem("Darwin", "arm64") is None
+    assert "no Mac with Apple silicon (Linux x86_64)" in apple_problem("Linux", "x86_64")
+
+
+def test_a_missing_or_old_jax_is_one_sentence(monkeypatch):
+    versions = {"jax": "0.4.30"}
+
+    def version(name):
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+    assert "jax 0.4.30 is too old, 0.8.0 or newer" in jax_problem()
+    versions["jax"] = "0.10.0rc1"
+    assert jax_problem() is None
+    assert "libtpu is not installed; pip install 'sylvan[tpu]'" in jax_problem("libtpu")
+
+
+def test_a_machine_without_a_tpu_is_told_so(tmp_path, monkeypatch):
+    assert "no TPU is attached" in TpuKind(tmp_path).problem()
+    (tmp_path / "dev/vfio").mkdir(parents=True)
+    (tmp_path / "dev/vfio/0").touch()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.9.1")
+
+    assert TpuKind(tmp_path).problem() is None

@@ -146,6 +146,7 @@ def test_light_tenant_is_not_held_up_by_a_heavy_one():
     assert done < 60  # a heavy request costs one and a third of a light one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("running", [1, 2, 4, 16, 64])
 def test_tenants_with_requests_of_all_sizes_get_the_same_service(seed, running):

@@ -86,8 +86,28 @@ async def test_a_flood_of_label_values_is_a_few_series(engine):
     assert len(values) <= MAX_VALUES + 1
     assert total(found, "sglang:num_requests_total", user="other") > 0
     again = MetricLabels({}, {}, ("user",))
-    assert len({again.values({"user": str(i)}) for i in range(100_000)}) == MAX_VALUES + 1
+    assert len({again.values({"user": str(i)}) for i in range(1_000_000)}) == MAX_VALUES + 1
     assert len(found) - before < 512 * 250
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ('{"user": "\\ud800x"}', "?x"),  # half of a surrogate pair
+        ('{"user": "a\\n\\u0000\\"b"}', 'a\n\x00"b'),
+        ('{"user": {"a": [1]}}', "{'a': [1]}"),
+        ('{"user": "' + "x" * 5000 + '"}', "x" * 128),
+        ("[" * 100_000, ""),
+        ('{"user": ' + "9" * 6000 + "}", ""),
+        ("[1]", ""),
+    ],
+)
+async def test_no_label_of_a_client_spoils_the_page(engine, header, value):
+    client = Client(engine, observe=ObserveConfig(custom_labels=("user",)))
+    answer = await client.post("/generate", GENERATE, headers={"x-custom-labels": header})
+    assert answer.status_code == 200
+    assert (await client.get("/metrics")).status_code == 200
+    assert total(await samples(client), "sglang:num_requests_total", user=value) == 1
 
 
 @pytest.mark.parametrize(

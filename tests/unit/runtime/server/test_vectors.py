@@ -87,6 +87,15 @@ async def test_base64_holds_the_same_numbers(embedder):
     assert np.frombuffer(base64.b64decode(text), "<f4").tolist() == floats
 
 
+async def test_sparse_vectors_name_their_numbers(embedder):
+    floats = (await embed(embedder, "ab"))["data"][0]["embedding"]
+    found = (await embed(embedder, "ab", encoding_format="sparse"))["data"][0]["embedding"]
+
+    assert dict(zip(found["indices"], found["values"], strict=True)) == {
+        index: value for index, value in enumerate(floats) if value
+    }
+
+
 async def test_token_ids_stand_for_their_text(embedder):
     ids = embedder.engine.manager.tokenizer.encode("ab")
     by_text = (await embed(embedder, "ab"))["data"]

@@ -49,6 +49,11 @@ class Code(IntEnum):
     FP4_E2M1 = 3
     NF4 = 4
     UINT4 = 5
+    FP4_BNB = 6
+    IQ4_NL = 7
+    IQ3_XXS = 8
+    IQ3_S = 9
+    IQ2 = 10
 
 
 class ScaleType(IntEnum):

@@ -8,15 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.formats.awq import awq
+from sylvan.runtime.models.formats.bitsandbytes import bitsandbytes
 from sylvan.runtime.models.formats.compressed_tensors import CompressedTensors, compressed_tensors
 from sylvan.runtime.models.formats.fp8 import of_deepseek, of_modelopt
 from sylvan.runtime.models.formats.gptq import auto_round, gptq
+from sylvan.runtime.models.formats.hqq import hqq
+from sylvan.runtime.models.formats.microscaling import of_mxfp8
+from sylvan.runtime.models.formats.quark import quark
 from sylvan.runtime.models.formats.stored import StoredFormat
+from sylvan.runtime.models.formats.torchao import torchao
 from sylvan.runtime.models.quantise import Format, check_model, format_of
 
 Settings = Mapping[str, Any]
@@ -39,9 +44,32 @@ METHODS: Mapping[str, Callable[[Settings], StoredFormat]] = MappingProxyType(
         "fbgemm_fp8": of_deepseek,
         "modelopt": of_modelopt,
         "modelopt_fp4": of_modelopt,
+        "mxfp8": of_mxfp8,
+        "bitsandbytes": bitsandbytes,
+        "torchao": torchao,
+        "hqq": hqq,
+        "quark": quark,
     }
 )
 """Readers of `quantization_config`, by `quant_method`."""
+
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "exl2": "EXL2 mixes widths within a matrix; use a GGUF or GPTQ file of the model",
+        "exl3": "EXL3 codes vectors by trellises; use a GGUF or GPTQ file of the model",
+        "aqlm": "AQLM codes vectors by learned tables",
+        "vptq": "VPTQ codes vectors by learned tables",
+        "quip": "QuIP# codes vectors by lattices",
+        "spqr": "SpQR keeps outliers in a sparse matrix",
+        "higgs": "HIGGS codes vectors by grids on rotated inputs",
+        "marlin": "Marlin is the layout of a single kernel; its tools can write GPTQ's",
+        "eetq": "EETQ is the layout of a single kernel",
+        "quanto": "Quanto stores no plain layout; torchao and GPTQ do",
+        "bitnet": "its numbers are packed for a single kernel; serve the unpacked checkpoint",
+        "fp_quant": "it rotates inputs, for which there is no kernel",
+    }
+)
+"""Why others are not read, by `quant_method`."""
 
 UNSAID = CompressedTensors()
 """Readers of files without a config: the tensor names identify the format."""
@@ -54,9 +82,14 @@ class Formats:
     loaded: Format | None = None
     converted: Format | None = None
     blocks: bool = False  # matrices of GGUF and MXFP4 stay in their bits
+    plain: bool = False  # quantised matrices are read as plain numbers
 
 
-def choose(config: ModelConfig, asked: str | None, *, on_cpu: bool = True) -> Formats:
+Multiplier = Literal["cpu", "triton", "none"]
+"""Whose kernels multiply by quantised matrices: the CPU's, Triton's on a GPU, or nobody's."""
+
+
+def choose(config: ModelConfig, asked: str | None, *, by: Multiplier = "cpu") -> Formats:
     """The checkpoint's own format, or the one asked for.
 
     Raises:
@@ -65,8 +98,10 @@ def choose(config: ModelConfig, asked: str | None, *, on_cpu: bool = True) -> Fo
     own = kept_format(config.raw)
     wanted = None if asked is None else format_of(asked)
     if own is None and wanted is None:
-        return Formats(blocks=on_cpu and config.path == "native" and not config.states)
-    check_model(config, on_cpu=on_cpu)
+        return Formats(blocks=by != "none" and config.path == "native" and not config.states)
+    check_model(config)
+    if wanted is not None and by != "cpu":
+        _check_device(wanted, by)
     if own is None:
         return Formats(wanted, wanted)
     if wanted is not None and wanted.name != own.name:
@@ -74,7 +109,21 @@ def choose(config: ModelConfig, asked: str | None, *, on_cpu: bool = True) -> Fo
             f"quantization: the checkpoint is {own.name} already, not {asked}; leave it at none"
         )
     own = replace(own, head_bits=8) if wanted else own
-    return Formats(own, replace(own, bits=None))
+    return Formats(own, replace(own, bits=None), plain=by == "none")
+
+
+def _check_device(wanted: Format, by: Multiplier) -> None:
+    """Refuse what a device does not compute with."""
+    if by == "none":
+        raise ConfigError(
+            f"quantization={wanted.name}: only CPUs, and GPUs with Triton, have kernels for "
+            "quantised matrices; leave it at none"
+        )
+    if wanted.code is None:
+        raise ConfigError(
+            f"quantization={wanted.name} rounds rows to 8 bits, which only the CPU does; choose "
+            "w4a16 or fp8, or device=cpu"
+        )
 
 
 def stored_format(raw: Settings) -> StoredFormat | None:
@@ -92,9 +141,10 @@ def stored_format(raw: Settings) -> StoredFormat | None:
     if method == "mxfp4":  # recognised by its tensors; devices dequantise it
         return None
     if method not in METHODS:
+        why = f" ({REFUSED[method]})" if method in REFUSED else ""
         raise ConfigError(
-            f"the checkpoint is quantised by {method!r}, which there are no kernels for; there are "
-            f"for {', '.join(METHODS)}"
+            f"the checkpoint is quantised by {method!r}, which there are no kernels for{why}; "
+            f"there are for {', '.join(METHODS)}"
         )
     return METHODS[method](found)
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from sylvan.kernels.matmul.rounding import FP8_BLOCK, exponents_of, round_nvfp4
 from sylvan.kernels.matmul.weights import (
     GROUP_SIZES,
     CodedWeight,
@@ -27,6 +29,7 @@ from sylvan.kernels.matmul.weights import (
 )
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.formats.fp8 import fp8, nvfp4
+from sylvan.runtime.models.formats.microscaling import mxfp4, mxfp8
 from sylvan.runtime.models.formats.stored import (
     Tensors,
     check_index,
@@ -35,9 +38,11 @@ from sylvan.runtime.models.formats.stored import (
     of_integers,
     unpacked,
 )
-from sylvan.runtime.models.quantise import Format
+from sylvan.runtime.models.quantise import Format, Rounding
 
 _PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
+_POWERS = "mxfp8-quantized"
+_SPARSE = ("sparse-24-bitmask", "sparse-bitmask", "marlin-24")
 _WORDS = ("pack-quantized",)
 _NUMBERS = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
 _SCALE, _PACKED, _SHAPE, _ZERO, _INDEX = (
@@ -49,7 +54,6 @@ _IDLE = (
     *("input_scale", "input_zero_point", "input_global_scale", "output_scale"),
     *("k_scale", "v_scale", "q_scale"),
 )
-_EXPONENT_BIAS = 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,8 @@ class CompressedTensors:
         raw = tensor(parts[0])
         if scheme.layout in _NUMBERS:
             return _small_floats(parts, raw, tensor, ends.get(_GLOBAL))
+        if scheme.layout == _POWERS:
+            return mxfp8(parts, raw, tensor(parts[1]))
         scale = check_scales(parts[1], tensor(parts[1]))
         if scheme.kind == "float":
             return fp8(parts, raw, scale, scheme.block)
@@ -168,12 +174,16 @@ def compressed_tensors(settings: Mapping[str, Any]) -> CompressedTensors:
     sparsity = settings.get("sparsity_config") or {}
     layout = sparsity.get("format", "dense") if isinstance(sparsity, dict) else sparsity
     if layout not in ("dense", None):
-        raise ConfigError(
-            f"config.json: quantization_config.sparsity_config.format is {layout!r}; there are no "
-            "kernels for sparse matrices"
-        )
+        raise _sparse("sparsity_config.format", layout)
     return CompressedTensors(
         tuple(_scheme(name, group, settings.get("format")) for name, group in groups.items())
+    )
+
+
+def _sparse(field: str, layout: object) -> ConfigError:
+    return ConfigError(
+        f"config.json: quantization_config.{field} is {layout!r}; there are no kernels for sparse "
+        "matrices"
     )
 
 
@@ -181,6 +191,8 @@ def _scheme(name: str, group: Any, layout: object) -> Scheme:
     group = group if isinstance(group, dict) else {}
     weights = group.get("weights") or {}
     layout = group.get("format") or layout
+    if layout in _SPARSE:
+        raise _sparse(f"config_groups.{name}.format", layout)
     kind, how = (str(weights.get(key)) for key in ("type", "strategy"))
     bits: Any = weights.get("num_bits")
     size, block = weights.get("group_size"), weights.get("block_structure")
@@ -188,7 +200,8 @@ def _scheme(name: str, group: Any, layout: object) -> Scheme:
     fits = {
         ("int", 8): how in ("channel", "tensor", "group") and layout in (*_PLAIN, *_WORDS),
         ("int", 4): how in ("channel", "group") and layout in _WORDS,
-        ("float", 8): how in ("channel", "tensor", "block") and layout in _PLAIN and symmetric,
+        ("float", 8): (how in ("channel", "tensor", "block") and layout in _PLAIN and symmetric)
+        or (how == "group" and layout == _POWERS and size == 32),
         ("float", 4): how in ("group", "tensor_group") and layout in _NUMBERS and symmetric,
     }.get((kind, bits), False)
     if how == "group" and (size not in (16, 32, 64, 128, 256, 512, 1024)):
@@ -200,7 +213,7 @@ def _scheme(name: str, group: Any, layout: object) -> Scheme:
             f"config.json: quantization_config.config_groups.{name}: weights are {kind!r} of "
             f"{bits} bits by {how!r} (group_size {size}, symmetric {symmetric}) in {layout!r}; "
             "there are kernels for int8 by channel, tensor or group and int4 by channel or group "
-            "(of 16 to 1024 inputs), float 8 by tensor, channel or block, and NVFP4 and MXFP4"
+            "(of 16 to 1024 inputs), float 8 by tensor, channel or block, NVFP4, MXFP4 and MXFP8"
         )
     rows = group.get("input_activations")
     rounds = isinstance(rows, dict) and rows.get("num_bits") == 8 and rows.get("type") == "int"
@@ -292,24 +305,54 @@ def _small_floats(
     if second is not None:
         whole = check_scales(second, tensor(second)).float()
         return nvfp4(parts, raw, check_scales(parts[1], scale), 1 / whole)
-    if raw.dtype != torch.uint8 or scale.dtype != torch.uint8 or raw.dim() != 2:
-        raise ConfigError(
-            f"{parts[0]!r} is {raw.dtype} with scales of {scale.dtype}; expected bytes"
-        )
-    if scale.shape != (len(raw), raw.shape[1] // 16):
-        raise ConfigError(f"{parts[1]!r} is {list(scale.shape)} for {parts[0]!r} {list(raw.shape)}")
-    powers = torch.ldexp(torch.ones(scale.shape), scale.int() - _EXPONENT_BIAS)
-    return CodedWeight(raw.clone(), check_scales(parts[1], powers), "fp4_e2m1", 32)
+    return mxfp4(parts, raw, scale)
+
+
+_BY_SCHEME: Mapping[Rounding, tuple[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "fp8-block": (_PLAIN[1], {"strategy": "block", "block_structure": [FP8_BLOCK, FP8_BLOCK]}),
+        "mxfp8": (_POWERS, {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}),
+        "mxfp4": (
+            _NUMBERS[1],
+            {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
+        ),
+        "nvfp4": (
+            _NUMBERS[0],
+            {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"},
+        ),
+    }
+)
+"""Layout, and what config.json says of weights."""
+
+
+def stored_by_scheme(
+    name: str, weight: QuantisedWeight, numbers: torch.Tensor, scheme: Rounding
+) -> dict[str, torch.Tensor]:
+    """The tensors that a matrix `name`, which was `numbers`, is written as."""
+    assert isinstance(weight, CodedWeight)
+    if scheme == "nvfp4":
+        q, scale, whole = round_nvfp4(numbers)
+        return {name + _PACKED: q, name + _SCALE: scale, name + _GLOBAL: whole}
+    if scheme == "fp8-block":
+        blocks = weight.scale[::FP8_BLOCK].contiguous()
+        return {name: weight.q.view(torch.float8_e4m3fn), name + _SCALE: blocks}
+    exponents = exponents_of(weight.scale)
+    if scheme == "mxfp4":
+        return {name + _PACKED: weight.q, name + _SCALE: exponents}
+    return {name: weight.q.view(torch.float8_e4m3fn), name + _SCALE: exponents}
 
 
 def quantization_config(wanted: Format, group: int | None, ignore: Sequence[str]) -> dict[str, Any]:
     """The `quantization_config` for tensors written by `stored_as`."""
-    kind = "float" if wanted.code == "fp8_e4m3" else "int"
+    kind = "float" if wanted.code in ("fp8_e4m3", "fp4_e2m1") else "int"
     weights: dict[str, Any] = {"num_bits": wanted.bits, "type": kind, "symmetric": True}
     weights |= {"dynamic": False, "strategy": "channel" if wanted.bits == 8 else "group"}
     weights |= {"group_size": group}
     rows = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
     layout = _WORDS[0] if wanted.bits == 4 else _PLAIN[kind == "float"]
+    if wanted.scheme is not None:
+        layout, more = _BY_SCHEME[wanted.scheme]
+        weights |= more
     scheme = {"targets": ["Linear"], "weights": weights, "output_activations": None}
     scheme |= {"input_activations": None if wanted.code else rows, "format": layout}
     return {

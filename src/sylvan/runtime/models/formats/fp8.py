@@ -1,4 +1,4 @@
-"""FP8 (e4m3) weights with a scale for a matrix, an output or a block, and NVFP4 by ModelOpt.
+"""FP8 (e4m3) weights with a scale for a matrix, an output or a block; NVFP4, MXFP8 by ModelOpt.
 
 `NAME.weight` is float8_e4m3fn (N, K) and its scales are `NAME.weight_scale_inv`, as DeepSeek and
 transformers write them, or `NAME.weight_scale`: w = weight * scale in both. Scales of what layers
@@ -16,6 +16,7 @@ import torch
 
 from sylvan.kernels.matmul.weights import CodedWeight
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.formats.microscaling import mxfp8
 from sylvan.runtime.models.formats.stored import Tensors, check_scales
 
 _WEIGHT = ".weight"
@@ -54,7 +55,10 @@ class Fp8:
         return name.endswith(_IDLE)
 
     def read(self, name: str, parts: Sequence[str], tensor: Tensors) -> CodedWeight:
-        weight, scale = tensor(parts[0]), check_scales(parts[1], tensor(parts[1]))
+        weight, scale = tensor(parts[0]), tensor(parts[1])
+        if scale.dtype == torch.uint8:
+            return mxfp8(parts, weight, scale)
+        scale = check_scales(parts[1], scale)
         if len(parts) == 3:
             second = check_scales(parts[2], tensor(parts[2]))
             return nvfp4(parts, weight, scale, second.float())
@@ -82,6 +86,7 @@ def fp8(
     if ((q & _NAN) == _NAN).any():
         raise ConfigError(f"the weights of {parts[0]!r} are not finite (NaN)")
     scale = scale if scale.dtype in (torch.float16, torch.bfloat16) else scale.float()
+    scale = scale[:, 0, :, 0] if scale.dim() == 4 else scale  # of blocks, as ModelOpt writes them
     if scale.numel() == 1:
         return CodedWeight(q, scale.reshape(1, 1).repeat(rows, 1), "fp8_e4m3", 0)
     if scale.numel() == rows and scale.shape in ((rows,), (rows, 1)):
@@ -133,6 +138,16 @@ def of_deepseek(settings: Mapping[str, Any]) -> Fp8:
     return Fp8("DeepSeek", (block[0], block[1]))
 
 
+_ALGORITHMS = {
+    "FP8": 8,
+    "FP8_PER_CHANNEL_PER_TOKEN": 8,
+    "FP8_PB_WO": 8,
+    "MXFP8": 8,
+    "NVFP4": 4,
+}
+_MODELOPT_BLOCK = 128
+
+
 def of_modelopt(settings: Mapping[str, Any]) -> Fp8:
     """The format of `quant_method` modelopt.
 
@@ -140,9 +155,17 @@ def of_modelopt(settings: Mapping[str, Any]) -> Fp8:
         ConfigError: an algorithm that is not known; names it.
     """
     algorithm = settings.get("quant_algo")
-    if algorithm not in ("FP8", "NVFP4"):
+    found = [algorithm]
+    if algorithm == "MIXED_PRECISION":  # the tensors of a layer tell which it has
+        layers = settings.get("quantized_layers")
+        found = [
+            part.get("quant_algo") for part in (layers.values() if isinstance(layers, dict) else ())
+        ]
+    unknown = [name for name in found or [algorithm] if name not in _ALGORITHMS]
+    if unknown:
         raise ConfigError(
-            f"config.json: quantization_config.quant_algo is {algorithm!r}; FP8 and NVFP4 "
-            "can be read"
+            f"config.json: quantization_config.quant_algo is {unknown[0]!r}; "
+            f"{', '.join(_ALGORITHMS)} and MIXED_PRECISION of these can be read"
         )
-    return Fp8("ModelOpt", bits=8 if algorithm == "FP8" else 4)
+    blocks = (_MODELOPT_BLOCK, _MODELOPT_BLOCK) if "FP8_PB_WO" in found else None
+    return Fp8("ModelOpt", blocks, min(_ALGORITHMS[str(name)] for name in found))

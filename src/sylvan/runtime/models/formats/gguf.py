@@ -1,6 +1,6 @@
 """GGUF: blocks of ggml as codes with scales, one tensor a matrix.
 
-Kinds that have no codes here are read as plain numbers. Layouts: `ggml-quants.c` and gguf-py's
+Points of the kinds IQ1 to IQ3 are in `gguf_grids`. Layouts: `ggml-quants.c` and gguf-py's
 `quants.py`, by which they are tested.
 
 Shapes: N rows, B blocks of a row.
@@ -17,6 +17,15 @@ import torch
 from sylvan.kernels.matmul.codes import Code, paired
 from sylvan.kernels.matmul.weights import CodedWeight
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.formats.gguf_grids import (
+    iq1_m,
+    iq1_s,
+    iq2_s,
+    iq2_xs,
+    iq2_xxs,
+    iq3_s,
+    iq3_xxs,
+)
 from sylvan.runtime.models.formats.stored import Tensors
 from sylvan.runtime.models.gguf import GGUFWeights
 from sylvan.runtime.models.stored import StoredTensor, WeightFiles
@@ -164,6 +173,71 @@ def _q6_k(raw: torch.Tensor) -> CodedWeight:
     return _made(levels + (_MIDDLE - 32), scale, None, "int8", 16)
 
 
+_PAIRS = torch.tensor((0, 2, 4, 6), dtype=torch.uint8)[:, None]
+
+
+def _two_bits(raw: torch.Tensor) -> torch.Tensor:
+    """Shape: (N, B, 64) bytes -> (N, B, 256); of 128 numbers the lowest bits first."""
+    return ((raw.unflatten(-1, (2, 1, 32)) >> _PAIRS) & 3).flatten(-3)
+
+
+def _q2_k(raw: torch.Tensor) -> CodedWeight:
+    step, least = (_half(raw[..., i : i + 2]).float()[..., None] for i in (80, 82))
+    scale, shift = step * (raw[..., :16] & 15).float(), -(least * (raw[..., :16] >> 4).float())
+    return _made(_two_bits(raw[..., 16:80]), scale, shift, "uint4", 16)
+
+
+def _q3_k(raw: torch.Tensor) -> CodedWeight:
+    bits = torch.arange(8, dtype=torch.uint8)[:, None]
+    high = ((raw[..., None, :32] >> bits) & 1).flatten(-2)
+    levels = _two_bits(raw[..., 32:96]) + 4 * high + 4  # from -4 on, around 8
+    low = torch.cat((raw[..., 96:104] & 15, raw[..., 96:104] >> 4), -1)
+    upper = ((raw[..., None, 104:108] >> _PAIRS) & 3).flatten(-2)
+    scale = (low | upper << 4).float() - 32
+    return _made(levels, _half(raw[..., 108:110]).float()[..., None] * scale, None, "int4", 16)
+
+
+def _iq4_nl(raw: torch.Tensor) -> CodedWeight:
+    return _made(_halves(raw[..., 2:]), _half(raw[..., :2]), None, "iq4_nl", 32)
+
+
+def _iq4_xs(raw: torch.Tensor) -> CodedWeight:
+    levels = _halves(raw[..., 8:].unflatten(-1, (8, 16))).flatten(-2)
+    low = ((raw[..., 4:8, None] >> torch.tensor((0, 4), dtype=torch.uint8)) & 15).flatten(-2)
+    high = ((raw[..., 2:4, None] >> _PAIRS[:, 0]) & 3).flatten(-2)
+    scale = _half(raw[..., :2]).float()[..., None] * ((low | high << 4).float() - 32)
+    return _made(levels, scale, None, "iq4_nl", 32)
+
+
+def _trits(raw: torch.Tensor, count: int) -> torch.Tensor:
+    """As many numbers 0, 1, 2 of each byte, a fraction of 256 in base 3, by their place in it."""
+    powers = torch.tensor([3**i for i in range(count)])[:, None]
+    fraction = (raw.int()[..., None, :] * powers) & 255
+    return (fraction * 3 >> 8).flatten(-2)
+
+
+def _tq1_0(raw: torch.Tensor) -> CodedWeight:
+    levels = torch.cat(
+        (_trits(raw[..., :32], 5), _trits(raw[..., 32:48], 5), _trits(raw[..., 48:52], 4)), -1
+    )
+    return _made(levels + 7, _half(raw[..., 52:54]), None, "int4", 256)
+
+
+def _tq2_0(raw: torch.Tensor) -> CodedWeight:
+    return _made(_two_bits(raw[..., :64]) + 7, _half(raw[..., 64:66]), None, "int4", 256)
+
+
+def _mxfp4(raw: torch.Tensor) -> CodedWeight:
+    powers = torch.ldexp(torch.ones(raw.shape[:2]), raw[..., 0].int() - 127).bfloat16()
+    return _made(_halves(raw[..., 1:]), powers, None, "fp4_e2m1", 32)
+
+
+def _nvfp4(raw: torch.Tensor) -> CodedWeight:
+    scale = (raw[..., :4] & 127).contiguous().view(torch.float8_e4m3fn).float()
+    levels = _halves(raw[..., 4:].unflatten(-1, (4, 8))).flatten(-2)
+    return _made(levels, scale.nan_to_num(0.0), None, "fp4_e2m1", 16)
+
+
 KEPT: Mapping[str, tuple[int, Callable[[torch.Tensor], CodedWeight]]] = MappingProxyType(
     {
         "Q4_0": (18, _q4_0),
@@ -174,6 +248,21 @@ KEPT: Mapping[str, tuple[int, Callable[[torch.Tensor], CodedWeight]]] = MappingP
         "Q4_K": (144, _q4_k),
         "Q5_K": (176, _q5_k),
         "Q6_K": (210, _q6_k),
+        "Q2_K": (84, _q2_k),
+        "Q3_K": (110, _q3_k),
+        "IQ4_NL": (18, _iq4_nl),
+        "IQ4_XS": (136, _iq4_xs),
+        "IQ3_XXS": (98, iq3_xxs),
+        "IQ3_S": (110, iq3_s),
+        "IQ2_XXS": (66, iq2_xxs),
+        "IQ2_XS": (74, iq2_xs),
+        "IQ2_S": (82, iq2_s),
+        "IQ1_S": (50, iq1_s),
+        "IQ1_M": (56, iq1_m),
+        "TQ1_0": (54, _tq1_0),
+        "TQ2_0": (66, _tq2_0),
+        "MXFP4": (17, _mxfp4),
+        "NVFP4": (36, _nvfp4),
     }
 )
 """Bytes of a block (N, B, bytes), and what makes codes of them, by kind."""

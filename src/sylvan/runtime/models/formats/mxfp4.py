@@ -1,7 +1,6 @@
 """MXFP4 experts of gpt-oss, in their bits: `NAME_blocks` (E, N, G, 16) and `NAME_scales` (E, N, G).
 
-Two 4-bit floats (E2M1) in a byte, the lower half first; each group of 32 has a power of two, its
-exponent raised by 127. Format: OCP Microscaling Formats (MX) 1.0.
+Two 4-bit floats (E2M1) in a byte, the lower half first; each group of 32 has a power of two.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ import torch
 
 from sylvan.kernels.matmul.weights import CodedWeight
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.formats.microscaling import powers_of
 from sylvan.runtime.models.formats.stored import Tensors
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
-_BIAS, _BYTES, _NAN = 127, 16, 255
+_BYTES = 16
 
 
 class Mxfp4:
@@ -41,7 +41,5 @@ class Mxfp4:
                 f"{parts[0]!r} is {list(blocks.shape)} of {blocks.dtype} with scales "
                 f"{list(scales.shape)} of {scales.dtype}; MXFP4 has 16 bytes for each scale"
             )
-        if (scales == _NAN).any():
-            raise ConfigError(f"the scales {parts[1]!r} are not finite (NaN)")
-        powers = torch.ldexp(torch.ones(scales.shape), scales.int() - _BIAS).bfloat16()
+        powers = powers_of(parts[1], scales).bfloat16()
         return CodedWeight(blocks.flatten(2), powers, "fp4_e2m1", 32)

@@ -139,6 +139,20 @@ def check_index(name: str, of_input: torch.Tensor) -> torch.Tensor:
     return of_input.flatten().long()
 
 
+def check_whole(name: str, found: torch.Tensor, count: int) -> list[int]:
+    """Settings that are stored as a tensor of integers.
+
+    Raises:
+        ConfigError: others than integers, or not `count` of them; names the tensor.
+    """
+    kind = found.dtype
+    if kind.is_floating_point or kind.is_complex or kind == torch.bool or found.numel() != count:
+        raise ConfigError(
+            f"{name!r} is {list(found.shape)} of {kind}; expected {count} whole numbers"
+        )
+    return [int(n) for n in found.flatten().tolist()]
+
+
 def number(settings: Mapping[str, Any], field: str, choices: Sequence[int]) -> int:
     """A field of quantization_config.
 

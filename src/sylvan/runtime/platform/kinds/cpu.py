@@ -18,6 +18,8 @@ class CpuKind:
         dtypes=frozenset({"float32", "bfloat16"}),
         float8=(("", "float8_e4m3fn"),),
         streams=False,
+        state="run, on x86-64 and in an emulator of aarch64",
+        how="pip install sylvan",
         opener="sylvan.runtime.platform.host:open_host",
     )
 

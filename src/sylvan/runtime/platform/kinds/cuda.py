@@ -32,6 +32,8 @@ class CudaKind:
         ),
         collective="nccl",
         automatic=True,
+        state="run on an H100; compiled for sm_80 and sm_90",
+        how="a driver of 525 or newer, torch for CUDA, pip install 'sylvan[gpu]'",
         opener="sylvan.runtime.platform.accelerator:open_accelerator",
     )
 

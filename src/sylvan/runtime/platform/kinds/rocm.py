@@ -25,6 +25,8 @@ class RocmKind:
         ),
         collective="nccl",
         automatic=True,
+        state="compiled for gfx942 and gfx950, never run",
+        how="ROCm, torch for ROCm, pip install 'sylvan[gpu]'",
         opener="sylvan.runtime.platform.accelerator:open_accelerator",
     )
 

@@ -1,32 +1,44 @@
-"""Google's TPUs: facts for configuration and planning; a runner has to come from elsewhere."""
+"""Google's TPUs through JAX. Kernels were lowered for them in tests; nothing was run on one."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from sylvan.runtime.platform.facts import PlatformFacts
+from sylvan.runtime.platform.probe import ELSE, jax_problem, tpu_memory
 
 
 class TpuKind:
-    """Never usable by itself."""
+    """Looks for the device files before it imports JAX; chosen only by name."""
 
     facts: ClassVar = PlatformFacts(
         name="tpu",
-        device_type="xla",
-        attention=(),
-        runners=(),
+        device_type="cpu",
+        attention=("pallas", "jnp"),
+        runners=("program",),
         dtypes=frozenset({"float32", "bfloat16"}),
-        collective="gloo",
+        streams=False,
+        state="lowered for TPUs, never run on one",
+        how="a TPU VM, pip install 'sylvan[tpu]'",
+        opener="sylvan.runtime.platform.jax_devices:open_jax",
+        lowering="sylvan.runtime.executor.xla.build:build_lowered",
     )
 
+    def __init__(self, root: Path = Path("/")) -> None:
+        """`root` stands for this machine, in tests."""
+        self._root = root
+
     def problem(self) -> str | None:
-        return (
-            "Sylvan has no kernels for TPUs; install a package that offers a platform of its own "
-            "(entry point group sylvan.platforms), or choose device=cpu or auto"
-        )
+        if not any(self._root.glob("dev/accel*")) and not any(self._root.glob("dev/vfio/[0-9]*")):
+            return (
+                "no TPU is attached to this machine (/dev/accel*, /dev/vfio/*); start it on a TPU "
+                f"VM, check the same programs on a CPU with device=jax, {ELSE}"
+            )
+        return jax_problem("libtpu")
 
     def memory(self) -> tuple[int, int] | None:
-        return None
+        return tpu_memory()
 
 
 KIND = TpuKind()

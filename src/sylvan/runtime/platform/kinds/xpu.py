@@ -19,6 +19,8 @@ class XpuKind:
         runners=("eager",),
         dtypes=frozenset({"float32", "float16", "bfloat16"}),
         collective="xccl",
+        state="never run",
+        how="Intel's GPU driver, torch for XPU",
         opener="sylvan.runtime.platform.accelerator:open_accelerator",
     )
 

@@ -90,7 +90,7 @@ def read_labels(header: str | None, allowed: Sequence[str]) -> Mapping[str, str]
         return {}
     try:
         found = json.loads(header)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return allowed_labels(found, allowed)
 
@@ -100,4 +100,9 @@ def allowed_labels(found: object, allowed: Sequence[str]) -> Mapping[str, str]:
     if not isinstance(found, dict):
         return {}
     given = cast("dict[str, object]", found)
-    return {name: str(given[name])[:_MAX_CHARS] for name in allowed if name in given}
+    return {name: _text(given[name]) for name in allowed if name in given}
+
+
+def _text(given: object) -> str:
+    """A value as UTF-8 can have it: half of a surrogate pair would spoil the whole page."""
+    return str(given)[:_MAX_CHARS].encode("utf-8", "replace").decode()

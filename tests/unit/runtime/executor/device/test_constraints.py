@@ -28,6 +28,7 @@ def serve(model_dir, platform=None, *, overlap=False):
     return rhymes, Serving(model_dir, overlap=overlap, build=build, options=options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 def test_constraints_see_the_same_tokens_as_on_the_cpu(model_dir, overlap):
     _, plain = serve(model_dir)

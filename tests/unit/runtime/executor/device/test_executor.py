@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.device.parts import StepMemory
 from sylvan.runtime.executor.graphs.buckets import BucketRunner
 from sylvan.runtime.executor.options import LocalOptions
+from sylvan.runtime.executor.parts import ModelPlan
 from sylvan.runtime.executor.sizes import mixed_buckets
 from sylvan.runtime.models.writer import write_quantised
 from sylvan.runtime.platform.find import load_kinds, open_platform
@@ -46,6 +48,7 @@ def serve(model_dir, build=None, *, overlap=True, **limits):
     return Serving(model_dir, overlap=overlap, build=build or OnDevice(), **limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graphs"])
 def test_late_device_generates_the_same(model_dir, expected, overlap, graph):
@@ -106,16 +109,29 @@ def test_graphs_asked_for_are_refused_where_they_cannot_be_captured(model_dir):
         build_executor(model_dir, options, platform=NoCapture())
 
 
-@pytest.mark.parametrize("stored", [False, True], ids=["while loading", "stored"])
-def test_quantised_matrices_are_refused_at_the_start(model_dir, tmp_path, stored):
-    sizes = {"page_size": 16, "num_pages": 20, "max_batch_tokens": 32, "max_running_reqs": 2}
-    options = LocalOptions(**sizes, quantization=None if stored else "w8a8")
-    if stored:
-        write_quantised(model_dir, tmp_path / "out", "w8a8")
-        model_dir = tmp_path / "out"
+SIZES = {"page_size": 16, "num_pages": 20, "max_batch_tokens": 64, "max_running_reqs": 4}
 
-    with pytest.raises(ConfigError, match="only the CPU has kernels for quantised matrices"):
+
+def test_rounding_is_refused_where_there_are_no_kernels(model_dir):
+    options = LocalOptions(**SIZES, quantization="w8a8")
+
+    with pytest.raises(ConfigError, match="quantization=w8a8: only CPUs, and GPUs with Triton"):
         build_executor(model_dir, options, platform=DelayedPlatform())
+
+
+@pytest.mark.parametrize("kernels", [False, True], ids=["as numbers", "in its bits"])
+def test_a_quantised_checkpoint_answers_as_its_numbers_do(
+    model_dir, tmp_path, kernels, monkeypatch
+):
+    write_quantised(model_dir, tmp_path / "out", "fp8")
+    monkeypatch.setattr(ModelPlan, "multiplier", "triton" if kernels else "none")
+    build = partial(build_executor, platform=DelayedPlatform())
+    options = {"attention": "dense", "dtype": "float32"}
+
+    found = Serving(tmp_path / "out", build=build, options=options)
+
+    expected = Serving(tmp_path / "out", options={"dtype": "float32"})
+    assert found.generate(PROMPTS) == expected.generate(PROMPTS)
 
 
 def test_a_step_that_is_run_again_reads_its_inputs_again(model_dir, monkeypatch):

@@ -21,7 +21,7 @@ from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.program import ProgramRunner
 from sylvan.runtime.executor.runner import EagerRunner
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.models.checkpoint import dummy_weights
+from sylvan.runtime.models.dummy import dummy_weights
 from sylvan.runtime.models.groups import kv_groups
 from sylvan.runtime.models.registry import load_family
 from sylvan.runtime.pool.mha import GroupShape, KVShape, MHAPool

@@ -17,7 +17,7 @@ from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.program import ProgramRunner
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.models.checkpoint import dummy_weights
+from sylvan.runtime.models.dummy import dummy_weights
 from sylvan.runtime.models.registry import load_family
 from sylvan.runtime.pool.mha import KVShape
 

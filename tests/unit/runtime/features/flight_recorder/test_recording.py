@@ -176,6 +176,7 @@ def test_replay_stops_where_told(tmp_path):
     assert replay(tmp_path, until_step=5).steps == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inflight", [1, 2])
 def test_recording_cut_off_anywhere_by_a_crash_replays(tmp_path, inflight):
     record(tmp_path, inflight=inflight)

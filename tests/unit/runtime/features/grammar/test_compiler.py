@@ -211,6 +211,7 @@ def sleepy(make_sleepy) -> GrammarCompiler:
     return make_sleepy(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_a_grammar_that_takes_too_long_or_too_much_fails_alone(make_sleepy) -> None:
     sleepy = make_sleepy(0.5)
     hang, eat, die, fine = tickets = [

@@ -51,6 +51,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_windows_latent_pages_and_states_go_through_too(name, tmp_path):
     folder = tmp_path / "model"

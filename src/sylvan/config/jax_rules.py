@@ -1,0 +1,29 @@
+"""What configurations of step programs on JAX have to keep to."""
+
+from __future__ import annotations
+
+from sylvan.config.facts import ON_JAX
+from sylvan.config.rules import Rule
+
+JAX_RULES: tuple[Rule, ...] = (
+    Rule(
+        "devices of one process",
+        ("parallel.devices", "device"),
+        lambda c: c.config.parallel.devices > 1 and c.config.device not in ON_JAX,
+        "{parallel.devices}: only on JAX one process divides a model among devices, not on "
+        "{device}; use device=jax or tpu, or leave parallel.devices out",
+    ),
+    Rule(
+        "adapters on JAX",
+        ("device", "lora.max_rank"),
+        lambda c: c.config.lora is not None and c.config.device in ON_JAX,
+        "{device}: adapters have no lowering to JAX; merge the adapter into the model (sylvan lora "
+        "merge), or use device=cpu",
+    ),
+    Rule(
+        "8-bit keys on JAX",
+        ("device", "cache.dtype"),
+        lambda c: c.config.cache.dtype != "model" and c.config.device in ON_JAX,
+        "{device}: pages of {cache.dtype} have no lowering to JAX; leave cache.dtype at model",
+    ),
+)

@@ -1,0 +1,79 @@
+"""GPTQ (Frantar et al., arXiv:2210.17323): rounds a matrix by what its layer reads.
+
+The error of each rounded input is spread over the inputs that are not rounded yet, weighted by how
+much they vary together, so that outputs for such rows change least.
+
+Shapes: N outputs, K inputs, T rows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sylvan.kernels.matmul.codes import paired
+from sylvan.kernels.matmul.weights import CodedWeight
+
+_BLOCK = 128  # inputs whose errors are spread among each other first
+_DAMP = 0.01  # of the mean of the diagonal, added to it
+_HALF_MAX = 65504.0
+
+
+class Moments:
+    """Sums of products of inputs, of all rows that were added. `sums`: (K, K) float32."""
+
+    def __init__(self, inputs: int) -> None:
+        self.sums = torch.zeros(inputs, inputs)
+        self.rows = 0
+
+    def add(self, x_TK: torch.Tensor) -> None:
+        """More rows that the layer read."""
+        rows = x_TK.reshape(-1, x_TK.shape[-1]).float()
+        self.sums.addmm_(rows.T, rows)
+        self.rows += len(rows)
+
+
+def gptq_int4(weight: torch.Tensor, moments: Moments, group: int) -> CodedWeight:
+    """Symmetric levels of four bits with a float16 scale for each `group` inputs.
+
+    Raises:
+        ValueError: the sums are not those of finite rows.
+    """
+    w, inverse = weight.float().clone(), _inverse(moments.sums)
+    rows, cols = w.shape
+    levels = torch.empty(rows, cols, dtype=torch.uint8)
+    scales = torch.empty(rows, cols // group)
+    for start in range(0, cols, _BLOCK):
+        stop = min(start + _BLOCK, cols)
+        errors = torch.zeros(rows, stop - start)
+        for k in range(start, stop):
+            if k % group == 0:
+                # With the errors of all inputs before these.
+                scales[:, k // group] = _scale(w[:, k : k + group])
+            scale = scales[:, k // group]
+            level = (w[:, k] / scale).round().clamp(-8, 7)
+            levels[:, k] = (level + 8).to(torch.uint8)
+            error = (w[:, k] - level * scale) / inverse[k, k]
+            w[:, k:stop] -= error[:, None] * inverse[k, k:stop]
+            errors[:, k - start] = error
+        w[:, stop:] -= errors @ inverse[start:stop, stop:]
+    return CodedWeight(paired(levels), scales.half(), "int4", group)
+
+
+def _scale(w: torch.Tensor) -> torch.Tensor:
+    """The value of largest magnitude of each row becomes level -8; as float16 holds it."""
+    extreme = w.gather(1, w.abs().argmax(1, keepdim=True)).squeeze(1)
+    scale = (extreme / -8).clamp(-_HALF_MAX, _HALF_MAX).half().float()
+    return torch.where(scale == 0, 1.0, scale)
+
+
+def _inverse(sums: torch.Tensor) -> torch.Tensor:
+    """The upper Cholesky factor of the inverse of the damped sums."""
+    h = sums.clone()
+    if not h.isfinite().all():
+        raise ValueError("rows of the calibration are not finite")
+    diagonal = h.diagonal()
+    idle = diagonal == 0  # inputs that were always zero
+    diagonal[idle] = 1.0
+    diagonal += _DAMP * diagonal.mean()
+    whole = torch.cholesky_inverse(torch.linalg.cholesky(h))
+    return torch.linalg.cholesky(whole, upper=True)

@@ -1,0 +1,208 @@
+"""Matrices of codes on GPUs: expanded in registers, multiplied by matrix units.
+
+The numbers are those of `codes.py`: w = (value - zero) scale + shift, rounded once to the type of
+the rows. A tile of codes is read as it lies in memory, so a product reads four or eight bits a
+number. Chips without 8-bit floats take the same way: the values of e4m3 and e2m1 are those of
+halves whose exponents are shifted.
+
+Shapes: T rows, K inputs, N outputs, G groups of inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from sylvan.kernels.gpu.launch import arch_of, launch
+from sylvan.kernels.gpu.tiles import ceil_div, tile
+from sylvan.kernels.matmul.codes import bits_of, table_of
+from sylvan.kernels.matmul.weights import CodedWeight
+
+_PLAIN = ("int4", "uint4", "int8", "fp8_e4m3", "fp4_e2m1")
+_GROUP_ROWS = tl.constexpr(8)  # tiles of rows that take a column of weights one after another
+
+
+@triton.jit
+def values_of(raw, table_ptr, CODE: tl.constexpr):
+    """Numbers of codes, integers around their middle; float32."""
+    if CODE == "int4":
+        value = raw.to(tl.float32) - 8.0
+    elif CODE == "uint4":
+        value = raw.to(tl.float32)
+    elif CODE == "int8":
+        value = raw.to(tl.float32) - 128.0
+    elif CODE == "fp8_e4m3":
+        bits = ((raw & 0x80) << 8) | ((raw & 0x7F) << 7)
+        value = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    elif CODE == "fp4_e2m1":
+        bits = ((raw & 8) << 12) | ((raw & 7) << 9)
+        value = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+    else:
+        value = tl.load(table_ptr + raw)
+    return value
+
+
+@triton.jit
+def coded_tile(
+    q_ptr,
+    scale_ptr,
+    zero_ptr,
+    shift_ptr,
+    table_ptr,
+    feature,
+    k,
+    mask,
+    inputs,
+    groups,
+    CODE: tl.constexpr,
+    FOUR: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+    SHIFTS: tl.constexpr,
+):
+    """Weights of outputs `feature` (1, N) and inputs `k` (K, 1), float32 (K, N)."""
+    if FOUR:
+        byte = tl.load(q_ptr + feature * (inputs // 2) + k // 2, mask=mask, other=0)
+        raw = (byte.to(tl.int32) >> (k % 2 * 4)) & 15
+    else:
+        raw = tl.load(q_ptr + feature * inputs + k, mask=mask, other=0).to(tl.int32)
+    value = values_of(raw, table_ptr, CODE)
+    at = feature * groups + (k // GROUP if GROUP > 0 else k * 0)
+    if ZEROS:
+        middle = 8.0 if CODE == "int4" else (128.0 if CODE == "int8" else 0.0)
+        value += middle - tl.load(zero_ptr + at, mask=mask, other=0).to(tl.float32)
+    w = value * tl.load(scale_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    if SHIFTS:
+        w += tl.load(shift_ptr + at, mask=mask, other=0.0)
+    return w
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _coded_kernel(
+    x_ptr,
+    q_ptr,
+    scale_ptr,
+    zero_ptr,
+    shift_ptr,
+    table_ptr,
+    bias_ptr,
+    y_ptr,
+    rows,
+    outputs,
+    inputs,
+    groups,
+    x_stride,
+    BIAS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    CODE: tl.constexpr,
+    FOUR: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+    SHIFTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    INNER: tl.constexpr,
+):
+    program = tl.program_id(0)
+    row_tiles = (rows + ROWS - 1) // ROWS
+    col_tiles = (outputs + COLS - 1) // COLS
+    in_group = _GROUP_ROWS * col_tiles
+    first_tile = program // in_group * _GROUP_ROWS
+    group_tiles = tl.minimum(row_tiles - first_tile, _GROUP_ROWS)
+    row = (first_tile + program % in_group % group_tiles) * ROWS + tl.arange(0, ROWS)
+    col = program % in_group // group_tiles * COLS + tl.arange(0, COLS)
+    k = tl.arange(0, INNER)
+    real, wanted = row < rows, col < outputs
+    feature = col.to(tl.int64)[None, :]
+    x_at = x_ptr + row.to(tl.int64)[:, None] * x_stride + k[None, :]
+    acc = tl.zeros([ROWS, COLS], tl.float32)
+    for start in range(0, inputs, INNER):
+        x_mask, w_mask = real[:, None], wanted[None, :]
+        if not WHOLE:
+            x_mask = x_mask & (start + k < inputs)[None, :]
+            w_mask = w_mask & (start + k < inputs)[:, None]
+        x = tl.load(x_at + start, mask=x_mask, other=0.0)
+        w = coded_tile(
+            q_ptr,
+            scale_ptr,
+            zero_ptr,
+            shift_ptr,
+            table_ptr,
+            feature,
+            (start + k)[:, None],
+            w_mask,
+            inputs,
+            groups,
+            CODE,
+            FOUR,
+            GROUP,
+            ZEROS,
+            SHIFTS,
+        )
+        acc = tl.dot(x, w.to(x.dtype), acc, input_precision="ieee")
+    if BIAS:
+        acc += tl.load(bias_ptr + col, mask=wanted, other=0.0).to(tl.float32)[None, :]
+    y_at = y_ptr + row.to(tl.int64)[:, None] * outputs + col[None, :]
+    tl.store(y_at, acc.to(y_ptr.dtype.element_ty), mask=real[:, None] & wanted[None, :])
+
+
+def codes_of(weight: CodedWeight) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+    """What `coded_tile` reads of a matrix or a stack: its tensors, and its constants."""
+    table = weight.q if weight.code in _PLAIN else table_of(weight.code, weight.q.device)
+    zero, shift = weight.zero, weight.shift
+    tensors = (
+        weight.q,
+        weight.scale,
+        weight.q if zero is None else zero,
+        weight.scale if shift is None else shift,
+        table,
+    )
+    assert all(part.is_contiguous() for part in tensors)
+    return tensors, {
+        "CODE": weight.code,
+        "FOUR": bits_of(weight.code) == 4,
+        "GROUP": weight.group,
+        "ZEROS": zero is not None,
+        "SHIFTS": shift is not None,
+    }
+
+
+def coded_linear(
+    x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None, *, out_f32: bool
+) -> torch.Tensor:
+    """X (..., K) times a matrix of codes, transposed, plus a bias."""
+    outputs, inputs = weight.shape
+    if weight.order is not None:
+        x = x.index_select(-1, weight.order)
+    flat = x.reshape(-1, inputs)
+    if flat.stride(-1) != 1:
+        flat = flat.contiguous()
+    rows = len(flat)
+    sizes = tile("coded", rows, x.element_size(), arch_of(x))
+    y = x.new_empty(*x.shape[:-1], outputs, dtype=torch.float32 if out_f32 else x.dtype)
+    tensors, constants = codes_of(weight)
+    launch(
+        _coded_kernel,
+        (ceil_div(rows, sizes.rows) * ceil_div(outputs, sizes.cols),),
+        flat,
+        *tensors,
+        weight.q if bias is None else bias,
+        y,
+        rows,
+        outputs,
+        inputs,
+        weight.scale.shape[-1],
+        flat.stride(0),
+        BIAS=bias is not None,
+        WHOLE=inputs % sizes.inner == 0,
+        **constants,
+        ROWS=sizes.rows,
+        COLS=sizes.cols,
+        INNER=sizes.inner,
+        num_warps=sizes.warps,
+        num_stages=sizes.stages,
+    )
+    return y

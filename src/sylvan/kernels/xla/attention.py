@@ -1,0 +1,163 @@
+"""Attention over pages in plain `jnp`: the reference of the Pallas kernels, and what CPUs run.
+
+Shapes: T rows, N tiles, B rows of a tile, H query heads, K key heads, G query heads of a key head,
+D columns of a key, V of a value, P pages of a request, L tokens of P pages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+Array: TypeAlias = jax.Array
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Rows of one request each, in tiles; rows beyond the last of a request are number T.
+
+    Attributes:
+        rows: Number of each row, int32 (N, B); None: tile n is row n.
+        places: Place of each row in its text, int32 (N, B).
+        ends: Each row sees tokens before this place, int32 (N, B).
+        tables: Pages of the tile's request, int32 (N, P).
+    """
+
+    rows: Array | None
+    places: Array
+    ends: Array
+    tables: Array
+
+    def gather(self, x: Array) -> Array:
+        """Rows (T, ...) as tiles (N, B, ...)."""
+        if self.rows is None:
+            return x[:, None]
+        return x.at[self.rows].get(mode="fill", fill_value=0)
+
+    def scatter(self, x: Array, count: int) -> Array:
+        """Tiles (N, B, ...) as `count` rows; those of no request are zeros."""
+        if self.rows is None:
+            return x[:, 0]
+        out = jnp.zeros((count, *x.shape[2:]), x.dtype)
+        return out.at[self.rows].set(x, mode="drop")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadSpec:
+    """What a layer computes; see `sylvan.kernels.api.AttentionLayer` and `AttentionVariant`."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    window: int = 0
+    chunk: int = 0
+    softcap: float = 0.0
+
+    @property
+    def group(self) -> int:
+        """Query heads of a key head."""
+        return self.num_heads // self.num_kv_heads
+
+
+class Attend(Protocol):
+    """Attention of tiles of queries over the pages of their requests."""
+
+    def __call__(
+        self,
+        q_NBHD: Array,
+        keys: Array,
+        values: Array | None,
+        tiles: Tiles,
+        spec: HeadSpec,
+        biases: tuple[Array | None, Array | None],
+    ) -> Array:
+        """Weighted values.
+
+        Args:
+            q_NBHD: Queries.
+            keys: (pages, K, page_size, D).
+            values: (pages, K, page_size, V); None: the first V columns of the keys.
+            tiles: Where rows and pages are.
+            spec: What the layer computes.
+            biases: Sinks and slopes, float32 (H,), or None.
+
+        Returns: (N, B, H, V) in the type of the queries.
+        """
+        ...
+
+
+def attend(
+    q_NBHD: Array,
+    keys: Array,
+    values: Array | None,
+    tiles: Tiles,
+    spec: HeadSpec,
+    biases: tuple[Array | None, Array | None],
+) -> Array:
+    """See `Attend`: gathers the pages of each tile, then computes scores of all tokens."""
+    tiles_N, rows_B = q_NBHD.shape[:2]
+    kv, group = spec.num_kv_heads, spec.group
+    k_NLKD = _gathered(keys, tiles.tables)
+    v_NLKV = k_NLKD[..., : spec.value_dim] if values is None else _gathered(values, tiles.tables)
+    q = q_NBHD.reshape(tiles_N, rows_B, kv, group, spec.head_dim).astype(jnp.float32)
+    exact = jax.lax.Precision.HIGHEST
+    scores = jnp.einsum("nbkgd,nlkd->nkgbl", q, k_NLKD.astype(jnp.float32), precision=exact)
+    sinks, slopes = (None if x is None else x.reshape(kv, group, 1, 1) for x in biases)
+    own, ends = tiles.places[:, None, None, :, None], tiles.ends[:, None, None, :, None]
+    key = jnp.arange(k_NLKD.shape[1], dtype=jnp.int32)
+    scores = biased(scores * spec.scale, (key, own), spec, slopes)
+    seen = sees(key, own, ends, spec)
+    weights = softmax(jnp.where(seen, scores, -jnp.inf), sinks)
+    out = jnp.einsum("nkgbl,nlkv->nbkgv", weights, v_NLKV.astype(jnp.float32), precision=exact)
+    return out.reshape(tiles_N, rows_B, spec.num_heads, spec.value_dim).astype(q_NBHD.dtype)
+
+
+def biased(scores: Array, places: tuple[Any, Any], spec: HeadSpec, slopes: Array | None) -> Array:
+    """Scaled scores, capped, less the slope of their head for each token of distance."""
+    if spec.softcap:
+        scores = spec.softcap * jnp.tanh(scores / spec.softcap)
+    if slopes is None:
+        return scores
+    key, own = places
+    return scores + slopes * (key - own).astype(jnp.float32)
+
+
+def sees(key: Any, own: Any, ends: Any, spec: HeadSpec) -> Array:
+    """Whether a row at place `own` sees a token at place `key`."""
+    seen = key < ends
+    if spec.window:
+        seen &= key > own - spec.window
+    if spec.chunk:
+        seen &= key // spec.chunk == own // spec.chunk
+    return seen
+
+
+def softmax(scores: Array, sinks: Array | None) -> Array:
+    """Over the last axis; rows that see nothing give zeros."""
+    top = scores.max(-1, keepdims=True)
+    if sinks is not None:
+        top = jnp.maximum(top, sinks)
+    top = jnp.where(jnp.isfinite(top), top, 0.0)
+    weights = jnp.exp(scores - top)
+    total = weights.sum(-1, keepdims=True)
+    if sinks is not None:
+        total = total + jnp.exp(sinks - top)
+    return weights / jnp.where(total > 0, total, 1.0)
+
+
+def store(pages: Array, slots: Array, rows: Array) -> Array:
+    """Pages (P, K, page_size, D) with rows (T, K, D) at their slots (T,)."""
+    page, place = jnp.divmod(slots, pages.shape[2])
+    return pages.at[page, :, place].set(rows.astype(pages.dtype))
+
+
+def _gathered(pages: Array, tables: Array) -> Array:
+    """(N, L, K, D) of each tile."""
+    found = pages[tables]  # (N, P, K, page_size, D)
+    found = found.transpose(0, 1, 3, 2, 4)
+    return found.reshape(found.shape[0], -1, *found.shape[3:])

@@ -1,0 +1,62 @@
+"""Attention on several devices, each with some of the heads."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeAlias
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+
+from sylvan.kernels.xla.attention import Attend, HeadSpec, Tiles
+
+Array: TypeAlias = jax.Array
+
+
+class ShardedAttend:
+    """Implements `Attend`: every device attends with its own heads, and none waits for another.
+
+    Where heads do not divide evenly each device computes them all.
+    """
+
+    def __init__(self, inner: Attend, mesh: Mesh, axis: str) -> None:
+        self._inner, self._mesh, self._axis = inner, mesh, axis
+
+    def __call__(
+        self,
+        q_NBHD: Array,
+        keys: Array,
+        values: Array | None,
+        tiles: Tiles,
+        spec: HeadSpec,
+        biases: tuple[Array | None, Array | None],
+    ) -> Array:
+        count = self._mesh.size
+        if spec.num_heads % count or spec.num_kv_heads % count:
+            own, heads, pages, vector = spec, *[PartitionSpec()] * 3
+        else:
+            own = dataclasses.replace(
+                spec, num_heads=spec.num_heads // count, num_kv_heads=spec.num_kv_heads // count
+            )
+            heads = PartitionSpec(None, None, self._axis)
+            pages, vector = PartitionSpec(None, self._axis), PartitionSpec(self._axis)
+        whole = PartitionSpec()
+
+        def run(
+            q: Array,
+            k: Array,
+            v: Array | None,
+            numbers: Any,
+            extra: tuple[Array | None, Array | None],
+        ) -> Array:
+            return self._inner(q, k, v, Tiles(*numbers), own, extra)
+
+        mapped = jax.shard_map(
+            run,
+            mesh=self._mesh,
+            in_specs=(heads, pages, pages, whole, vector),
+            out_specs=heads,
+            check_vma=False,
+        )
+        numbers = tiles.rows, tiles.places, tiles.ends, tiles.tables
+        return mapped(q_NBHD, keys, values, numbers, biases)

@@ -1,0 +1,121 @@
+"""The values of a program while JAX traces it: what op lowerings read and write.
+
+Shapes: T rows of tokens, S rows of outputs, C columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from sylvan.kernels.native.graph import Graph
+from sylvan.kernels.native.opset import KVPages, Source
+from sylvan.kernels.native.schema import Op, RowType
+from sylvan.kernels.xla.attention import Attend, Tiles
+
+Array: TypeAlias = jax.Array
+Pages = tuple[Array, Array | None]
+"""Keys (P, K, page_size, D) and values (P, K, page_size, V) of a layer; None: part of the keys."""
+
+DTYPES: Mapping[RowType, Any] = {"bf16": jnp.bfloat16, "f32": jnp.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedInputs:
+    """What changes from step to step, padded to the sizes of a bucket.
+
+    Attributes:
+        sources: Ids, positions and token types, int32 (T,) each.
+        slots: Where rows store keys and values, int32 (G, T), by KV group; 0.. are of page 0.
+        tiles: Rows that attend, by KV group.
+        sample_rows: Rows that need logits, int32 (S,).
+        tokens: How many of the T rows are of requests, int32 ().
+    """
+
+    sources: Mapping[Source, Array]
+    slots: Array
+    tiles: Sequence[Tiles]
+    sample_rows: Array
+    tokens: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Constants of a program, by number; a matrix may be divided into parts along its outputs."""
+
+    matrices: Mapping[int, tuple[Array, ...]]
+    vectors: Mapping[int, Array]
+
+
+@dataclass(slots=True)
+class Values:
+    """Buffers of a program by their number, as far as it has been traced.
+
+    Attributes:
+        pages: Of each attention layer, replaced when rows are stored.
+        loads: By the number of a constant, rows of each expert, int32 (E,).
+    """
+
+    graph: Graph
+    weights: Weights
+    step: PaddedInputs
+    attend: Attend
+    pages: dict[int, Pages]
+    layers: Mapping[int, int]  # attention layer of the keys that are the constant
+    buffers: dict[int, Any] = field(default_factory=dict[int, Any])
+    loads: dict[int, Array] = field(default_factory=dict[int, Array])
+
+    def rows(self, ref: int) -> Array:
+        """A buffer of rows, whole."""
+        found = self.buffers[ref]
+        return jnp.concatenate(found, axis=-1) if isinstance(found, tuple) else found
+
+    def wide(self, ref: int) -> Array:
+        """The same in float32."""
+        return self.rows(ref).astype(jnp.float32)
+
+    def parts(self, ref: int, sizes: Sequence[int]) -> tuple[Array, ...]:
+        """Columns of a buffer, divided."""
+        found = self.buffers[ref]
+        if isinstance(found, tuple) and [x.shape[-1] for x in found] == list(sizes):
+            return found
+        whole, ends = self.rows(ref), []
+        for size in sizes[:-1]:
+            ends.append((ends[-1] if ends else 0) + size)
+        return tuple(jnp.split(whole, ends, axis=-1))
+
+    def vector(self, ref: int, count: int) -> Array:
+        """The first numbers of a constant."""
+        return self.weights.vectors[~ref][:count]
+
+    def optional(self, ref: int | None, count: int) -> Array | None:
+        """The same, or None."""
+        return None if ref is None else self.vector(ref, count)
+
+    def table(self, ref: int, cols: int) -> Array:
+        """A constant of rows without padding, as many as there are."""
+        flat = self.weights.vectors[~ref]
+        count = flat.shape[0] // cols
+        return flat[: count * cols].reshape(count, cols)
+
+    def matrix(self, ref: int) -> tuple[Array, ...]:
+        """The parts of a matrix (outputs, C), or of a stack of them."""
+        return self.weights.matrices[~ref]
+
+    def put(self, ref: int, value: Array, op: Op, *, wide: bool = False) -> None:
+        """Keep rows in the type that the op writes."""
+        self.buffers[ref] = value.astype(jnp.float32 if wide else DTYPES[op.dtype])
+
+    def layer(self, kv: KVPages) -> int:
+        """Which attention layer has these pages."""
+        return self.layers[~kv.keys]
+
+
+def precision(dtype: Any) -> jax.lax.Precision:
+    """Of products: TPUs would compute float32 in bfloat16 by default."""
+    exact = dtype == jnp.float32
+    return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT

@@ -1,0 +1,213 @@
+"""KV pages as arrays of JAX, which steps take and give back.
+
+Shapes: P pages, K key heads, D columns of a key, V of a value, N pages to move.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import NDArray
+
+from sylvan.kernels.xla.values import Pages
+from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.core.memory import Checksums, Region, Transfer
+from sylvan.runtime.executor.xla.weights import AXIS
+from sylvan.runtime.pool.mha import KVShape
+from sylvan.runtime.pool.pages import check_of_import, checksums_of
+from sylvan.runtime.pool.transfers import HostTransfers
+
+_COPIES = 8
+"""Page copies of one call: the number is part of the compiled function."""
+
+
+class XlaPool:
+    """Implements `KVCachePool` but for `layer` and `store`, which only tensors need.
+
+    Each layer has keys (P, K, page_size, D) and values (P, K, page_size, V), divided by heads among
+    the devices of the mesh where heads divide evenly. A step consumes the arrays and makes new ones
+    in the same memory; whoever holds an old one finds it deleted.
+
+    Attributes:
+        arrays: By attention layer.
+    """
+
+    def __init__(self, shape: KVShape, dtype: Any, mesh: Mesh, latent: int | None) -> None:
+        """Zeroed, because masked values are still multiplied and 0 * NaN is not 0.
+
+        Args:
+            shape: What is kept.
+            dtype: As JAX calls it.
+            mesh: The devices.
+            latent: Columns of the keys that are the values: of latent attention.
+        """
+        self.page_size, self.layer_groups = shape.page_size, shape.layer_groups
+        divided = not shape.num_kv_heads % mesh.size
+        spec = PartitionSpec(None, AXIS) if divided else PartitionSpec()
+        self._sharding = NamedSharding(mesh, spec)
+        self._whole = NamedSharding(mesh, PartitionSpec())
+        self.arrays: dict[int, Pages] = {}
+        for group in shape.kv_groups:
+            size = group.num_pages, shape.num_kv_heads, shape.page_size, shape.head_dim
+            for layer in group.layers:
+                keys = self._zeros(size, dtype)
+                self.arrays[layer] = keys, None if latent else self._zeros(size, dtype)
+        self.groups: Sequence[XlaPages] = [
+            XlaPages(self, group.layers, group.num_pages) for group in shape.kv_groups
+        ]
+        self._copy = [self._copying(group.layers) for group in shape.kv_groups if group.layers]
+
+    def of(self, layers: Sequence[int]) -> dict[int, Pages]:
+        """The arrays of some layers."""
+        return {layer: self.arrays[layer] for layer in layers}
+
+    def copy(self, layers: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pages, one after another."""
+        if not layers:
+            return
+        number = self.layer_groups[layers[0]]
+        for start in range(0, len(copies), _COPIES):
+            numbers = self._numbers(copies[start : start + _COPIES])
+            self.arrays |= self._copy[number](self.of(layers), numbers)
+
+    def _copying(self, layers: Sequence[int]) -> Any:
+        """A compiled function of the arrays of a group."""
+        arrays = self.of(layers)
+        kept = jax.tree.map(lambda x: x.sharding, arrays)
+        function = jax.jit(_copied, donate_argnums=0, out_shardings=kept)
+        return function.lower(arrays, self._numbers([])).compile()
+
+    def _numbers(self, copies: Sequence[tuple[int, int]]) -> jax.Array:
+        """Sources and targets; page 0 onto itself fills up."""
+        found = np.zeros((_COPIES, 2), np.int32)
+        found[: len(copies)] = np.array(copies, np.int32).reshape(-1, 2)
+        return jax.device_put(found, self._whole)
+
+    def _zeros(self, size: tuple[int, ...], dtype: Any) -> jax.Array:
+        make = functools.partial(jnp.zeros, size, dtype)
+        return jax.jit(make, out_shardings=self._sharding)()
+
+    # ---- not offered
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Not offered: pages are no tensors."""
+        raise NotImplementedError("pages of JAX cannot be read as tensors")
+
+    def store(
+        self, index: int, slots_T: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
+    ) -> None:
+        """Not offered: programs store by themselves."""
+        raise NotImplementedError("pages of JAX cannot be written as tensors")
+
+    def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
+        """Not offered: trees of guesses are laid out as paths."""
+        raise NotImplementedError("pages of JAX are copied as a whole")
+
+
+def _copied(arrays: dict[int, Pages], copies: jax.Array) -> dict[int, Pages]:
+    """All copies, one after another."""
+
+    def one(number: Any, found: dict[int, Pages]) -> dict[int, Pages]:
+        source, target = copies[number, 0], copies[number, 1]
+        return jax.tree.map(lambda x: x.at[target].set(x[source]), found)
+
+    return jax.lax.fori_loop(0, _COPIES, one, arrays)
+
+
+class XlaPages:
+    """Implements `PageMemory` over the layers of a KV group.
+
+    A page is exported layer by layer, its keys then its values, head by head. Gathering and
+    scattering are queued in the order of the steps; only copies to the host take a thread.
+    """
+
+    def __init__(self, pool: XlaPool, layers: Sequence[int], num_pages: int) -> None:
+        self._pool, self._layers = pool, layers
+        self.num_pages, self.page_size = num_pages, pool.page_size
+        self.page_bytes = sum(x.nbytes // num_pages for x in self._arrays())
+        self._transfers = HostTransfers()
+
+    def regions(self, page: int) -> tuple[Region, ...]:
+        """None: the memory of devices has no addresses here."""
+        self._check(np.array([page]))
+        return ()
+
+    def copy_tokens(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        if not copies:
+            return
+        given = np.array(copies, np.int64)
+        self._check(given[:, :2])
+        if ((given[:, 2] < 0) | (given[:, 2] > self.page_size)).any():
+            raise ValueError(
+                f"copies of {given[:, 2].tolist()} tokens: pages have {self.page_size}"
+            )
+        self._pool.copy(self._layers, [(source, target) for source, target, _ in copies])
+
+    def host_buffer(self, num_pages: int) -> NDArray[np.uint8]:
+        return self._transfers.host_memory(num_pages * self.page_bytes)
+
+    def export(
+        self, pages: IntArray, buffer: NDArray[np.uint8], *, checksum: bool = False
+    ) -> Transfer:
+        if not buffer.flags.writeable:
+            raise ValueError("the host buffer of an export is read-only")
+        self._check(pages)
+        host_NW = self._host(pages, buffer)
+        gathered = [x[jnp.asarray(pages)] for x in self._arrays()]
+
+        def work() -> None:
+            start = 0
+            for part in gathered:
+                taken = np.asarray(part).reshape(len(pages), -1).view(np.uint8)
+                host_NW[:, start : start + taken.shape[1]] = taken
+                start += taken.shape[1]
+
+        hashes = (lambda: checksums_of(buffer, self.page_bytes, len(pages))) if checksum else None
+        return self._transfers.start(host_NW.nbytes, work, hashes=hashes)
+
+    def import_(
+        self, pages: IntArray, buffer: NDArray[np.uint8], *, checksums: Checksums | None = None
+    ) -> Transfer:
+        check = check_of_import(pages, buffer, self.page_bytes, checksums)
+        self._check(pages)
+        host_NW = self._host(pages, buffer)
+        try:
+            if check is not None:
+                check()
+        except RuntimeError:
+            return self._transfers.start(host_NW.nbytes, lambda: None, check=check)
+        start = 0
+        for layer in self._layers:
+            keys, values = self._pool.arrays[layer]
+            sides: list[jax.Array] = []
+            for x in (keys,) if values is None else (keys, values):
+                stop = start + x.nbytes // self.num_pages
+                rows = np.ascontiguousarray(host_NW[:, start:stop]).view(x.dtype)
+                changed = x.at[jnp.asarray(pages)].set(rows.reshape(-1, *x.shape[1:]))
+                sides.append(jax.device_put(changed, x.sharding))
+                start = stop
+            self._pool.arrays[layer] = sides[0], None if values is None else sides[1]
+        return self._transfers.start(host_NW.nbytes, lambda: None)
+
+    def _arrays(self) -> list[jax.Array]:
+        return [x for layer in self._layers for x in self._pool.arrays[layer] if x is not None]
+
+    def _host(self, pages: IntArray, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The host memory as pages (N, bytes)."""
+        needed = len(pages) * self.page_bytes
+        if buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:
+            raise ValueError("a host buffer is contiguous and of bytes")
+        if buffer.nbytes < needed:
+            raise ValueError(f"{len(pages)} pages are {needed} bytes; {buffer.nbytes} were given")
+        return buffer.reshape(-1)[:needed].reshape(len(pages), self.page_bytes)
+
+    def _check(self, pages: NDArray[np.integer[Any]]) -> None:
+        if pages.size and not 0 <= pages.min() <= pages.max() < self.num_pages:
+            raise ValueError(f"pages {pages.tolist()}: there are 0..{self.num_pages - 1}")

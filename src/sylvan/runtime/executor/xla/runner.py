@@ -1,0 +1,190 @@
+"""Runs a lowered program on the batches of an executor.
+
+Shapes: T rows of tokens, S sampled rows, R rows, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.core.step import StepPlan
+from sylvan.runtime.executor.inputs import fill_step
+from sylvan.runtime.executor.results import hopeless
+from sylvan.runtime.executor.xla.functions import DRAW_TYPES, HEAD_ROWS, StepFunctions
+from sylvan.runtime.executor.xla.inputs import pack, sizes_of
+from sylvan.runtime.executor.xla.sizes import BucketUse, StepBuckets
+from sylvan.runtime.sampling.api import SampleOutput, TokenSampler
+from sylvan.runtime.sampling.constraints import Masks
+from sylvan.runtime.sampling.params import NO_TOP_K, SamplingSlots
+from sylvan.runtime.sampling.sampler import Sampler
+
+
+class XlaRunner:
+    """See `ModelRunner`. One call of a compiled function a step, without Python inside.
+
+    Args:
+        functions: Compiled for all buckets.
+        buckets: Of the executor's limits.
+        layers: Layers whose outputs are kept.
+        loads: Counts of rows of experts, int64 (E,), in the order of `Outputs.loads`.
+        use: Counts steps and their padding.
+    """
+
+    verifies_drafts = True
+
+    def __init__(
+        self,
+        functions: StepFunctions,
+        buckets: StepBuckets,
+        layers: Sequence[int],
+        loads: Sequence[np.ndarray],
+        use: BucketUse,
+    ) -> None:
+        self._functions, self._buckets = functions, buckets
+        self._layers = {layer: number for number, layer in enumerate(layers)}
+        self._loads, self.use = loads, use
+        self._outputs = None
+        self._host: dict[int, np.ndarray] = {}  # outputs that were read, by layer; -1: hidden
+
+    def bucket(self, tokens: int, requests: int) -> None:
+        """Batches are padded here."""
+
+    def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
+        self.compute(batch)
+        return self.read_logits(batch.num_samples)
+
+    def compute(self, batch: ForwardBatch) -> None:
+        """Start a step, and leave its results on the device."""
+        if batch.input_embeds:
+            raise RuntimeError("vectors in place of tokens have no lowering to JAX")
+        step = sizes_of(batch)
+        bucket = self._buckets.of(step)
+        self.use.count(step, bucket)
+        self._host.clear()
+        found = self._outputs = self._functions.step(bucket, pack(batch, bucket))
+        for counts, added in zip(self._loads, found.loads, strict=True):
+            np.add(counts, np.asarray(added), out=counts)
+
+    def read_logits(self, count: int) -> torch.Tensor:
+        """Of the sampled rows of the step, float32 (S, V); a copy."""
+        assert self._outputs is not None
+        return torch.from_numpy(np.array(self._outputs.logits)[:count])
+
+    def draw(self, rows: dict[str, np.ndarray] | None, count: int) -> IntArray:
+        """Ids of the sampled rows, int32 (S,), -1 where none is possible; None: all are greedy."""
+        assert self._outputs is not None
+        logits = self._outputs.logits
+        padded = None
+        if rows is not None:
+            padded = {name: _padded(x, logits.shape[0]) for name, x in rows.items()}
+        return self._functions.draw(logits, padded)[:count].copy()
+
+    def fuse(
+        self,
+        batch: ForwardBatch,
+        sampler: TokenSampler,
+        last_token: IntArray,
+        params: SamplingSlots,
+    ) -> XlaStep | None:
+        if isinstance(sampler, Sampler) and sampler.has_custom:
+            return None
+        return XlaStep(self, batch, last_token, params)
+
+    def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        return self._heads(self._read(-1)[np.asarray(rows)])
+
+    def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self._read(-1)[np.asarray(rows)])
+
+    def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self._read(self._layers[layer])[np.asarray(rows)])
+
+    def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
+        return self._heads(vectors_RD.float().numpy())
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def _heads(self, vectors_RD: np.ndarray) -> torch.Tensor:
+        starts = range(0, len(vectors_RD), HEAD_ROWS)
+        parts = [self._functions.head(vectors_RD[start : start + HEAD_ROWS]) for start in starts]
+        return torch.from_numpy(np.concatenate(parts))
+
+    def _read(self, number: int) -> np.ndarray:
+        """Rows of the step: of a layer that is kept, or -1: hidden ones; float32 (T, D)."""
+        assert self._outputs is not None
+        if number not in self._host:
+            found = self._outputs.hidden if number < 0 else self._outputs.layers[number]
+            self._host[number] = np.asarray(found)
+        return self._host[number]
+
+
+def _padded(x: np.ndarray, count: int) -> np.ndarray:
+    """Repeats the first row."""
+    return np.concatenate((x, np.repeat(x[:1], count - len(x)))) if len(x) < count else x
+
+
+class XlaStep:
+    """Implements `FusedStep`: tokens are drawn on the device where nothing edits the logits.
+
+    Args:
+        runner: Of the model.
+        batch: The buffers of all steps.
+        last_token: The newest token of each request slot.
+        params: Sampling parameters of the request slots.
+    """
+
+    def __init__(
+        self, runner: XlaRunner, batch: ForwardBatch, last_token: IntArray, params: SamplingSlots
+    ) -> None:
+        self._runner, self._batch, self._params = runner, batch, params
+        self._arrays, self._last_token = vars(batch.host), last_token
+
+    def run(self, plan: StepPlan, *, draw: bool, masks: Masks | None = None) -> SampleOutput | None:
+        self._fill(plan)
+        self._runner.compute(self._batch)
+        slots = plan.sample_slots
+        if not draw or masks is not None or self._edits(plan, slots):
+            return None
+        rows = None if self._params.greedy[slots].all() else self._rows(plan, slots)
+        ids = self._runner.draw(rows, len(slots)) if len(slots) else np.zeros(0, np.int32)
+        errors = hopeless(ids.tolist())
+        ids = np.maximum(ids, 0)
+        self._last_token[slots] = ids
+        return SampleOutput(ids, {}, errors)
+
+    def logits(self) -> torch.Tensor:
+        return self._runner.read_logits(self._batch.num_samples)
+
+    def _fill(self, plan: StepPlan) -> None:
+        host, batch = self._batch.host, self._batch
+        shifts = host.position_shifts
+        fill_step(self._arrays, plan, host.page_tables, batch.kv.page_size, shifts=shifts)
+        ids = host.input_ids[: plan.num_tokens]
+        ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
+        # An id outside the vocabulary fails its own request when that is sampled.
+        np.clip(ids, 0, self._params.vocab_size - 1, out=ids)
+        types = plan.token_types
+        host.token_types[: plan.num_tokens] = 0 if types is None else types
+        batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
+
+    def _edits(self, plan: StepPlan, slots: IntArray) -> bool:
+        """Whether logits are changed before a token is drawn, or log probabilities are wanted."""
+        p = self._params
+        some = p.has_penalty[slots] | p.has_bias[slots] | p.has_logprobs[slots]
+        return bool(some.any() or (plan.sample_positions < p.min_position[slots]).any())
+
+    def _rows(self, plan: StepPlan, slots: IntArray) -> dict[str, np.ndarray]:
+        p, positions = self._params, plan.sample_positions
+        found = {
+            name: getattr(p, name)[slots].astype(kind)
+            for name, kind in DRAW_TYPES.items()
+            if name not in ("top_k", "position")
+        }
+        top_k = np.minimum(p.top_k[slots], NO_TOP_K).astype(np.int32)
+        return found | {"top_k": top_k, "position": positions.astype(np.int64)}

@@ -1,0 +1,156 @@
+"""Sizes of steps that functions are compiled for, and how much of them steps use; no JAX here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+
+from sylvan.runtime.core.forward import BatchLimits
+
+TILE_ROWS = 16
+"""Rows of one request that are attended together, in steps with prompts."""
+_FEW_REQUESTS = 4
+_LEAST_ROWS, _LEAST_PAGES = 16, 8
+_PAGE_LEVELS = 4
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StepBucket:
+    """The sizes that a step is padded to.
+
+    Attributes:
+        rows: Rows of tokens.
+        requests: Requests; as many as rows: each has one row.
+        samples: Rows with logits.
+        pages: Pages of the longest request.
+    """
+
+    rows: int
+    requests: int
+    samples: int
+    pages: int
+
+    @property
+    def decodes(self) -> bool:
+        """Whether each request has one row."""
+        return self.rows == self.requests
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a tile."""
+        return 1 if self.decodes else TILE_ROWS
+
+    @property
+    def tiles(self) -> int:
+        """Tiles, enough for any division of the rows among the requests."""
+        return self.rows if self.decodes else self.rows // TILE_ROWS + self.requests
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """What a step has: `requests` of which each has at least one row."""
+
+    rows: int
+    requests: int
+    samples: int
+    pages: int
+
+
+class StepBuckets:
+    """All buckets of an executor, and the smallest one that a step fits into.
+
+    Rows of decoding steps double from bucket to bucket, those of steps with prompts and pages grow
+    fourfold: a step is padded to at most so many times its size, and few functions are compiled.
+    """
+
+    def __init__(self, limits: BatchLimits) -> None:
+        requests = limits.max_reqs + limits.max_paths
+        self._all = sorted(
+            StepBucket(rows, count, samples, pages)
+            for pages in _levels(limits.max_pages_per_req, _LEAST_PAGES, _PAGE_LEVELS)
+            for rows, count, samples in _shapes(limits, requests)
+        )
+
+    def __iter__(self) -> Iterator[StepBucket]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def of(self, step: StepSizes) -> StepBucket:
+        """The bucket with the fewest rows, then the fewest requests and pages.
+
+        Raises:
+            ValueError: the step is larger than the limits.
+        """
+        for bucket in self._all:
+            if bucket.decodes and not step.rows == step.requests == step.samples:
+                continue
+            if all(getattr(bucket, f.name) >= getattr(step, f.name) for f in fields(StepSizes)):
+                return bucket
+        raise ValueError(f"no bucket for {step}")
+
+
+def _shapes(limits: BatchLimits, requests: int) -> Iterator[tuple[int, int, int]]:
+    """Rows, requests and samples of the buckets with any number of pages."""
+    decodes = min(requests, limits.max_tokens)
+    for rows in _doubling(decodes):
+        yield rows, rows, rows
+    few = min(_FEW_REQUESTS, requests)
+    top = -(-limits.max_tokens // TILE_ROWS) * TILE_ROWS
+    for most in _levels(top, _LEAST_ROWS, 6):
+        rows = -(-most // TILE_ROWS) * TILE_ROWS
+        kinds = {(few, few), (requests, max(limits.most_samples, requests))}
+        for count, samples in kinds:
+            # equal numbers would mean that each request has one row
+            yield rows if rows != count else rows + TILE_ROWS, count, samples
+
+
+def _doubling(most: int) -> list[int]:
+    found = [1]
+    while found[-1] < most:
+        found.append(min(2 * found[-1], most))
+    return found
+
+
+def _levels(most: int, least: int, count: int) -> list[int]:
+    """`most`, a fourth of it and so on, at most `count` of them and none below `least`."""
+    found = [most]
+    while len(found) < count and -(-found[-1] // 4) >= least:
+        found.append(-(-found[-1] // 4))
+    return found
+
+
+@dataclass(slots=True)
+class BucketUse:
+    """How well buckets fit, since the start.
+
+    Attributes:
+        steps: Steps that were computed.
+        rows: Rows of tokens in them.
+        padded_rows: Rows of their buckets.
+        compiled: Functions compiled before the first step.
+        recompiled: Functions compiled since, of which there should be none.
+    """
+
+    steps: int = 0
+    rows: int = 0
+    padded_rows: int = 0
+    compiled: int = 0
+    recompiled: int = 0
+
+    def count(self, step: StepSizes, bucket: StepBucket) -> None:
+        """A step was padded to a bucket."""
+        self.steps += 1
+        self.rows += step.rows
+        self.padded_rows += bucket.rows
+
+    def numbers(self) -> Mapping[str, float]:
+        """All of it, for people."""
+        counts = {name.name: getattr(self, name.name) for name in fields(self)}
+        return counts | {"waste": round(self.waste, 4)}
+
+    @property
+    def waste(self) -> float:
+        """Share of the computed rows that were padding."""
+        return 1 - self.rows / self.padded_rows if self.padded_rows else 0.0

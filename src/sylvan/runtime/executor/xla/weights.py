@@ -1,0 +1,167 @@
+"""Puts the weights of a traced graph on devices, one at a time, divided among them.
+
+Query heads, gates and what follows them are divided as tensor parallelism does: outputs of the
+first matrix, inputs of the second; XLA adds the partial sums. What does not divide evenly is on
+each device, and so are experts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from torch.nn import functional as F
+
+from sylvan.kernels.api import LinearWeight
+from sylvan.kernels.matmul.weights import DeferredWeight, QuantisedWeight
+from sylvan.kernels.native.graph import Graph
+from sylvan.kernels.native.opset import (
+    Activation,
+    Attention,
+    Embed,
+    Glu,
+    Linear,
+    MoeAlign,
+    RopeStore,
+)
+from sylvan.kernels.native.schema import Op, buffers_of
+from sylvan.kernels.xla.heads import head_sizes
+from sylvan.kernels.xla.values import Weights
+
+AXIS = "model"
+"""Of the mesh: the devices that share each matrix."""
+WHOLE = PartitionSpec()
+_OUTPUTS, _INPUTS = PartitionSpec(AXIS, None), PartitionSpec(None, AXIS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """Outputs of each part of a matrix, and how the parts are divided among devices."""
+
+    sizes: tuple[int, ...]
+    specs: tuple[PartitionSpec, ...]
+
+
+def load_weights(graph: Graph, mesh: Mesh) -> Weights:
+    """All constants that ops read; `graph` keeps none of its weights.
+
+    Args:
+        graph: Traced.
+        mesh: The devices, along `AXIS`.
+    """
+    divided, stacks = _divisions(graph, mesh.size), _expert_stacks(graph)
+    matrices: dict[int, tuple[jax.Array, ...]] = {}
+    for ref in sorted(graph.weights, reverse=True):
+        whole = _numbers(graph.weights[ref], graph.dtype)
+        if ref in stacks:
+            whole = np.ascontiguousarray(whole.swapaxes(1, 2))  # as `ragged_dot` reads it
+        division = divided.get(ref) or _Division((whole.shape[0],), (WHOLE,))
+        ends = np.cumsum(division.sizes)[:-1]
+        parts = zip(np.split(whole, ends), division.specs, strict=True)
+        matrices[~ref] = tuple(_put(part, mesh, spec) for part, spec in parts)
+    vectors = {~ref: _put(x, mesh, WHOLE) for ref, x in _vectors(graph).items()}
+    graph.weights.clear()
+    graph.tables.clear()
+    return Weights(matrices, vectors)
+
+
+def _put(part: np.ndarray, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
+    return jax.device_put(np.ascontiguousarray(part), NamedSharding(mesh, spec))
+
+
+def _numbers(weight: LinearWeight, dtype: torch.dtype) -> np.ndarray:
+    """A copy in the type of rows, quantised or not; a torch parameter's memory is freed."""
+    found = weight.load() if isinstance(weight, DeferredWeight) else weight
+    if isinstance(found, QuantisedWeight):
+        return to_numpy(found.numbers().to(dtype).contiguous())
+    assert isinstance(found, torch.Tensor)
+    copied = to_numpy(found.detach().to(dtype, copy=True).contiguous())
+    if isinstance(weight, torch.Tensor):
+        weight.untyped_storage().resize_(0)
+    return copied
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """The same memory; bfloat16 as JAX has it."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
+    return tensor.numpy()
+
+
+def _vectors(graph: Graph) -> Mapping[int, np.ndarray]:
+    """Float32 constants that ops read."""
+    found: dict[int, np.ndarray] = {}
+    for op in graph.ops:
+        for part in buffers_of(op):
+            constant = part.ref < 0 and part.element == "f32" and part.access == "read"
+            if not constant or part.ref in found:
+                continue
+            if part.ref in graph.tables:
+                found[part.ref] = _table(graph.tables[part.ref])
+            elif (data := graph.constants[~part.ref]) is not None:
+                found[part.ref] = data.view(np.float32).copy()
+    return found
+
+
+def _table(matrix: LinearWeight) -> np.ndarray:
+    """Rows padded to 32 columns, as programs keep them."""
+    rows = matrix.load() if isinstance(matrix, DeferredWeight) else matrix
+    assert isinstance(rows, torch.Tensor)
+    return F.pad(rows.detach().float(), (0, -rows.shape[1] % 32)).flatten().numpy()
+
+
+def _expert_stacks(graph: Graph) -> set[int]:
+    groups = {op.groups for op in graph.ops if isinstance(op, MoeAlign)}
+    return {op.weight for op in graph.ops if isinstance(op, Linear) and op.groups in groups}
+
+
+def _divisions(graph: Graph, count: int) -> Mapping[int, _Division]:
+    """Of matrices that are used once, by what makes their inputs and reads their outputs."""
+    used = Counter(op.weight for op in graph.ops if isinstance(op, Linear | Embed))
+    makers: dict[int, Op] = {}
+    found: dict[int, _Division] = {}
+    for index, op in enumerate(graph.ops):
+        if isinstance(op, Linear) and op.groups is None and used[op.weight] == 1:
+            shape = graph.weights[op.weight].shape
+            outputs = _by_reader(graph.ops[index + 1 :], op.out, shape[0], count)
+            if outputs is not None:
+                found[op.weight] = outputs
+            elif _is_divided(makers.get(op.x), count):
+                found[op.weight] = _Division((shape[0],), (_INPUTS,))
+        for part in buffers_of(op):
+            if part.access != "read" and part.ref >= 0:
+                makers[part.ref] = op
+    return found
+
+
+def _by_reader(rest: list[Op], out: int, outputs: int, count: int) -> _Division | None:
+    reader: Any = next((op for op in rest if _reads(op, out)), None)
+    if isinstance(reader, RopeStore):
+        sizes = head_sizes(reader.kv)
+        heads = reader.kv.num_heads, reader.kv.num_kv_heads, reader.kv.num_kv_heads
+    elif isinstance(reader, Glu):
+        sizes = heads = (reader.cols, reader.cols)
+    elif isinstance(reader, Activation):
+        sizes = heads = (outputs,)
+    else:
+        return None
+    if sum(sizes) != outputs:
+        return None
+    return _Division(sizes, tuple(WHOLE if n % count else _OUTPUTS for n in heads))
+
+
+def _reads(op: Op, ref: int) -> bool:
+    return any(part.ref == ref and part.access != "write" for part in buffers_of(op))
+
+
+def _is_divided(maker: Op | None, count: int) -> bool:
+    if isinstance(maker, Attention):
+        return not maker.kv.num_heads % count
+    return isinstance(maker, Glu | Activation) and not maker.cols % count

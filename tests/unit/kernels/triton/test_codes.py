@@ -1,0 +1,84 @@
+"""Matrices of codes on GPUs against their reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+
+from sylvan.kernels.experts import ExpertWeights, Routing, reference
+from sylvan.kernels.experts.triton_experts import experts
+from sylvan.kernels.matmul.codes import Code, bits_of, paired
+from sylvan.kernels.matmul.triton_linear import linear
+from sylvan.kernels.matmul.weights import CodedWeight
+from tests.support.chosen import more
+from tests.support.coded import KINDS, coded
+from tests.support.tensors import DTYPES, home, put, random
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("count", "dtype"), [(1, torch.float16), (35, torch.float32), *more((300, torch.bfloat16))]
+)
+def test_rows_times_codes(kind: str, count: int, dtype: torch.dtype) -> None:
+    x, weight = random(count, 160, dtype=dtype, seed=0) / 4, coded(kind, 40, 160)
+    bias = random(40, dtype=dtype, seed=2)
+
+    got = linear(x, put(weight), bias, out_f32=True)
+
+    numbers = weight.numbers().to(dtype).double()  # rounded once to the type of the rows
+    want = home(x).double() @ numbers.T + home(bias).double()
+    torch.testing.assert_close(home(got).double(), want, rtol=1e-4, atol=1e-3)
+    assert linear(x, put(weight), None, out_f32=False).dtype == dtype
+
+
+@pytest.mark.parametrize("code", get_args(Code))
+def test_every_code_stands_for_its_number(code: Code) -> None:
+    bits = bits_of(code)
+    levels = (torch.arange(256)[None].repeat(16, 1) % (1 << bits)).to(torch.uint8)
+    if code == "fp8_e4m3":
+        levels[(levels & 127) == 127] = 0  # no numbers
+    weight = CodedWeight(paired(levels) if bits == 4 else levels, torch.ones(16, 1), code, 0)
+
+    got = linear(put(torch.eye(256)), put(weight), None, out_f32=True)
+
+    assert torch.equal(home(got), weight.numbers().T)
+
+
+def test_inputs_in_another_order_are_put_in_it() -> None:
+    order = torch.randperm(96, generator=torch.Generator().manual_seed(1)).int()
+    weight = replace(coded("int4", 40, 96, group=32), order=order)
+    x = random(3, 96, seed=0)
+
+    got = linear(x, put(weight), None, out_f32=True)
+
+    want = home(x).double() @ weight.numbers().double().T
+    torch.testing.assert_close(home(got).double(), want, rtol=1e-5, atol=1e-4)
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    x, weight = random(12, 128, dtype=DTYPES[1], seed=0), put(coded("int4 g32", 48, 128))
+
+    together = linear(x, weight, None, out_f32=True)
+
+    assert torch.equal(linear(x[7:8], weight, None, out_f32=True)[0], together[7])
+
+
+def stack(kind: str, rows: int, cols: int) -> CodedWeight:
+    parts = [coded(kind, rows, cols, seed=seed) for seed in range(5)]
+    return parts[0].like([torch.stack(x) for x in zip(*(p.tensors for p in parts), strict=True)])
+
+
+@pytest.mark.parametrize("kind", ["int4 g32", "nvfp4", "fp8", "uint4 g32 shifts"])
+def test_experts_of_codes(kind: str) -> None:
+    routing = Routing(top_k=2, normalise=True)
+    weights = ExpertWeights(gate_up=stack(kind, 2 * 32, 64), down=stack(kind, 64, 32))
+    x, logits = random(19, 64, seed=0) / 8, random(19, 5, seed=9) * 4
+
+    got, load = experts(x, logits, routing, put(weights))
+
+    want, wanted_load = reference.experts(home(x), home(logits), routing, weights)
+    torch.testing.assert_close(home(got), want, rtol=1e-3, atol=1e-3)
+    assert torch.equal(home(load), wanted_load)

@@ -1,0 +1,61 @@
+"""The table of devices says what a server would start with: asked of the rules themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from sylvan.cli.check import check_devices
+from sylvan.runtime.engine.chips import COLUMNS, chip_rows
+from sylvan.runtime.platform.find import load_kinds
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return {row.name: row for row in chip_rows(load_kinds(()))}
+
+
+def test_every_kind_of_device_has_a_row(rows):
+    assert set(rows) == set(load_kinds(()))
+    assert next(iter(rows)) == "cpu"
+    for row in rows.values():
+        assert set(row.cells) == set(COLUMNS)
+        assert row.state
+        assert row.how
+        assert row.cells["types"], row.name
+        assert row.cells["attention"], row.name
+
+
+@pytest.mark.parametrize(
+    ("device", "column", "cell"),
+    [
+        ("cpu", "formats", "w8a8, w4a8, w4a16, fp8"),
+        ("cpu", "keys", "model, int8, fp8_e4m3"),
+        ("cpu", "parallel", "ranks"),
+        ("cpu", "guesses", "ngram, eagle3"),
+        ("cpu", "LoRA", "yes"),
+        ("cuda", "formats", ""),
+        ("cuda", "runner", "graph, eager"),
+        ("cuda", "guesses", "ngram"),
+        ("jax", "types", "float32, bfloat16"),
+        ("jax", "keys", "model"),
+        ("jax", "attention", "pallas, jnp"),
+        ("jax", "runner", "program"),
+        ("jax", "parallel", "devices"),
+        ("jax", "LoRA", ""),
+        ("tpu", "parallel", "devices"),
+        ("mps", "parallel", ""),
+    ],
+)
+def test_cells_say_what_is_taken(rows, device, column, cell):
+    assert rows[device].cells[column] == cell
+
+
+def test_check_tells_of_this_machine_first_and_how_to_get_the_others():
+    found = list(check_devices())
+    here = [finding for finding in found if not finding.detail.startswith("not here")]
+
+    assert here == found[: len(here)]
+    assert here[0].what == "device cpu"
+    assert "formats: w8a8" in here[0].detail
+    assert all("(" in finding.detail for finding in found[len(here) :])
+    assert {finding.status for finding in found} == {"ok"}
