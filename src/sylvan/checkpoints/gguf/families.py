@@ -22,7 +22,7 @@ def _nothing(keys: Keys) -> Json:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class GgufFamily:
     """One architecture of GGUF.
 
     Attributes:
@@ -69,7 +69,7 @@ _SHARED = {
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 _CORRECTED = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
-_MIXTRAL = Family(
+_MIXTRAL = GgufFamily(
     "MixtralForCausalLM",
     "mixtral",
     names={"ffn_gate_inp": "block_sparse_moe.gate"},
@@ -247,12 +247,12 @@ _TWO_NORMS_AFTER = {
     "post_ffw_norm": "post_mlp_layernorm",
 }
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
+FAMILIES: Mapping[str, GgufFamily] = MappingProxyType(
     {
-        "llama": Family("LlamaForCausalLM", "llama", pairs=True),
-        "qwen2": Family("Qwen2ForCausalLM", "qwen2"),
-        "qwen3": Family("Qwen3ForCausalLM", "qwen3"),
-        "qwen2moe": Family(
+        "llama": GgufFamily("LlamaForCausalLM", "llama", pairs=True),
+        "qwen2": GgufFamily("Qwen2ForCausalLM", "qwen2"),
+        "qwen3": GgufFamily("Qwen3ForCausalLM", "qwen3"),
+        "qwen2moe": GgufFamily(
             "Qwen2MoeForCausalLM",
             "qwen2_moe",
             names={
@@ -265,24 +265,24 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             experts=_EXPERTS,
             config=_qwen2_moe,
         ),
-        "qwen3moe": Family(
+        "qwen3moe": GgufFamily(
             "Qwen3MoeForCausalLM", "qwen3_moe", names=_GATE, experts=_EXPERTS, config=_experts
         ),
-        "olmoe": Family(
+        "olmoe": GgufFamily(
             "OlmoeForCausalLM",
             "olmoe",
             names=_GATE,
             experts=_EXPERTS,
             config=_olmoe,
         ),
-        "dots1": Family(
+        "dots1": GgufFamily(
             "Dots1ForCausalLM",
             "dots1",
             names={**_GATE, **_SHARED, **_CORRECTED},
             experts=_EXPERTS,
             config=_grouped,
         ),
-        "glm4moe": Family(
+        "glm4moe": GgufFamily(
             "Glm4MoeForCausalLM",
             "glm4_moe",
             names={
@@ -295,31 +295,31 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             config=lambda keys: _grouped(keys) | {"use_qk_norm": keys.has("attn_q_norm.weight")},
             partial=True,
         ),
-        "gemma": Family("GemmaForCausalLM", "gemma", config=_gemma, raised=True),
-        "gemma2": Family(
+        "gemma": GgufFamily("GemmaForCausalLM", "gemma", config=_gemma, raised=True),
+        "gemma2": GgufFamily(
             "Gemma2ForCausalLM", "gemma2", names=_BEFORE_TOO, config=_gemma2, raised=True
         ),
-        "gemma3": Family(
+        "gemma3": GgufFamily(
             "Gemma3ForCausalLM", "gemma3_text", names=_BEFORE_TOO, config=_gemma3, raised=True
         ),
-        "phi3": Family(
+        "phi3": GgufFamily(
             "Phi3ForCausalLM",
             "phi3",
             names={**_FUSED_UP, "attn_qkv": "self_attn.qkv_proj"},
             config=_phi3,
             partial=True,
         ),
-        "starcoder2": Family(
+        "starcoder2": GgufFamily(
             "Starcoder2ForCausalLM",
             "starcoder2",
             names={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
             config=_bias,
             layer_norm=True,
         ),
-        "stablelm": Family(
+        "stablelm": GgufFamily(
             "StableLmForCausalLM", "stablelm", config=_stablelm, layer_norm=True, partial=True
         ),
-        "nemotron": Family(
+        "nemotron": GgufFamily(
             "NemotronForCausalLM",
             "nemotron",
             names=_PLAIN_UP,
@@ -328,37 +328,37 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             layer_norm=True,
             partial=True,
         ),
-        "olmo2": Family("Olmo2ForCausalLM", "olmo2", names=_AFTER),
-        "exaone4": Family("Exaone4ForCausalLM", "exaone4", names=_AFTER, config=_exaone4),
-        "granite": Family("GraniteForCausalLM", "granite", config=_granite, pairs=True),
-        "minicpm": Family("MiniCPMForCausalLM", "minicpm", config=_minicpm, pairs=True),
-        "smollm3": Family("SmolLM3ForCausalLM", "smollm3", config=_smollm3, pairs=True),
-        "arcee": Family(
+        "olmo2": GgufFamily("Olmo2ForCausalLM", "olmo2", names=_AFTER),
+        "exaone4": GgufFamily("Exaone4ForCausalLM", "exaone4", names=_AFTER, config=_exaone4),
+        "granite": GgufFamily("GraniteForCausalLM", "granite", config=_granite, pairs=True),
+        "minicpm": GgufFamily("MiniCPMForCausalLM", "minicpm", config=_minicpm, pairs=True),
+        "smollm3": GgufFamily("SmolLM3ForCausalLM", "smollm3", config=_smollm3, pairs=True),
+        "arcee": GgufFamily(
             "ArceeForCausalLM",
             "arcee",
             names=_PLAIN_UP,
             config=lambda keys: {"hidden_act": "relu2"},
             pairs=True,
         ),
-        "ernie4_5": Family(
+        "ernie4_5": GgufFamily(
             "Ernie4_5ForCausalLM",
             "ernie4_5",
             config=lambda keys: {"use_bias": keys.has("blk.0.attn_q.bias")},
         ),
-        "seed_oss": Family(
+        "seed_oss": GgufFamily(
             "SeedOssForCausalLM",
             "seed_oss",
             names={"post_attention_norm": "post_attention_layernorm"},
             config=_seed_oss,
         ),
-        "glm4": Family(
+        "glm4": GgufFamily(
             "Glm4ForCausalLM",
             "glm4",
             names={**_FUSED_UP, **_TWO_NORMS_AFTER},
             partial=True,
         ),
-        "command-r": Family("CohereForCausalLM", "cohere", config=_cohere, layer_norm=True),
-        "cohere2": Family(
+        "command-r": GgufFamily("CohereForCausalLM", "cohere", config=_cohere, layer_norm=True),
+        "cohere2": GgufFamily(
             "Cohere2ForCausalLM", "cohere2", config=_cohere2, layer_norm=True, partial=True
         ),
     }
@@ -366,7 +366,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 """GGUF architecture -> what its files hold."""
 
 
-def family_of(keys: Keys) -> Family:
+def family_of(keys: Keys) -> GgufFamily:
     """The family of a file whose architecture is known; Mixtral has Llama's."""
     if keys.architecture == "llama" and keys.number("expert_count", 0):
         return _MIXTRAL

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sylvan.checkpoints.gguf.families import Family
+from sylvan.checkpoints.gguf.families import GgufFamily
 from sylvan.checkpoints.gguf.header import Header, StoredArray
 from sylvan.protocol.errors import ConfigError
 
@@ -46,7 +46,9 @@ def layer_of(name: str) -> int:
     return int(match[1]) if match and match[1] else -1
 
 
-def entries_of(tensor: StoredArray, header: Header, family: Family, heads: Heads) -> list[Entry]:
+def entries_of(
+    tensor: StoredArray, header: Header, family: GgufFamily, heads: Heads
+) -> list[Entry]:
     """What a tensor is in the checkpoint that the file was made of: a stack is many.
 
     An entry has a name, type and shape, and where its bytes lie; `turned` heads whose rows are in
