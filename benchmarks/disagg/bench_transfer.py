@@ -34,10 +34,10 @@ from sylvan.runtime.features.disagg.data import (
     Received,
     SendPages,
 )
+from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms, means
 from sylvan.runtime.features.disagg.receiver import Receiver
 from sylvan.runtime.features.disagg.sender import Sender
 from sylvan.runtime.features.disagg.tcp import TcpNetwork
-from sylvan.runtime.features.disagg.ways import TransferMechanisms, means
 from sylvan.runtime.pool.mha import KVShape
 from sylvan.runtime.storage.manifest import Manifest
 

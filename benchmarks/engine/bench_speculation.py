@@ -47,8 +47,8 @@ from sylvan.runtime.engine.build import build_scheduler
 from sylvan.runtime.engine.composition import EngineCore
 from sylvan.runtime.engine.text import load_tokenizer
 from sylvan.runtime.features.speculation.api import Proposal
-from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.features.speculation.control import Speculation
+from sylvan.runtime.features.speculation.head_control import HeadSpeculation
 from sylvan.text.chat_template import ChatRequest, ChatTemplate
 
 sys.path.insert(0, str(Path(__file__).parents[2]))

@@ -12,8 +12,8 @@ from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts
 from sylvan.runtime.features.speculation.api import Proposal, depth_of
-from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.features.speculation.depth import LONGEST_PAUSE
+from sylvan.runtime.features.speculation.head_control import HeadSpeculation
 from sylvan.runtime.features.speculation.head_work import CHAIN, HeadReport, HeadWork, TreeShape
 from sylvan.runtime.features.speculation.heads import head_worker
 from sylvan.runtime.features.standard import STANDARD_WORKERS

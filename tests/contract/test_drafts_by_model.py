@@ -11,8 +11,8 @@ from sylvan.kernels.native.library import describe
 from sylvan.protocol.requests import ThinkingOptions
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.features.speculation.depth import LONGEST_PAUSE
-from sylvan.runtime.features.speculation.model import DraftModel
-from sylvan.runtime.features.speculation.together import ModelSpeculation
+from sylvan.runtime.features.speculation.draft_model import DraftModel
+from sylvan.runtime.features.speculation.model_control import ModelSpeculation
 from sylvan.runtime.sched.limits import SchedulerLimits
 from tests.parity.serving import Serving, build_standard
 from tests.support.random_model import VOCAB, write_random_model

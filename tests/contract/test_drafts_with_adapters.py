@@ -7,8 +7,8 @@ import pytest
 from sylvan.kernels.native.library import describe
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.features.speculation.api import Proposal
-from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.features.speculation.control import Speculation
+from sylvan.runtime.features.speculation.head_control import HeadSpeculation
 from sylvan.runtime.features.speculation.heads import head_worker
 from sylvan.runtime.features.speculation.ngram import NgramDrafter
 from tests.support.adapters import AdapterServing, write_random_adapter

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from sylvan.runtime.features.speculation.control import Speculation
-from sylvan.runtime.features.speculation.together import ModelSpeculation
+from sylvan.runtime.features.speculation.model_control import ModelSpeculation
 from tests.support.drafters import KINDS, ScriptedDrafter, ScriptedModel
 from tests.support.kv import VOCAB, World, alone, request
 from tests.support.machine import SchedulerMachine

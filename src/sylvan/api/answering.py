@@ -240,13 +240,13 @@ def _strict(rules: OutputRules, sampling: SamplingParams) -> SamplingParams:
     wrapping = rules.tools and (rules.tools.wrapping or rules.tools.tagged)
     why = ""
     if rules.tools is None:
-        why = "this server reads no calls (--tool-call-parser)"
+        why = "this server parses no tool calls (set --tool-call-parser)"
     elif wrapping is None:
-        why = f"the form of calls of {rules.tools.name} cannot be held to a schema"
+        why = f"the tool call format of {rules.tools.name} cannot be constrained by a schema"
     elif sampling.structural_tag is not None:
-        why = "a structural_tag says what the whole output is"
+        why = "structural_tag already defines the whole output"
     if wrapping is None or why:
-        message = f"tools[{at}] ({name}): strict cannot be honoured: {why}."
+        message = f"tools[{at}] ({name}): strict is not supported: {why}."
         raise RequestError(message, param=f"tools[{at}]")
     return _tagged(strict_tags(wrapping, rules.specs, _answer(sampling)), sampling)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sylvan.media.given import FORMAT, read_vectors
+from sylvan.media.precomputed import FORMAT, read_vectors
 from sylvan.media.source import MediaSource, read_source
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.media import MediaKind

@@ -46,10 +46,10 @@ from sylvan.gateway.openai.router import PassThrough
 from sylvan.gateway.openai.upstreams import Upstreams, read_upstreams
 from sylvan.gateway.peers.channel import PeerChannel
 from sylvan.gateway.peers.sharing import Sharing, SharingParts
-from sylvan.gateway.placing import RequestPlacer
+from sylvan.gateway.placement import RequestPlacer
 from sylvan.gateway.policies.api import PolicyParts
 from sylvan.gateway.prefixes.blocks import BlockIndex
-from sylvan.gateway.prefixes.following import CacheFollower
+from sylvan.gateway.prefixes.cache_follower import CacheFollower
 from sylvan.gateway.security.clients import Clients
 from sylvan.gateway.security.gate import GatewayAuth, Tokens
 from sylvan.gateway.security.operators import Operators

@@ -32,12 +32,12 @@ def test_frames_are_those_that_are_wanted():
     [
         (b"no video", (1 << 20, 60), "the video cannot be decoded"),
         (b"", (1 << 20, 60), "the video cannot be decoded"),
-        (mp4()[:400], (1 << 20, 60), "read|frames"),
+        (mp4()[:400], (1 << 20, 60), "read|decoded|frames"),
         (wav(), (1 << 20, 60), "no video track"),
         (mp4(), (64 * 47, 60), "media.pixels"),
         (mp4(12, 6), (1 << 20, 1.5), "media.seconds"),
-        (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", (1 << 20, 60), "read"),
-        (b"ffconcat version 1.0\nfile /etc/passwd\n", (1 << 20, 60), "read"),
+        (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", (1 << 20, 60), "read|decoded"),
+        (b"ffconcat version 1.0\nfile /etc/passwd\n", (1 << 20, 60), "read|decoded"),
     ],
 )
 def test_bad_videos_are_refused(data, most, words):

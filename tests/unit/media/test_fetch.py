@@ -146,4 +146,4 @@ async def test_files_are_read_from_allowed_directories_only(tmp_path):
     assert len(words) == 1  # nothing tells whether a file exists
     assert "media.allowed_dirs" in words.pop()
     assert "media.allowed_dirs" in await refusal(f"file://{inside}/a.png")
-    assert "no file" in await refusal(f"file://{inside}", **allowed)
+    assert "not a file" in await refusal(f"file://{inside}", **allowed)

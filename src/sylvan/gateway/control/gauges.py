@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from sylvan.gateway.observe.families import PREFIX
-from sylvan.gateway.placing import RequestPlacer
+from sylvan.gateway.placement import RequestPlacer
 from sylvan.gateway.policies.manual import Manual
 from sylvan.gateway.workers.breaker import BreakerState
 from sylvan.gateway.workers.registry import Registry

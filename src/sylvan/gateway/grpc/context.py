@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.grpc.prefill import Prefill
 from sylvan.gateway.http.answer import Answer
-from sylvan.gateway.http.asked import ParsedBody
 from sylvan.gateway.http.caller import Caller
+from sylvan.gateway.http.parsed_body import ParsedBody
 from sylvan.gateway.http.routes import ProxyRoute
 from sylvan.gateway.observe.meter import RequestMeter
-from sylvan.gateway.placing import PlacedRequest
+from sylvan.gateway.placement import PlacedRequest
 from sylvan.gateway.text.model import ModelText
 from sylvan.gateway.upstream.grpc import GrpcUpstream, Metadata
 from sylvan.gateway.workers.worker import Dispatch

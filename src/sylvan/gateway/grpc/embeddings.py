@@ -17,7 +17,7 @@ from sylvan.gateway.grpc.bodies.common import check_passed
 from sylvan.gateway.grpc.context import EMBEDDINGS, RequestInput
 from sylvan.gateway.grpc.metadata import metadata_of
 from sylvan.gateway.http.attempts import Attempts
-from sylvan.gateway.placing import RequestPlacer
+from sylvan.gateway.placement import RequestPlacer
 from sylvan.gateway.policies.api import PlacementOutcome, RoutingRequest
 from sylvan.gateway.text.library import TextLibrary
 from sylvan.gateway.upstream.grpc import GrpcUpstream

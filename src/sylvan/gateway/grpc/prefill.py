@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.http.pairs.bootstrap import new_meeting
-from sylvan.gateway.placing import PlacedRequest
+from sylvan.gateway.placement import PlacedRequest
 from sylvan.gateway.policies.api import PlacementOutcome
 from sylvan.rpc import scheduler_pb2 as pb
 

@@ -20,13 +20,13 @@ from sylvan.gateway.grpc.stages.request_execution import RequestExecution
 from sylvan.gateway.grpc.stages.response_processing import ResponseProcessing
 from sylvan.gateway.grpc.stages.worker_selection import WorkerSelection
 from sylvan.gateway.http.answer import Answer
-from sylvan.gateway.http.asked import ParsedBody
 from sylvan.gateway.http.attempts import Attempts
 from sylvan.gateway.http.caller import Caller
+from sylvan.gateway.http.parsed_body import ParsedBody
 from sylvan.gateway.http.routes import ProxyRoute
 from sylvan.gateway.observe.families import Families
 from sylvan.gateway.observe.meter import RequestMeter
-from sylvan.gateway.placing import RequestPlacer
+from sylvan.gateway.placement import RequestPlacer
 from sylvan.gateway.policies.api import PlacementOutcome
 from sylvan.gateway.text.library import TextLibrary
 from sylvan.gateway.upstream.grpc import GrpcUpstream

@@ -11,16 +11,16 @@ from sylvan.config.route import FailoverConfig, RetryConfig, RouteLimitsConfig
 from sylvan.gateway.errors import NoWorkerError, UpstreamError
 from sylvan.gateway.flow.retry import Retries, RetryBudget
 from sylvan.gateway.http.answer import Answer
-from sylvan.gateway.http.asked import ParsedBody
 from sylvan.gateway.http.attempts import Attempts
 from sylvan.gateway.http.caller import Caller, HeaderPairs
 from sylvan.gateway.http.outgoing import AnswerJournal, new_ticket
+from sylvan.gateway.http.parsed_body import ParsedBody
 from sylvan.gateway.http.relay import EventFilter, Relay, RetryableStatusError
 from sylvan.gateway.http.routes import ProxyRoute
 from sylvan.gateway.http.sender import RequestSender
 from sylvan.gateway.observe.families import Families
 from sylvan.gateway.observe.meter import RequestMeter
-from sylvan.gateway.placing import PlacedRequest, RequestPlacer
+from sylvan.gateway.placement import PlacedRequest, RequestPlacer
 from sylvan.gateway.policies.api import PlacementOutcome, RoutingRequest
 from sylvan.gateway.workers.health import HealthChecks
 from sylvan.gateway.workers.registry import Registry

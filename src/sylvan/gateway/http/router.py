@@ -18,14 +18,14 @@ from sylvan.gateway.errors import (
 )
 from sylvan.gateway.flow.admission import GatewayAdmission, Permit
 from sylvan.gateway.http.answer import Answer
-from sylvan.gateway.http.asked import ParsedBody, nothing, read, read_form
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.http.exchange import Exchange, ExchangeParts, Pinned
 from sylvan.gateway.http.fanout import FanOut, servers
-from sylvan.gateway.http.following import ResumableRequests
 from sylvan.gateway.http.inflight import Inflight
 from sylvan.gateway.http.outgoing import TARGET_WORKER
 from sylvan.gateway.http.pairs.exchange import PairExchange, needs_one_worker
+from sylvan.gateway.http.parsed_body import ParsedBody, nothing, read, read_form
+from sylvan.gateway.http.resumable import ResumableRequests
 from sylvan.gateway.http.routes import ProxyRoute
 from sylvan.gateway.http.search import ObjectLocator
 from sylvan.gateway.observe.meter import ModelNames, RequestMeter, RouteLabels

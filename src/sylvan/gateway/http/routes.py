@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sylvan.api.errors import Family
-from sylvan.gateway.http import asked
-from sylvan.gateway.http.asked import PromptOf
+from sylvan.gateway.http import parsed_body
+from sylvan.gateway.http.parsed_body import PromptOf
 
 Spread = Literal["one", "all", "search", "tenant"]
 """Which workers get a request: the one that the policy selects; all; the one that stores the object
@@ -46,40 +46,42 @@ class ProxyRoute:
 _GENERATION = (
     ProxyRoute(
         path="/v1/chat/completions",
-        prompt_of=asked.conversation,
+        prompt_of=parsed_body.conversation,
         prefix="chatcmpl-",
         pairs=True,
     ),
-    ProxyRoute(path="/v1/completions", prompt_of=asked.text("prompt"), prefix="cmpl-", pairs=True),
+    ProxyRoute(
+        path="/v1/completions", prompt_of=parsed_body.text("prompt"), prefix="cmpl-", pairs=True
+    ),
     ProxyRoute(
         path="/generate",
         methods=("POST", "PUT"),
         family=Family.NATIVE,
-        prompt_of=asked.text("text", "input_ids"),
+        prompt_of=parsed_body.text("text", "input_ids"),
         prefix="gnt-",
         pairs=True,
     ),
     ProxyRoute(
         path="/v1/responses",
         family=Family.RESPONSES,
-        prompt_of=asked.responses,
+        prompt_of=parsed_body.responses,
         prefix="resp-",
         pairs=True,
     ),
     ProxyRoute(
-        path="/v1/messages", family=Family.ANTHROPIC, prompt_of=asked.conversation, pairs=True
+        path="/v1/messages", family=Family.ANTHROPIC, prompt_of=parsed_body.conversation, pairs=True
     ),
     ProxyRoute(
         path="/api/chat",
         family=Family.OLLAMA,
-        prompt_of=asked.conversation,
+        prompt_of=parsed_body.conversation,
         streams=True,
         pairs=True,
     ),
     ProxyRoute(
         path="/api/generate",
         family=Family.OLLAMA,
-        prompt_of=asked.text("prompt"),
+        prompt_of=parsed_body.text("prompt"),
         streams=True,
         pairs=True,
     ),
@@ -88,18 +90,20 @@ _GENERATION = (
 
 def _short(family: Family, *paths: str) -> tuple[ProxyRoute, ...]:
     """Make routes with short answers and without cached prompts."""
-    return tuple(ProxyRoute(path=path, family=family, prompt_of=asked.nothing) for path in paths)
+    return tuple(
+        ProxyRoute(path=path, family=family, prompt_of=parsed_body.nothing) for path in paths
+    )
 
 
 _VECTORS = (
     *_short(Family.OPENAI, "/v1/embeddings", "/v1/classify", "/v1/score"),
     *(
-        ProxyRoute(path=path, methods=("POST", "PUT"), prompt_of=asked.nothing)
+        ProxyRoute(path=path, methods=("POST", "PUT"), prompt_of=parsed_body.nothing)
         for path in ("/v1/rerank", "/v2/rerank", "/rerank")
     ),
     *(
         ProxyRoute(
-            path=path, methods=("POST", "PUT"), family=Family.NATIVE, prompt_of=asked.nothing
+            path=path, methods=("POST", "PUT"), family=Family.NATIVE, prompt_of=parsed_body.nothing
         )
         for path in ("/encode", "/classify")
     ),
@@ -107,7 +111,7 @@ _VECTORS = (
 )
 
 AUDIO = tuple(
-    ProxyRoute(path=f"/v1/audio/{name}", prompt_of=asked.nothing, form=True)
+    ProxyRoute(path=f"/v1/audio/{name}", prompt_of=parsed_body.nothing, form=True)
     for name in ("transcriptions", "translations")
 )
 

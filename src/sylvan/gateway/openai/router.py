@@ -16,9 +16,9 @@ from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.flow.admission import GatewayAdmission
 from sylvan.gateway.flow.retry import RETRYABLE
 from sylvan.gateway.http.answer import Answer
-from sylvan.gateway.http.asked import ParsedBody, nothing, read, read_form
 from sylvan.gateway.http.caller import Caller, Refusal, end_to_end
 from sylvan.gateway.http.outgoing import OWN_HEADERS
+from sylvan.gateway.http.parsed_body import ParsedBody, nothing, read, read_form
 from sylvan.gateway.http.relay import RetryableStatusError
 from sylvan.gateway.http.routes import AUDIO, ProxyRoute
 from sylvan.gateway.observe.families import Families

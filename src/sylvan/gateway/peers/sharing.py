@@ -15,7 +15,7 @@ from sylvan.gateway.peers.messages import (
     Spent,
     WorkerChange,
 )
-from sylvan.gateway.placing import RequestPlacer
+from sylvan.gateway.placement import RequestPlacer
 from sylvan.gateway.policies.api import Placement, RoutingRequest
 from sylvan.gateway.security.clients import Clients
 from sylvan.gateway.workers.jobs import Jobs

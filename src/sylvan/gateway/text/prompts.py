@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sylvan.api.openai.chat import ChatBody
 from sylvan.api.openai.chat_tools import tool_use
 from sylvan.api.validation import parse
-from sylvan.gateway.http.asked import ParsedBody
+from sylvan.gateway.http.parsed_body import ParsedBody
 from sylvan.gateway.text.chat import template_request
 from sylvan.gateway.text.library import TextLibrary
 from sylvan.gateway.text.model import ModelText

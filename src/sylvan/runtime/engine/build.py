@@ -56,10 +56,10 @@ from sylvan.runtime.features.speculation.build import (
     tree_shape,
 )
 from sylvan.runtime.features.speculation.corpus import GivenCorpora
+from sylvan.runtime.features.speculation.draft_model import DraftModel
 from sylvan.runtime.features.speculation.head_worker import NoHeadWorker
 from sylvan.runtime.features.speculation.heads import head_worker
 from sylvan.runtime.features.speculation.medusa_worker import medusa_worker
-from sylvan.runtime.features.speculation.model import DraftModel
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.features.tiers.build import TiersParts
 from sylvan.runtime.layers.mesh import Mesh

@@ -35,7 +35,7 @@ from sylvan.runtime.features.grammar.control import GrammarControl
 from sylvan.runtime.features.lora.control import Lora
 from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapability
 from sylvan.runtime.features.recurrent.control import RecurrentStates
-from sylvan.runtime.features.speculation.by_head import HeadSpeculation
+from sylvan.runtime.features.speculation.head_control import HeadSpeculation
 from sylvan.runtime.layers.mesh import Mesh
 from sylvan.runtime.layers.placement import read_placement
 from sylvan.transport.api import Duplex, DuplexChannel, MessageError

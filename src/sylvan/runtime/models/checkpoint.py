@@ -379,7 +379,7 @@ def load_weights(
     kept = {"blocks": formats.blocks, "plain": formats.plain}
     reader = WeightReader(model, files, formats.converted, **kept)
     total = sum(reader.num_bytes(slot.name) for slot in slots(model))
-    done, places = 0, Places(model)
+    done, places = 0, LoadTargets(model)
     for slot in list(slots(model)):
         content, parameter = reader.read(slot.name), slot.parameter
         place = device if parameter.is_meta and device is not None else parameter.device
@@ -415,7 +415,7 @@ def defer_weights(
     reader = WeightReader(model, files, quantise, blocks=blocks)
     total = sum(reader.num_bytes(slot.name) for slot in slots(model))
     progress = progress or (lambda done, total: None)
-    meter, places = _Meter(reader, progress, total), Places(model)
+    meter, places = _Meter(reader, progress, total), LoadTargets(model)
     for slot in list(slots(model)):
         if slot.parameter.dim() >= 2:
             places.replace(slot.parameter, meter.deferred(slot))
@@ -458,7 +458,7 @@ class _Meter:
         return DeferredWeight(slot.shape, lambda: self.read(name), name)
 
 
-class Places:
+class LoadTargets:
     """Where parameters of a model are used: tied modules share them. To be made once."""
 
     def __init__(self, model: nn.Module) -> None:

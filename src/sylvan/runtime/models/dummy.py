@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sylvan.kernels.matmul.weights import as_codes
-from sylvan.runtime.models.checkpoint import Places
+from sylvan.runtime.models.checkpoint import LoadTargets
 from sylvan.runtime.models.quantise import Format, convert, matrices
 from sylvan.runtime.models.shards import take, whole_shape
 from sylvan.runtime.models.slots import slots
@@ -17,7 +17,7 @@ from sylvan.runtime.models.slots import slots
 def dummy_weights(model: nn.Module, seed: int = 0, quantise: Format | None = None) -> None:
     """Fill with seeded random values of a plausible size: for benchmarks without a checkpoint."""
     bits = dict(matrices(model, quantise)) if quantise else {}
-    places = Places(model)
+    places = LoadTargets(model)
     for slot in list(slots(model)):
         parameter = slot.parameter
         if slot.attribute == "weight" and parameter.dim() == 1:

@@ -26,7 +26,7 @@ from sylvan.runtime.server.headers import QuickRequest
 from sylvan.runtime.server.internal import InternalCaller
 from sylvan.runtime.server.openapi import describe
 from sylvan.runtime.server.routes import ENDPOINTS
-from sylvan.runtime.server.routes.elsewhere import with_other_paths
+from sylvan.runtime.server.routes.platform_paths import with_other_paths
 from sylvan.runtime.server.security import Gate
 from sylvan.runtime.server.settings import ServerSettings
 from sylvan.runtime.server.tickets import Tickets

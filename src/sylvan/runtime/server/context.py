@@ -25,7 +25,7 @@ from sylvan.runtime.server.stores.batches import BatchStore
 from sylvan.runtime.server.stores.responses import ResponseStore
 from sylvan.runtime.server.stores.service import Batches
 from sylvan.runtime.server.stores.worker import BatchWorker
-from sylvan.runtime.server.under_way import TenantCalls
+from sylvan.runtime.server.tenant_calls import TenantCalls
 from sylvan.runtime.serving.pairing import Role
 from sylvan.runtime.serving.service import GenerationService, make_service, wall_clock
 from sylvan.runtime.serving.sessions import SessionStore

@@ -42,7 +42,7 @@ from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.observe.origin import Arrival, origin_of
 from sylvan.runtime.server.security import CallRefusal, Gate, Level
 from sylvan.runtime.server.streaming import GONE
-from sylvan.runtime.server.under_way import CountedResponse
+from sylvan.runtime.server.tenant_calls import CountedResponse
 from sylvan.runtime.serving.journal import JOURNAL_KEY
 from sylvan.runtime.serving.pairing import Pairing, read_pairing
 from sylvan.runtime.serving.service import GenerationService

@@ -14,9 +14,9 @@ import numpy as np
 
 from sylvan.config.tree import MediaConfig
 from sylvan.media.fetch import Fetcher, FetchLimits
-from sylvan.media.given import VECTORS, given_vectors
 from sylvan.media.messages import PreparedItem, PrepareItem
 from sylvan.media.pool import MediaWorkers
+from sylvan.media.precomputed import VECTORS, given_vectors
 from sylvan.media.sounds import SAMPLES
 from sylvan.media.source import MediaSource
 from sylvan.protocol.arrays import IntArray

@@ -165,7 +165,7 @@ async def test_a_full_disk_is_named(durable):
     response = await durable.http.post("/v1/files", files=files, data={"purpose": "batch"})
 
     assert response.status_code == 507
-    assert "no room" in response.json()["message"]
+    assert "disk is full" in response.json()["message"]
 
 
 async def test_batch_with_bad_lines_fails_naming_them(durable):

@@ -9,7 +9,7 @@ import pytest
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.server.routes import ENDPOINTS
 from sylvan.runtime.server.routes.absent import ABSENT
-from sylvan.runtime.server.routes.elsewhere import with_other_paths
+from sylvan.runtime.server.routes.platform_paths import with_other_paths
 from tests.support.http import Client
 
 

@@ -10,7 +10,7 @@ import orjson
 from pydantic import BaseModel
 
 from sylvan.gateway.grpc.context import SampleText
-from sylvan.gateway.http.asked import ParsedBody
+from sylvan.gateway.http.parsed_body import ParsedBody
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.sampling import SamplingParams

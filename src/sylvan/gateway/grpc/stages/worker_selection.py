@@ -6,7 +6,7 @@ from array import array
 
 from sylvan.gateway.grpc.context import RequestContext
 from sylvan.gateway.grpc.prefill import Prefill
-from sylvan.gateway.placing import PlacedRequest, RequestPlacer
+from sylvan.gateway.placement import PlacedRequest, RequestPlacer
 from sylvan.gateway.policies.api import RoutingRequest
 from sylvan.gateway.workers.registry import Registry
 from sylvan.gateway.workers.spec import Kind

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import orjson
 
-from sylvan.gateway.http.asked import Fields
+from sylvan.gateway.http.parsed_body import Fields
 from sylvan.gateway.http.sender import spliced
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.sampling import MAX_N

@@ -10,7 +10,6 @@ from functools import partial
 from sylvan.gateway.errors import NoWorkerError, UpstreamError
 from sylvan.gateway.flow.retry import RETRYABLE
 from sylvan.gateway.http.answer import Answer, usage_in
-from sylvan.gateway.http.asked import ParsedBody
 from sylvan.gateway.http.caller import Caller, HeaderPairs
 from sylvan.gateway.http.exchange import (
     Exchange,
@@ -29,10 +28,11 @@ from sylvan.gateway.http.pairs.bootstrap import (
 )
 from sylvan.gateway.http.pairs.collected import WorkerReply
 from sylvan.gateway.http.pairs.prompt_logprobs import PromptLogprobsMerge
+from sylvan.gateway.http.parsed_body import ParsedBody
 from sylvan.gateway.http.relay import MAX_REFUSAL_BYTES, Relay, RetryableStatusError
 from sylvan.gateway.http.routes import ProxyRoute
 from sylvan.gateway.observe.meter import RequestMeter
-from sylvan.gateway.placing import PlacedRequest
+from sylvan.gateway.placement import PlacedRequest
 from sylvan.gateway.policies.api import PlacementOutcome
 from sylvan.gateway.upstream.http import Outgoing
 from sylvan.gateway.workers.spec import Kind

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sylvan.gateway.control.api import OwnRoute
-from sylvan.gateway.http.asked import ParsedBody
 from sylvan.gateway.http.caller import Caller
+from sylvan.gateway.http.parsed_body import ParsedBody
 from sylvan.gateway.openai.history.background import Background
 from sylvan.gateway.openai.history.owners import Owners
 from sylvan.gateway.openai.history.routes import HistoryRoutes

@@ -10,7 +10,7 @@ from typing import Any, cast
 import orjson
 
 from sylvan.api.openai.items import conversation_item
-from sylvan.gateway.http.asked import ParsedBody
+from sylvan.gateway.http.parsed_body import ParsedBody
 from sylvan.gateway.openai.history.store import HistoryStore, Item, Kind, StoredItem
 from sylvan.protocol.errors import CapacityError, RequestError
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from sylvan.protocol.malformed import MALFORMED
-from sylvan.runtime.features.disagg.reach import Pieces, ReachError
+from sylvan.runtime.features.disagg.remote_memory import Pieces, ReachError
 
 _BEACON_BYTES = 32
 _MOST_PIECES = 1024  # IOV_MAX of Linux

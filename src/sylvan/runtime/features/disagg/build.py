@@ -20,17 +20,17 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ModelSite
-from sylvan.runtime.features.disagg.again import PrefillClient
 from sylvan.runtime.features.disagg.channel import Network
 from sylvan.runtime.features.disagg.counts import Records
 from sylvan.runtime.features.disagg.decode import DecodeRole, MissingKVPolicy
+from sylvan.runtime.features.disagg.mechanisms import means
 from sylvan.runtime.features.disagg.prefill import PrefillRole
+from sylvan.runtime.features.disagg.prefill_client import PrefillClient
 from sylvan.runtime.features.disagg.receiver import Receiver
 from sylvan.runtime.features.disagg.sender import Sender
 from sylvan.runtime.features.disagg.shape import KVLayout
 from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.features.disagg.tcp import TcpNetwork
-from sylvan.runtime.features.disagg.ways import means
 from sylvan.runtime.features.disagg.worker import DecodeWorker, PrefillWorker
 from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.storage.manifest import Manifest

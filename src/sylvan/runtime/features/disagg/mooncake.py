@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from sylvan.runtime.features.disagg.reach import Pieces, ReachError
+from sylvan.runtime.features.disagg.remote_memory import Pieces, ReachError
 
 
 class Mooncake:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sylvan.runtime.features.disagg.reach import Pieces, ReachError
+from sylvan.runtime.features.disagg.remote_memory import Pieces, ReachError
 
 _MOST_PEERS = 256
 _POLL_S = 0.0002

@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 
 from sylvan.runtime.core.memory import Checksums, PageMemory, Transfer
-from sylvan.runtime.features.disagg.again import PrefillClient
 from sylvan.runtime.features.disagg.channel import Buffer, Channel, ChannelError, Network
 from sylvan.runtime.features.disagg.data import (
     AskAgain,
@@ -35,6 +34,7 @@ from sylvan.runtime.features.disagg.data import (
 )
 from sylvan.runtime.features.disagg.direct import PageViews, checksums, split
 from sylvan.runtime.features.disagg.loop import LoopThread
+from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms
 from sylvan.runtime.features.disagg.messages import (
     NONCE_BYTES,
     PROTOCOL,
@@ -53,7 +53,8 @@ from sylvan.runtime.features.disagg.messages import (
     encode,
     proof,
 )
-from sylvan.runtime.features.disagg.reach import (
+from sylvan.runtime.features.disagg.prefill_client import PrefillClient
+from sylvan.runtime.features.disagg.remote_memory import (
     HTTP_PORT,
     WHERE,
     Peer,
@@ -65,7 +66,6 @@ from sylvan.runtime.features.disagg.reach import (
     where,
 )
 from sylvan.runtime.features.disagg.segment import SharedSegment
-from sylvan.runtime.features.disagg.ways import TransferMechanisms
 from sylvan.runtime.pool.transfers import ThreadedTransfer
 from sylvan.runtime.storage.manifest import Manifest
 from sylvan.utils.tasks import settled

@@ -30,6 +30,7 @@ from sylvan.runtime.features.disagg.data import (
 )
 from sylvan.runtime.features.disagg.direct import PageViews, checksums, split
 from sylvan.runtime.features.disagg.loop import LoopThread
+from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms
 from sylvan.runtime.features.disagg.messages import (
     NONCE_BYTES,
     PROTOCOL,
@@ -48,9 +49,8 @@ from sylvan.runtime.features.disagg.messages import (
     encode,
     proof,
 )
-from sylvan.runtime.features.disagg.reach import HTTP_PORT, WHERE, where
+from sylvan.runtime.features.disagg.remote_memory import HTTP_PORT, WHERE, where
 from sylvan.runtime.features.disagg.segment import SharedSegment
-from sylvan.runtime.features.disagg.ways import TransferMechanisms
 from sylvan.runtime.storage.manifest import Manifest, decode_manifest
 from sylvan.utils.threads import call_in_thread
 

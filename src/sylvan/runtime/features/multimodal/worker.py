@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sylvan.kernels.api import Rope
-from sylvan.media.given import VECTORS
+from sylvan.media.precomputed import VECTORS
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.core.forward import CrossMemory

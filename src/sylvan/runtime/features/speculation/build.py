@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
-from sylvan.runtime.features.speculation.by_head import HeadSpeculation
 from sylvan.runtime.features.speculation.contexts import ContextTree
 from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.runtime.features.speculation.corpus import GivenCorpora, TenantCorpora
+from sylvan.runtime.features.speculation.draft_model import DraftModel
+from sylvan.runtime.features.speculation.head_control import HeadSpeculation
 from sylvan.runtime.features.speculation.head_work import CHAIN, TreeShape
-from sylvan.runtime.features.speculation.model import DraftModel
+from sylvan.runtime.features.speculation.model_control import ModelSpeculation
 from sylvan.runtime.features.speculation.ngram import NgramDrafter
-from sylvan.runtime.features.speculation.together import ModelSpeculation
 
 AnySpeculation = Speculation | ModelSpeculation | HeadSpeculation
 

@@ -20,7 +20,7 @@ from sylvan.runtime.features.speculation.api import (
     rising,
 )
 from sylvan.runtime.features.speculation.cost import StepCosts
-from sylvan.runtime.features.speculation.looks import STEPS_SHARE, LookupBudget
+from sylvan.runtime.features.speculation.lookup_budget import STEPS_SHARE, LookupBudget
 from sylvan.runtime.features.speculation.policy import DraftPolicy, FixedLength, Throughput
 from sylvan.runtime.features.speculation.timing import StepTimer
 from sylvan.runtime.sched.capability import Capability

@@ -18,7 +18,7 @@ from sylvan.runtime.core.step import StepResult
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.options import Draw, ModelSite
-from sylvan.runtime.features.speculation.by_head import HeadSpeculation
+from sylvan.runtime.features.speculation.head_control import HeadSpeculation
 from sylvan.runtime.features.speculation.head_work import CHAIN, HeadReport, HeadWork, TreeShape
 from sylvan.runtime.features.speculation.head_worker import Span, spans_of, spread
 from sylvan.runtime.features.speculation.trees import Choice, combined, likeliest

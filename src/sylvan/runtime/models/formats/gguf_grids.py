@@ -72,7 +72,7 @@ def _coded(
 
 
 def iq2_xxs(raw: torch.Tensor) -> CodedWeight:
-    """Blocks of IQ2_XXS, (N, bytes)."""
+    """Read blocks of GGUF type IQ2_XXS as codes and scales."""
     rest = raw[..., 2:].unflatten(-1, (8, 8))
     words = _words(rest[..., 4:]).squeeze(-1)
     signs = _bits(_even_signs()[_parts(words, 7, 4, 127)])
@@ -82,7 +82,7 @@ def iq2_xxs(raw: torch.Tensor) -> CodedWeight:
 
 
 def iq2_xs(raw: torch.Tensor) -> CodedWeight:
-    """Blocks of IQ2_XS, (N, bytes)."""
+    """Read blocks of GGUF type IQ2_XS as codes and scales."""
     shorts = _shorts(raw[..., 2:66])
     signs = _bits(_even_signs()[shorts >> 9])
     scale = _step(raw[..., :2]) * (0.5 + _parts(raw[..., 66:74], 4, 2, 15)) * 0.25
@@ -90,14 +90,14 @@ def iq2_xs(raw: torch.Tensor) -> CodedWeight:
 
 
 def iq2_s(raw: torch.Tensor) -> CodedWeight:
-    """Blocks of IQ2_S, (N, bytes)."""
+    """Read blocks of GGUF type IQ2_S as codes and scales."""
     points = raw[..., 2:34].int() | _parts(raw[..., 66:74], 2, 4, 3) << 8
     scale = _step(raw[..., :2]) * (0.5 + _parts(raw[..., 74:82], 4, 2, 15)) * 0.25
     return _coded("IQ2_S", points, _bits(raw[..., 34:66]), scale, "iq2")
 
 
 def iq3_xxs(raw: torch.Tensor) -> CodedWeight:
-    """Blocks of IQ3_XXS, (N, bytes)."""
+    """Read blocks of GGUF type IQ3_XXS as codes and scales."""
     words = _words(raw[..., 66:98])
     signs = _bits(_even_signs()[_parts(words, 7, 4, 127)])
     scale = _step(raw[..., :2]) * (0.5 + (words >> 28 & 15)) * 0.5
@@ -105,7 +105,7 @@ def iq3_xxs(raw: torch.Tensor) -> CodedWeight:
 
 
 def iq3_s(raw: torch.Tensor) -> CodedWeight:
-    """Blocks of IQ3_S, (N, bytes)."""
+    """Read blocks of GGUF type IQ3_S as codes and scales."""
     points = raw[..., 2:66].int() | _bits(raw[..., 66:74]).int() << 8
     scale = _step(raw[..., :2]) * (1 + 2 * _parts(raw[..., 106:110], 4, 2, 15))
     return _coded("IQ3_S", points, _bits(raw[..., 74:106]), scale, "iq3_s")
@@ -127,7 +127,7 @@ def _moved(points: torch.Tensor, down: torch.Tensor, scale: torch.Tensor) -> Cod
 
 
 def iq1_s(raw: torch.Tensor) -> CodedWeight:
-    """Blocks of IQ1_S, (N, bytes)."""
+    """Read blocks of GGUF type IQ1_S as codes and scales."""
     high = _shorts(raw[..., 34:50])
     points = raw[..., 2:34].int() | _parts(high, 3, 4, 7) << 8
     down = (high >> 15).repeat_interleave(4, -1)
@@ -135,7 +135,7 @@ def iq1_s(raw: torch.Tensor) -> CodedWeight:
 
 
 def iq1_m(raw: torch.Tensor) -> CodedWeight:
-    """Blocks of IQ1_M, (N, bytes)."""
+    """Read blocks of GGUF type IQ1_M as codes and scales."""
     shorts, high = _shorts(raw[..., 48:56]), _parts(raw[..., 32:48], 4, 2, 15)
     step = sum(part >> 12 << 4 * i for i, part in enumerate(shorts.unbind(-1)))
     assert isinstance(step, torch.Tensor)

@@ -31,10 +31,10 @@ from sylvan.runtime.features.disagg.data import (
     SendPages,
     Withdraw,
 )
-from sylvan.runtime.features.disagg.reach import ReachError, pieces, where
+from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms, means
 from sylvan.runtime.features.disagg.receiver import Receiver
+from sylvan.runtime.features.disagg.remote_memory import ReachError, pieces, where
 from sylvan.runtime.features.disagg.sender import Sender
-from sylvan.runtime.features.disagg.ways import TransferMechanisms, means
 from tests.support.transfer import (
     Faults,
     FaultyNetwork,

@@ -84,7 +84,7 @@ def test_deleting_makes_room_on_a_full_disk(small_disk):
                 other.write(bytes(4096))
         except OSError:
             pass
-    with pytest.raises(CapacityError, match="no room") as refused:
+    with pytest.raises(CapacityError, match="disk is full") as refused:
         store.files.add(stored("late", 600_000), bytes(600_000))
     assert refused.value.status == 507
     store.save_batch("acme", {**state, "status": "cancelling"})

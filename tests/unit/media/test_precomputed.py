@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sylvan.api.media import native_media
-from sylvan.media.given import given_vectors
+from sylvan.media.precomputed import given_vectors
 from sylvan.protocol.errors import RequestError
 
 ROWS = np.arange(24, dtype=np.float32).reshape(6, 4)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from sylvan.kernels.collective.reference import thread_ranks
-from sylvan.runtime.features.disagg.agree import Agreement
 from sylvan.runtime.features.disagg.data import (
     Asked,
     Left,
@@ -18,6 +17,7 @@ from sylvan.runtime.features.disagg.data import (
     Refused,
     Sent,
 )
+from sylvan.runtime.features.disagg.rank_agreement import Agreement
 from tests.support.ranks import in_threads
 
 

@@ -12,7 +12,7 @@ import zmq
 
 from sylvan.config.tree import KVEventsConfig
 from sylvan.gateway.prefixes.blocks import BlockIndex
-from sylvan.gateway.prefixes.following import CacheFollower
+from sylvan.gateway.prefixes.cache_follower import CacheFollower
 from sylvan.gateway.workers.events import EventSource, event_source, reachable
 from sylvan.runtime.features.kv_events.blocks import AllBlocksCleared, BlockStored
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher

@@ -18,7 +18,7 @@ from sylvan.runtime.features.speculation.api import (
     check,
 )
 from sylvan.runtime.features.speculation.depth import TRIED, CommonDepth, Pauses
-from sylvan.runtime.features.speculation.model import BatchDrafter
+from sylvan.runtime.features.speculation.draft_model import BatchDrafter
 from sylvan.runtime.sched.capability import Capability
 from sylvan.utils.clock import Clock, monotonic
 

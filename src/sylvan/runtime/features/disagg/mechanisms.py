@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.features.disagg.attach import Attach
-from sylvan.runtime.features.disagg.reach import ReachError, Way, extents
+from sylvan.runtime.features.disagg.remote_memory import ReachError, Way, extents
 
 LIBRARIES = ("nixl", "mooncake")
 """Transfers that need an optional library."""
