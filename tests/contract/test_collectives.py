@@ -75,6 +75,18 @@ def test_all_gather_puts_columns_side_by_side(group, cols):
     assert all(torch.equal(one, whole) for one in found)
 
 
+def test_no_rows_are_gathered_and_added_up_too(group):
+    """A step that computes a part of a prompt has no logits."""
+
+    def run(rank: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
+        none = torch.empty(0, 4)
+        return ops.all_gather(none, rank, 8), ops.all_reduce(none, rank)
+
+    for gathered, added in group(2, run):
+        assert gathered.shape == (0, 8)
+        assert added.shape == (0, 4)
+
+
 def test_reduce_scatter_gives_each_rank_its_rows_of_the_sum(group):
     given = parts(2, 6, 4)
 
