@@ -347,7 +347,7 @@ def test_what_cannot_be_served_is_refused(url, limits, message):
 
 def test_a_file_in_the_way_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="no directory"):
+    with pytest.raises(ConfigError, match="not a directory"):
         check_url(str(tmp_path / "file"), FOREVER)
     with pytest.raises(StoreError, match="cannot be used"):
         open_store(str(tmp_path / "file" / "below"), FOREVER)

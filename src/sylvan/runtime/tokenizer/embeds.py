@@ -112,7 +112,7 @@ def check_embed(inp: EmbedInput, facts: ServedModelInfo) -> None:
         RequestError: A field is out of range, or the model has no embeddings.
     """
     if facts.task == "generate":
-        message = f"The model {facts.served_name!r} generates text; it makes no vectors."
+        message = f"The model {facts.served_name!r} generates text; it makes no embeddings."
         raise RequestError(message, param="model")
     if (inp.text is None) == (inp.input_ids is None):
         given = "neither" if inp.text is None else "both"

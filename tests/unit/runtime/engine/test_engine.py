@@ -238,7 +238,7 @@ def test_one_bad_prompt_of_a_batch_fails_the_call_and_nothing_else(engine: Engin
 
 
 def test_vectors_need_another_model(engine: Engine) -> None:
-    with pytest.raises(RequestError, match="does not compute embeddings"):
+    with pytest.raises(RequestError, match="makes no embeddings"):
         engine.encode("a")
 
 
@@ -296,7 +296,7 @@ def test_a_model_that_cannot_keep_the_bits_says_so_or_is_refused(
         wanted, kept, runner = in_force(engine)
     assert wanted is kept is False
     assert runner.startswith("eager")
-    assert "deterministic=false: runner eager" in caplog.text
+    assert "deterministic=false: results of runner eager" in caplog.text
     with pytest.raises(ConfigError, match="deterministic=true cannot be kept: the model runs thro"):
         start(tmp_path, load_format="auto", deterministic=True)
 

@@ -96,7 +96,7 @@ def test_bad_input_is_named(folder, tmp_path, capsys):
         archive.add(__file__, "elsewhere")
     (tmp_path / "text").write_text("no archive")
     cases = [
-        (("ls", tmp_path), "no store of KV pages"),
+        (("ls", tmp_path), "not a store of KV pages"),
         (("ls",), "usage: sylvan cache"),
         (("grow", folder), "usage: sylvan cache"),
         (("prune", folder, "--max-bytes", "much"), "--max-bytes"),
