@@ -130,6 +130,7 @@ def test_a_rank_that_ends_is_told_of(group):
     assert group(2, run)[0]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_late_is_told_of(group):
     def run(rank: Communicator):
         ops.all_reduce(torch.ones(2), rank)

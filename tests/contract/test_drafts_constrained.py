@@ -127,6 +127,7 @@ def test_answers_are_those_without_guesses(model_dir, expected, runner, jumps, r
     assert (load.accepted_draft_tokens > 100) == (right > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_log_probabilities_are_those_without_guesses(model_dir, expected, runner):
     options = LogprobOptions(top=2)

@@ -31,6 +31,7 @@ def on_two(variant: str, memory: Path, what) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", variants())
 def test_experts_of_two_ranks_have_the_bits_of_those_of_one(variant: str, tmp_path: Path):
     found = on_two(variant, tmp_path / "memory", mixtures)

@@ -127,6 +127,7 @@ def test_texts_equal_transformers(server, reference):
     assert "no audio track" in video.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_language_is_found_out(server):
     found = ask(server, wav(0.6), language="", response_format="verbose_json").json()
     assert found["language"] in ("en", "de")

@@ -44,6 +44,7 @@ def test_a_replica_takes_the_steps_of_the_server(measured):
     assert followed.requests == 41  # and the one that warms up
 
 
+@pytest.mark.slow
 def test_a_simulation_is_compared_with_the_server(measured, tmp_path):
     profile, html = tmp_path / "profile.json", tmp_path / "report.html"
     flight, runs = measured / "flight", measured / "runs.jsonl"

@@ -111,6 +111,7 @@ def test_answers_are_those_of_a_server_without(wanted, speculating, all_at_once)
         assert told(got) == told(want), body
 
 
+@pytest.mark.slow
 def test_texts_to_guess_from_come_and_go(speculating):
     odd = {"max_new_tokens": 40, "temperature": 1.5, "sampling_seed": 3, "ignore_eos": True}
     body = {"text": "Hi there", "sampling_params": odd}  # what the model does not mostly say

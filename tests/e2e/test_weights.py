@@ -245,7 +245,7 @@ def test_weights_are_read_and_checked(caller, new_dir, want):
     [
         ("/update_weights_from_tensor", {}, "serialized_named_tensors"),
         ("/update_weights_from_tensor", {"serialized_named_tensors": []}, "at least 1"),
-        ("/update_weights_from_tensor", {"serialized_named_tensors": ["%"]}, "no base64"),
+        ("/update_weights_from_tensor", {"serialized_named_tensors": ["%"]}, "is not base64"),
         (
             "/update_weights_from_tensor",
             {"serialized_named_tensors": [base64.b64encode(pickle.dumps({})).decode()]},

@@ -127,6 +127,7 @@ def held(front, url, ids):
     return front.runtime._blocks.matched(array("i", ids).tobytes()).get(worker.id, -1)
 
 
+@pytest.mark.slow
 async def test_texts_are_tokenised_where_the_tokenizer_is_known(servers, model):
     text = json.dumps([f"a text that is long enough {number}" for number in range(8)])
     await ask(servers[0], [*range(7, 7 + 2 * PAGE)])  # it too has something to tell

@@ -255,6 +255,7 @@ async def many_streams(victim, survivor):
         return front.metric("sylvan_gateway_streams_continued_total")
 
 
+@pytest.mark.slow
 async def test_without_another_server_the_stream_ends_with_an_error(model):
     path, body = REQUESTS["sampled"]
     for _ in range(ATTEMPTS):

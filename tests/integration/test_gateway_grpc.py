@@ -198,6 +198,7 @@ def unseeded(sampling):
     return msgspec.structs.replace(sampling, sampling_seed=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BODIES)
 async def test_answers_are_those_of_http(worker, front, case):
     path, body = BODIES[case]
@@ -578,6 +579,7 @@ LOST = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LOST)
 async def test_a_request_goes_on_elsewhere_when_its_worker_is_lost(folder, case):
     path, body = LOST[case]

@@ -174,7 +174,7 @@ def providers(tmp_path, content, **changes):
     ("content", "why"),
     [
         ({"upstreams": []}, "give an upstream"),
-        ({"upstreams": [{"url": "ftp://x"}]}, "no address"),
+        ({"upstreams": [{"url": "ftp://x"}]}, "is not the address of a server"),
         ({"upstreams": [{"url": "http://x", "keys": 1}]}, "keys"),
         ({"upstreams": [{"url": "http://x", "api_key": "env:NOT_SET_ANYWHERE"}]}, "NOT_SET"),
         ("upstreams: [", "providers.yaml"),
@@ -209,7 +209,10 @@ async def test_forms_are_passed_on(checkpoint, tmp_path):
         content = {"upstreams": [{"url": f"{worker.url}/v1", "models": {"fast": "small"}}]}
         async with passing(tmp_path, content) as front:
             files = {"file": ("a.wav", b"RIFF", "audio/wav")}
-            for name, status, says in (("fast", 400, "hears nothing"), ("other", 404, "other")):
+            for name, status, says in (
+                ("fast", 400, "does not accept audio"),
+                ("other", 404, "other"),
+            ):
                 found = await front.http.post(
                     "/v1/audio/transcriptions", data={"model": name}, files=files
                 )

@@ -203,6 +203,7 @@ async def test_streams_are_not_kept_for_clients_that_come_back(workers, tmp_path
 CODE = "import sys; from sylvan.cli import main; sys.exit(main())"
 
 
+@pytest.mark.slow
 def test_processes_share_a_port_and_outlive_each_other(workers):
     words = [sys.executable, "-c", CODE, "route", "--processes", "2", "--port", "0", "--until-eof"]
     words += ["--observe.metrics-port", "none", "--worker-urls", workers[0].url]

@@ -115,6 +115,7 @@ async def test_the_address_of_the_keys_may_be_given(provider):
     assert provider.asked == ["/keys"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("claims", "expected"),
     [

@@ -100,6 +100,7 @@ async def test_without_a_trace_the_clients_headers_go_on(checkpoint):
         assert {name: headers[name] for name in PARENT} == PARENT
 
 
+@pytest.mark.slow
 async def test_a_collector_that_is_away_costs_no_request(checkpoint):
     async with (
         scripted(checkpoint) as worker,

@@ -82,6 +82,7 @@ def test_what_is_taken_back_is_counted_and_has_no_log_probabilities(engine: Engi
     assert [row[1] for row in meta["output_token_logprobs"]] == reply["output_ids"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

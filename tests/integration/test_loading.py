@@ -57,6 +57,7 @@ def _gguf(gguf_files, path: Path, state: dict[str, torch.Tensor], target: Path) 
     return target
 
 
+@pytest.mark.slow
 def test_code_of_a_checkpoint_is_run_in_all_processes_if_that_is_allowed(tmp_path):
     path = write_own_code(tmp_path / "own")
 

@@ -302,7 +302,7 @@ async def test_what_cannot_be_served_is_refused_and_changes_nothing(model_dir, f
         reply = await server.post("/unload_lora_adapter", {"lora_name": "nobody"})
         assert (reply.status_code, reply.json()["success"]) == (400, False)
         for change, param in (
-            ({"serialized_named_tensors": "!"}, "no base64"),
+            ({"serialized_named_tensors": "!"}, "is not base64"),
             ({"serialized_named_tensors": base64.b64encode(pickle.dumps(1)).decode()}, "pickle"),
             ({"load_format": "pt"}, "only safetensors"),
             ({"added_tokens_config": {"x": 1}}, "cannot add tokens"),
@@ -403,6 +403,7 @@ async def test_a_stream_whose_adapter_is_unloaded(model_dir, folders, abort):
         assert late.status_code == 400
 
 
+@pytest.mark.slow
 async def test_adapters_are_back_after_the_scheduler_was_killed(model_dir, folders, tmp_path):
     """Those of the configuration, those loaded since, but not those unloaded; then a new start."""
     given = {name: str(folders[name]) for name in ("first", "second")}

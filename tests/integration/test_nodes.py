@@ -45,6 +45,7 @@ async def expected(model: Path) -> list[list[int]]:
     return found
 
 
+@pytest.mark.slow
 async def test_two_machines_answer_as_one(cluster: Cluster, expected: list[list[int]]) -> None:
     assert await Streams(cluster.runtime, *STREAMS).ended() == expected
     assert set(cluster.runtime.pids) == {"scheduler", "detokenizer"}

@@ -82,6 +82,7 @@ async def test_requests_are_spread_and_commands_reach_all(runtime: Runtime) -> N
     assert [load["num_cached_tokens"] for load in await loads(runtime)] == [0, 0]
 
 
+@pytest.mark.slow
 async def test_an_abort_reaches_the_replica_that_serves_the_request(runtime: Runtime) -> None:
     streams = Streams(runtime, 4, ENDLESS)
     await streams.under_way()

@@ -79,6 +79,7 @@ def check_degraded(package: Path, tmp_path: Path) -> None:
     assert "python -m sylvan.kernels.build" in warnings[0]
 
 
+@pytest.mark.slow
 def test_without_compiled_kernels_one_warning_and_answers_by_pytorch(tmp_path):
     check_degraded(sources(tmp_path) / "src", tmp_path)
 

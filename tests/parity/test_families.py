@@ -16,6 +16,7 @@ from tests.parity.compare import compare
 from tests.parity.families import FALLBACK, FAMILIES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family_equals_transformers(family, tmp_path):
     model = write(FAMILIES[family](), len(family), tmp_path)

@@ -62,6 +62,7 @@ def made(path: Path, name: str, kind: str, more=nothing, kinds=None, **changes):
     return model
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_the_file(tmp_path):
     for kind in READ:
         model = made(tmp_path / f"{kind}.gguf", "llama", kind)
@@ -72,6 +73,7 @@ def test_weights_are_those_of_the_file(tmp_path):
         assert all(torch.equal(weights.tensor(n).float(), state[n]) for n in state), kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("llama", "Q4_K"), ("llama-tied", "F32"), ("qwen2", "Q8_0"), ("qwen3", "Q5_0")],
@@ -91,6 +93,7 @@ MIXTURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", MIXTURES.values(), ids=MIXTURES)
 def test_matrices_of_several_kinds_equal_transformers(tmp_path, kinds):
     model = made(tmp_path / "m.gguf", "llama", "Q4_K", kinds=kinds)
@@ -200,6 +203,7 @@ def test_what_positions_are_multiplied_by_comes_from_the_metadata(tmp_path, kind
     assert (np.abs(found - expected).max(1) <= explained).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linear", "yarn"])
 def test_scaled_positions_come_from_the_metadata(tmp_path, kind):
     rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}

@@ -191,6 +191,7 @@ def test_experts_stay_in_their_blocks(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["qwen3moe", "gemma2"])
 def test_answers_are_those_of_transformers(tmp_path, case):
     file = written(tmp_path / "model", case)

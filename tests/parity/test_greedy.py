@@ -101,6 +101,7 @@ def test_logits_equal_transformers(oracle, runner):
         assert (np.abs(found - rows[: len(found)]).max(1) <= explained[: len(found)]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 def test_batched_equals_transformers(oracle, runner, overlap):
     serving = Serving(oracle.path, runner=runner, overlap=overlap)
@@ -115,6 +116,7 @@ def test_chunked_equals_transformers(oracle, runner):
     assert oracle.is_greedy(serving.generate(oracle.prompts, max_new_tokens=NEW))
 
 
+@pytest.mark.slow
 def test_cached_equals_transformers(oracle, runner):
     serving = Serving(oracle.path, runner=runner)
     serving.generate(oracle.prompts, max_new_tokens=NEW)
@@ -126,6 +128,7 @@ def test_cached_equals_transformers(oracle, runner):
     assert serving.scheduler.load().computed_tokens < 2 * computed - 60, "the cache was not used"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 def test_preempted_equals_transformers(oracle, runner, overlap):
     serving = Serving(

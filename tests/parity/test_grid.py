@@ -182,11 +182,13 @@ def lives(serving, prompts, company, *, preempted=False) -> list[Life]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_rows_that_cover_all_pairs_give_the_same_bits(model_dir, prompts, adapters, form):
     compare_rows(model_dir, prompts, adapters, FORMATS[form], list(FORMATS).index(form))
 
 
+@pytest.mark.slow
 def test_window_layers_give_the_same_bits_in_all_pairs(windows_dir, prompts, adapters):
     compare_rows(windows_dir, prompts, adapters, FORMATS["bfloat16"], len(FORMATS))
 
@@ -252,6 +254,7 @@ def compare_row(model_dir, prompts, adapters, options, case):
         assert np.array_equal(a.logprobs, b.logprobs), row
 
 
+@pytest.mark.slow
 def test_the_rows_cover_all_pairs_and_the_prompts_several_chunks():
     chunk = load().constants.kv_chunk
     assert max(LENGTHS) > 2 * chunk

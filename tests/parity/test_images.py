@@ -66,6 +66,7 @@ QWEN_ROPE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("qwen3.5", transformers.Qwen3_5Config), ("qwen3.5-moe", transformers.Qwen3_5MoeConfig)],

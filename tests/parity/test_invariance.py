@@ -97,6 +97,7 @@ def test_every_mode_gives_the_same_bits_quantised(wide_dir, prompts, quantizatio
     compare_modes(wide_dir, prompts, 1.0, options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_experts_give_the_same_bits_in_every_mode(experts_dir, prompts, dtype):
     compare_modes(experts_dir, prompts, 1.0, {"dtype": dtype})

@@ -50,6 +50,7 @@ def as_in_a_server(monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", PARTIAL)
 def test_a_partial_program_equals_transformers(family, tmp_path):
     """Alone, batched, chunked, from the prefix cache and after preemption."""
@@ -63,6 +64,7 @@ def test_a_partial_program_equals_transformers(family, tmp_path):
     assert found.excess <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", VARIANTS)
 def test_variants_of_attention_and_activations_are_in_programs(family, tmp_path):
     model = write(ALL[family](), len(family), tmp_path)
@@ -74,6 +76,7 @@ def test_variants_of_attention_and_activations_are_in_programs(family, tmp_path)
     assert found.excess <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", REFUSED)
 def test_layers_equal_transformers_where_tracing_is_refused(family, tmp_path, monkeypatch):
     """Norms, blocks, heads and embeddings of many kinds, which programs usually hold."""

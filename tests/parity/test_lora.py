@@ -72,6 +72,7 @@ def case(request, tmp_path_factory):
     return folder, models
 
 
+@pytest.mark.slow
 def test_as_peft_computes_alone_mixed_cold_and_cached(case):
     folder, models = case
     prompts = [np.random.default_rng(n).integers(4, VOCAB, n).tolist() for n in (37, 5)]

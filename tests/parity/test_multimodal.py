@@ -129,6 +129,7 @@ class Eyes:
         return [serving.tokens[rid] for rid in rids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ALWAYS, *OTHERS])
 def test_answers_equal_transformers(name, tmp_path):
     eyes = Eyes(name, tmp_path)

@@ -66,6 +66,7 @@ def written(path: Path, model: str, case: str) -> transformers.PreTrainedModel:
     ).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [*CASES, "bnb-nf4-double", "bnb-fp4", "hqq-4", "torchao-8da4w", "quark-mxfp4", "mxfp8"]
 )
@@ -79,6 +80,7 @@ def test_answers_are_those_of_the_numbers(tmp_path, case):
     assert found.runner.startswith("program") or describe().variant is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "case"),
     [

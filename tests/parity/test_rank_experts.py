@@ -92,6 +92,7 @@ def test_each_rank_has_its_experts_only(folder):
         half.close()
 
 
+@pytest.mark.slow
 def test_tensors_of_experts_are_read_hashed_and_replaced_wherever_they_are(folder, tmp_path):
     write(NATIVE["mixtral"](), 11, tmp_path)
     serving, fresh = served(folder, 2, 2), served(tmp_path, 2, 2)

@@ -100,6 +100,7 @@ def between_two_ranks(family, tmp_path):
     check_ranks(tmp_path, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FOUR_RANKS)
 def test_a_family_is_divided_among_four_ranks(family, tmp_path):
     write(NATIVE[family](), len(family), tmp_path)
@@ -170,6 +171,7 @@ def model_dir(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [
@@ -272,6 +274,7 @@ def test_a_step_that_fails_on_all_ranks_fails_its_requests_only(model_dir):
     assert two.executor.lost == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_that_fails_on_one_rank_ends_the_group(model_dir, rank):
     fails = [{1} if rank == r else set() for r in range(2)]

@@ -31,6 +31,7 @@ NOT_IN_TRANSFORMERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
 def test_vectors_equal_those_of_transformers(name, tmp_path):
     found = compare_vectors(name, tmp_path)
@@ -41,6 +42,7 @@ def test_vectors_equal_those_of_transformers(name, tmp_path):
     assert found.largest < 1e-5
 
 
+@pytest.mark.slow
 @compiled
 @pytest.mark.parametrize(
     ("dtype", "quantization"), [("bfloat16", None), ("bfloat16", "w8a8"), ("float32", "w8a8")]

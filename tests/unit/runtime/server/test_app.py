@@ -157,6 +157,7 @@ def path_of(endpoint):
     return re.sub(r"\{[^}]*\}", name, endpoint.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("endpoint", CLOSED, ids=lambda e: e.path)
 @pytest.mark.parametrize("key", [None, "wrong", "key\u00e9"])
 async def test_every_closed_route_wants_the_key(engine, endpoint, key):

@@ -66,6 +66,7 @@ def test_windows_latent_pages_and_states_go_through_too(name, tmp_path):
         assert second.counts["failed_loads"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", *MODELS])
 @pytest.mark.parametrize("stored", [False, True])
 def test_what_the_host_tier_brings_back_has_the_same_bits(name, stored, model, tmp_path):
