@@ -48,12 +48,15 @@ THROUGH_TRANSFORMERS = {
     ),
     *("gemma4-unified", "kimi-linear", "kolibri1", "laguna", "lfm3", "minimax-m3"),
     *("modernbert-decoder", "nemotron-h", "olmo-hybrid", "zamba2", "zaya", "cohere2-moe"),
-    *("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus", "plbart"),
-    *("bert-decoder", "bert-generation", "camembert-decoder", "data2vec-decoder"),
-    *("electra-decoder", "ernie-decoder", "roberta-prelayernorm", "roc-bert-decoder"),
-    *("xlm-roberta-decoder", "xlm-roberta-xl"),
+    *("dory", "hrm-text", "mimo-v2-flash", "roc-bert-decoder"),
 }
 NATIVE = {n: f for n, f in {**BASE, **FAMILIES, **RARE}.items() if n not in THROUGH_TRANSFORMERS}
+UNDIVIDED = {
+    "jetmoe": "chosen heads of attention",
+    "longcat-flash": "experts that do nothing",
+    "minimax": "lightning attention",
+    "recurrent-gemma": "gated linear recurrences",
+}
 FOUR_RANKS = ("llama", "olmo2", "gpt-oss", "deepseek-v3", "mixtral", "jamba", "gpt-bigcode")
 """With more ranks than heads of keys, where there are 2 or 1."""
 EVERYTHING = LogprobOptions(token_ids=tuple(range(VOCAB)))
@@ -88,7 +91,7 @@ def test_a_family_is_divided_between_two_ranks(family, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", sorted({*NATIVE} - {*FOUR_RANKS}))
+@pytest.mark.parametrize("family", sorted({*NATIVE} - {*FOUR_RANKS, *UNDIVIDED}))
 def test_every_other_family_is_divided_between_two_ranks(family, tmp_path):
     between_two_ranks(family, tmp_path)
 
@@ -106,6 +109,14 @@ def test_a_family_is_divided_among_four_ranks(family, tmp_path):
     write(NATIVE[family](), len(family), tmp_path)
 
     check_ranks(tmp_path, 4)
+
+
+@pytest.mark.parametrize(("family", "what"), UNDIVIDED.items())
+def test_layers_that_cannot_be_divided_are_named(family, what, tmp_path):
+    write(NATIVE[family](), len(family), tmp_path)
+
+    with pytest.raises(ConfigError, match=rf"parallel\.tp=2: {what} cannot be divided"):
+        Serving(tmp_path, build=build_ranks(2))
 
 
 @pytest.mark.parametrize("family", ["cohere-qk-norm", "zamba2"])

@@ -435,7 +435,7 @@ _WEIGHTS = (
         handler=weights.balance_experts,
         reply=BalanceReply,
         reply_on_failure=True,
-        statuses=(503,),
+        statuses=(400, 503),
         tag="Weights",
     ),
     admin(
