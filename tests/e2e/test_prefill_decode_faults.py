@@ -68,6 +68,11 @@ def queues(server: Server) -> dict[str, Any]:
     return reply["loads"][0]["disaggregation"]
 
 
+def requests_seen(server: Server) -> int:
+    found = httpx.get(server.url + "/requests", timeout=60).json()
+    return len(found["running"]) + len(found["requests"])
+
+
 def until(ask: Callable[[], Any], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not ask():
@@ -170,6 +175,7 @@ def test_roles_are_switched_while_requests_are_served(stack, model):
         )
     )
     before = Asking(first, second, ports[0], LONG)
+    until(lambda: requests_seen(first) and requests_seen(second))  # they arrive before the switch
 
     for server, role in ((first, "decode"), (second, "prefill")):
         dry = {"new_role": role, "prepare_only": True}
