@@ -252,7 +252,7 @@ def test_weights_are_read_and_checked(caller, new_dir, want):
             "is a pickle",
         ),
         ("/update_weights_from_tensor", {"serialized_named_tensors": ["AA==", "AA=="]}, "1 rank"),
-        ("/update_weights_from_tensor", {"serialized_named_tensors": ["AA=="]}, "cut off"),
+        ("/update_weights_from_tensor", {"serialized_named_tensors": ["AA=="]}, "truncated"),
         (
             "/update_weights_from_tensor",
             {"serialized_named_tensors": ["AA=="], "load_format": "custom"},
@@ -261,14 +261,14 @@ def test_weights_are_read_and_checked(caller, new_dir, want):
         (
             "/update_weights_from_tensor",
             {"serialized_named_tensors": ["AA=="], "selector": "draft"},
-            "no draft weights",
+            "draft weights cannot be updated",
         ),
         (
             "/update_weights_from_tensor",
             {"serialized_named_tensors": [{"shared_memory": "../x", "num_bytes": 8}]},
             "not the name of shared memory",
         ),
-        ("/update_weights_from_disk", {"model_path": "/no/such"}, "no directory"),
+        ("/update_weights_from_disk", {"model_path": "/no/such"}, "not a directory"),
         ("/update_weights_from_disk", {"model_path": "/tmp", "load_format": "x"}, "load_format"),
         ("/update_weights_from_ipc", {"zmq_handles": {}}, "0 entries, for 1 rank"),
         ("/update_weights_from_ipc", {"zmq_handles": {"0": "tcp://1.2.3.4:5"}}, "this machine"),
