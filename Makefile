@@ -71,7 +71,7 @@ check: $(VENV)/.dev  ## format, lint, types, import contracts, spelling
 
 aot: $(VENV)/.dev  ## compile every GPU kernel for every chip, without a GPU; TRITON=3.6.0 for another version
 	test -z "$(TRITON)" || $(PIP) install --no-deps --target build/triton-$(TRITON) triton==$(TRITON)
-	PYTHONPATH=$(if $(TRITON),build/triton-$(TRITON)) $(BIN)/python -m sylvan.kernels.aot $(if $(TRITON),--allow-spills) $(ARGS)
+	PYTHONPATH=$(if $(TRITON),build/triton-$(TRITON)) $(BIN)/python -m sylvan.kernels.aot $(ARGS)
 
 bench: $(VENV)/.dev  ## run the benchmarks on a quiet machine; results go to benchmarks/results
 	for b in benchmarks/*/bench_*.py; do $(BIN)/python $$b || exit 1; done

@@ -28,11 +28,6 @@ def main() -> int:
     parser.add_argument("--target", action="append", choices=names, help="default: all")
     parser.add_argument("--sample", action="store_true", help="a few kernels only")
     parser.add_argument("--only", default="", help="cases whose names contain this")
-    parser.add_argument(
-        "--allow-spills",
-        action="store_true",
-        help="for older versions of Triton: spilled registers cost time, not answers",
-    )
     args = parser.parse_args()
     begin, count, faults = time.perf_counter(), 0, 0
     for target in TARGETS:
@@ -42,7 +37,7 @@ def main() -> int:
                 for case in cases(target.fp8)
                 if args.only in case.name and (case.sample or not args.sample)
             ]
-            table, wrong = _judge(target, chosen, spills=not args.allow_spills)
+            table, wrong = _judge(target, chosen)
             rich.print(table)
             count += table.row_count
             faults += wrong
@@ -51,7 +46,7 @@ def main() -> int:
     return 1 if faults or not count else 0
 
 
-def _judge(target: ChipTarget, chosen: list[CompileCase], *, spills: bool) -> tuple[Table, int]:
+def _judge(target: ChipTarget, chosen: list[CompileCase]) -> tuple[Table, int]:
     table = Table(title=target.name)
     for column in ("case", "kernel"):
         table.add_column(column, no_wrap=True)
@@ -68,7 +63,7 @@ def _judge(target: ChipTarget, chosen: list[CompileCase], *, spills: bool) -> tu
             table.add_row(case.name, "does not compile", *[""] * 4, str(error).splitlines()[-1])
             continue
         for kernel in kernels:
-            wrong = kernel.faults(target, spills=spills)
+            wrong = kernel.faults(target)
             faults += len(wrong)
             numbers = (kernel.registers, kernel.spilled, kernel.shared_bytes, kernel.matrix)
             verdict = "; ".join(wrong) or "ok"

@@ -30,10 +30,10 @@ class Compiled:
     shared_bytes: int
     matrix: int
 
-    def faults(self, target: ChipTarget, *, spills: bool = True) -> list[str]:
-        """Why it may not be used on `target`; `spills`: spilled registers count."""
+    def faults(self, target: ChipTarget) -> list[str]:
+        """Why it may not be used on `target`."""
         allowed = target.spills.get(self.kernel, 0)
-        found = [f"spills {self.spilled}"] if spills and self.spilled > allowed else []
+        found = [f"spills {self.spilled}"] if self.spilled > allowed else []
         if self.shared_bytes > target.shared_bytes:
             found.append(
                 f"{self.shared_bytes} bytes of shared memory, {target.shared_bytes} allowed"

@@ -83,13 +83,13 @@ _TABLE = (
     _Entry("coded", "gfx9", 16, 2, Tile(16, 32, 64, warps=4, stages=1)),
     _Entry("coded", "gfx9", _ANY, 2, Tile(64, 64, 64, warps=4, stages=1)),
     _Entry("coded", None, 16, 2, Tile(16, 32, 64, warps=4, stages=3)),
-    _Entry("coded", None, 64, 2, Tile(32, 64, 64, warps=4, stages=3)),
-    _Entry("coded", None, _ANY, 2, Tile(64, 128, 64, warps=8, stages=2)),
+    _Entry("coded", None, 64, 2, Tile(32, 64, 64, warps=8, stages=3)),
+    _Entry("coded", None, _ANY, 2, Tile(64, 64, 64, warps=8, stages=2)),
     _Entry("coded", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
     # ---- experts of codes, by rows an expert gets on average
     _Entry("coded experts", "gfx9", _ANY, 2, Tile(16, 64, 64, warps=4, stages=1)),
     _Entry("coded experts", None, 16, 2, Tile(16, 64, 64, warps=4, stages=3)),
-    _Entry("coded experts", None, _ANY, 2, Tile(64, 64, 64, warps=4, stages=2)),
+    _Entry("coded experts", None, _ANY, 2, Tile(64, 64, 64, warps=8, stages=2)),
     _Entry("coded experts", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
     # ---- experts, by rows an expert gets on average
     _Entry("experts", "gfx9", 16, 2, Tile(16, 64, 64, warps=4, stages=1)),
