@@ -13,6 +13,7 @@ from sylvan.config.checkpoint import model_dir
 from tests.e2e.conftest import running
 from tests.support.draft_heads import write_head
 from tests.support.random_model import write_random_model
+from tests.support.transfer import until
 
 COPY = "Say this again: the red fox ran over the hill, and the red fox ran over the hill, and"
 SAPLING = model_dir("sapling")
@@ -179,9 +180,13 @@ def test_counts_are_in_replies_loads_and_metrics(speculating):
     assert meta["spec_accept_length"] > 2
     share = meta["spec_num_correct_drafts"] / meta["spec_num_proposed_drafts"]
     assert meta["spec_accept_rate"] == pytest.approx(share)
-    [load] = speculating.get("/v1/loads").json()["loads"]
-    assert load["speculative"]["accept_length"] > 1
-    assert 0 < load["speculative"]["accept_rate"] <= 1
+
+    def load():  # the scheduler reports its load apart from its outputs, and may do so later
+        [found] = speculating.get("/v1/loads").json()["loads"]
+        return found["speculative"]
+
+    until(lambda: load()["accept_length"] > 1)
+    assert 0 < load()["accept_rate"] <= 1
     assert "sglang:spec_accept_length" in speculating.get("/metrics").text
     state = speculating.get("/server_info").json()["internal_states"][0]
     assert state["avg_spec_accept_length"] > 1
