@@ -43,7 +43,8 @@ def test_llama4_with_images(tmp_path, monkeypatch):
     apart = compare(tmp_path, model, new=32)
 
     served = load_config(tmp_path)
-    assert (served.architecture, served.path) == ("Llama4ForConditionalGeneration", "native")
+    assert served.media is not None
+    assert (served.architecture, served.path) == ("Llama4ForCausalLM", "native")
     assert not apart.modes
     assert apart.excess <= 1
 

@@ -148,6 +148,15 @@ def native_media(
     return found
 
 
+def media_part(kind: MediaKind, given: object, path: str) -> dict[str, Any]:
+    """Return the part of a message with an item.
+
+    Raises:
+        RequestError: It is no address, data URL or base64; the message names the path.
+    """
+    return _part(read_source(kind, given, path))
+
+
 def split_media(
     messages: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Mapping[str, Any]], list[MediaSource]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sylvan.cli.banner import address, decisions_text, greeting
+from sylvan.cli.encoder import serve_encoder
 from sylvan.cli.listen import bind
 from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, Spec
@@ -85,6 +86,10 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float, start: E
     if config.server.grpc_port is not None:
         _check_grpc()
     sock = bind(config.server, share=args.has("share_port"))
+    if config.media.encoder_only:
+        prewarmed.close()
+        start.close()
+        return serve_encoder(config, sock, quiet=quiet, until_eof=args.has("until_eof"))
     if not quiet:
         print(f"sylvan {Path(config.model).name}\n{decisions_text(settings)}", flush=True)
     if config.server.replicas > 1:

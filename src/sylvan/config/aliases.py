@@ -338,10 +338,14 @@ _LISTS = {
     "prompt_tokens_buckets": "observe.prompt_token_buckets",
     "generation_tokens_buckets": "observe.output_token_buckets",
     "uvicorn_access_log_exclude_prefixes": "observe.access_log_exclude",
+    "encoder_urls": "media.encoder_urls",
 }
 
 _SWITCHES: Mapping[str, tuple[str, object]] = {
     "is_embedding": ("task", "vectors"),
+    "encoder_only": ("media.encoder_only", True),
+    "language_only": ("media.encoder_backend", "none"),
+    "language_model_only": ("media.encoder_backend", "none"),
     "disable_radix_cache": ("cache.prefix", "none"),
     "disable_overlap_schedule": ("scheduler.overlap", "off"),
     "disable_cuda_graph": ("runner", "eager"),

@@ -289,6 +289,17 @@ class MediaConfig(Section, frozen=True):
     """Processes that decode and prepare media. They start with the first request that needs one."""
     vector_bytes: Bytes = 256 << 20
     """Encoder outputs kept after their requests, for later requests with the same item."""
+    encoder_backend: Literal["auto", "torch", "none"] = "auto"
+    """What computes the transformer blocks of encoders: `auto` takes native kernels on a CPU for
+    the blocks that they can compute, `torch` leaves all of them to PyTorch. With `none` no encoder
+    is loaded: the model serves texts, and items that `media.encoder_urls` encode."""
+    encoder_only: bool = False
+    """Serve nothing but the encoder, for servers whose `media.encoder_urls` name this one."""
+    encoder_urls: tuple[str, ...] = ()
+    """Servers that prepare and encode items for this one, which loads no encoder. The same item
+    goes to the same server; if that one does not answer, to the next."""
+    encoder_key: Secret | None = None
+    """Key of those servers."""
     fetch: bool = False
     """Fetch items from `http://` and `https://` addresses. Addresses of this machine and of private
     networks are refused unless `media.allowed_hosts` names them."""

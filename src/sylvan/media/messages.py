@@ -28,6 +28,16 @@ class PrepareItem(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
 
 
+class EncodeItem(msgspec.Struct, frozen=True, kw_only=True):
+    """Prepare and encode an item; the answer is a `PreparedItem` whose features are the vectors.
+
+    `scope` tells tenants apart: what one has sent is not taken from the cache for another.
+    """
+
+    item: PrepareItem
+    scope: str = ""
+
+
 class PreparedItem(msgspec.Struct, frozen=True, kw_only=True):
     """A prepared item, or the error.
 

@@ -100,6 +100,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     rid: str
     input_ids: np.ndarray  # int32 (prompt_len,)
     token_types: np.ndarray | None = None  # int32 (prompt_len,): segment of each token, for pairs
+    media: tuple[MediaItem, ...] = ()
     dimensions: int | None = None
     normalize: bool = True
     lora: str | None = None  # id of the adapter: its name and its contents

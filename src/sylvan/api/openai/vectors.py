@@ -7,11 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from sylvan.api.media import media_part
 from sylvan.api.native import TokenIds
 from sylvan.api.request_fields import Name, Priority, Rid
 from sylvan.api.validation import WireModel
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.media import MediaKind
 
-MAX_INPUTS = 2048
+MAX_INPUTS, MAX_ITEMS = 2048, 64
 
 Inputs = (
     str
@@ -21,10 +24,54 @@ Inputs = (
 )
 
 
-class EmbeddingsBody(WireModel):
-    """Texts to embed."""
+Item = Annotated[str, Field(min_length=1)]
+Items = Item | Annotated[list[Item], Field(max_length=MAX_ITEMS)]
 
-    input: Inputs
+
+class MediaInput(WireModel):
+    """A text, images, videos and sounds that are embedded as one.
+
+    An item is an address, a data URL or base64. The chat template of the model says where its
+    placeholders stand.
+    """
+
+    text: str | None = None
+    image: Items | None = None
+    video: Items | None = None
+    audio: Items | None = None
+    instruct: str | None = None
+    """What the vector is for: the system message."""
+
+    def messages(self, path: str) -> list[dict[str, Any]]:
+        """Return the conversation to embed; see `sylvan.api.media`.
+
+        Raises:
+            RequestError: There is nothing in it, or an item is no address and no base64.
+        """
+        parts: list[dict[str, Any]] = []
+        fields: dict[MediaKind, Any] = {
+            "image": self.image,
+            "video": self.video,
+            "audio": self.audio,
+        }
+        for kind, given in fields.items():
+            if isinstance(given, str):
+                parts.append(media_part(kind, given, f"{path}.{kind}"))
+                continue
+            for i, item in enumerate(given or ()):
+                parts.append(media_part(kind, item, f"{path}.{kind}[{i}]"))
+        if self.text:
+            parts.append({"type": "text", "text": self.text})
+        if not parts:
+            raise RequestError(f"{path}: a text, image, video or audio is needed.", param=path)
+        system = [{"role": "system", "content": self.instruct}] if self.instruct else []
+        return [*system, {"role": "user", "content": parts}]
+
+
+class EmbeddingsBody(WireModel):
+    """Texts and media to embed."""
+
+    input: Inputs | MediaInput | Annotated[list[str | MediaInput], Field(max_length=MAX_INPUTS)]
     model: Name | None = None
     encoding_format: Literal["float", "base64", "sparse"] | None = None
     """`sparse`: `indices` and `values` of the numbers that are not 0."""
@@ -66,10 +113,10 @@ class ClassifyReply(BaseModel):
 
 
 class RerankBody(WireModel):
-    """Documents to rank for a query."""
+    """Documents to rank for a query: texts, and media for models that embed them."""
 
-    query: str
-    documents: Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+    query: str | MediaInput
+    documents: Annotated[list[str | MediaInput], Field(min_length=1, max_length=MAX_INPUTS)]
     instruct: str | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = True

@@ -147,7 +147,7 @@ def ops_digest() -> str:
 
 def _is_stale(dll: ctypes.CDLL) -> bool:
     """Whether the library was built from other ops or structs than this package's."""
-    newest = ("sylvan_ops_digest", "sylvan_pack_rows", "sylvan_ngram_match")
+    newest = "sylvan_ops_digest", "sylvan_pack_rows", "sylvan_ngram_match", "sylvan_program_beside"
     if not all(hasattr(dll, name) for name in newest):
         return True
     dll.sylvan_ops_digest.restype = ctypes.c_char_p
@@ -169,7 +169,10 @@ def _open(folder: Path, name: str) -> Library:
     dll.sylvan_program_bind.restype = None
     dll.sylvan_program_free.argtypes = [ctypes.c_void_p]
     dll.sylvan_program_free.restype = None
+    dll.sylvan_program_beside.argtypes = [ctypes.c_void_p]
+    dll.sylvan_program_beside.restype = None
     dll.sylvan_threads.restype = None
+    dll.sylvan_threads_beside.restype = None
     dll.sylvan_sample.argtypes = [ctypes.c_void_p]
     dll.sylvan_logprobs.argtypes = [ctypes.c_void_p]
     dll.sylvan_logprobs.restype = None

@@ -34,12 +34,19 @@ void settle() {}
 #endif
 }  // namespace
 
+static Pool* alone() {
+    auto* pool = new Pool;
+    pool->resize(1);
+    return pool;
+}
+
 Pool& Pool::shared() {
-    static Pool* pool = [] {
-        auto* p = new Pool;
-        p->resize(1);
-        return p;
-    }();
+    static Pool* pool = alone();
+    return *pool;
+}
+
+Pool& Pool::beside() {
+    static Pool* pool = alone();
     return *pool;
 }
 

@@ -9,6 +9,7 @@
 class Pool {
   public:
     static Pool& shared();  // one a process and library; never destroyed, for threads may outlive static destructors
+    static Pool& beside();  // for programs that run beside the steps, on threads with the priority of who first resized it
 
     std::mutex busy;  // held while a program runs: one at a time
     int size() const { return count; }

@@ -24,6 +24,7 @@ struct Program {
     int text_page;  // tokens of a page of texts that attend both ways; 0: there are none
     std::vector<int32_t> text_slots, first_pages, text_pages;
     Head head;
+    Pool* pool = &Pool::shared();  // that runs it
 };
 
 void prepare(const Inputs& in, Run& run) {
@@ -105,7 +106,7 @@ int64_t now() {
 
 void walk(void* arg, int thread) {
     Program& p = *static_cast<Program*>(arg);
-    Pool& pool = Pool::shared();
+    Pool& pool = *p.pool;
     void* scratch = pool.scratch(thread);
     int64_t* profile = thread == 0 ? p.step.run->profile : nullptr;
     for (size_t i = 0; i < p.ops.size(); i++) {
@@ -143,6 +144,12 @@ SYLVAN_API const char* sylvan_ops_digest() { return SYLVAN_OPS_DIGEST; }
 
 SYLVAN_API void sylvan_threads(int n) { Pool::shared().resize(n); }
 
+// Of programs that run beside the steps; they inherit the priority of the calling thread.
+SYLVAN_API void sylvan_threads_beside(int n) { Pool::beside().resize(n); }
+
+// From now on the program has its own threads: it neither waits for steps nor lets them wait. It cannot sample.
+SYLVAN_API void sylvan_program_beside(void* program) { static_cast<Program*>(program)->pool = &Pool::beside(); }
+
 SYLVAN_API void* sylvan_program_new(const OpRecord* ops, int n_ops, void* const* buf, int n_buf) {
     auto* p = new Program{{ops, ops + n_ops}, {buf, buf + n_buf}, {}, {}, {}, std::vector<std::atomic<int>>(n_ops), {}, {}, 0, {}, {}, {}, {}};
     for (OpRecord& record : p->ops) {
@@ -168,7 +175,7 @@ SYLVAN_API void sylvan_program_free(void* program) { delete static_cast<Program*
 SYLVAN_API int sylvan_program_run(void* program, Run* run) {
     Program& p = *static_cast<Program*>(program);
     if (run->inputs) prepare(*run->inputs, *run);
-    Pool& pool = Pool::shared();
+    Pool& pool = *p.pool;
     std::lock_guard lock(pool.busy);
     plan(p, *run, pool.size());
     for (auto& n : p.next) n.store(0, std::memory_order_relaxed);

@@ -55,6 +55,7 @@ class Program:
         self._parts.append(_NativePart(library, layout, native))
         self._handles = [part.handle for part in self._parts if isinstance(part, _NativePart)]
         self._handle = self._handles[0]
+        self._beside = library.dll.sylvan_program_beside
         self._whole = len(self._handles) == 1
         self._spent: list[np.ndarray] | None = None  # nanoseconds, while steps are measured
         self.num_measured = 0
@@ -91,6 +92,14 @@ class Program:
         out = self._view(op.out, rows, padded(op.cols), op.dtype)
         out[:, : op.cols] = self._layout.functions[op.function](x, context)
         out[:, op.cols :] = 0
+
+    def go_beside(self) -> None:
+        """Run beside the steps from now on, on threads of its own (`sylvan_threads_beside`).
+
+        Without sampling; one such program runs at a time.
+        """
+        for handle in self._handles:
+            self._beside(handle)
 
     def number(self, value: TracedTensor) -> int:
         """Of a value's memory, for `bind`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,6 @@ from sylvan.runtime.features.speculation.medusa_worker import medusa_worker
 from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
 from sylvan.runtime.features.tiers.build import TiersParts
 from sylvan.runtime.layers.mesh import Mesh
-from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.sched.capability import Capability, Hooks
@@ -131,7 +131,7 @@ def build_scheduler(
     pdmux = PdMuxParts(config.pdmux)
     workers = (
         lambda site: grammar.worker,
-        media_worker,
+        partial(media_worker, settings=config.media),
         *disagg.workers,
         *pdmux.workers,
         *_lora_worker(config),
@@ -163,6 +163,7 @@ def build_scheduler(
         capabilities = (*capabilities, speculation)
     whole = load_config(model_dir(config.model), trusted=config.trust_remote_code)
     media = media_control(config.media, whole)
+    placeholders = whole.media.token_ids if whole.media is not None and media else {}
     scheduler, inspect = compose_scheduler(
         config,
         executor,
@@ -193,7 +194,7 @@ def build_scheduler(
             "page_size": _number(config.cache.page_size),
             "max_running_reqs": _number(config.scheduler.max_running_reqs),
             "architecture": whole.media.architecture if whole.media else model.architecture,
-            **{f"{kind}_token_id": token for kind, token in _placeholders(whole).items()},
+            **{f"{kind}_token_id": token for kind, token in placeholders.items()},
             "dtype": model.dtype,
             "runner": model.runner,
             "deterministic": bool(config.deterministic),
@@ -228,10 +229,6 @@ def _disagg(config: Config) -> DisaggParts:
     return DisaggParts(
         config.disagg, server.host, http_port=server.port if plain else 0, api_key=key
     )
-
-
-def _placeholders(model: ModelConfig) -> Mapping[str, int]:
-    return model.media.token_ids if model.media is not None else {}
 
 
 def _identity(
@@ -286,7 +283,7 @@ def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]
     disagg = _disagg(config)
     workers = (
         lambda site: grammar.worker,
-        media_worker,
+        partial(media_worker, settings=config.media),
         *disagg.workers,
         *_lora_worker(config),
     )

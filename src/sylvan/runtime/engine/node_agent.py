@@ -79,7 +79,8 @@ class NodeAgent:
     ) -> None:
         parallel = config.parallel
         assert parallel.address is not None, "checked with the configuration"
-        self._config = msgspec.structs.replace(config, server=ServerConfig())
+        media = msgspec.structs.replace(config.media, encoder_key=None)
+        self._config = msgspec.structs.replace(config, server=ServerConfig(), media=media)
         self._host, port = split_address(parallel.address)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         address = f"tcp://{self._host}:{port}"

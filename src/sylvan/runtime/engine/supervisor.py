@@ -92,7 +92,8 @@ class Supervisor:
         prewarmed: PrewarmedScheduler | None = None,
     ) -> None:
         # secrets never leave this process
-        self._config = msgspec.structs.replace(config, server=ServerConfig())
+        media = msgspec.structs.replace(config.media, encoder_key=None)
+        self._config = msgspec.structs.replace(config, server=ServerConfig(), media=media)
         self._topology = topology or Topology()
         self._roles = self._topology.roles or roles_of(config)
         self._progress = progress

@@ -106,14 +106,16 @@ class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
     `architecture` is that of the whole model, `ModelConfig.architecture` that of the half that
     reads text. `token_ids` are the placeholders in prompts, by kind of media. To the output of the
     layers in `edited_layers` vectors of the encoder are added. `whole`: the tokens of an item see
-    each other, also later ones. `cross`: layers attend to the
-    vectors of the one item of a request; then its placeholder keeps its own embedding.
+    each other, also later ones. `prefix`: those of a prompt do, texts or not. `cross`: layers
+    attend to the vectors of the one item of a request; then its placeholder keeps its own
+    embedding.
     """
 
     architecture: str
     token_ids: dict[str, int]
     edited_layers: tuple[int, ...] = ()
     whole: bool = False
+    prefix: bool = False
     cross: bool = False
 
 

@@ -1,7 +1,4 @@
-"""Llama 4 (text): experts that read scaled inputs, chunks of attention, layers without positions.
-
-A checkpoint with images is served for texts; its other tensors are left alone.
-"""
+"""Llama 4, text: experts that read scaled inputs, chunks of attention, layers without positions."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ from sylvan.runtime.models.config import (
     make_config,
 )
 from sylvan.runtime.models.decoder import FUSED, Decoder
-from sylvan.runtime.models.texts import IMAGES, text_name, text_part
+from sylvan.runtime.models.texts import text_part
 
 
 def parse(raw: dict[str, Any]) -> ModelConfig:
-    """Read config.json of `Llama4ForCausalLM` and `Llama4ForConditionalGeneration`."""
+    """Read config.json of `Llama4ForCausalLM`."""
     text = text_part(raw)
     layers, inner = range(text.get("num_hidden_layers") or 0), text.get("intermediate_size") or 0
     every, step = text.get("no_rope_layer_interval", 4), text.get("interleave_moe_layer_step", 1)
@@ -70,15 +67,6 @@ class Llama4(Decoder):
         "shared_experts": ("shared_expert",),
     }
     stacked: ClassVar[bool] = True
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """Images are not looked at."""
-        return (*super().unused, *IMAGES)
-
-    def rename(self, name: str) -> str:
-        """Names without what stands before them."""
-        return text_name(name)
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Turn the matrices round."""

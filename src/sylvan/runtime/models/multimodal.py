@@ -24,14 +24,19 @@ _TEXTS: Mapping[str, str] = MappingProxyType(
         "aria_text": "AriaTextForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
         "exaone4": "Exaone4ForCausalLM",
+        "gemma": "GemmaForCausalLM",
+        "gemma2": "Gemma2ForCausalLM",
         "gemma3_text": "Gemma3ForCausalLM",
+        "glm4v_moe_text": "Glm4MoeForCausalLM",
         "glm4v_text": "Glm4ForCausalLM",
         "granite": "GraniteForCausalLM",
         "helium": "HeliumForCausalLM",
         "lfm2": "Lfm2ForCausalLM",
         "llama": "LlamaForCausalLM",
+        "llama4_text": "Llama4ForCausalLM",
         "ministral3": "Ministral3ForCausalLM",
         "mistral": "MistralForCausalLM",
+        "paddleocr_vl_text": "LlamaForCausalLM",
         "phi3": "Phi3ForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "qwen2_5_omni_text": "Qwen2ForCausalLM",
@@ -50,12 +55,19 @@ _TEXTS: Mapping[str, str] = MappingProxyType(
 """Type of the half that reads text -> the family that serves it."""
 
 _SAID: Mapping[str, Raw] = MappingProxyType(
-    {"glm4v_text": {"attention_bias": True}, "qwen3_vl_moe_text": {"norm_topk_prob": True}}
+    {
+        "glm4v_moe_text": {"attention_bias": True},
+        "glm4v_text": {"attention_bias": True},
+        "qwen3_vl_moe_text": {"norm_topk_prob": True},
+    }
 )
 """Fields that config.json may omit for one half."""
 
 _WHOLE = frozenset({"Gemma3ForConditionalGeneration"})
 """Models in which the tokens of an image see each other, also later ones."""
+
+_PREFIX = frozenset({"PaliGemmaForConditionalGeneration"})
+"""Models in which all tokens of a prompt see each other (arXiv:2407.07726)."""
 
 _PLACEHOLDERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -92,9 +104,12 @@ def parse(raw: Raw) -> ModelConfig:
         token_ids=tokens,
         edited_layers=tuple(range(len(deep))),
         whole=whole in _WHOLE,
+        prefix=whole in _PREFIX,
     )
     if media.whole:
         _check_windows(raw, config)
+    if media.prefix and any(window is not None for window in config.layer_windows):
+        raise NotNative("windows of layers where prompts see themselves as a whole")
     return msgspec.structs.replace(config, media=media, rope_axes=rope_axes(text, config), raw=text)
 
 

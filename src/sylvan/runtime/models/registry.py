@@ -106,7 +106,6 @@ MODELS: dict[str, str] = {
     "Lfm2ForCausalLM": _HERE + "hybrid",
     "Lfm2MoeForCausalLM": _HERE + "hybrid",
     "Llama4ForCausalLM": _HERE + "llama4",
-    "Llama4ForConditionalGeneration": _HERE + "llama4",
     "LlamaForCausalLM": _HERE + "llama",
     "LongcatFlashForCausalLM": _HERE + "longcat",
     "MBartForCausalLM": _HERE + "bart",
@@ -179,11 +178,11 @@ MODELS: dict[str, str] = {
 
 _MULTIMODAL = (
     *("Aria", "AyaVision", "Cohere2Vision", "DeepseekVL", "DeepseekVLHybrid", "Exaone4_5_"),
-    *("Gemma3", "GlmAsr", "Glm4v", "GotOcr2", "GraniteSpeech", "Idefics2", "Idefics3"),
-    *("InternVL", "Janus", "Lfm2Vl", "LightOnOcr", "Llava", "LlavaNext", "LlavaNextVideo"),
-    *("LlavaOnevision", "Mistral3", "Ovis2", "Qwen2Audio", "Qwen2VL"),
-    *("Qwen2_5Omni", "Qwen2_5OmniThinker", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "SmolVLM"),
-    *("VideoLlama3", "VideoLlava", "VipLlava", "Voxtral"),
+    *("Gemma3", "GlmAsr", "Glm46V", "Glm4v", "Glm4vMoe", "GotOcr2", "GraniteSpeech", "Idefics2"),
+    *("Idefics3", "InternVL", "Janus", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava", "LlavaNext"),
+    *("LlavaNextVideo", "LlavaOnevision", "Mistral3", "Ovis2", "PaddleOCRVL", "PaliGemma"),
+    *("Qwen2Audio", "Qwen2VL", "Qwen2_5Omni", "Qwen2_5OmniThinker", "Qwen2_5_VL", "Qwen3VL"),
+    *("Qwen3VLMoe", "SmolVLM", "VideoLlama3", "VideoLlava", "VipLlava", "Voxtral"),
 )
 _ENCODERS = (
     *("Bert", "Camembert", "Data2VecText", "DistilBert", "Electra", "Ernie", "Gte", "ModernBert"),

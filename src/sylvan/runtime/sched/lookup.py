@@ -83,9 +83,9 @@ class Lookup:
 def _key(req: Req, apart_by: str) -> CacheKey:
     request = req.request
     tokens = req.tokens.view(0, len(req.tokens))
-    if isinstance(request, EmbedRequest):
-        return CacheKey(tokens, f"embed:{request.cache_salt}{apart_by}")
     media = tuple(MediaSpan(item.start, item.stop, item.digest) for item in request.media)
+    if isinstance(request, EmbedRequest):
+        return CacheKey(tokens, f"embed:{request.cache_salt}{apart_by}", media)
     if request.cache_salt and request.shared_tokens:
         apart = tenant_span(request.shared_tokens, request.cache_salt)
         return CacheKey(tokens, f"{request.lora or ''}:{apart_by}", (*media, apart))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,14 +15,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from sylvan.api.native_reply import finish_reason, timing_keys
-from sylvan.api.openai.vectors import ClassifyBody, EmbeddingsBody, EncodeBody, Inputs
+from sylvan.api.openai.vectors import ClassifyBody, EmbeddingsBody, EncodeBody, MediaInput
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Usage
 from sylvan.runtime.serving.labels import Labels
+from sylvan.runtime.serving.media_inputs import media_input
 from sylvan.runtime.serving.prompts import Prompts, read_prompts
 from sylvan.runtime.tokenizer.embeds import KINDS
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import EmbedInput, Origin, ServedModelInfo, Vector
+from sylvan.text.chat_template import ChatTemplate
 from sylvan.utils.clock import Clock, monotonic
 
 Reply = dict[str, Any]
@@ -82,13 +85,14 @@ class EmbeddingCaller:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def embeddings(caller: EmbeddingCaller, body: EmbeddingsBody) -> Reply:
+async def embeddings(caller: EmbeddingCaller, body: EmbeddingsBody, chat: ChatTemplate) -> Reply:
     """Answer `/v1/embeddings`."""
     caller.demand("embed", "both", what="embeddings")
     lora = caller.adapter(body.lora_path, body.model)
     asked = EmbedInput(dimensions=body.dimensions, priority=body.priority or 0, lora=lora)
     prompts = read_prompts(caller.facts.model_path)
     inputs = _prompted(_inputs(body.input, body.rid, asked), prompts, body.prompt_name)
+    inputs = await with_media(chat, body.input, inputs)
     vectors = await caller.vectors(inputs)
     return {
         "object": "list",
@@ -144,11 +148,17 @@ def usage_of(usages: Sequence[Usage]) -> Reply:
     """Build the `usage` of requests that generate nothing."""
     prompt = sum(usage.prompt_tokens for usage in usages)
     cached = sum(usage.cached_tokens for usage in usages)
+    media: Counter[str] = Counter()
+    for usage in usages:
+        media.update(usage.media_tokens or {})
     return {
         "prompt_tokens": prompt,
         "completion_tokens": 0,
         "total_tokens": prompt,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": {
+            "cached_tokens": cached,
+            **{f"{kind}_tokens": count for kind, count in media.items()},
+        },
     }
 
 
@@ -163,17 +173,42 @@ def meta_of(vector: Vector, timing: Reply | None = None) -> Reply:
     }
 
 
-def _inputs(given: Inputs, rid: str | None, asked: EmbedInput) -> list[EmbedInput]:
+def _inputs(given: object, rid: str | None, asked: EmbedInput) -> list[EmbedInput]:
     many = isinstance(given, list) and not (given and isinstance(given[0], int))
     items: list[Any] = list(given) if many else [given]
     if not items or not all(items):
         raise RequestError("input is empty; a text needs a token.", param="input")
     rids = _rids(rid, len(items), many)
+    return [_input(item, replace(asked, rid=name)) for item, name in zip(items, rids, strict=True)]
+
+
+def _input(item: Any, asked: EmbedInput) -> EmbedInput:
+    if isinstance(item, MediaInput):
+        return asked
+    return replace(asked, text=item) if isinstance(item, str) else replace(asked, input_ids=item)
+
+
+async def with_media(
+    chat: ChatTemplate, given: object, inputs: Sequence[EmbedInput], field: str = "input"
+) -> list[EmbedInput]:
+    """Return the inputs, those with media rendered.
+
+    Args:
+        chat: The model's template.
+        given: The field's value: one input, or a list.
+        inputs: One for each.
+        field: Its name.
+
+    Raises:
+        RequestError: An input is empty, or cannot be rendered.
+    """
+    items: list[Any] = list(given) if isinstance(given, list) else [given]
+    if len(items) != len(inputs):
+        return list(inputs)  # a prompt of token ids
+    paths = [f"{field}[{i}]" if isinstance(given, list) else field for i in range(len(items))]
     return [
-        replace(asked, text=item, rid=name)
-        if isinstance(item, str)
-        else replace(asked, input_ids=item, rid=name)
-        for item, name in zip(items, rids, strict=True)
+        await media_input(chat, item, path, asked) if isinstance(item, MediaInput) else asked
+        for item, path, asked in zip(items, paths, inputs, strict=True)
     ]
 
 

@@ -11,12 +11,18 @@ from typing import Any, cast
 
 import numpy as np
 
-from sylvan.api.openai.vectors import RerankBody, ScoreBody
+from sylvan.api.openai.vectors import MediaInput, RerankBody, ScoreBody
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Usage
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.serving.embeddings import EmbeddingCaller, Reply, meta_of, usage_of
+from sylvan.runtime.serving.embeddings import (
+    EmbeddingCaller,
+    Reply,
+    meta_of,
+    usage_of,
+    with_media,
+)
 from sylvan.runtime.serving.labels import Labels
 from sylvan.runtime.serving.prompts import DOCUMENT, QUERY, read_prompts
 from sylvan.runtime.tokenizer.types import EmbedInput, GenerateInput, SampleDelta, error_of
@@ -62,16 +68,21 @@ async def rerank(
     A classifier with one or two labels reads query and document as a pair; an embedder compares
     their vectors; a generative model is asked for yes or no, as Qwen3-Reranker was trained.
     """
-    how = {"classify": _by_label, "embed": _by_vector}.get(caller.facts.task)
-    if caller.facts.task == "both" and not _verdicts(caller):
-        how = _by_vector
-    found = await (_by_answer(caller, body, chat) if how is None else how(caller, body, labels))
+    task = caller.facts.task
+    if task == "embed" or (task == "both" and not _verdicts(caller)):
+        found = await _by_vector(caller, body, chat)
+    else:
+        _check_texts(body)
+        by_label = task == "classify"
+        found = await (
+            _by_label(caller, body, labels) if by_label else _by_answer(caller, body, chat)
+        )
     order = sorted(range(len(found)), key=lambda i: (-found[i].score, i))[: body.top_n]
     with_text = body.return_documents is not False
     return [
         {
             "score": found[i].score,
-            **({"document": body.documents[i]} if with_text else {}),
+            **(_shown(body.documents[i]) if with_text else {}),
             "index": i,
             "meta_info": found[i].meta,
         }
@@ -79,22 +90,48 @@ async def rerank(
     ]
 
 
+def _shown(document: str | MediaInput) -> Reply:
+    """Return the text of a document, for the answer; its media are not sent back."""
+    text = document.text if isinstance(document, MediaInput) else document
+    return {} if text is None else {"document": text}
+
+
+def _check_texts(body: RerankBody) -> None:
+    """Refuse media where vectors are not compared."""
+    given = {"query": body.query} | {f"documents[{i}]": d for i, d in enumerate(body.documents)}
+    for path, item in given.items():
+        if isinstance(item, MediaInput):
+            message = f"{path}: this model ranks texts; media need one that makes embeddings."
+            raise RequestError(message, param=path)
+
+
 async def _by_label(caller: EmbeddingCaller, body: RerankBody, labels: Labels) -> list[Judged]:
     if caller.facts.vector_size > 2:
         count = caller.facts.vector_size
         message = f"The model has {count} labels; ranking needs one with a single label, or two."
         raise RequestError(message, param="model")
-    pairs = [EmbedInput(text=_asked(body), pair=text) for text in body.documents]
+    pairs = [EmbedInput(text=_asked(body), pair=_text(document)) for document in body.documents]
     vectors = await caller.vectors(pairs)
     return [Judged(labels.relevance(v.values) or 0.0, meta_of(v)) for v in vectors]
 
 
-async def _by_vector(caller: EmbeddingCaller, body: RerankBody, labels: Labels) -> list[Judged]:
+async def _by_vector(caller: EmbeddingCaller, body: RerankBody, chat: ChatTemplate) -> list[Judged]:
     prompts = read_prompts(caller.facts.model_path)
     name, others = prompts.first_of(*QUERY), prompts.first_of(*DOCUMENT)
-    asked = _asked(body) if body.instruct else prompts.apply(body.query, name)
-    texts = [asked, *(prompts.apply(text, others) for text in body.documents)]
-    query, *documents = await caller.vectors([EmbedInput(text=text) for text in texts])
+    asked = EmbedInput()
+    if isinstance(body.query, str):
+        text = _asked(body) if body.instruct else prompts.apply(body.query, name)
+        asked = EmbedInput(text=text)
+    elif body.instruct:
+        message = "instruct: give it as `instruct` of the query, which has media."
+        raise RequestError(message, param="instruct")
+    inputs = [
+        EmbedInput(text=prompts.apply(given, others)) if isinstance(given, str) else EmbedInput()
+        for given in body.documents
+    ]
+    [asked] = await with_media(chat, body.query, [asked], "query")
+    inputs = await with_media(chat, body.documents, inputs, "documents")
+    query, *documents = await caller.vectors([asked, *inputs])
     return [Judged(_cosine(query.values, v.values), meta_of(v)) for v in documents]
 
 
@@ -105,7 +142,13 @@ def _cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _asked(body: RerankBody) -> str:
-    return f"{body.instruct}\n{body.query}" if body.instruct else body.query
+    query = _text(body.query)
+    return f"{body.instruct}\n{query}" if body.instruct else query
+
+
+def _text(given: str | MediaInput) -> str:
+    assert isinstance(given, str), "checked before"
+    return given
 
 
 async def _by_answer(caller: EmbeddingCaller, body: RerankBody, chat: ChatTemplate) -> list[Judged]:
@@ -116,7 +159,10 @@ async def _by_answer(caller: EmbeddingCaller, body: RerankBody, chat: ChatTempla
             "or no: it has no chat template, or no token for each of the two."
         )
         raise RequestError(message, param="model")
-    prompts = [await call_in_thread(_judge_prompt, chat, body, text) for text in body.documents]
+    prompts = [
+        await call_in_thread(_judge_prompt, chat, body, _text(document))
+        for document in body.documents
+    ]
     samples = await _next_tokens(caller, prompts, [wanted] * len(prompts), 1.0)
     return [Judged(_softmax(sample.logprobs)[0], sample.meta) for sample in samples]
 
@@ -130,7 +176,8 @@ def _verdicts(caller: EmbeddingCaller) -> list[int]:
 
 
 def _judge_prompt(chat: ChatTemplate, body: RerankBody, document: str) -> list[int]:
-    asked = f"<Instruct>: {body.instruct or TASK}\n<Query>: {body.query}\n<Document>: {document}"
+    query = _text(body.query)
+    asked = f"<Instruct>: {body.instruct or TASK}\n<Query>: {query}\n<Document>: {document}"
     messages = [{"role": "system", "content": _JUDGE}, {"role": "user", "content": asked}]
     request = ChatRequest(messages=messages, kwargs={"enable_thinking": False})
     return chat.render(request).input_ids

@@ -22,10 +22,13 @@ MAX_CHARS_PER_TOKEN = 256  # a text longer than this many characters per token o
 _INT32 = range(-(2**31), 2**31)
 
 
+PromptIds = Sequence[int] | IntArray
+
+
 class CheckedPrompt(msgspec.Struct, frozen=True):
     """Token IDs of a prompt, and the field they came from."""
 
-    ids: Sequence[int] | IntArray
+    ids: PromptIds
     param: str
 
 

@@ -15,6 +15,7 @@ from sylvan.runtime.tokenizer.checks import (
     MAX_CHARS_PER_TOKEN,
     MAX_RID_CHARS,
     MAX_TIMEOUT_S,
+    PromptIds,
     check_ids,
 )
 from sylvan.runtime.tokenizer.types import (
@@ -37,7 +38,7 @@ KINDS = {"embed": "makes embeddings", "classify": "classifies texts", "generate"
 class EmbedPrompt:
     """Token IDs of a text, the segment of each for pairs, and the field they came from."""
 
-    ids: Sequence[int]
+    ids: PromptIds
     types: Sequence[int] | None
     param: str
 
@@ -185,7 +186,7 @@ def vector_of(delta: SampleDelta, prompt: EmbedPrompt) -> Vector:
     return Vector(
         rid=delta.rid,
         values=delta.embedding,
-        input_ids=tuple(prompt.ids),
+        input_ids=tuple(map(int, prompt.ids)),
         usage=delta.usage,
         finish=delta.finish,
         timing=delta.timing,

@@ -86,7 +86,7 @@ class SampleState:
 
     def __post_init__(self) -> None:
         request = self.request
-        if isinstance(request, GenerateRequest) and request.media:
+        if request.media:
             self.media_tokens = media_tokens(request.input_ids, request.media)
 
     @property

@@ -5,9 +5,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import msgspec
 
+from sylvan.media.source import MediaSource
 from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.protocol.media import MediaItem
 from sylvan.protocol.messages import Command, ControlReply, Finish, SchedulerLoad
@@ -16,6 +18,7 @@ from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.tokenizer.adapters import Adapters, AdapterSettings
 from sylvan.runtime.tokenizer.checks import (
     CheckedPrompt,
+    PromptIds,
     build_request,
     check_bytes,
     check_ids,
@@ -143,13 +146,15 @@ class TokenizerManager:
         self._reserved += 1
         try:
             prompt = await self._texts.read(inp, most)
+            ids, media = await self._with_media(prompt.ids, inp.media, inp.tenant)
+            prompt = replace(prompt, ids=ids)
         finally:
             self._reserved -= 1
         self._check_admission(inp.rid, inp.tenant, 1, inp.priority)
         request = build_embed(inp, prompt, self.facts, inp.rid or secrets.token_hex(16), most)
         owner = self.isolation.owner(inp.tenant)
         lora = self.adapters.id_of(inp.lora, inp.tenant)
-        request = msgspec.structs.replace(request, cache_salt=owner, lora=lora)
+        request = msgspec.structs.replace(request, cache_salt=owner, lora=lora, media=media)
         live = LiveRequest(
             request.rid,
             [SampleState(request)],
@@ -262,7 +267,8 @@ class TokenizerManager:
         self._reserved += inp.sampling.n
         try:
             prompt = await self._prompt(inp)
-            prompt, media = await self._with_media(inp, prompt)
+            ids, media = await self._with_media(prompt.ids, inp.media, inp.tenant)
+            prompt = CheckedPrompt(ids, prompt.param)
         finally:
             self._reserved -= inp.sampling.n
         self._check_admission(inp.rid, inp.tenant, inp.sampling.n, inp.options.priority)
@@ -304,18 +310,16 @@ class TokenizerManager:
         return CheckedPrompt(ids, "text")
 
     async def _with_media(
-        self, inp: GenerateInput, prompt: CheckedPrompt
-    ) -> tuple[CheckedPrompt, tuple[MediaItem, ...]]:
+        self, ids: PromptIds, sources: Sequence[MediaSource], tenant: str
+    ) -> tuple[PromptIds, tuple[MediaItem, ...]]:
         """Return the prompt with all tokens of its media, and the media items."""
-        if not inp.media:
-            return prompt, ()
+        if not sources:
+            return ids, ()
         if self.media is None or not self.facts.media_tokens:
-            [first, *_] = inp.media
+            [first, *_] = sources
             message = f"{first.path}: this model takes text only, no {first.kind}."
             raise RequestError(message, param=first.path)
-        tokens = self.facts.media_tokens
-        ids, items = await self.media.expand(prompt.ids, inp.media, tokens, inp.tenant)
-        return CheckedPrompt(ids, prompt.param), items
+        return await self.media.expand(ids, sources, self.facts.media_tokens, tenant)
 
     def _submit(self, inp: GenerateInput, base: GenerateRequest, received_s: float) -> LiveRequest:
         salt = self.isolation.salt(inp.tenant, inp.cache_salt)

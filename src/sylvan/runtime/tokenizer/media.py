@@ -17,6 +17,7 @@ from sylvan.media.fetch import Fetcher, FetchLimits
 from sylvan.media.messages import PreparedItem, PrepareItem
 from sylvan.media.pool import MediaWorkers
 from sylvan.media.precomputed import VECTORS, given_vectors
+from sylvan.media.remote import RemoteEncoders
 from sylvan.media.sounds import SAMPLES
 from sylvan.media.source import MediaSource
 from sylvan.protocol.arrays import IntArray
@@ -46,6 +47,10 @@ class MediaPreparer:
             )
         )
         self._workers = MediaWorkers(model_dir, settings.workers, settings.process_s)
+        self._remote: RemoteEncoders | None = None
+        if settings.encoder_urls:
+            urls, key = settings.encoder_urls, settings.encoder_key
+            self._remote = RemoteEncoders(urls, key, settings.process_s)
         self._kept: OrderedDict[bytes, PreparedItem] = OrderedDict()
         self._kept_bytes = 0
 
@@ -117,6 +122,8 @@ class MediaPreparer:
     async def close(self) -> None:
         """Stop processes and connections."""
         await self._fetcher.close()
+        if self._remote is not None:
+            await self._remote.close()
         await self._workers.close()
 
     async def _prepare(self, source: MediaSource, tenant: str, token: int) -> PreparedItem:
@@ -128,7 +135,10 @@ class MediaPreparer:
             self._kept.move_to_end(key)
             return known
         order = self._order(source, data, source.options)
-        found = await self._workers.prepare(order, source.path)
+        if self._remote is not None:
+            found = await self._remote.encode(order, tenant, source.path)
+        else:
+            found = await self._workers.prepare(order, source.path)
         if key not in self._kept:
             self._kept[key] = found
             self._kept_bytes += _size(found)

@@ -48,14 +48,16 @@ class EmbedInput(msgspec.Struct, frozen=True, kw_only=True):
     """One text, or a pair of texts, to embed.
 
     Exactly one of `text` and `input_ids` is given; `pair` goes with `text`, and the model reads it
-    as a second segment. Text never yields control tokens. `dimensions` truncates the vector,
-    for models trained for that; `truncate` truncates a text that is too long, at its end.
-    `internal` requests are our own, such as health probes; they are not counted in metrics.
+    as a second segment. `media` are the items of `input_ids`, in the order of their placeholders.
+    Text never yields control tokens. `dimensions` truncates the vector, for models trained for
+    that; `truncate` truncates a text that is too long, at its end. `internal` requests are our own,
+    such as health probes; they are not counted in metrics.
     """
 
     text: str | None = None
     pair: str | None = None
     input_ids: Sequence[int] | None = None
+    media: tuple[MediaSource, ...] = ()
     dimensions: int | None = None
     truncate: bool = False
     normalize: bool = True

@@ -445,3 +445,27 @@ async def test_tenants_share_no_cache_of_texts(embedder):
     salts = [request.cache_salt for request in embedder.engine.control.embeds]
     assert salts == [manager.isolation.owner(tenant) for tenant in ("red", "blue", "")]
     assert len(set(salts)) == 3
+
+
+async def test_media_that_cannot_be_embedded_are_refused_by_name(embedder, classifier):
+    png = "data:image/png;base64,AAAA"
+    for given, param in (
+        ({"image": png}, "messages"),  # of the template, which takes texts
+        (["ab", {"image": "no base64"}], "input[1].image"),
+        (["ab", {"text": "ab", "image": ["no base64"]}], "input[1].image[0]"),
+        ([{}], "input[0]"),
+    ):
+        response = await embedder.post("/v1/embeddings", {"input": given})
+        assert response.status_code == 400, given
+        assert response.json()["error"]["param"].startswith(param), response.text
+
+    body = {"query": "q", "documents": ["a", {"image": png}]}
+    response = await classifier.post("/v1/rerank", body)
+    assert response.status_code == 400
+    assert "documents[1]: this model ranks texts" in response.text
+
+
+async def test_a_text_in_the_form_of_media_is_rendered(embedder):
+    reply = await embed(embedder, [{"text": "ab"}, "ab"])
+    assert [len(d["embedding"]) for d in reply["data"]] == [SIZE, SIZE]
+    assert reply["usage"]["prompt_tokens"] > 2 * len("ab")

@@ -2,38 +2,91 @@
 
 from __future__ import annotations
 
+import torch
+
+from sylvan.config import Config
+from sylvan.config.checkpoint import model_dir
 from sylvan.config.tree import MediaConfig
+from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.features.multimodal.apart import NoEncoder
 from sylvan.runtime.features.multimodal.control import Multimodal
+from sylvan.runtime.features.multimodal.encoder import MediaEncoder
 from sylvan.runtime.features.multimodal.worker import MultimodalWorker
 from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.registry import load_config
 
 
-def media_worker(site: ModelSite) -> CapabilityWorker | None:
+def media_worker(site: ModelSite, settings: MediaConfig | None = None) -> CapabilityWorker | None:
     """Return the factory of the worker half for multimodal models; None: text-only model.
+
+    Args:
+        site: The model's site.
+        settings: Its settings; default: all defaults.
 
     Raises:
         ConfigError: The encoder cannot be loaded.
     """
-    if site.config.media is None:
+    settings = settings or MediaConfig()
+    if site.config.media is None or not _has_vectors(settings):
         return None
+    if settings.encoder_urls:
+        return MultimodalWorker(site, NoEncoder())
     from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
 
-    dummy = site.load_format == "dummy"
-    return MultimodalWorker(site, TransformersEncoder(site.model_dir, site.dtype, dummy=dummy))
+    encoder = TransformersEncoder(
+        site.model_dir,
+        site.dtype,
+        dummy=site.load_format == "dummy",
+        native=settings.encoder_backend == "auto" and site.device.type == "cpu",
+    )
+    return MultimodalWorker(site, encoder)
 
 
 def media_control(settings: MediaConfig, model: ModelConfig) -> tuple[Multimodal, ...]:
-    """Return the control half; empty for text-only models."""
-    if model.media is None:
-        return ()
+    """Return the control half; empty for text-only models.
+
+    Raises:
+        ConfigError: There is to be no encoder, but the model reads nothing without.
+    """
     media = model.media
+    if media is not None and media.cross and not _has_vectors(settings):
+        raise ConfigError(f"media.encoder_backend none: {media.architecture} needs its encoder")
+    if media is None or not _has_vectors(settings):
+        return ()
     return (
         Multimodal(
             settings.vector_bytes,
             axes=bool(model.rope_axes),
             whole=media.whole,
+            prefix=media.prefix,
             cross=media.cross,
         ),
     )
+
+
+def encoder_of(config: Config) -> MediaEncoder:
+    """Return the encoder of a model, without the rest.
+
+    Args:
+        config: Resolved.
+
+    Raises:
+        ConfigError: It has none, or it cannot be loaded.
+    """
+    from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
+
+    folder = model_dir(config.model)
+    model = load_config(folder, trusted=config.trust_remote_code)
+    if model.media is None:
+        raise ConfigError(f"media.encoder_only: {model.architecture} has no encoder")
+    if config.media.encoder_backend == "none":
+        raise ConfigError("media.encoder_only and media.encoder_backend none: nothing is left")
+    native = config.media.encoder_backend == "auto"
+    return TransformersEncoder(folder, getattr(torch, config.dtype), native=native)
+
+
+def _has_vectors(settings: MediaConfig) -> bool:
+    """Whether items are encoded, here or elsewhere."""
+    return bool(settings.encoder_urls) or settings.encoder_backend != "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +10,6 @@ from typing import ClassVar
 import msgspec
 
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.features.multimodal.encodings import Encodings
 from sylvan.runtime.features.multimodal.plan import (
@@ -48,6 +48,8 @@ class Multimodal(Capability):
         axes: Whether rotary positions have three axes.
         whole: Whether tokens of an item also attend to later ones: slices must not split
             an item.
+        prefix: Whether all tokens of a prompt attend to each other: KV is shared by equal prompts
+            only, and slices must not split a prompt.
         cross: Whether layers cross-attend to the embeddings in every step instead of reading
             them as rows.
     """
@@ -57,9 +59,16 @@ class Multimodal(Capability):
     report_type: ClassVar = MediaReport
 
     def __init__(
-        self, most_bytes: int, *, axes: bool = False, whole: bool = False, cross: bool = False
+        self,
+        most_bytes: int,
+        *,
+        axes: bool = False,
+        whole: bool = False,
+        prefix: bool = False,
+        cross: bool = False,
     ) -> None:
-        self._axes, self._whole, self._cross = axes, whole, cross
+        self._axes, self._whole, self._cross = axes, whole or prefix, cross
+        self._prefix = prefix
         self._port: SchedulerPort | None = None
         self._encodings = Encodings(most_bytes)
         self._prompts: dict[str, MediaPrompt] = {}
@@ -88,16 +97,23 @@ class Multimodal(Capability):
     def on_arrival(self, req: Req) -> None:
         """Remove the features from a request: they are large, and needed once."""
         request = req.request
-        if not isinstance(request, GenerateRequest) or not request.media:
+        if not (request.media or self._prefix):
             return
         salt = request.cache_salt.encode()
         keys = [salt + b"/" + item.digest for item in request.media]
-        prompt = MediaPrompt(request.input_ids, request.media, keys, axes=self._axes)
+        ids, prefix = request.input_ids, self._prefix
+        prompt = MediaPrompt(ids, request.media, keys, axes=self._axes, prefix=prefix)
         self._prompts[req.rid] = prompt
         for key, item, count in zip(keys, request.media, prompt.counts(), strict=True):
             self._encodings.add(req.rid, key, item, 0 if self._cross else count)
         light = tuple(msgspec.structs.replace(item, features={}) for item in request.media)
         req.request = msgspec.structs.replace(request, media=light)
+
+    def cache_namespace(self, req: Req) -> str:
+        """Where a token also sees later ones, its KV depends on the whole prompt."""
+        if not self._prefix:
+            return ""
+        return hashlib.sha256(req.request.input_ids.tobytes()).hexdigest()
 
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
         """Wait for the embeddings that are not in the prefix cache."""

@@ -19,8 +19,8 @@ class MediaPrompt:
     Attributes:
         keys: Keys of its items, in order.
         stop: Position after the last placeholder.
-        run_stop: Position after the last run of tokens that attend to each other, if `whole` is set
-            (see `MediaConfig.whole`).
+        run_stop: Position after the last run of tokens that attend to each other, if `whole` or
+            `prefix` is set (see `ModelMedia`): an item's, or all of the prompt.
         positions: Three-axis positions; None: text positions.
     """
 
@@ -31,10 +31,13 @@ class MediaPrompt:
         keys: Sequence[bytes],
         *,
         axes: bool,
+        prefix: bool = False,
     ) -> None:
         self.keys = tuple(keys)
         self._places = [item.placeholders(input_ids) for item in media]
         self._runs = [run for places in self._places for run in _runs(places)]
+        if prefix:
+            self._runs = [(0, len(input_ids))]
         self.run_stop = max((end for _, end in self._runs), default=0)
         self.stop = max((int(p[-1]) + 1 for p in self._places if len(p)), default=0)
         self.positions: PromptPositions | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from torch import nn
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.media import MediaKind
+from sylvan.runtime.features.multimodal.native_blocks import use_native_blocks
+
+logger = logging.getLogger(__name__)
 
 _METHODS: Mapping[MediaKind, str] = {
     "image": "get_image_features",
@@ -28,12 +32,18 @@ class TransformersEncoder:
         model_dir: Directory of the checkpoint.
         dtype: dtype of the model.
         dummy: Random weights instead of the checkpoint's.
+        native: Native kernels compute the transformer blocks that they can.
+
+    Attributes:
+        native_blocks: How many blocks they compute.
 
     Raises:
         ConfigError: transformers is not installed, or cannot build or load the encoder.
     """
 
-    def __init__(self, model_dir: Path, dtype: torch.dtype, *, dummy: bool = False) -> None:
+    def __init__(
+        self, model_dir: Path, dtype: torch.dtype, *, dummy: bool = False, native: bool = False
+    ) -> None:
         try:
             model = _load(model_dir, dtype, dummy=dummy)
         except ImportError as error:
@@ -45,6 +55,10 @@ class TransformersEncoder:
             raise ConfigError(f"the encoder of this model cannot be loaded: {error}") from None
         self._model = model
         self._dtype = dtype
+        self.native_blocks = 0
+        if native:
+            self.native_blocks = use_native_blocks(model, dtype, torch.get_num_threads())
+            logger.info("native kernels compute %d blocks of the encoder", self.native_blocks)
 
     def encode(self, kind: MediaKind, features: Mapping[str, np.ndarray]) -> Sequence[torch.Tensor]:
         method = self._method(kind)
@@ -79,12 +93,20 @@ class TransformersEncoder:
         found = tower(input_features, attention_mask=mask).last_hidden_state
         return inner.multi_modal_projector(found)[0, : int(outside[0])]
 
+    def _llama4(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Run Llama 4's encoder as its forward does: its method leaves the projector out."""
+        inner: Any = self._model
+        inner = getattr(inner, "model", inner)
+        tiles = inner.get_image_features(pixel_values).last_hidden_state
+        return inner.multi_modal_projector(tiles.flatten(0, -2))
+
     def _method(self, kind: MediaKind) -> Callable[..., Any]:
         name = _METHODS[kind]
         model: Any = self._model
         config: Any = model.config
-        if config.model_type == "qwen2_audio":
-            return self._qwen2_audio
+        own = {"llama4": self._llama4, "qwen2_audio": self._qwen2_audio}.get(config.model_type)
+        if own is not None:
+            return own
         for holder in (getattr(model, "model", None), model):
             if hasattr(holder, name):
                 return getattr(holder, name)

@@ -14,7 +14,6 @@ from torch import nn
 from sylvan.kernels.api import Rope
 from sylvan.media.precomputed import VECTORS
 from sylvan.protocol.errors import ConfigError
-from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.core.forward import CrossMemory
 from sylvan.runtime.core.step import EMBEDDINGS, InputEmbeds, Join
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
@@ -74,7 +73,7 @@ class MultimodalWorker(CapabilityWorker):
     def join(self, join: Join) -> None:
         """Set the position shift of later tokens, which continue after the last grid."""
         request, shift = join.request, 0
-        if len(self._axes) and isinstance(request, GenerateRequest) and request.media:
+        if len(self._axes) and request.media:
             shift = prompt_positions(request.input_ids, request.media).shift
         self._site.position_shifts()[join.slot] = shift
 
@@ -132,7 +131,8 @@ class MultimodalWorker(CapabilityWorker):
 
     def _encode(self, job: EncodeJob) -> Sequence[np.ndarray]:
         if VECTORS in job.features:
-            layers = [job.features[VECTORS]]
+            given = job.features[VECTORS]
+            layers = [given] if given.ndim == 2 else list(given)
         else:
             with torch.inference_mode():
                 found = self._encoder.encode(job.kind, job.features)

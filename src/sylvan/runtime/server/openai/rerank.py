@@ -77,7 +77,7 @@ async def _cut(call: Call[Any], text: str, most: int) -> str:
 
 
 async def _ranked(call: Call[Any], texts: list[str]) -> list[dict[str, Any]]:
-    body = RerankBody(query=call.body.query, documents=texts, return_documents=False)
+    body = RerankBody(query=call.body.query, documents=[*texts], return_documents=False)
     labels = read_labels(call.context.engine.facts.model_path)
     work = ranking.rerank(caller_of(call), body, labels, call.context.template)
     return await unless_gone(call.request, work)

@@ -23,7 +23,7 @@ from sylvan.runtime.serving.labels import read_labels
 
 async def embeddings(call: Call[EmbeddingsBody]) -> Response:
     """Embed texts."""
-    work = serving.embeddings(caller_of(call), call.body)
+    work = serving.embeddings(caller_of(call), call.body, call.context.template)
     return json_response(await unless_gone(call.request, work))
 
 

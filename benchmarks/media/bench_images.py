@@ -1,0 +1,354 @@
+"""Claims: images are answered at least twice as fast as transformers answers them, alone and per
+second; of 16 questions about one image 15 are answered without the encoder, their first token at
+least 5 times as soon; and beside requests with large images, the 99th percentile of the time
+between tokens of a text is at most 1.25 times that without.
+
+    python benchmarks/media/bench_images.py [--shape qwen2.5-vl-3b] [--images 8] [--rounds 3]
+        [--size 640x480] [--dtype bfloat16] [--stream 200]
+
+Shapes have random weights: `tiny`, `llava-onevision-0.5b` and `qwen2.5-vl-3b`. A round takes all in
+turn: our server, our server with PyTorch's encoder (`media.encoder_backend torch`), transformers in
+this process. Each sees images that it has not seen before. transformers is given its processor's
+output as we make it, within its time; its images a second are those of one after another, which is
+the fastest way on a CPU whose cores one image occupies. Nothing is compared with llama.cpp (mtmd)
+and OpenVINO GenAI: random weights are not in their formats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+
+from sylvan.media.messages import PrepareItem
+from sylvan.media.processor import Processor
+from tests.support.multimodal import FAMILIES, IMAGE, VIDEO
+from tests.support.processors import PROCESSORS, write_files
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 900.0
+QUESTION = list(b" what is that?")
+ASKED = 16
+ENDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+HALF_BILLION = json.loads((ROOT / "benchmarks" / "half_billion.json").read_text())
+_TILES = [[384 * i, 384 * j] for i in range(1, 4) for j in range(1, 4)]
+
+
+def _qwen() -> Any:
+    return transformers.Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 32768,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e6,
+                "mrope_section": [16, 24, 24],
+            },
+            **ENDS,
+        },
+        vision_config={
+            "depth": 32,
+            "hidden_size": 1280,
+            "intermediate_size": 3420,
+            "num_heads": 16,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "window_size": 112,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+            "out_hidden_size": 2048,
+        },
+        tie_word_embeddings=True,
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        vision_start_token_id=265,
+        vision_end_token_id=266,
+        **ENDS,
+    )
+
+
+def _onevision() -> Any:
+    return transformers.LlavaOnevisionConfig(
+        text_config=transformers.Qwen2Config(**HALF_BILLION, **ENDS).to_dict(),
+        vision_config=transformers.SiglipVisionConfig(
+            hidden_size=1152,
+            intermediate_size=4304,
+            num_hidden_layers=26,
+            num_attention_heads=16,
+            image_size=384,
+            patch_size=14,
+        ).to_dict(),
+        image_token_index=IMAGE,
+        video_token_index=VIDEO,
+        image_grid_pinpoints=_TILES,
+        **ENDS,
+    )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A family's config and what its processor is told."""
+
+    family: str
+    config: Any
+    images: dict[str, Any]
+    whole: dict[str, Any]
+
+
+_PATCHES = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
+SHAPES = {
+    "tiny": Shape("qwen2.5-vl", FAMILIES["qwen2.5-vl"].config, {}, {}),
+    "qwen2.5-vl-3b": Shape(
+        "qwen2.5-vl",
+        _qwen,
+        _PATCHES | {"size": {"shortest_edge": 3136, "longest_edge": 12845056}},
+        {},
+    ),
+    "llava-onevision-0.5b": Shape(
+        "llava-onevision",
+        _onevision,
+        {"size": {"height": 384, "width": 384}, "image_grid_pinpoints": _TILES},
+        {"num_image_tokens": 729},
+    ),
+}
+
+
+def write_shape(shape: Shape, folder: Path, dtype: torch.dtype) -> None:
+    """A checkpoint with random weights, a byte tokenizer and the family's processor."""
+    files = PROCESSORS[shape.family]
+    images, whole = files.images | shape.images, files.whole | shape.whole
+    write_files(replace(files, images=images, whole=whole), folder)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageTextToText.from_config(shape.config()).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.02)
+    model.save_pretrained(folder)
+
+
+class Images:
+    """Images of a size that nobody has seen before."""
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        self._size, self._rng = size, np.random.default_rng(0)
+
+    def new(self) -> bytes:
+        width, height = self._size
+        rough = self._rng.integers(0, 255, (height // 16 + 1, width // 16 + 1, 3), np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(rough).resize((width, height), Image.Resampling.BICUBIC).save(file, "PNG")
+        return file.getvalue()
+
+
+class Server:
+    """`sylvan serve` with one of our encoders."""
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.Client(base_url=url, timeout=PATIENCE_S)
+
+    def first(self, image: bytes, question: list[int]) -> float:
+        """Seconds to the first token about an image."""
+        start = time.perf_counter()
+        self._ask([IMAGE, *question], 1, image)
+        return time.perf_counter() - start
+
+    def each_second(self, images: list[bytes]) -> float:
+        """Images a second, all at once."""
+        start = time.perf_counter()
+        with ThreadPoolExecutor(len(images)) as pool:
+            list(pool.map(lambda image: self.first(image, QUESTION), images))
+        return len(images) / (time.perf_counter() - start)
+
+    def between(self, tokens: int) -> list[float]:
+        """Seconds between the tokens of a text."""
+        body = self._body(list(b"tell me more "), tokens, None) | {"stream": True}
+        with self._http.stream("POST", "/generate", json=body) as reply:
+            lines = (line for line in reply.iter_lines() if line.startswith("data: {"))
+            times = [time.perf_counter() for _ in lines]
+        return np.diff(times).tolist()
+
+    def encoded(self) -> int:
+        """How many images its encoder has seen."""
+        text = self._http.get("/metrics").text
+        found = re.search(r"^\S*encoder_items\S* (\d+)", text, re.MULTILINE)
+        assert found, "the server counts no images"
+        return int(found[1])
+
+    def _ask(self, ids: list[int], tokens: int, image: bytes | None) -> Any:
+        reply = self._http.post("/generate", json=self._body(ids, tokens, image))
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def _body(self, ids: list[int], tokens: int, image: bytes | None) -> dict[str, Any]:
+        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        seen = {} if image is None else {"image_data": base64.b64encode(image).decode()}
+        return {"input_ids": ids, "sampling_params": sampling, **seen}
+
+
+@contextmanager
+def serving(folder: Path, dtype: str, *flags: str) -> Iterator[Server]:
+    code = "import sys; from sylvan.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "serve", str(folder), "--until-eof", "--dtype", dtype]
+    command += ["--server.port", "0", "--log-level", "warning", *flags]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        seen = ""
+        for line in process.stdout:
+            seen += line
+            if found := re.search(r"Sylvan serves \S+ at (http://\S+)", line):
+                yield Server(found[1])
+                break
+        else:
+            raise RuntimeError(f"the server did not start:\n{seen}")
+    finally:
+        process.communicate(timeout=PATIENCE_S)
+
+
+class Theirs:
+    """transformers, in this process."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        self._processor = Processor(folder)
+        kind = transformers.AutoModelForImageTextToText
+        self._model = kind.from_pretrained(folder, dtype=dtype).eval()
+        self._dtype = dtype
+
+    def first(self, image: bytes, question: list[int]) -> float:
+        start = time.perf_counter()
+        made = self._processor.prepare(
+            PrepareItem(id=0, kind="image", data=image, max_pixels=64 << 20)
+        )
+        ids = torch.tensor([[*made.tokens, *question]])
+        features: dict[str, torch.Tensor] = {}
+        for name, array in made.features.items():
+            tensor = torch.from_numpy(np.ascontiguousarray(array))
+            features[name] = tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+        if "image_grid_thw" in features:
+            features["mm_token_type_ids"] = (ids == IMAGE).int()
+        with torch.inference_mode():
+            self._model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=1,
+                do_sample=False,
+                **features,
+            )
+        return time.perf_counter() - start
+
+
+def speeds(servers: dict[str, Server], theirs: Theirs, images: Images, args: Any) -> None:
+    firsts: dict[str, list[float]] = {name: [] for name in (*servers, "transformers")}
+    rates: dict[str, list[float]] = {name: [] for name in firsts}
+    for server in (*servers.values(), theirs):
+        server.first(images.new(), QUESTION)  # processes start, memory becomes resident
+    for _ in range(args.rounds):
+        for name, server in servers.items():
+            firsts[name].append(server.first(images.new(), QUESTION))
+            rates[name].append(server.each_second([images.new() for _ in range(args.images)]))
+        alone = [theirs.first(images.new(), QUESTION) for _ in range(args.images)]
+        firsts["transformers"].append(statistics.median(alone))
+        rates["transformers"].append(len(alone) / sum(alone))
+    base_s, base_rate = (statistics.median(x["transformers"]) for x in (firsts, rates))
+    print(f"{'':14} {'first token':>12} {'ratio':>6} {'images/s':>9} {'ratio':>6}")
+    for name in firsts:
+        first, rate = statistics.median(firsts[name]), statistics.median(rates[name])
+        ratios = f"{base_s / first:6.2f} {rate:9.3f} {rate / base_rate:6.2f}"
+        print(f"{name:14} {1e3 * first:9.0f} ms {ratios}")
+
+
+def same_image(server: Server, images: Images) -> None:
+    image, before = images.new(), server.encoded()
+    times = [server.first(image, [*QUESTION, 48 + i]) for i in range(ASKED)]
+    runs = server.encoded() - before
+    assert runs == 1, f"the encoder ran {runs} times for one image"
+    later = statistics.median(times[1:])
+    print(
+        f"the same image {ASKED} times: the encoder ran once; first token "
+        f"{1e3 * times[0]:.0f} ms, then {1e3 * later:.0f} ms: ratio {times[0] / later:.1f}"
+    )
+
+
+def beside(server: Server, images: Images, args: Any) -> None:
+    alone: list[float] = []
+    busy: list[float] = []
+    for _ in range(args.rounds):
+        alone += server.between(args.stream)
+        stop = threading.Event()
+
+        def ask(stop: threading.Event = stop) -> None:
+            while not stop.is_set():
+                server.first(images.new(), QUESTION)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            busy += server.between(args.stream)
+        finally:
+            stop.set()
+            thread.join()
+    p99 = [float(np.percentile(times, 99)) for times in (alone, busy)]
+    print(
+        f"99th percentile between tokens of a text: {1e3 * p99[0]:.1f} ms alone, "
+        f"{1e3 * p99[1]:.1f} ms beside images: ratio {p99[1] / p99[0]:.2f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="llava-onevision-0.5b")
+    parser.add_argument("--images", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--size", default="640x480", help="width x height of images")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--stream", type=int, default=200, help="tokens of the text")
+    args = parser.parse_args()
+    width, height = map(int, args.size.split("x"))
+    images, dtype = Images((width, height)), getattr(torch, args.dtype)
+    with tempfile.TemporaryDirectory() as made, ExitStack() as stack:
+        folder = Path(made)
+        write_shape(SHAPES[args.shape], folder, dtype)
+        ways = {"native": "auto", "torch": "torch"}
+        servers = {
+            name: stack.enter_context(
+                serving(folder, args.dtype, "--media.encoder-backend", backend)
+            )
+            for name, backend in ways.items()
+        }
+        print(
+            f"{args.shape}, {args.dtype}, images of {args.size}, {torch.get_num_threads()} threads"
+        )
+        speeds(servers, Theirs(folder, dtype), images, args)
+        same_image(servers["native"], images)
+        beside(servers["native"], images, args)
+
+
+if __name__ == "__main__":
+    main()
