@@ -35,8 +35,9 @@ test: $(VENV)/.dev  ## install and run the tests; ARGS="tests/unit -k radix" cho
 
 test-all: test test-slow  ## run all tests that need no other chips, as CI does
 
+# Three at once: these tests wait for processes half of the time.
 test-slow: $(VENV)/.dev  ## run what `make test` leaves out: long runs of many processes, training, compilers for other chips
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow $(ARGS)
 
 gpu-test: $(VENV)/.dev  ## run kernels, the executor and a server on this machine's NVIDIA GPU
 	$(BIN)/python -m pytest -n 8 --device cuda tests/unit/kernels/triton tests/unit/runtime/executor/device tests/e2e/test_gpu.py $(ARGS)

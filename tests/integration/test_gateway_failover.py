@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from subprocess import DEVNULL
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.support.cluster import gateway, until
@@ -27,13 +28,16 @@ FLAGS = ("--load-format", "dummy", "--device", "cpu", "--dtype", "float32", "--t
 TOKENS = 3000
 """Enough work that a stream is still under way when its client has read a few events."""
 ATTEMPTS = 5
-"""A server may have sent everything before a busy client reads the first event and kills it."""
+"""A machine may be so busy that a stream ends before its client reads the first event."""
 PULSES = """
 import os, signal, sys, time
+pids = [int(pid) for pid in sys.argv[1:]]
 while True:
-    os.kill(int(sys.argv[1]), signal.SIGSTOP)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
     time.sleep(0.04)
-    os.kill(int(sys.argv[1]), signal.SIGCONT)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
     time.sleep(0.004)
 """
 LONG = {"prompt": "abc", "max_tokens": TOKENS, "ignore_eos": True, "seed": 7}
@@ -73,14 +77,23 @@ def serving(model: str, *flags: str) -> Iterator[Process]:
 
 @contextmanager
 def slowed(server: Process) -> Iterator[None]:
-    """Let a server send one part in ten of the time, so that its streams last for seconds."""
-    pulses = subprocess.Popen([sys.executable, "-c", PULSES, str(server.pid)], stderr=DEVNULL)
+    """Let a server compute a tenth of the time, so that its streams last for many seconds.
+
+    Its scheduler must be slow: what a slow API process has not sent yet, it sends at once when it
+    runs, and a stream has ended before its client read a few events.
+    """
+    pids = [child.pid for child in psutil.Process(server.pid).children(recursive=True)]
+    assert pids, "the scheduler is a process of its own"
+    words = [sys.executable, "-c", PULSES, *map(str, pids)]
+    pulses = subprocess.Popen(words, stderr=DEVNULL)
     try:
         yield
     finally:
         pulses.kill()
         pulses.wait(60)
-        os.kill(server.pid, signal.SIGCONT)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture(scope="module")
