@@ -213,6 +213,7 @@ async def all_kinds(victim, survivor):
         return front.metric("sylvan_gateway_streams_continued_total")
 
 
+@pytest.mark.slow
 async def test_a_stream_outlives_a_server_that_hangs(pair):
     async with gateway(*(p.url for p in pair), failover__stall_s=2.0) as front:
         wanted = await read(front.http, *REQUESTS["sampled"])
