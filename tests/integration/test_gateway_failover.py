@@ -50,9 +50,9 @@ class Process:
 
 
 @contextmanager
-def serving(model: str, *flags: str) -> Iterator[Process]:
+def serving(model: str, *flags: str, port: int = 0) -> Iterator[Process]:
     """`sylvan serve` in a process of its own; it is killed at the end."""
-    words = ("serve", model, *FLAGS, *flags, "--port", "0", "--until-eof")
+    words = ("serve", model, *FLAGS, *flags, "--port", str(port), "--until-eof")
     command = [sys.executable, "-c", CODE, *words]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=DEVNULL, text=True
@@ -287,3 +287,31 @@ async def test_without_another_server_the_stream_ends_with_an_error(model):
                     assert front.metric("sylvan_gateway_streams_cut_total") == 1
                     return
     pytest.fail("every stream ended before its server was killed")
+
+
+@pytest.mark.slow
+async def test_requests_wait_for_a_server_that_restarts(model):
+    path, body = "/v1/completions", {**LONG, "max_tokens": 16}
+    with serving(model) as first:
+        async with gateway(first.url, failover__wait_s=120.0, retry__max_tries=1) as front:
+            wanted = (await front.post(path, body)).json()["choices"]
+            os.kill(first.pid, signal.SIGKILL)
+            lost = await front.post(path, body)  # it meets the dead server first
+            asked = [asyncio.create_task(front.post(path, body)) for _ in range(3)]
+            with serving(model, port=int(first.url.rpartition(":")[2])):
+                found = await asyncio.gather(*asked)
+            again = [answer.json()["choices"] for answer in found]
+
+    assert lost.status_code in (502, 503)
+    assert again == [wanted] * 3
+
+
+async def test_requests_wait_no_longer_than_they_may(model):
+    path, body = "/v1/completions", {**LONG, "max_tokens": 16}
+    with serving(model) as only:
+        async with gateway(only.url, failover__wait_s=1.0, retry__max_tries=1) as front:
+            os.kill(only.pid, signal.SIGKILL)
+            refused = [await front.post(path, body) for _ in range(3)]
+
+    assert [answer.status_code for answer in refused[1:]] == [503, 503]
+    assert "0 of 1 are healthy" in refused[-1].text
