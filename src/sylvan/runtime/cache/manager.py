@@ -187,7 +187,8 @@ class KVCacheManager:
         self, kv: KVHandle, num_tokens: int, tokens: IntArray, *, step: int, priority: int = 0
     ) -> None:
         """Add the whole pages of the first `num_tokens` of `tokens` to the prefix cache.
-Their KV is computed by `step` or earlier. Does nothing if all of them are already cached.
+
+        Their KV is computed by `step` or earlier. Does nothing if all of them are already cached.
         """
         if num_tokens // self.page_size <= kv.shared:
             return

@@ -86,8 +86,8 @@ class ExecutorControl:
         groups: KV groups.
         checkpoints: The model's checkpoints.
         on_release: Called after memory was released.
-        on_resume: Called after all memory was restored, possibly at other addresses.
-on_resume: Called after all memory was restored, possibly at new addresses.
+        on_resume: Called after all memory was restored, possibly at new addresses.
+
     Attributes:
         gate: Closed while weights or memory are released.
     """

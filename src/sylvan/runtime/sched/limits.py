@@ -20,12 +20,12 @@ RECOVER_STEPS = 64
 class SchedulerLimits:
     """Upper bounds of a step, of the queue, and of waiting.
 
-    `inflight`: most steps launched without a result yet; 2 plans a step while the previous one
     `inflight`: most launched steps without a result; 2 plans a step while the previous one runs.
     `chunk_tokens`: most prompt tokens per step, so that prefill does not delay decoding.
     `age_limit_s`: requests that have waited longer come first within their priority, under any
     policy, which bounds starvation. `load_timeout_s`: a request whose load takes longer recomputes
-    its KV. `share_in_batch`: a request may read pages that another request of
+    its KV. `share_in_batch`: a request may read pages that another request of the same step writes
+    (the executor stores all keys and values of a layer before it attends).
     """
 
     max_batch_tokens: int = 8192
