@@ -282,7 +282,7 @@ class LiveWeights:
         return not self._elsewhere.isdisjoint((name, self._rename(name)))
 
     def places(self, name: str) -> tuple[tuple[int, ...], list[IntArray]] | None:
-        """Full shape of a tensor, and the indices of each dimension that are here; None if whole."""
+        """Full shape of a tensor, and which indices of each dimension are here; None if whole."""
         tensor = self._named(name)
         shape = list(self.tensor(name).shape)
         places = [np.arange(size, dtype=np.int32) for size in shape]
