@@ -75,15 +75,15 @@ BROKEN = {
     ),
     "ranks in one process": (
         {"parallel.tp": 2, "processes": "one"},
-        "parallel.tp=2 ranks are processes of their own, but processes=one",
+        "parallel.tp=2 ranks are separate processes, but processes=one",
     ),
     "ranks on this device": (
         {"parallel.tp": 2, "device": "cuda"},
-        "parallel.tp=2: ranks share a model on the CPU only so far, not on device=cuda",
+        "parallel.tp=2: ranks can share a model only on the CPU so far, not on device=cuda",
     ),
     "devices of one process": (
         {"parallel.devices": 2},
-        "parallel.devices=2: only on JAX one process divides a model among devices, not on "
+        "parallel.devices=2: one process can share a model among devices only on JAX, not on "
         "device=cpu",
     ),
     "adapters on JAX": (
@@ -96,7 +96,7 @@ BROKEN = {
     ),
     "ranks with tiers": (
         {"parallel.tp": 2, "tiers": TiersConfig()},
-        "parallel.tp=2: KV tiers are kept by one rank only so far",
+        "parallel.tp=2: KV tiers support one rank only so far",
     ),
     "ranks with overlap": (
         {"parallel.tp": 2, "scheduler.overlap": "on"},
@@ -124,7 +124,7 @@ BROKEN = {
     ),
     "number of the machine": (
         {"parallel.node_rank": 1},
-        "parallel.node_rank=1: parallel.nodes=1 machines have the numbers from 0 on",
+        "parallel.node_rank=1: parallel.nodes=1 machines are numbered from 0",
     ),
     "memory of several machines": (
         {**NODES, "parallel.backend": "shared"},
@@ -136,7 +136,7 @@ BROKEN = {
     ),
     "roles on several machines": (
         {**NODES, "disagg": DisaggConfig(role="prefill")},
-        "disagg: ranks on parallel.nodes=2 machines hand over no KV yet",
+        "disagg: ranks on parallel.nodes=2 machines transfer no KV yet",
     ),
     "the same bits with others": (
         {"parallel.same_bits": True, "quantization": "w8a8"},
@@ -249,7 +249,7 @@ BROKEN = {
     ),
     "draft model of another vocabulary": (
         {"speculative": STANDALONE},
-        "speculative.draft_model=d: its tokenizer is another one than that of model=sapling",
+        "speculative.draft_model=d: its tokenizer differs from that of model=sapling",
     ),
     "draft model that writes no text": (
         {"speculative": STANDALONE},
@@ -277,7 +277,7 @@ BROKEN = {
     ),
     "texts without use": (
         {"speculative": SpeculativeConfig(algorithm="nextn", corpus="f")},
-        "speculative.algorithm=nextn looks in no texts; leave speculative.corpus=f and",
+        "speculative.algorithm=nextn searches no texts; leave speculative.corpus=f and",
     ),
     "match longer than what is compared": (
         {"speculative": SpeculativeConfig(algorithm="ngram", min_match=5, max_match=4)},
@@ -293,7 +293,7 @@ BROKEN = {
             "device": "odd",
             "parallel.tp": 2,
         },
-        "ranks on device=odd verify no guesses; lower parallel.tp=2 to 1",
+        "ranks on device=odd verify no drafts; lower parallel.tp=2 to 1",
     ),
     "guesses where nothing is generated": (
         {"speculative": SpeculativeConfig(algorithm="ngram"), "task": "embed"},
@@ -310,7 +310,7 @@ BROKEN = {
     ),
     "chaos without processes": (
         {"chaos": {"ipc-delay": "1s"}, "processes": "one"},
-        "processes=one leaves no processes to harm",
+        "processes=one leaves no processes for these faults",
     ),
     "TLS key without certificate": ({"server.ssl_keyfile": "k"}, "needs server.ssl_certfile"),
     "certificates of clients without TLS": (
