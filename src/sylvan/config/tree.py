@@ -316,8 +316,8 @@ class SpeculativeConfig(Section, frozen=True):
     """Several tokens per step by drafting and verifying. Present means on."""
 
     algorithm: str
-    """How tokens are drafted. `ngram` repeats what followed the same tokens before, in the prompt or
-    the output, plus frequent output of the model if `draft_model` or the model includes n-grams.
+    """How tokens are drafted. `ngram` repeats what followed the same tokens before, in the prompt
+    or the output, plus frequent model output if `draft_model` or the model includes n-grams.
     `standalone` uses a smaller model. `eagle` and `eagle3` use a head that was trained for the
     model and reads its hidden vectors; `medusa` uses several such heads, each for one token
     further; `nextn` uses the prediction layers in the model's checkpoint."""
