@@ -30,7 +30,7 @@ class ReasoningFamily:
           thinking.
         call_headers: Headers that may precede a call.
         drops: Markers around the answer, which are removed.
-        stray_end: Whether an answer without thinking may start with an end marker, which is removed.
+        stray_end: Whether an answer without thinking may start with an end marker to remove.
         inner_call: Markers around calls in thinking; thinking may then start anywhere and continue.
         keeps_tags: Whether everything is answer, with the start marker prepended.
         channels: Message format, for families with channels instead of markers.
