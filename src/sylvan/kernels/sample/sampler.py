@@ -54,7 +54,7 @@ class SampleCall:
 
     Attributes:
         struct: For the library; whoever fills `slots` and `positions` sets its `rows`.
-        slots, positions: Of each row: its request slot, and the position of its token.
+        slots, positions: Request slot and token position of each row.
         ids, failed: Results by row; `failed` says that no token was possible.
     """
 
@@ -99,7 +99,7 @@ class SampleCall:
 
 
 def sample(library: Library, call: SampleCall) -> int:
-    """Choose one id a row, as the runtime's sampler defines it; returns how many rows failed."""
+    """Sample one id per row, like the runtime's sampler; return the number of failed rows."""
     return library.dll.sylvan_sample(ctypes.byref(call.struct))
 
 
