@@ -93,7 +93,7 @@ class SampleCall:
         self.struct.masks = self._masks.ctypes.data
         self.struct.mask_stride = self._masks.shape[1]
 
-    def tell(self, logprobs: LogprobRows | None) -> None:
+    def collect_logprobs(self, logprobs: LogprobRows | None) -> None:
         """Set where log probabilities are written for rows that want them; None: no row does."""
         self.struct.logprobs = Logprobs() if logprobs is None else logprobs.struct
 

@@ -49,8 +49,8 @@ def search_choice(
         choices: The choices.
         next_token: Requests one token after a prompt of tokens, with a bias.
 
-        Returns:
-            Number of tokens of each choice that the service generated.
+    Returns:
+        Number of tokens of each choice that the service generated.
     """
     tokens = [encoding.encode(choice) for choice in choices]
     scores = [0] * len(choices)

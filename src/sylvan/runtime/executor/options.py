@@ -97,9 +97,9 @@ class ModelSite:
           after the executor is built.
         split: Builds a `SplitPrompt`, which computes prompts op by op; raises Unsupported without a
           step program. Call it after the executor is built.
-        draw: Samples tokens from float32 logits (R, W), which are overwritten, for request slots and
-          positions (R,), as the model's own logits would be; immediate backends only. Ids, int64 (W,),
-          restrict the tokens; None allows all.
+        draw: Samples tokens from float32 logits (R, W), which are overwritten, for request slots
+            and positions (R,), as the model's own logits would be; immediate backends only. Ids,
+            int64 (W,), restrict the tokens; None allows all.
         model_dir: Model directory.
         config: The model's config.
         build: Build options of the model.

@@ -4,8 +4,8 @@ The indexer's key (`wk`) follows the latent columns in the same page row, so tha
 and evicting pages includes it. A row with at most as many visible tokens as are selected attends to
 all of them, exactly as without an indexer.
 
-Source: DeepSeek-V3.2-Exp's technical report. Its Hadamard transform and its 8-bit scores only affect
-speed, and are omitted.
+Source: DeepSeek-V3.2-Exp's technical report. Its Hadamard transform and its 8-bit scores only
+affect speed, and are omitted.
 
 Shapes: T rows, D hidden, N heads, C latent and rotary columns, H heads of the indexer, I their
 columns, S tokens of a request, K selected tokens, R requests.

@@ -62,7 +62,7 @@ class GGUFWeights:
         return np.asarray(self._data[entry["file"]][entry["start"] : entry["stop"]])
 
     def kind(self, name: str) -> str:
-        """ggml's name of a tensor's type."""
+        """Name of a tensor's type in ggml."""
         return self._entries[name]["type"]
 
     def blocks(self, name: str) -> torch.Tensor:

@@ -174,7 +174,7 @@ class Pipeline:
             req.held.keep(head(out.logprobs, len(tokens)))
             finish = self._review(req, len(tokens), finish, ended=out.ended)
         if self._hooks.follows_tokens:
-            self._tell(req, tokens)
+            self._notify(req, tokens)
         fields = self._hooks.output_fields(req) if self._hooks.adds_output_fields else {}
         if finish and not req.finish:
             self._lifecycle.finish(req, finish)
@@ -185,7 +185,7 @@ class Pipeline:
                 logprobs = req.held.take(emittable(req) - req.num_emitted)
             self._lifecycle.outbox.append(output(req, now, logprobs=logprobs, **fields))
 
-    def _tell(self, req: Req, tokens: Sequence[int]) -> None:
+    def _notify(self, req: Req, tokens: Sequence[int]) -> None:
         try:
             self._hooks.on_tokens(req, tokens)
         except RequestError as error:  # only this request fails
