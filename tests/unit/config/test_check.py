@@ -104,7 +104,7 @@ BROKEN = {
     ),
     "experts in groups of ranks": (
         {"parallel.tp": 4, "parallel.ep": 3},
-        "parallel.ep=3: parallel.tp=4 ranks do not divide into so many groups",
+        "parallel.ep=3: parallel.tp=4 ranks do not divide into that many groups",
     ),
     "copies of experts without groups": (
         {"parallel.tp": 2, "parallel.redundant_experts": 2},
@@ -140,7 +140,7 @@ BROKEN = {
     ),
     "the same bits with others": (
         {"parallel.same_bits": True, "quantization": "w8a8"},
-        "parallel.same_bits and quantization=w8a8 exclude each other: ranks round",
+        "parallel.same_bits and quantization=w8a8 exclude each other: ranks quantise",
     ),
     "registered where nobody listens": (
         {"server.register": ("http://g:1",), "server.uds": "/tmp/s"},
@@ -253,7 +253,7 @@ BROKEN = {
     ),
     "draft model that writes no text": (
         {"speculative": STANDALONE},
-        "speculative.draft_model=d writes no text",
+        "speculative.draft_model=d does not generate text",
     ),
     "draft model with recurrent layers": (
         {"speculative": STANDALONE},
@@ -261,7 +261,7 @@ BROKEN = {
     ),
     "trees without a head": (
         {"speculative": SpeculativeConfig(algorithm="ngram", topk=4)},
-        "speculative.topk=4: speculative.algorithm=ngram guesses one continuation",
+        "speculative.topk=4: speculative.algorithm=ngram drafts one continuation",
     ),
     "tree too large": (
         {"speculative": SpeculativeConfig(algorithm="nextn", topk=17)},
@@ -285,7 +285,7 @@ BROKEN = {
     ),
     "guesses not on this device": (
         {"speculative": SpeculativeConfig(algorithm="nextn"), "device": "odd"},
-        "speculative.algorithm=nextn: steps on device=odd verify guesses of ngram only",
+        "speculative.algorithm=nextn: steps on device=odd verify only ngram drafts",
     ),
     "guesses on ranks of devices": (
         {
@@ -297,13 +297,13 @@ BROKEN = {
     ),
     "guesses where nothing is generated": (
         {"speculative": SpeculativeConfig(algorithm="ngram"), "task": "embed"},
-        "with task=embed nothing is generated",
+        "task=embed generates nothing",
     ),
     "guesses without the newest token": (
         {"speculative": SpeculativeConfig(algorithm="ngram"), "scheduler.overlap": "on"},
         "which is not known yet with scheduler.overlap=on",
     ),
-    "unknown faults": ({"chaos": {"sun": "1"}}, "there is no fault 'sun'"),
+    "unknown faults": ({"chaos": {"sun": "1"}}, "unknown fault 'sun'"),
     "chaos for strangers": (
         {"chaos": {"disk-full": "0.1"}, "server.host": "0.0.0.0"},
         "server.host=0.0.0.0 is a public address",
@@ -441,8 +441,8 @@ def inexact(**changes):
 @pytest.mark.parametrize(
     ("values", "facts", "words"),
     [
-        ({"runner": "eager"}, inexact(), "with runner=eager PyTorch computes"),
-        ({"attention": "exact"}, inexact(), "with runner=eager PyTorch computes"),
+        ({"runner": "eager"}, inexact(), "runner=eager uses PyTorch"),
+        ({"attention": "exact"}, inexact(), "runner=eager uses PyTorch"),
         (
             {},
             inexact(runners=("eager",), exact_runners=frozenset()),
