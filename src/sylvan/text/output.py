@@ -189,7 +189,12 @@ class ParsedOutput:
 
 
 def read_whole(rules: OutputRules, text: str) -> ParsedOutput:
-    """The parts of a whole output, by the same code as in a stream."""
+    """The parts of a whole output, by the same code as in a stream where there is any to run."""
+    if rules.plain and text:
+        answer = ParsedOutput()
+        answer.add([TextDelta(text)])
+        answer.spans = [TextSpan(0, len(text))]
+        return answer
     reader, answer = OutputReader(rules), ParsedOutput()
     answer.add(reader.feed(text))
     answer.add(reader.finish())
