@@ -69,7 +69,7 @@ class Llama4(Decoder):
     stacked: ClassVar[bool] = True
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Turn the matrices round."""
+        """Transpose the matrices."""
         return tensor.transpose(1, 2) if ".experts." in name else tensor
 
 
