@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sylvan.config.tree import MediaConfig
+from sylvan.config.media import MediaConfig
 from sylvan.protocol.requests import EmbedRequest
 from sylvan.runtime.features.multimodal.build import media_control, media_worker
 from sylvan.runtime.models.pooling import PoolingWish

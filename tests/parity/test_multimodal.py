@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sylvan.config.tree import MediaConfig
+from sylvan.config.media import MediaConfig
 from sylvan.media.processor import digest_of
 from sylvan.protocol.media import MediaItem
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions

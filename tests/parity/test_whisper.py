@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from sylvan.config.tree import MediaConfig
+from sylvan.config.media import MediaConfig
 from sylvan.media.processor import digest_of
 from sylvan.protocol.media import MediaItem
 from sylvan.protocol.requests import GenerateRequest

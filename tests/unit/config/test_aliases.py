@@ -51,6 +51,13 @@ FLAGS = {
     "--max-total-tokens 4Ki": ("cache.max_tokens", 4096),
     "--page-size 64": ("cache.page_size", 64),
     "--is-embedding": ("task", "vectors"),
+    "--encoder-only": ("media.encoder_only", True),
+    "--encoder-urls http://a:1 http://b:1": (
+        "media.encoder_urls",
+        ("http://a:1", "http://b:1"),
+    ),
+    "--language-only": ("media.encoder_backend", "none"),
+    "--language-model-only": ("media.encoder_backend", "none"),
     "--disable-radix-cache": ("cache.prefix", "none"),
     "--radix-eviction-policy lfu": ("cache.eviction", "lfu"),
     "--chunked-prefill-size 512": ("scheduler.chunk_tokens", 512),

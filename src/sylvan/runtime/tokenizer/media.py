@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sylvan.config.tree import MediaConfig
+from sylvan.config.media import MediaConfig
 from sylvan.media.fetch import Fetcher, FetchLimits
 from sylvan.media.messages import PreparedItem, PrepareItem
 from sylvan.media.pool import MediaWorkers

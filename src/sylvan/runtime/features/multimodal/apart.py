@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import torch
 
-from sylvan.config.tree import MediaConfig
+from sylvan.config.media import MediaConfig
 from sylvan.media.messages import EncodeItem, PreparedItem
 from sylvan.media.pool import MediaWorkers
 from sylvan.media.precomputed import VECTORS

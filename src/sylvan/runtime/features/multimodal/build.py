@@ -6,7 +6,7 @@ import torch
 
 from sylvan.config import Config
 from sylvan.config.checkpoint import model_dir
-from sylvan.config.tree import MediaConfig
+from sylvan.config.media import MediaConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ModelSite
