@@ -276,7 +276,11 @@ def _source(choice: str) -> str:
 
 def _prepare(message: dict[str, Any], *, parts: bool) -> dict[str, Any]:
     """Convert a message to the shape that templates expect, like transformers and SGLang."""
-    message = {key: _plain(value) for key, value in message.items() if value is not None}
+    message = {
+        key: value if isinstance(value, str) else _plain(value)
+        for key, value in message.items()
+        if value is not None
+    }
     reasoning = next((message[key] for key in _REASONING_KEYS if key in message), None)
     if reasoning is not None:
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
@@ -314,7 +318,9 @@ def _parsed(arguments: str) -> Any:
 
 def _plain(value: Any) -> Any:
     """A deep copy of plain JSON types: mappings become dicts, sequences lists."""
-    if isinstance(value, Mapping):
+    if value is None or isinstance(value, str):  # abstract types take longer to recognise
+        return value
+    if isinstance(value, dict | Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]

@@ -37,8 +37,11 @@ class ControlTokenEscaper:
         self._pattern = pattern
         self._assistant_tokens = assistant_tokens
         self._longest = max(map(len, tokens), default=0)
-        self._heads = _fragments(tokens, tails=True)
-        self._tails = _fragments(tokens, tails=False)
+        heads, tails = _fragments(tokens, tails=True), _fragments(tokens, tails=False)
+        self._heads = re.compile(_alternatives(heads))
+        self._tails = re.compile(rf"({_alternatives(tails)})\Z")
+        self._head_starts = frozenset(text[0] for text in heads)
+        self._tail_ends = frozenset(text[-1] for text in tails)
 
     def begin(self, value: Any) -> Marks:
         """Start a request; `value` contains all of its strings."""
@@ -73,11 +76,14 @@ class ControlTokenEscaper:
             lambda match: match[0] if match[0] in allowed else marks.of(match[0]), text
         )
         end = len(text.rstrip())
-        while found := self._tails.search(text, max(end - self._longest, 0), end):
+        while (
+            text[end - 1 : end] in self._tail_ends  # which most texts do not pass
+            and (found := self._tails.search(text, max(end - self._longest, 0), end))
+        ):
             place = found.start(1)
             text = text[:place] + marks.of(text[place]) + text[place + 1 :]
         start = len(text) - len(text.lstrip())
-        if self._heads.match(text, start):
+        if text[start : start + 1] in self._head_starts and self._heads.match(text, start):
             text = text[:start] + marks.of(text[start]) + text[start + 1 :]
         return text
 
@@ -149,12 +155,14 @@ def strings_in(value: Any) -> Iterator[str]:
             yield from strings_in(item)
 
 
-def _fragments(tokens: Sequence[str], *, tails: bool) -> re.Pattern[str]:
-    """Pattern of proper prefixes of tokens at the end of a text, or of suffixes at its start."""
+def _fragments(tokens: Sequence[str], *, tails: bool) -> set[str]:
+    """Proper prefixes of control tokens, or with `tails` proper suffixes."""
     cuts = ((token, cut) for token in tokens for cut in range(1, len(token)))
     found = {token[cut:] if tails else token[:cut] for token, cut in cuts}
     # fragments of word-like control tokens would match every text
-    found = {text for text in found if not text.isalnum()}
-    longest_first = sorted(found, key=len, reverse=True)
-    choice = "|".join(map(re.escape, longest_first)) or r"(?!)"
-    return re.compile(choice if tails else rf"({choice})\Z")
+    return {text for text in found if not text.isalnum()}
+
+
+def _alternatives(texts: set[str]) -> str:
+    """A regular expression for these texts, the longest first."""
+    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"

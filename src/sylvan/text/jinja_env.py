@@ -17,6 +17,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_TEMPLATE_CHARS = 1_000_000
+_OF_DICTS = frozenset(dir(dict))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda form: now().strftime(form)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As in Jinja, which raises and catches an error first for each name of a dict."""
+        if obj.__class__ is dict and attribute in obj and attribute not in _OF_DICTS:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function for a template, unless its time is up."""

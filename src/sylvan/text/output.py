@@ -189,7 +189,12 @@ class ParsedOutput:
 
 
 def read_whole(rules: OutputRules, text: str) -> ParsedOutput:
-    """Parse a whole output, with the same code as a stream."""
+    """Parse a whole output, with the same code as a stream; plain text needs no parsing."""
+    if rules.plain and text:
+        answer = ParsedOutput()
+        answer.add([TextDelta(text)])
+        answer.spans = [TextSpan(0, len(text))]
+        return answer
     reader, answer = OutputReader(rules), ParsedOutput()
     answer.add(reader.feed(text))
     answer.add(reader.finish())
