@@ -286,6 +286,8 @@ class Decoder(nn.Module):
     """Embedding, blocks, final norm, head. A family derives, or is this with its own config."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = FUSED
+    absent: tuple[str, ...] = ()
+    """Starts of names of tensors that other pipeline stages have."""
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
         super().__init__()
@@ -320,7 +322,7 @@ class Decoder(nn.Module):
         """Starts of names of checkpoint tensors that may be there for nothing."""
         heads = () if self.config.head == "lm" else UNUSED_HEADS
         encoders = () if self.config.media is None else IMAGES
-        return (*heads, *draft_layers(self.config), *encoders)
+        return (*heads, *draft_layers(self.config), *encoders, *self.absent)
 
     def rename(self, name: str) -> str:
         """The name here of a tensor of the checkpoint."""
