@@ -304,6 +304,9 @@ _RENAMED = {
     "lora_eviction_policy": "lora.eviction",
     "speculative_draft_model_path": "speculative.draft_model",
     "speculative_draft_model": "speculative.draft_model",
+    "pp_size": "parallel.pp",
+    "pipeline_parallel_size": "parallel.pp",
+    "pp": "parallel.pp",
     "tp_size": "parallel.tp",
     "tensor_parallel_size": "parallel.tp",
     "tp": "parallel.tp",
@@ -365,9 +368,6 @@ _SWITCHES: Mapping[str, tuple[str, object]] = {
 }
 
 _REFUSED: Mapping[str, tuple[object, ...]] = {
-    "pp_size": ("pipeline parallelism", 1),
-    "pipeline_parallel_size": ("pipeline parallelism", 1),
-    "pp": ("pipeline parallelism", 1),
     "base_gpu_id": ("choosing a GPU by number (set CUDA_VISIBLE_DEVICES)", 0),
     "cpu_offload_gb": ("weights in host memory", 0),
     "tokenizer_mode": ("slow tokenizers", "auto"),

@@ -26,6 +26,26 @@ def _without_same_bits(case: RuleCase) -> list[str]:
     ]
 
 
+def _without_stages(case: RuleCase) -> list[str]:
+    """What pipeline stages cannot do."""
+    config = case.config
+    if config.parallel.pp == 1:
+        return []
+    broken = {
+        "tiers": config.tiers is not None,
+        "disagg": config.disagg is not None,
+        "lora": config.lora is not None,
+        "speculative": config.speculative is not None,
+        "pdmux": config.pdmux is not None,
+        "{task}": config.task != "generate",
+    }
+    return [
+        f"{{parallel.pp}}: pipeline stages do not work with {what} yet; use parallel.pp=1"
+        for what, is_broken in broken.items()
+        if is_broken
+    ]
+
+
 def _address_fault(case: RuleCase) -> str:
     """What is wrong with the address of machine 0; empty if nothing is."""
     address = case.config.parallel.address
@@ -41,9 +61,10 @@ def _address_fault(case: RuleCase) -> str:
 PARALLEL_RULES = (
     Rule(
         "ranks in one process",
-        ("parallel.tp", "processes"),
-        lambda c: c.config.parallel.tp > 1 and c.config.processes == "one",
-        "{parallel.tp} ranks are separate processes, but {processes}; leave processes out",
+        ("parallel.tp", "parallel.pp", "processes"),
+        lambda c: c.config.parallel.ranks > 1 and c.config.processes == "one",
+        "{parallel.tp} ranks in {parallel.pp} stages are separate processes, but {processes}; "
+        "leave processes out",
     ),
     Rule(
         "ranks on this device",
@@ -60,9 +81,23 @@ PARALLEL_RULES = (
     ),
     Rule(
         "ranks by machines",
-        ("parallel.tp", "parallel.nodes"),
-        lambda c: c.config.parallel.tp % c.config.parallel.nodes != 0,
-        "{parallel.tp} ranks do not divide among {parallel.nodes} machines; give a multiple",
+        ("parallel.tp", "parallel.pp", "parallel.nodes"),
+        lambda c: c.config.parallel.ranks % c.config.parallel.nodes != 0,
+        "{parallel.tp} ranks in {parallel.pp} stages do not divide among {parallel.nodes} "
+        "machines; give a multiple",
+    ),
+    Rule(
+        "stages on this device",
+        ("parallel.pp", "device"),
+        lambda c: c.config.parallel.pp > 1 and c.config.device != "cpu",
+        "{parallel.pp}: pipeline stages run on the CPU only so far, not on {device}; use "
+        "parallel.pp=1, or device=cpu",
+    ),
+    Rule(
+        "stages with others",
+        ("parallel.pp", "tiers", "disagg", "lora", "speculative.algorithm", "pdmux", "task"),
+        lambda c: bool(_without_stages(c)),
+        lambda c: "\n".join(_without_stages(c)),
     ),
     Rule(
         "number of the machine",
@@ -117,17 +152,14 @@ PARALLEL_RULES = (
         "larger parallel.ep, or leave it out",
     ),
     Rule(
-        "ranks with tiers",
-        ("parallel.tp", "tiers"),
-        lambda c: c.config.parallel.tp > 1 and c.config.tiers is not None,
-        "{parallel.tp}: KV tiers support one rank only so far; use parallel.tp=1, or leave "
-        "tiers out",
-    ),
-    Rule(
-        "ranks with overlap",
-        ("parallel.tp", "scheduler.overlap"),
-        lambda c: c.config.parallel.tp > 1 and c.config.scheduler.overlap == "on",
-        "{scheduler.overlap} has steps launched ahead, and {parallel.tp} ranks agree on each step; "
-        "leave scheduler.overlap at auto",
+        "transfers of ranks through a store",
+        ("parallel.tp", "disagg.transfer"),
+        lambda c: (
+            c.config.parallel.tp > 1
+            and c.config.disagg is not None
+            and c.config.disagg.transfer == "store"
+        ),
+        "{disagg.transfer}: {parallel.tp} ranks transfer KV directly only so far; leave "
+        "disagg.transfer at auto",
     ),
 )

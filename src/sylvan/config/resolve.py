@@ -118,7 +118,7 @@ def _task(state: _State) -> None:
 def _device(state: _State) -> None:
     kind = next((name for name in state.facts.devices if name != "cpu"), "cpu")
     state.decide("device", kind, "there is no GPU" if kind == "cpu" else "there is a GPU")
-    ranks = state.config.parallel.tp
+    ranks = state.config.parallel.ranks
     why = "all cores available to this process"
     if ranks > 1:
         why = f"a rank's share of the cores, with {ranks} ranks"
@@ -326,8 +326,8 @@ def _overlap(state: _State) -> None:
         state.decide("scheduler.overlap", "off", "guesses follow the newest token")
     if state.config.device != "cpu":
         state.decide("scheduler.overlap", "on", "the GPU computes while the CPU plans")
-    elif state.config.parallel.tp > 1:
-        state.decide("scheduler.overlap", "off", "ranks agree on each step")
+    elif state.config.parallel.ranks > 1:
+        state.decide("scheduler.overlap", "off", "ranks take the cores that would plan")
     elif state.config.runner == "program" and _number(state.config.threads) < state.device.cores:
         state.decide("scheduler.overlap", "on", "the native step leaves a core free for planning")
     else:

@@ -12,6 +12,7 @@ import msgspec
 
 from sylvan.config.limits import LimitsConfig
 from sylvan.config.media import MediaConfig
+from sylvan.config.parallel import ParallelConfig
 from sylvan.config.section import Section
 from sylvan.config.values import (
     AnyTokens,
@@ -98,43 +99,6 @@ class SchedulerConfig(Section, frozen=True):
         """Most steps in flight; needs a resolved `overlap`."""
         assert self.overlap != "auto", "overlap is resolved before it is used"
         return 2 if self.overlap == "on" else 1
-
-
-class ParallelConfig(Section, frozen=True):
-    """Several processes or devices that share one model."""
-
-    tp: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """Tensor-parallel ranks: each process holds a share of every layer and its KV, and uses its own
-    `threads`."""
-    ep: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """Expert-parallel groups of these ranks: each holds whole experts, instead of a share of every
-    expert; divides `parallel.tp`."""
-    redundant_experts: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
-    """Copies of experts beyond one of each, for the busiest ones; needs `parallel.ep`."""
-    expert_placement: str | None = None
-    """JSON file that says which group has which experts, or how busy experts are; default: in the
-    order of their numbers."""
-    same_bits: bool = False
-    """Answers have the same bits on 1, 2, 4 and 8 ranks, and whichever has an expert; needs plain
-    weights and native steps."""
-    devices: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """Devices of one process that share the model, on JAX: tensor parallelism without ranks."""
-    backend: Literal["auto", "shared", "gloo"] = "auto"
-    """Communication between ranks: shared memory, which needs the compiled kernels, or gloo, which
-    several machines use."""
-    nodes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """Machines that the ranks are divided among, equally and in order; each is started with the
-    same settings."""
-    node_rank: Annotated[int, msgspec.Meta(ge=0, le=63)] = 0
-    """Number of this machine; number 0 has the HTTP server, the others only ranks."""
-    address: str | None = None
-    """`HOST:PORT` of machine 0, where the others join; other ports of HOST are used, too. Nothing
-    is encrypted, and no password is asked for: the network must be private."""
-    join_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
-    """Seconds within which all ranks must connect at start."""
-    rank_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 2.0
-    """A rank without a heartbeat for this long is killed; all ranks then restart, and requests
-    continue."""
 
 
 class ServerConfig(Section, frozen=True):

@@ -75,7 +75,15 @@ BROKEN = {
     ),
     "ranks in one process": (
         {"parallel.tp": 2, "processes": "one"},
-        "parallel.tp=2 ranks are separate processes, but processes=one",
+        "parallel.tp=2 ranks in parallel.pp=1 stages are separate processes, but processes=one",
+    ),
+    "stages on this device": (
+        {"parallel.pp": 2, "device": "cuda"},
+        "parallel.pp=2: pipeline stages run on the CPU only so far, not on device=cuda",
+    ),
+    "stages with others": (
+        {"parallel.pp": 2, "tiers": TiersConfig()},
+        "parallel.pp=2: pipeline stages do not work with tiers yet",
     ),
     "ranks on this device": (
         {"parallel.tp": 2, "device": "cuda"},
@@ -94,13 +102,13 @@ BROKEN = {
         {"device": "jax", "cache.dtype": "int8"},
         "device=jax: pages of cache.dtype=int8 have no lowering to JAX",
     ),
-    "ranks with tiers": (
-        {"parallel.tp": 2, "tiers": TiersConfig()},
-        "parallel.tp=2: KV tiers support one rank only so far",
-    ),
-    "ranks with overlap": (
-        {"parallel.tp": 2, "scheduler.overlap": "on"},
-        "scheduler.overlap=on has steps launched ahead, and parallel.tp=2 ranks agree on each",
+    "transfers of ranks through a store": (
+        {
+            "parallel.tp": 2,
+            "tiers": TiersConfig(storage="file"),
+            "disagg": DisaggConfig(role="prefill", transfer="store"),
+        },
+        "disagg.transfer=store: parallel.tp=2 ranks transfer KV directly only so far",
     ),
     "experts in groups of ranks": (
         {"parallel.tp": 4, "parallel.ep": 3},
@@ -120,7 +128,7 @@ BROKEN = {
     ),
     "ranks by machines": (
         {"parallel.tp": 3, "parallel.nodes": 2, "parallel.address": "h:1"},
-        "parallel.tp=3 ranks do not divide among parallel.nodes=2 machines",
+        "parallel.tp=3 ranks in parallel.pp=1 stages do not divide among parallel.nodes=2 machines",
     ),
     "number of the machine": (
         {"parallel.node_rank": 1},

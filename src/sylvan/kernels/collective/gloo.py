@@ -107,6 +107,12 @@ def file_store(path: str, size: int) -> Any:
     return c10d.FileStore(path, size)
 
 
+def part_of_store(store: Any, name: str) -> Any:
+    """A store of its own for one of several groups that meet at a store."""
+    c10d: Any = importlib.import_module("torch.distributed")
+    return c10d.PrefixStore(name, store)
+
+
 def listening_store(host: str, timeout_s: float) -> Any:
     """A store for ranks on several machines, which this process keeps; `port` says where.
 

@@ -201,10 +201,8 @@ class NodeHub:
         ranks.is_started = self._send(place, start)
 
     def _send(self, place: _Place, message: ToNode) -> bool:
-        if place.peer is None:
-            return False
-        self._centre.send(place.peer, message)
-        return True
+        """Send to a machine; False if it has not joined, or its connection is lost."""
+        return place.peer is not None and self._centre.send(place.peer, message)
 
     async def _beat(self) -> None:
         while True:

@@ -19,7 +19,7 @@ class ExecutorCaps:
     `max_samples`: most sampled rows per step, one per request plus one per guess; 0: no limit.
     `draft_chains`, `draft_trees`: the kinds of guesses a step can verify. `tree_paths`: if not 0,
     trees are computed path by path (`Draft.rows`), with at most this many paths beyond the first of
-    each.
+    each. `stages`: pipeline stages; with several, no token of a step in flight can be resolved.
     """
 
     max_batch_tokens: int
@@ -33,6 +33,7 @@ class ExecutorCaps:
     draft_chains: bool = False
     draft_trees: bool = False
     tree_paths: int = 0
+    stages: int = 1
 
 
 class Pending(Protocol):

@@ -27,7 +27,7 @@ from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.capability import heads_of
 from sylvan.runtime.executor.control import ExecutorControl
-from sylvan.runtime.executor.division import check_division
+from sylvan.runtime.executor.division import check_division, on_stage
 from sylvan.runtime.executor.experts import ExpertMover
 from sylvan.runtime.executor.facts import LoadedModelInfo, facts_of
 from sylvan.runtime.executor.failures import shortage
@@ -49,6 +49,7 @@ from sylvan.runtime.executor.pools import (
 from sylvan.runtime.executor.runner import EagerRunner
 from sylvan.runtime.executor.site import LateParts, adapter_of, worker_halves
 from sylvan.runtime.executor.slots import RequestSlots
+from sylvan.runtime.executor.stages import StageWorker
 from sylvan.runtime.executor.trees import TreePaths, pages_of_path
 from sylvan.runtime.executor.worker import StepWorker
 from sylvan.runtime.layers.build import Build
@@ -107,6 +108,7 @@ def build_executor(
         ConfigError: the model or an option is not supported; the message is one sentence.
     """
     config = load_config(model_dir, headless=options.headless, trusted=options.trusted)
+    mesh = on_stage(mesh, config)
     check_division(config, mesh)
     facts = facts_of(config, model_dir, options.dtype, options.quantization)
     pooling = None
@@ -185,19 +187,24 @@ def _in_memory(
     slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
     late.batch = batch
     late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
-    shape = pages_shape(config, plan.kv_shape, options)
+    shape = pages_shape(plan.paged_config, plan.kv_shape, options)
     trees = _tree_paths(batch, shape, options)
-    backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots, trees)
+    sampler, stage = _sampler(made, parts), plan.stage
+    backend = ImmediateBackend(made.runner, batch, sampler, slots, trees, stage)
     ahead = PagesAhead(_host_groups(made.pool))
     control = _control(plan, made, states, beside, ahead)
     control.extend(workers)
-    worker = StepWorker(backend, slots, workers, control.gate, ahead)
+    if stage.is_last:
+        worker = StepWorker(backend, slots, workers, control.gate, ahead)
+    else:
+        worker = StageWorker(backend, control.gate, ahead)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
+    chains = chains and stage.count == 1
     masked = made.attention.caps.tree_mask and not config.states
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
         max_running_reqs=options.max_running_reqs,
-        kv_groups=cache_groups(config, shape, states.num_slots if states else 0),
+        kv_groups=cache_groups(plan.paged_config, shape, states.num_slots if states else 0),
         both_ways=not config.causal,
         makes_vectors=pooling is not None,
         pools_all=pooling is not None and pooling.reads_all,
@@ -205,6 +212,7 @@ def _in_memory(
         draft_chains=chains,
         draft_trees=chains and (trees is not None or masked),
         tree_paths=options.tree_paths,
+        stages=stage.count,
     )
     late.groups = caps.kv_groups
     facts = replace(
@@ -328,13 +336,15 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
     if not plan.config.causal and plan.options.kv_dtype != "model":
         raise Unsupported(f"keys and values of {plan.options.kv_dtype}: the model keeps none")
     library = load_library()
-    shape = pages_shape(plan.config, plan.kv_shape, plan.options)
-    pool = program_pool(plan.config, with_paths(shape, plan.options), plan.build, plan.kv_type)
+    shape = pages_shape(plan.paged_config, plan.kv_shape, plan.options)
+    pool = program_pool(
+        plan.paged_config, with_paths(shape, plan.options), plan.build, plan.kv_type
+    )
     model = _deferred(plan)
     names = plan.names(model)
     plan.adapt(model)
     if plan.options.deterministic:
-        left = host_calls(model, plan.limits, pool, library, plan.build.dtype)
+        left = host_calls(model, plan.limits, pool, library, plan.build.dtype, plan.stage)
         if left:
             raise Unsupported(f"PyTorch computes {left}")
     runner = ProgramRunner(
@@ -347,6 +357,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         hidden_layers=plan.hidden_layers,
         edits_inputs=plan.edits_inputs,
         kept=kept_weights(plan),
+        stage=plan.stage,
     )
     attention, name, changed = NativeAttention(), f"program ({library.variant})", _nothing
     if runner.host_calls:
@@ -378,11 +389,12 @@ def _with_tensors(plan: ModelPlan) -> BuiltModel:
     layers = plan.hidden_layers
     model, native, weights = _with_kernels(plan)
     name, library = (native.name, native.library) if native else ("eager", None)
-    runner = EagerRunner(model, hidden_layers=layers, on_head=plan.on_head)
+    after = plan.stage.last_layer
+    runner = EagerRunner(model, hidden_layers=layers, on_head=plan.on_head, stream_after=after)
     if native and native.pool and native.attention:
         return BuiltModel(name, runner, native.pool, native.attention, library, weights=weights)
-    shape = with_paths(pages_shape(plan.config, plan.kv_shape, plan.options), plan.options)
-    pool = tensor_pool(plan.config, shape, plan.build, plan.kv_type, plan.platform)
+    shape = with_paths(pages_shape(plan.paged_config, plan.kv_shape, plan.options), plan.options)
+    pool = tensor_pool(plan.paged_config, shape, plan.build, plan.kv_type, plan.platform)
     return BuiltModel(name, runner, pool, attention, library, weights=weights)
 
 
@@ -398,8 +410,8 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, NativeKernels | None, LiveWeigh
         plan.adapt(model)
         return model, None, weights
     attends = options.attention == "auto" and plan.kv_type == dtype and plan.config.kv_layers
-    shape = with_paths(pages_shape(plan.config, plan.kv_shape, options), options)
-    pages = (plan.config, shape) if attends and plan.config.causal else None
+    shape = with_paths(pages_shape(plan.paged_config, plan.kv_shape, options), options)
+    pages = (plan.paged_config, shape) if attends and plan.config.causal else None
     if plan.config.path == "transformers":
         return _with_kernels_inside(plan, pages)
     model = _deferred(plan)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from sylvan.protocol.errors import ConfigError
@@ -9,6 +11,7 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import Mesh, NoRanks
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.registry import family_of
+from sylvan.runtime.models.stages import check_stages
 
 MOST_RANKS = 64
 
@@ -19,6 +22,7 @@ def check_division(config: ModelConfig, mesh: Mesh) -> None:
     Raises:
         ConfigError: names what does not divide, and the possible rank counts.
     """
+    check_stages(config, mesh.stage.count)
     size = mesh.tp.size
     if size == 1:
         return
@@ -38,6 +42,14 @@ def check_division(config: ModelConfig, mesh: Mesh) -> None:
     sizes = [str(n) for n in range(1, MOST_RANKS + 1) if not _obstacle(config, mesh, n)]
     counts = ", ".join(sizes) or "none"
     raise ConfigError(f"parallel.tp={size}: {why}; this model divides by {counts}")
+
+
+def on_stage(mesh: Mesh, config: ModelConfig) -> Mesh:
+    """The mesh of ranks whose pipeline has the layers of this model."""
+    if mesh.stage.count == 1:
+        return mesh
+    sizes = {"num_layers": config.num_hidden_layers, "dim": config.hidden_size}
+    return replace(mesh, stage=replace(mesh.stage, **sizes))
 
 
 def _obstacle(config: ModelConfig, mesh: Mesh, size: int) -> str:

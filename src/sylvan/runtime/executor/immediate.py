@@ -24,6 +24,7 @@ from sylvan.runtime.executor.runner import ModelRunner
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths
 from sylvan.runtime.executor.verify import accepted_guesses
+from sylvan.runtime.layers.stage import WHOLE_MODEL, Stage
 from sylvan.runtime.sampling.api import SampleOutput, TokenSampler
 from sylvan.runtime.sampling.constraints import Masks, RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch
@@ -43,8 +44,10 @@ class ImmediateBackend:
         sampler: TokenSampler,
         slots: RequestSlots,
         trees: TreePaths | None = None,
+        stage: Stage = WHOLE_MODEL,
     ) -> None:
-        self.batch, self._trees = batch, trees
+        """`stage`: the layers that `runner` has; rows come from and go to other stages."""
+        self.batch, self._trees, self._stage = batch, trees, stage
         self._runner, self._sampler, self._slots = runner, sampler, slots
         self._vocab_size = vocab_size = slots.params.vocab_size
         self._arrays = vars(batch.host)
@@ -67,6 +70,13 @@ class ImmediateBackend:
             copy_tokens(self.batch.kv.groups, plan.copies)
 
     def forward(self, plan: StepPlan, *, graph: bool) -> None:
+        if not self._stage.is_first:
+            self._runner.put_stream(self._stage.receive(plan.num_tokens))
+        self._forward(plan)
+        if not self._stage.is_last:
+            self._stage.send(self._runner.stream(plan.num_tokens))
+
+    def _forward(self, plan: StepPlan) -> None:
         if self._fused is not None and self._is_fusible(plan):
             self._fused.run(plan, draw=False)
             self._logits_SV = self._fused.logits()
@@ -76,13 +86,15 @@ class ImmediateBackend:
             self._logits_SV = self._runner.run(self.batch)
 
     def step(self, plan: StepPlan, masks: Masks | None) -> Drawing:
+        if not self._stage.is_first:
+            self._runner.put_stream(self._stage.receive(plan.num_tokens))
         if self._fused is not None and self._is_fusible(plan):
             drawn = self._fused.run(plan, draw=True, masks=masks)
             if drawn is not None:
                 return drawn
             self._logits_SV = self._fused.logits()
         else:
-            self.forward(plan, graph=False)
+            self._forward(plan)
         return self.draw(plan, masks)
 
     def draw(self, plan: StepPlan, masks: Masks | None) -> Drawing:

@@ -37,6 +37,7 @@ def kept_weights(plan: ModelPlan) -> KeptWeights | None:
         "load_format": options.load_format,
         "headless": options.headless,
         "rank": (mesh.rank, mesh.size),
+        "stage": (plan.stage.number, plan.stage.count),
         "experts": _experts(plan),
     }
     name = xxhash.xxh3_128_hexdigest(msgspec.json.encode(said))

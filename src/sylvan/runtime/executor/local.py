@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 from sylvan.protocol.commands import CommandResult, ExecutorCommand
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.executor.api import ExecutorCaps, Pending, PendingCommand
 from sylvan.runtime.executor.control import ExecutorControl
-from sylvan.runtime.executor.worker import LaunchedStep, StepWorker
+from sylvan.runtime.executor.worker import StepWorker
+
+
+class PlanWorker(Protocol):
+    """A `StepWorker`, or a `StageWorker`."""
+
+    def launch(self, plan: StepPlan) -> Pending:
+        """Compute a step."""
+        ...
+
+    def close(self) -> None:
+        """End helpers."""
+        ...
 
 
 class LocalExecutor:
@@ -20,7 +33,7 @@ class LocalExecutor:
     """
 
     def __init__(
-        self, worker: StepWorker, caps: ExecutorCaps, control: ExecutorControl, *, overlap: bool
+        self, worker: PlanWorker, caps: ExecutorCaps, control: ExecutorControl, *, overlap: bool
     ) -> None:
         self.caps = caps
         self._worker = worker
@@ -96,7 +109,7 @@ class _Command:
 class _Threaded:
     """A step that runs in the executor's thread."""
 
-    def __init__(self, future: Future[LaunchedStep]) -> None:
+    def __init__(self, future: Future[Pending]) -> None:
         self._future = future
 
     def done(self) -> bool:
@@ -109,9 +122,9 @@ class _Threaded:
 class _Lazy:
     """A step that runs when it is waited for, after all steps launched before it."""
 
-    def __init__(self, worker: StepWorker, plan: StepPlan, waiting: deque[_Lazy]) -> None:
+    def __init__(self, worker: PlanWorker, plan: StepPlan, waiting: deque[_Lazy]) -> None:
         self._worker, self._plan, self._waiting = worker, plan, waiting
-        self._step: LaunchedStep | None = None
+        self._step: Pending | None = None
 
     def done(self) -> bool:
         """Return True: `wait` itself does the work."""

@@ -43,6 +43,20 @@ def layer_outputs(model: Any, layers: Sequence[int]) -> Iterator[Mapping[int, An
             handle.remove()
 
 
+def keep_stream(model: Any, layer: int, kept: dict[int, Any]) -> RemovableHandle:
+    """From now on, have each run of `model` put the residual stream after a layer into `kept`.
+
+    It is what the next layer starts from, bit by bit: float32 where the model's is.
+    """
+
+    def keep(module: Any, inputs: Any, output: Any) -> None:
+        del module, inputs
+        x_TD, residual_TD = output
+        kept[layer] = x_TD if residual_TD is None else ops.add(residual_TD, x_TD)
+
+    return model.layers[layer].register_forward_hook(keep)
+
+
 def _keeper(layer: int, kept: dict[int, Any]) -> Callable[[Any, Any, Any], None]:
     def keep(module: Any, inputs: Any, output: Any) -> None:
         del module, inputs

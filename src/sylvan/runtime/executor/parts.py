@@ -24,6 +24,7 @@ from sylvan.runtime.executor.runner import ModelRunner, OnHead
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.moe import expert_load, mixtures
 from sylvan.runtime.layers.recurrent import state_shapes
+from sylvan.runtime.layers.stage import Stage
 from sylvan.runtime.models.checkpoint import Progress
 from sylvan.runtime.models.config import ModelConfig, StatePart
 from sylvan.runtime.models.files import open_weights
@@ -33,6 +34,7 @@ from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingSpec
 from sylvan.runtime.models.registry import family_of, load_config
 from sylvan.runtime.models.slots import slots
+from sylvan.runtime.models.stages import cut, stage_config
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.pool.mha import KVShape
 from sylvan.runtime.pool.states import TensorStates
@@ -70,7 +72,7 @@ class ModelPlan:
         `late`: see `Build`.
         """
         build = replace(self.build, late=True) if late else self.build
-        model = family_of(self.config).model(self.config, build)
+        model = cut(family_of(self.config).model(self.config, build), self.stage)
         self.loads.clear()
         self.loads.update(expert_load(model))
         self.spreads.clear()
@@ -82,7 +84,17 @@ class ModelPlan:
     def skeleton(self) -> nn.Module:
         """Build a model with the same parameters, without memory."""
         build = replace(self.build, device=torch.device("meta"))
-        return family_of(self.config).model(self.config, build)
+        return cut(family_of(self.config).model(self.config, build), self.stage)
+
+    @property
+    def stage(self) -> Stage:
+        """Which of the model's layers are held here."""
+        return self.build.mesh.stage
+
+    @property
+    def paged_config(self) -> ModelConfig:
+        """What pages of KV are laid out for."""
+        return stage_config(self.config, self.stage)
 
     def names(self, model: Any) -> ParameterNames:
         """Names of the parameters of `model`."""
@@ -190,7 +202,7 @@ class ModelPlan:
     @property
     def kv_shape(self) -> KVShape:
         """Shape of the KV pool."""
-        config, latent = self.config, self.config.latent
+        config, latent = self.paged_config, self.config.latent
         heads = config.num_attention_heads, config.num_key_value_heads
         attends = config.kv_layers and not latent
         return KVShape(

@@ -11,7 +11,7 @@ from sylvan.kernels import ops
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.step import EMBEDDINGS
-from sylvan.runtime.executor.outputs import keep_outputs
+from sylvan.runtime.executor.outputs import keep_outputs, keep_stream
 from sylvan.runtime.executor.sizes import GraphBucket
 from sylvan.runtime.executor.steps import FusedStep
 from sylvan.runtime.models.registry import Model
@@ -40,6 +40,17 @@ class ModelRunner(Protocol):
         With `graph` the batch is padded to a bucket.
         Returns: float32 (num_samples, vocab_size); the caller may overwrite it.
         """
+        ...
+
+    def put_stream(self, stream_TD: torch.Tensor) -> None:
+        """Set what the next step starts from, in a pipeline stage after the first: float32 (T, D).
+
+        Must be the residual stream of all rows of that step.
+        """
+        ...
+
+    def stream(self, num_rows: int) -> torch.Tensor:
+        """The residual stream after the step just run, in a stage before the last: (T, D)."""
         ...
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
@@ -102,6 +113,7 @@ class EagerRunner:
         prepare: Changes the batch before each pass, on the device.
         hidden_layers: Layers whose output is kept.
         on_head: Called before the head with the rows it runs on; None for vectors outside steps.
+        stream_after: Last layer of a pipeline stage before the last one.
     """
 
     verifies_drafts = True
@@ -112,11 +124,16 @@ class EagerRunner:
         prepare: Callable[[ForwardBatch], None] | None = None,
         hidden_layers: Sequence[int] = (),
         on_head: OnHead = lambda rows: None,
+        stream_after: int | None = None,
     ) -> None:
         self._model, self._prepare, self._on_head = model, prepare, on_head
         self._hidden_TD = torch.empty(0)
+        self._given_TD: torch.Tensor | None = None  # in place of embeddings
         self._layers: dict[int, torch.Tensor] = {}
+        self._streams: dict[int, torch.Tensor] = {}
         keep_outputs(model, hidden_layers, self._layers)
+        if stream_after is not None:
+            keep_stream(model, stream_after, self._streams)
 
     def bucket(self, tokens: int, requests: int) -> GraphBucket | None:
         return None
@@ -125,7 +142,7 @@ class EagerRunner:
         if self._prepare is not None:
             self._prepare(batch)
         batch.attention.plan(batch)
-        x_TD = self._model.embed(batch)
+        x_TD = self._model.embed(batch) if self._given_TD is None else self._given_TD
         for part in batch.input_embeds:
             if part.layer == EMBEDDINGS:
                 vectors = torch.from_numpy(part.vectors).to(x_TD)
@@ -133,6 +150,13 @@ class EagerRunner:
         self._hidden_TD = self._model.forward(x_TD, batch)
         self._on_head(batch.sample_rows)
         return self._model.head(ops.take_rows(self._hidden_TD, batch.sample_rows))
+
+    def put_stream(self, stream_TD: torch.Tensor) -> None:
+        self._given_TD = stream_TD
+
+    def stream(self, num_rows: int) -> torch.Tensor:
+        [stream_TD] = self._streams.values()
+        return stream_TD[:num_rows]
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         self._on_head(rows)

@@ -94,7 +94,7 @@ def worker_halves(
         config=plan.config,
         build=plan.build,
         limits=plan.limits,
-        kv_shape=pages_shape(plan.config, plan.kv_shape, plan.options),
+        kv_shape=pages_shape(plan.paged_config, plan.kv_shape, plan.options),
         load_format=plan.options.load_format,
         skeleton=None if plan.config.path == "transformers" else plan.skeleton,
         dtype=plan.build.dtype,

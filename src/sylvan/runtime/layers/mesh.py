@@ -17,6 +17,7 @@ from sylvan.kernels.api import Communicator, RowParts
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, RankLostError
 from sylvan.runtime.layers.placement import ExpertPlacement, LayerSlots
+from sylvan.runtime.layers.stage import WHOLE_MODEL, Stage
 
 _PARTS = (8, 4, 2)
 _PART_COLUMNS = 32  # columns that kernels read together
@@ -180,12 +181,19 @@ class Mesh:
         placement: Which group holds which experts; needed if there are several groups.
         same_bits: Whether products summed over ranks are sums of the same parts in the same order
           for any number of ranks, so that results are bit-identical.
+        stage: Layers that these ranks hold (pipeline parallelism).
     """
 
     tp: Communicator = field(default_factory=Alone)
     ep: int = 1
     placement: ExpertPlacement | None = None
     same_bits: bool = False
+    stage: Stage = WHOLE_MODEL
+
+    def check(self) -> None:
+        """Raise RankLostError if a collective or a link has failed."""
+        self.tp.check()
+        self.stage.check()
 
     def share(self, total: int, what: str) -> Share:
         """An equal share of `total`.

@@ -286,6 +286,8 @@ class Decoder(nn.Module):
     """Embedding, blocks, final norm, head. Families subclass it, or use it with their config."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = FUSED
+    absent: tuple[str, ...] = ()
+    """Starts of names of tensors that other pipeline stages have."""
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
         super().__init__()
@@ -320,7 +322,7 @@ class Decoder(nn.Module):
         """Name prefixes of checkpoint tensors that are ignored."""
         heads = () if self.config.head == "lm" else UNUSED_HEADS
         encoders = () if self.config.media is None else IMAGES
-        return (*heads, *draft_layers(self.config), *encoders)
+        return (*heads, *draft_layers(self.config), *encoders, *self.absent)
 
     def rename(self, name: str) -> str:
         """Map a checkpoint's tensor name to the name used here."""

@@ -51,7 +51,8 @@ class Pipeline:
         self._executor, self._cache = parts.executor, parts.cache
         self._hooks, self._planner, self._times = hooks, planner, times
         self._lifecycle, self._statistics = lifecycle, statistics
-        self._builder = PlanBuilder(parts.executor.caps.max_running_reqs)
+        caps = parts.executor.caps
+        self._builder = PlanBuilder(caps.max_running_reqs, resolves=caps.stages == 1)
         self.inflight: deque[tuple[Batch, Pending]] = deque()
         self._steps: deque[int] = deque()  # the planner's step numbers of those in flight
 

@@ -27,7 +27,9 @@ class PlanBuilder:
     again when the handle or its version has changed, as after preemption.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, *, resolves: bool = True) -> None:
+        """`resolves`: the executor knows the newest token of each slot."""
+        self._resolves = resolves
         self._free = list(range(num_slots - 1, -1, -1))
         self._by_rid: dict[str, Req] = {}  # requests with a slot
         self._tables = _PageTables(num_slots)
@@ -58,7 +60,7 @@ class PlanBuilder:
                 self._enter(req, leaves, joins)
             self._tables.update(req, blocks)
             layout.add(piece)
-        plain = batch.decodes and not layout.drafts
+        plain = batch.decodes and not layout.drafts and self._resolves
         self._decodes = _DecodeSteps(batch.slices) if plain else _DecodeSteps()
         return StepPlan(
             number=self._steps,

@@ -63,6 +63,7 @@ class Planner:
         self._chunk = self._first_chunk = 0
         self._guesses = self._paths = 0  # of this step
         self._most_samples = parts.executor.caps.max_samples or NEVER
+        self._stages = parts.executor.caps.stages
 
     def plan(self) -> tuple[Slice, ...]:
         """Choose the next step's slices: decodes first, then running prompts, then new requests."""
@@ -162,6 +163,7 @@ class Planner:
         prompts: list[Req] = []
         slices, extend, page_size = self._slices, self._cache.extend, self._page_size
         quick = not self._hooks.gates_running and not self._loaded
+        left = self._share_of_stages
         for req in tuple(self._running):
             start, pending = req.computed, req.pending
             known = req.tokens.length + pending
@@ -170,6 +172,10 @@ class Planner:
                 continue
             if known <= start or (pending and known >= req.max_tokens):
                 continue  # fully computed, or the step in flight samples its last token
+            if left is not None:
+                if pending or not left:
+                    continue  # in another of the batches under way, or in the next one
+                left -= 1
             kv = req.kv
             if not (quick and self._budget > 0 and start >= req.prompt_len and kv is not None):
                 self._schedule_running(req)
@@ -186,6 +192,14 @@ class Planner:
             self._budget -= 1
             self.planned_tokens += 1
         return prompts
+
+    @property
+    def _share_of_stages(self) -> int | None:
+        """Decodes of one step, so that each pipeline stage has a batch; None: all of them."""
+        if self._stages == 1:
+            return None
+        decoding = sum(req.computed >= req.prompt_len for req in self._running)
+        return -(-decoding // self._stages)
 
     def _schedule_running(self, req: Req, draft: Draft | None = None) -> None:
         """Plan a slice of a running request; `draft` are its guesses, if any."""

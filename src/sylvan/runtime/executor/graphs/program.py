@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,8 +36,9 @@ from sylvan.runtime.executor.graphs.partial import (
     weight_bytes,
 )
 from sylvan.runtime.executor.graphs.split import SplitPrompt
-from sylvan.runtime.executor.outputs import layer_outputs
+from sylvan.runtime.executor.outputs import keep_stream, layer_outputs
 from sylvan.runtime.executor.profiling import MeasuredSteps
+from sylvan.runtime.layers.stage import WHOLE_MODEL, Stage
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.pool.none import NoPool
 from sylvan.runtime.sampling.api import TokenSampler
@@ -54,6 +56,8 @@ class Traced:
     edits: Sequence[tuple[int, int, TracedTensor]]  # see `SymbolicBatch`
     take: int  # segment that selects rows; the head follows it
     layers: Mapping[int, TracedTensor]  # kept layer outputs
+    given: TracedTensor | None = None  # replaces embeddings
+    stream: TracedTensor | None = None  # input of the next pipeline stage
 
 
 class ProgramRunner:
@@ -84,11 +88,13 @@ class ProgramRunner:
         hidden_layers: Sequence[int] = (),
         edits_inputs: bool = False,
         kept: KeptWeights | None = None,
+        stage: Stage = WHOLE_MODEL,
     ) -> None:
         """Trace and compile `model`, keeping the outputs of `hidden_layers`.
 
         With `edits_inputs`, vectors may replace token embeddings (`ForwardBatch.input_embeds`).
-        Weights found in `kept` are not packed again; all others are added to it.
+        Weights found in `kept` are not packed again; all others are added to it. `stage` says which
+        layers `model` has.
 
         Raises:
             Unsupported: an op or shape has no kernel; the message names it.
@@ -96,7 +102,7 @@ class ProgramRunner:
         parts = dtype, _limits(limits), pool.layers, library.constants
         tracer = NativeTracer(*parts)
         with host_modules(model, NativeTracer(*parts)) as called:
-            traced = trace(model, tracer, hidden_layers, edits_inputs=edits_inputs)
+            traced = trace(model, tracer, hidden_layers, edits_inputs=edits_inputs, stage=stage)
         check_host_modules(called)
         sizes = [(type(module).__name__, weight_bytes(module)) for module in called]
         library.dll.sylvan_threads(threads)
@@ -162,6 +168,14 @@ class ProgramRunner:
         return NativeStep(
             self._program, run_arguments(batch.host), batch, whole, last_token, params
         )
+
+    def put_stream(self, stream_TD: torch.Tensor) -> None:
+        assert self._traced.given is not None
+        self._program.write(self._traced.given, stream_TD)
+
+    def stream(self, num_rows: int) -> torch.Tensor:
+        assert self._traced.stream is not None
+        return self._program.read(self._traced.stream, num_rows)
 
     def measure(self, *, on: bool) -> MeasuredSteps:
         found = self._program.measure(on=on)
@@ -229,6 +243,7 @@ def host_calls(
     pool: NativePool | NoPool,
     library: Library,
     dtype: torch.dtype,
+    stage: Stage = WHOLE_MODEL,
 ) -> str:
     """Names of the modules that a program would leave to PyTorch; has no side effects.
 
@@ -237,7 +252,7 @@ def host_calls(
     """
     parts = dtype, _limits(limits), pool.layers, library.constants
     with host_modules(model, NativeTracer(*parts)) as called:
-        trace(model, NativeTracer(*parts))
+        trace(model, NativeTracer(*parts), stage=stage)
     return names_of(called)
 
 
@@ -251,10 +266,12 @@ def trace(
     hidden_layers: Sequence[int] = (),
     *,
     edits_inputs: bool = False,
+    stage: Stage = WHOLE_MODEL,
 ) -> Traced:
     """Trace embedding, layers and head of a model, keeping the outputs of `hidden_layers`.
 
-    With `edits_inputs` the embeddings are kept as well, in a segment of their own.
+    With `edits_inputs` the embeddings are kept as well, in a segment of their own. A `stage` after
+    the first starts from rows written by the caller.
 
     Raises:
         Unsupported: an op or shape has no kernel; the message names it.
@@ -262,12 +279,18 @@ def trace(
     batch = SymbolicBatch(tracer)
     # A model's annotations say tensors; its ops also take traced values.
     embed, forward, head = (getattr(model, name) for name in ("embed", "forward", "head"))
-    with layer_outputs(model, hidden_layers) as layers:
-        embedded: TracedTensor = embed(batch)
+    given = None if stage.is_first else tracer.input(stage.dim, "f32")
+    if given is not None:
+        tracer.pin(given)
+    streams: dict[int, TracedTensor] = {}
+    with layer_outputs(model, hidden_layers) as layers, contextlib.ExitStack() as hooks:
+        if stage.last_layer is not None:
+            hooks.callback(keep_stream(model, stage.last_layer, streams).remove)
+        embedded: TracedTensor = embed(batch) if given is None else given
         if edits_inputs:
             embedded = batch.edited(EMBEDDINGS, embedded)
         hidden: TracedTensor = forward(embedded, batch)
-    for value in (hidden, *layers.values()):
+    for value in (hidden, *layers.values(), *streams.values()):
         tracer.pin(value)
     take = tracer.next_segment()
     taken = ops.take_rows(hidden, batch.sample_rows)
@@ -275,4 +298,5 @@ def trace(
     tracer.next_segment()
     logits: TracedTensor = head(taken)
     tracer.pin(logits)
-    return Traced(hidden, taken, logits, batch.edits, take, layers)
+    stream = next(iter(streams.values()), None)
+    return Traced(hidden, taken, logits, batch.edits, take, layers, given, stream)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import msgspec
-import torch
 
 from sylvan.kernels.api import Communicator
+from sylvan.runtime.executor.rank_bytes import all_gather_bytes
 from sylvan.runtime.features.disagg.data import (
     DecodeEvents,
     LeaveDone,
@@ -70,17 +70,10 @@ class Agreement:
         return cast(Events, (*found, *ends)) or None
 
     def _exchange(self, mine: tuple[Ended | Sent, ...]) -> Sequence[tuple[Ended | Sent, ...]]:
-        """Exchange the reports of all ranks; the sizes go first."""
+        """Exchange the reports of all ranks."""
         data = _encoder.encode(mine) if mine else b""
-        sizes = self._ranks.all_gather(torch.tensor([len(data)], dtype=torch.int64))
-        most = int(sizes.max())
-        if not most:
-            return ()
-        own = torch.zeros(most, dtype=torch.uint8)
-        own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else own[:0]
-        whole = self._ranks.all_gather(own).numpy()
-        each = zip(whole, sizes.flatten().tolist(), strict=True)
-        return [_decoder.decode(row[:size].tobytes()) if size else () for row, size in each]
+        each = all_gather_bytes(self._ranks, data)
+        return [_decoder.decode(told) if told else () for told in each]
 
 
 def _has_failed(event: Ended) -> bool:

@@ -154,7 +154,7 @@ class Fetches:
         if job.over:
             return
         try:
-            found = look_up(store.pages, job.fetch, self._groups)
+            found = look_up(store, job.fetch, self._groups)
         except StoreError as error:
             with self._lock:
                 self._end(job, str(error))

@@ -30,10 +30,14 @@ _ADAPTER_ID = re.compile(r"@[0-9a-f]{16}$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Pages of a model's groups, in the order of `ExecutorCaps.kv_groups`, and their sizes."""
+    """Pages of a model's groups, in the order of `ExecutorCaps.kv_groups`, and their sizes.
+
+    Each of several `ranks` has as many bytes of a page.
+    """
 
     groups: tuple[KVGroup, ...]
     page_bytes: tuple[int, ...]
+    ranks: int = 1
 
     @property
     def page_size(self) -> int:
