@@ -28,6 +28,7 @@ class NativePool:
         *,
         int8: bool = False,
         latent: int | None = None,
+        index: int = 0,
     ) -> None:
         """Memory is reserved here, and becomes resident when first written.
 
@@ -36,6 +37,7 @@ class NativePool:
             dtype: Of the model's rows.
             int8: Keep keys and values as int8, with a scale for each token and head.
             latent: Columns of the keys that are the values: of latent attention.
+            index: Last columns of the keys, by which tokens are chosen: of sparse attention.
 
         Raises:
             Unsupported: no kernel for this page size or dtype.
@@ -48,9 +50,10 @@ class NativePool:
             raise Unsupported(f"keys and values of {dtype}")
         page = PageShape(
             num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            value_dim=latent or shape.head_dim,
-            shared=latent is not None,
+            head_dim=shape.head_dim - index,
+            value_dim=index or latent or shape.head_dim,
+            shared=latent is not None and not index,
+            tokens=index > 0,
             page_size=shape.page_size,
             dtype=dtype,
             int8=int8,
