@@ -65,6 +65,9 @@ async def rerank(
     how = {"classify": _by_label, "embed": _by_vector}.get(caller.facts.task)
     if caller.facts.task == "both" and not _verdicts(caller):
         how = _by_vector
+    if body.late_interaction and how is not _by_vector:
+        message = "late_interaction: the model makes no vectors to compare."
+        raise RequestError(message, param="late_interaction")
     found = await (_by_answer(caller, body, chat) if how is None else how(caller, body, labels))
     order = sorted(range(len(found)), key=lambda i: (-found[i].score, i))[: body.top_n]
     with_text = body.return_documents is not False
@@ -80,6 +83,7 @@ async def rerank(
 
 
 async def _by_label(caller: EmbeddingCaller, body: RerankBody, labels: Labels) -> list[Judged]:
+    caller.demand_texts("/classify")
     if caller.facts.vector_size > 2:
         count = caller.facts.vector_size
         message = f"The model has {count} labels; ranking needs one with a single label, or two."
@@ -94,8 +98,22 @@ async def _by_vector(caller: EmbeddingCaller, body: RerankBody, labels: Labels) 
     name, others = prompts.first_of(*QUERY), prompts.first_of(*DOCUMENT)
     asked = _asked(body) if body.instruct else prompts.apply(body.query, name)
     texts = [asked, *(prompts.apply(text, others) for text in body.documents)]
-    query, *documents = await caller.vectors([EmbedInput(text=text) for text in texts])
-    return [Judged(_cosine(query.values, v.values), meta_of(v)) for v in documents]
+    form = "tokens" if body.late_interaction else None
+    inputs = [EmbedInput(text=text, form=form) for text in texts]
+    query, *documents = await caller.vectors(inputs)
+    compared = _late_interaction if body.late_interaction else _cosine
+    return [Judged(compared(query.values, v.values), meta_of(v)) for v in documents]
+
+
+def _late_interaction(query: np.ndarray, document: np.ndarray) -> float:
+    """For each token of the query the document's most similar one (ColBERT, arXiv:2004.12832).
+
+    The mean, as BGE-M3 takes it, so that scores lie in -1 to 1. Shapes: (n, D), (m, D).
+    """
+    if not len(query) or not len(document):
+        return 0.0
+    similar = query.astype(np.float64) @ document.astype(np.float64).T
+    return float(similar.max(1).mean())
 
 
 def _cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -205,6 +223,7 @@ async def score(caller: EmbeddingCaller, body: ScoreBody) -> Reply:
         message = "items: query and items must both be text, or both be token ids."
         raise RequestError(message, param="items")
     if caller.facts.task == "classify":
+        caller.demand_texts("/classify")
         rows, usages = await _label_scores(caller, body, items)
         scores = [_softmax(row) if body.apply_softmax else row for row in rows]
     else:

@@ -142,7 +142,7 @@ class TokenizerManager:
         most = self._texts.most(self.facts)
         self._reserved += 1
         try:
-            prompt = await self._texts.read(inp, most)
+            prompt = await self._texts.read(inp, self.facts)
         finally:
             self._reserved -= 1
         self._check_admission(inp.rid, inp.tenant, 1, inp.priority)
