@@ -3,10 +3,13 @@
 `tp`: two ranks of one thread decode and read prompts at least 0.85 times as fast as one process of
 two threads. `ep`: the same of whole experts on two ranks, for a model of 128 experts, beside shares
 of each expert. `bits`: what `parallel.same_bits` costs on one rank; at most 5 % is asked for.
+`pp`: two pipeline stages of one thread, at least 0.85 with 16 requests in flight; with one request
+one stage waits for the other. `overlap`: steps of two ranks that are launched ahead. `bytes`: what
+a rank sends to the others for a token, from the sizes of the model.
 `collectives`: all-reduce of 8 KB over shared memory at least 5 times as fast as over gloo, of 1 MB
 twice. `start`: seconds to the first answer, and peak memory of each rank.
 
-    python -m benchmarks.parallel.bench_ranks --what tp ep bits collectives start
+    python -m benchmarks.parallel.bench_ranks --what tp ep bits pp overlap bytes collectives start
         [--shape FILE] [--rounds 7] [--tiny]
 
 Weights are made up. Results are JSON lines; ratios above 1 say that the second is faster.
@@ -48,6 +51,7 @@ TINY = {
     "head_dim": 32,
 }
 BATCHES, PROMPT, DECODED = (1, 8, 32), 512, 32
+BATCHES_OF_STAGES = (1, 16, 32)
 ONE, TWO = {"tp_size": 1, "threads": 2}, {"tp_size": 2, "threads": 1}
 WAYS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "tp": {"one process": ONE, "two ranks": TWO},
@@ -57,6 +61,11 @@ WAYS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "whole experts": {**TWO, "ep_size": 2},
     },
     "bits": {"as ever": ONE, "same bits": {**ONE, "parallel__same_bits": True}},
+    "pp": {"one process": ONE, "two stages": {"pp_size": 2, "threads": 1}},
+    "overlap": {
+        "in turn": {**TWO, "scheduler__overlap": "off"},
+        "launched ahead": {**TWO, "scheduler__overlap": "on"},
+    },
 }
 SIZES = {"8 KB": 8 << 10, "1 MB": 1 << 20}
 
@@ -100,7 +109,8 @@ def compare(what: str, model: Path, args: argparse.Namespace) -> None:
     """Paired rounds of all ways; a line for each row."""
     tokens = 4 if args.tiny else DECODED
     prompt = 16 if args.tiny else PROMPT
-    rows = {f"decode {n}": (n, 8, tokens) for n in BATCHES} | {f"prompt {prompt}": (1, prompt, 1)}
+    batches = BATCHES_OF_STAGES if what == "pp" else BATCHES
+    rows = {f"decode {n}": (n, 8, tokens) for n in batches} | {f"prompt {prompt}": (1, prompt, 1)}
     with engines(model, WAYS[what]) as made:
         for row, (batch, length, count) in rows.items():
             spent: dict[str, list[float]] = {name: [] for name in made}
@@ -174,6 +184,14 @@ def start(model: Path) -> None:
         report(what="start", row=name, seconds=round(spent, 2), peak_MB=sorted(peaks)[::-1])
 
 
+def sent_bytes(shape: Mapping[str, Any]) -> None:
+    """Bytes that a rank sends for a token: float32 rows of every sum, and of every link."""
+    row = 4 * shape["hidden_size"]
+    sums = 2 * shape["num_hidden_layers"] + 1  # and the embedding
+    report(what="bytes", row="two ranks", sums=sums, bytes_a_token=sums * row)
+    report(what="bytes", row="two stages", links=1, bytes_a_token=row)
+
+
 def _peak(process: psutil.Process) -> int:
     status = Path(f"/proc/{process.pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
@@ -186,7 +204,7 @@ def report(**found: object) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    every = [*WAYS, "collectives", "start"]
+    every = [*WAYS, "bytes", "collectives", "start"]
     parser.add_argument("--what", nargs="+", choices=every, default=every)
     parser.add_argument("--shape", type=Path, default=SHAPE)
     parser.add_argument("--rounds", type=int, default=7)
@@ -196,6 +214,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for what in args.what:
         if what == "collectives":
             collectives(args)
+            continue
+        if what == "bytes":
+            sent_bytes(shape)
             continue
         with tempfile.TemporaryDirectory() as folder:
             model = write_model(Path(folder), shape, experts=what == "ep")

@@ -67,6 +67,25 @@ async def test_a_rank_that_is_killed_on_either_is_replaced_and_streams_go_on(
     assert not any(psutil.pid_exists(before[each]) for each in RANKS)
 
 
+@pytest.mark.slow
+async def test_requests_wait_for_a_machine_that_is_lost(
+    cluster: Cluster, expected: list[list[int]]
+) -> None:
+    streams = Streams(cluster.runtime, *STREAMS)
+    await streams.under_way()
+    await cluster.lose()
+    during = Streams(cluster.runtime, *STREAMS, name="during")
+    await until(lambda: cluster.runtime.manager.state == "recovering")
+    late = Streams(cluster.runtime, *STREAMS, name="late")
+    live = cluster.runtime.manager.router.live
+    await until(lambda: all(live.get(f"late{i}", "") for i in range(STREAMS[0])))
+
+    cluster.come_back()
+
+    for each in (streams, during, late):
+        assert await each.ended() == expected
+
+
 async def test_commands_reach_the_ranks_of_all_machines(cluster: Cluster) -> None:
     manager = cluster.runtime.manager
     sums = (await manager.control(HashWeights())).body["checksums"]

@@ -49,7 +49,7 @@ LEFT: Mapping[str, str] = MappingProxyType(
         "XLMWithLMHeadModel": OWN_ATTENTION,
         "XLNetLMHeadModel": OWN_ATTENTION,
         "XmodForCausalLM": "needs to be told its language",
-        "ZambaForCausalLM": "cannot go on from a recurrent state within a prompt",
+        "ZambaForCausalLM": "cannot continue from a recurrent state within a prompt",
     }
 )
 """Architecture -> reason. A test holds that every other one is in the table."""

@@ -210,6 +210,22 @@ def test_steps_of_all_kinds_are_followed(model_dir, given):
     assert two.executor.lost == []
 
 
+def test_steps_that_are_launched_ahead_are_followed(model_dir):
+    prompts = [[5, 9, 20, 31], [7] * 37, list(range(40, 110)), [5, 9, 20, 31, 8]]
+    given = {"max_batch_tokens": 40, "chunk_tokens": 24}
+    two = Serving(model_dir, build=build_ranks(2), overlap=True, **given)
+    one = Serving(model_dir, **given)
+    for _ in range(2):  # the second time from the cache
+        expected = one.generate(prompts, max_new_tokens=12)
+        assert two.generate(prompts, max_new_tokens=12) == expected
+    sampled = {"temperature": 0.8, "frequency_penalty": 0.4, "max_new_tokens": 12}
+    assert two.generate(prompts, **sampled) == one.generate(prompts, **sampled)
+    two.add([7] * 30, max_new_tokens=40)
+    two.scheduler.step()
+    two.close()  # with steps in flight
+    assert two.executor.lost == []
+
+
 def test_a_request_that_is_aborted_leaves_the_others_alone(model_dir):
     expected = Serving(model_dir).generate([[5, 9, 20, 31]], max_new_tokens=40)
     two = Serving(model_dir, build=build_ranks(2))
@@ -272,9 +288,10 @@ def failing(fails_by_rank, path, options, mesh):
     return build_executor(path, options, parts=parts, mesh=mesh)
 
 
-def test_a_step_that_fails_on_all_ranks_fails_its_requests_only(model_dir):
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_that_fails_on_all_ranks_fails_its_requests_only(model_dir, overlap):
     build = build_ranks(2, partial(failing, [{1}, {1}]))
-    two = Serving(model_dir, build=build)
+    two = Serving(model_dir, build=build, overlap=overlap)
     doomed = two.add([5] * 9, logprobs=LogprobOptions(start=1))
     two.run()
 

@@ -44,6 +44,9 @@ BANNED = {
     "CacheFollowing": "CacheFollower",
     "Steered": "CommandRunner",
     "Tokenising": "PromptTokenizer",
+    "ReachError": "RemoteReadError",
+    "_ToldRanks": "_RankRound",
+    "_JobShown": "_RegistrationView",
 }
 # Phrases for which plain English has a shorter one. Regex -> what to write instead.
 PHRASES = {

@@ -52,14 +52,27 @@ class Cluster:
         task: It runs in.
     """
 
-    def __init__(self, runtime: Runtime, agent: NodeAgent, task: asyncio.Task[None]) -> None:
-        self.runtime, self.agent, self.task = runtime, agent, task
+    def __init__(self, config: Config, runtime: Runtime, agent: NodeAgent) -> None:
+        self._config, self.runtime, self.agent = config, runtime, agent
+        self.task: asyncio.Task[None]
 
     @classmethod
     async def start(cls, config: Config) -> Cluster:
         agent = agent_of(config)
         task = asyncio.create_task(agent.run())
-        return cls(await Runtime.start(config), agent, task)
+        made = cls(config, await Runtime.start(config), agent)
+        made.task = task
+        return made
+
+    async def lose(self) -> None:
+        """Node 1 ends, and its ranks."""
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+    def come_back(self) -> None:
+        """Node 1 is started anew with the same command."""
+        self.agent = agent_of(self._config)
+        self.task = asyncio.create_task(self.agent.run())
 
     @property
     def pids(self) -> dict[str, int]:

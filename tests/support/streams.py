@@ -16,15 +16,16 @@ DEADLINE_S = 60
 class Streams:
     """Streams that are read at once."""
 
-    def __init__(self, runtime: Runtime, count: int, tokens: int) -> None:
+    def __init__(self, runtime: Runtime, count: int, tokens: int, name: str = "r") -> None:
         self.ids: list[list[int]] = [[] for _ in range(count)]
         self.finishes: list[str] = [""] * count
-        self._tokens = tokens
+        self._tokens, self._name = tokens, name
         self.tasks = [asyncio.create_task(self._read(runtime, i)) for i in range(count)]
 
     async def _read(self, runtime: Runtime, index: int) -> None:
         sampling = SamplingParams(max_new_tokens=self._tokens, ignore_eos=True, sampling_seed=index)
-        inp = GenerateInput(text=f"stream {index}", sampling=sampling, rid=f"r{index}")
+        rid = f"{self._name}{index}"
+        inp = GenerateInput(text=f"stream {index}", sampling=sampling, rid=rid)
         async with aclosing(runtime.manager.generate(inp)) as deltas:
             async for delta in deltas:
                 self.ids[index] += delta.token_ids

@@ -17,6 +17,7 @@ class Served:
     """A scheduler that was built from a configuration."""
 
     def __init__(self, folder: Path, storage: Path | str | None, **changes) -> None:
+        ranks = changes.pop("ranks", None)
         tiers = {"prefetch_min_tokens": 16} | changes.pop("tiers", {})
         config = tiny_config(
             folder,
@@ -27,7 +28,7 @@ class Served:
             **changes,
         )
         self.outputs: list = []
-        self.built = build_scheduler(config, self.outputs.extend)
+        self.built = build_scheduler(config, self.outputs.extend, ranks=ranks)
 
     def ask(self, prompt=PROMPT, new: int = 8, **fields) -> tuple[list[int], int]:
         """Ids, and prompt tokens that came from the cache."""

@@ -42,8 +42,8 @@ def run(args: Parsed) -> int:
     if batch.file is not None:
         check_writable(batch.file, "batch.file")
     config = resolved(gather(from_keywords(model_keywords(loaded.given))).config)
-    if config.parallel.tp > 1:
-        raise ConfigError("bench batch: one process holds the model; leave out --tp")
+    if config.parallel.ranks > 1:
+        raise ConfigError("bench batch: one process holds the model; leave out --tp and --pp")
     sizes = itertools.product(batch.sizes, batch.input_tokens, batch.output_tokens)
     shapes = [BatchShape(*numbers) for numbers in sizes]
     built = build_scheduler(config, lambda outputs: None)

@@ -51,7 +51,7 @@ async def _serve(settings: Settings, *, quiet: bool, until_eof: bool) -> None:
         parallel, ranks = config.parallel, agent.ranks
         print(
             f"node {parallel.node_rank} of {parallel.nodes} at {parallel.address}: ranks "
-            f"{ranks.start} to {ranks.stop - 1} of {parallel.tp}",
+            f"{ranks.start} to {ranks.stop - 1} of {parallel.ranks}",
             flush=True,
         )
     with StopSignal(at_eof=until_eof) as stop:

@@ -145,7 +145,7 @@ async def _serve(job: ServeJob) -> None:
             from sylvan.runtime.server.app import app_of
             from sylvan.runtime.server.connections import ConnectionLimits, Connections
             from sylvan.runtime.server.context import make_context
-            from sylvan.runtime.server.live import LIVE
+            from sylvan.runtime.server.live_settings import LIVE
             from sylvan.runtime.server.registration import Registration, RegistrationInfo
             from sylvan.runtime.server.settings import ServerSettings
 

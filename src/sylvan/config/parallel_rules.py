@@ -1,4 +1,4 @@
-"""Combinations of ranks with others that cannot work."""
+"""Impossible combinations with several ranks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from sylvan.config.rules import Rule, RuleCase
 
 
 def _without_same_bits(case: RuleCase) -> list[str]:
-    """Why bits cannot be the same on any number of ranks."""
+    """Why results cannot be bit-identical for any number of ranks."""
     config = case.config
     if not config.parallel.same_bits:
         return []
     stored = case.facts.model.quantization
     reasons = {
-        "{deterministic}": (config.deterministic is not True, "bits depend on the batch already"),
-        "{quantization}": (config.quantization is not None, "ranks round their parts of rows"),
-        "quantised weights": (stored is not None, "ranks round their parts of rows"),
-        "lora": (config.lora is not None, "what adapters add is summed by rank"),
+        "{deterministic}": (config.deterministic is not True, "results depend on the batch then"),
+        "{quantization}": (config.quantization is not None, "ranks quantise parts of rows"),
+        "quantised weights": (stored is not None, "ranks quantise parts of rows"),
+        "lora": (config.lora is not None, "adapter outputs are summed by rank"),
         "{parallel.nodes}": (config.parallel.nodes > 1, "steps are not native then"),
     }
     return [
@@ -26,8 +26,28 @@ def _without_same_bits(case: RuleCase) -> list[str]:
     ]
 
 
+def _without_stages(case: RuleCase) -> list[str]:
+    """What pipeline stages cannot do."""
+    config = case.config
+    if config.parallel.pp == 1:
+        return []
+    broken = {
+        "tiers": config.tiers is not None,
+        "disagg": config.disagg is not None,
+        "lora": config.lora is not None,
+        "speculative": config.speculative is not None,
+        "pdmux": config.pdmux is not None,
+        "{task}": config.task != "generate",
+    }
+    return [
+        f"{{parallel.pp}}: pipeline stages do not work with {what} yet; use parallel.pp=1"
+        for what, is_broken in broken.items()
+        if is_broken
+    ]
+
+
 def _address_fault(case: RuleCase) -> str:
-    """What is wrong with the address of machine 0; empty: nothing."""
+    """What is wrong with the address of machine 0; empty if nothing is."""
     address = case.config.parallel.address
     if address is None:
         return "parallel.address is missing: HOST:PORT of machine 0"
@@ -41,15 +61,16 @@ def _address_fault(case: RuleCase) -> str:
 PARALLEL_RULES = (
     Rule(
         "ranks in one process",
-        ("parallel.tp", "processes"),
-        lambda c: c.config.parallel.tp > 1 and c.config.processes == "one",
-        "{parallel.tp} ranks are processes of their own, but {processes}; leave processes out",
+        ("parallel.tp", "parallel.pp", "processes"),
+        lambda c: c.config.parallel.ranks > 1 and c.config.processes == "one",
+        "{parallel.tp} ranks in {parallel.pp} stages are separate processes, but {processes}; "
+        "leave processes out",
     ),
     Rule(
         "ranks on this device",
         ("parallel.tp", "device"),
         lambda c: c.config.parallel.tp > 1 and c.config.device != "cpu",
-        "{parallel.tp}: ranks share a model on the CPU only so far, not on {device}; use "
+        "{parallel.tp}: ranks can share a model only on the CPU so far, not on {device}; use "
         "parallel.tp=1 (with parallel.devices on JAX), or device=cpu",
     ),
     Rule(
@@ -60,15 +81,29 @@ PARALLEL_RULES = (
     ),
     Rule(
         "ranks by machines",
-        ("parallel.tp", "parallel.nodes"),
-        lambda c: c.config.parallel.tp % c.config.parallel.nodes != 0,
-        "{parallel.tp} ranks do not divide among {parallel.nodes} machines; give a multiple",
+        ("parallel.tp", "parallel.pp", "parallel.nodes"),
+        lambda c: c.config.parallel.ranks % c.config.parallel.nodes != 0,
+        "{parallel.tp} ranks in {parallel.pp} stages do not divide among {parallel.nodes} "
+        "machines; give a multiple",
+    ),
+    Rule(
+        "stages on this device",
+        ("parallel.pp", "device"),
+        lambda c: c.config.parallel.pp > 1 and c.config.device != "cpu",
+        "{parallel.pp}: pipeline stages run on the CPU only so far, not on {device}; use "
+        "parallel.pp=1, or device=cpu",
+    ),
+    Rule(
+        "stages with others",
+        ("parallel.pp", "tiers", "disagg", "lora", "speculative.algorithm", "pdmux", "task"),
+        lambda c: bool(_without_stages(c)),
+        lambda c: "\n".join(_without_stages(c)),
     ),
     Rule(
         "number of the machine",
         ("parallel.node_rank", "parallel.nodes"),
         lambda c: c.config.parallel.node_rank >= c.config.parallel.nodes,
-        "{parallel.node_rank}: {parallel.nodes} machines have the numbers from 0 on",
+        "{parallel.node_rank}: {parallel.nodes} machines are numbered from 0",
     ),
     Rule(
         "memory of several machines",
@@ -87,7 +122,7 @@ PARALLEL_RULES = (
         "roles on several machines",
         ("disagg", "parallel.nodes"),
         lambda c: c.config.parallel.nodes > 1 and c.config.disagg is not None,
-        "disagg: ranks on {parallel.nodes} machines hand over no KV yet; use parallel.nodes=1",
+        "disagg: ranks on {parallel.nodes} machines transfer no KV yet; use parallel.nodes=1",
     ),
     Rule(
         "the same bits with others",
@@ -99,35 +134,32 @@ PARALLEL_RULES = (
         "experts in groups of ranks",
         ("parallel.ep", "parallel.tp"),
         lambda c: c.config.parallel.tp % c.config.parallel.ep != 0,
-        "{parallel.ep}: {parallel.tp} ranks do not divide into so many groups; give a "
+        "{parallel.ep}: {parallel.tp} ranks do not divide into that many groups; choose a "
         "parallel.ep that divides parallel.tp",
     ),
     Rule(
         "copies of experts without groups",
         ("parallel.redundant_experts", "parallel.ep"),
         lambda c: c.config.parallel.redundant_experts > 0 and c.config.parallel.ep == 1,
-        "{parallel.redundant_experts}: with {parallel.ep} every rank has all experts; give a "
+        "{parallel.redundant_experts}: with {parallel.ep} every rank has all experts; use a "
         "larger parallel.ep, or no copies",
     ),
     Rule(
         "placement of experts without groups",
         ("parallel.expert_placement", "parallel.ep"),
         lambda c: c.config.parallel.expert_placement is not None and c.config.parallel.ep == 1,
-        "{parallel.expert_placement}: with {parallel.ep} every rank has all experts; give a "
+        "{parallel.expert_placement}: with {parallel.ep} every rank has all experts; use a "
         "larger parallel.ep, or leave it out",
     ),
     Rule(
-        "ranks with tiers",
-        ("parallel.tp", "tiers"),
-        lambda c: c.config.parallel.tp > 1 and c.config.tiers is not None,
-        "{parallel.tp}: KV tiers are kept by one rank only so far; use parallel.tp=1, or leave "
-        "tiers out",
-    ),
-    Rule(
-        "ranks with overlap",
-        ("parallel.tp", "scheduler.overlap"),
-        lambda c: c.config.parallel.tp > 1 and c.config.scheduler.overlap == "on",
-        "{scheduler.overlap} has steps launched ahead, and {parallel.tp} ranks agree on each step; "
-        "leave scheduler.overlap at auto",
+        "transfers of ranks through a store",
+        ("parallel.tp", "disagg.transfer"),
+        lambda c: (
+            c.config.parallel.tp > 1
+            and c.config.disagg is not None
+            and c.config.disagg.transfer == "store"
+        ),
+        "{disagg.transfer}: {parallel.tp} ranks transfer KV directly only so far; leave "
+        "disagg.transfer at auto",
     ),
 )

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from sylvan.config.limits import LimitsConfig
+from sylvan.config.parallel import ParallelConfig
 from sylvan.config.section import Section
 from sylvan.config.values import (
     AnyTokens,
@@ -28,9 +29,9 @@ from sylvan.config.values import (
 
 BUILT_IN_MODEL = "sapling"
 DRAFTING_REQS = 8
-"""Most requests that may have all their guesses verified in the same step."""
+"""Most requests whose guesses can all be verified in the same step."""
 DRAFT_HEADS = ("eagle", "eagle3", "medusa")
-"""Speculation algorithms with a head beside the model."""
+"""Speculation algorithms with a draft head."""
 DRAFT_CONTEXTS = "draft_contexts.npz"
 """File with the n-grams that `ngram` drafts from, in the model's directory or its own."""
 OWN_HEAD = "nextn"
@@ -97,43 +98,6 @@ class SchedulerConfig(Section, frozen=True):
         """Most steps in flight; needs a resolved `overlap`."""
         assert self.overlap != "auto", "overlap is resolved before it is used"
         return 2 if self.overlap == "on" else 1
-
-
-class ParallelConfig(Section, frozen=True):
-    """Several processes or devices that share one model."""
-
-    tp: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """Tensor-parallel ranks: each process holds a share of every layer and its KV, and uses its own
-    `threads`."""
-    ep: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """Expert-parallel groups of these ranks: each holds whole experts, instead of a share of every
-    expert; divides `parallel.tp`."""
-    redundant_experts: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
-    """Copies of experts beyond one of each, for the busiest ones; needs `parallel.ep`."""
-    expert_placement: str | None = None
-    """JSON file that says which group has which experts, or how busy experts are; default: in the
-    order of their numbers."""
-    same_bits: bool = False
-    """Answers have the same bits on 1, 2, 4 and 8 ranks, and whichever has an expert; needs plain
-    weights and native steps."""
-    devices: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """Devices of one process that share the model, on JAX: tensor parallelism without ranks."""
-    backend: Literal["auto", "shared", "gloo"] = "auto"
-    """Communication between ranks: shared memory, which needs the compiled kernels, or gloo, which
-    several machines use."""
-    nodes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """Machines that the ranks are divided among, equally and in order; each is started with the
-    same settings."""
-    node_rank: Annotated[int, msgspec.Meta(ge=0, le=63)] = 0
-    """Number of this machine; number 0 has the HTTP server, the others only ranks."""
-    address: str | None = None
-    """`HOST:PORT` of machine 0, where the others join; other ports of HOST are used, too. Nothing
-    is encrypted, and no password is asked for: the network must be private."""
-    join_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
-    """Seconds within which all ranks must connect at start."""
-    rank_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 2.0
-    """A rank without a heartbeat for this long is killed; all ranks then restart, and requests
-    continue."""
 
 
 class ServerConfig(Section, frozen=True):
@@ -316,15 +280,15 @@ class SpeculativeConfig(Section, frozen=True):
     """Several tokens per step by drafting and verifying. Present means on."""
 
     algorithm: str
-    """How tokens are guessed: `ngram` repeats what followed the same tokens before, in the prompt
-    or in the output, plus what the model often says if `draft_model` or the model includes
-    n-grams; `standalone` drafts with a smaller model; `eagle` and `eagle3` have a head that was
-    trained for the model guess from its hidden vectors, and so do the heads of `medusa`, each
-    one token further; `nextn` does it with the layer for it that the model's checkpoint brings."""
+    """How tokens are drafted. `ngram` repeats what followed the same tokens before, in the prompt
+    or the output, plus frequent model output if `draft_model` or the model includes n-grams.
+    `standalone` uses a smaller model. `eagle` and `eagle3` use a head that was trained for the
+    model and reads its hidden vectors; `medusa` uses several such heads, each for one token
+    further; `nextn` uses the prediction layers in the model's checkpoint."""
     draft_model: str | None = None
-    """Directory of the smaller model of `standalone`, which has the tokenizer of the model served,
-    or of the head of `eagle` or `eagle3`, or the heads of `medusa`; or of what the model mostly
-    says, for `ngram`, as `sylvan train-draft --algorithm ngram` makes it."""
+    """Directory of the smaller model for `standalone`, which needs the same tokenizer; of the head
+    for `eagle` or `eagle3`; of the heads for `medusa`; or of the n-grams for `ngram`, written by
+    `sylvan train-draft --algorithm ngram`."""
     num_steps: Depth | Auto = "auto"
     """Draft tokens per request and step: the depth of the guesses."""
     topk: Count | Auto = "auto"
@@ -351,7 +315,7 @@ class SpeculativeConfig(Section, frozen=True):
     def most_samples(self, running_reqs: int) -> int:
         """Most sampled rows per step: one per request, plus all guesses of a few.
 
-        In larger batches guesses do not pay. Needs a resolved section.
+        Drafts do not pay off in larger batches. Needs a resolved section.
         """
         guesses = self.num_draft_tokens - 1 if isinstance(self.num_draft_tokens, int) else 0
         return running_reqs + min(running_reqs, DRAFTING_REQS) * guesses

@@ -44,14 +44,17 @@ class AsyncCentre(Generic[Send, Recv]):
         self._decoder: MessageDecoder[Recv] = MessageDecoder(kind)
         self._events = _Events(self._socket)
 
-    def send(self, to: bytes, message: Send) -> None:
-        """Send to a peer; dropped if that has gone, or takes nothing."""
+    def send(self, to: bytes, message: Send) -> bool:
+        """Send to a peer; False if the message is dropped, because that has gone or is behind."""
         try:
             self._socket.send_multipart([to, self._encoder.encode(message)], zmq.DONTWAIT)
         except zmq.ZMQError as error:
             if error.errno not in (errno.EHOSTUNREACH, errno.EAGAIN):
                 raise
-        self._events.look_again()
+            return False
+        finally:
+            self._events.look_again()
+        return True
 
     async def receive(self) -> tuple[bytes, Recv]:
         """The next message and who sent it.

@@ -66,7 +66,10 @@ def test_help_fits_the_terminal(capsys):
     [
         (("serve", "--prot", "1"), "--prot: unknown flag (did you mean --port?)"),
         (("serve", "--cache.page-size", "0"), "expected int >= 1 | auto, got '0'"),
-        (("serve", "--pp-size", "4"), "--pp-size: not supported yet: pipeline parallelism"),
+        (
+            ("serve", "--attn-cp-size", "4"),
+            "--attn-cp-size: not supported yet: context and attention parallelism",
+        ),
         (
             ("serve", "--disaggregation-mode", "prefill", "--dp", "2"),
             "disagg and server.replicas=2 exclude each other",

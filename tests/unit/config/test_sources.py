@@ -47,7 +47,7 @@ def test_an_empty_file_gives_nothing(tmp_path):
         ("a: [\n", "cannot read"),
         ("cache: {pagesize: 8}\n", r"unknown field.*did you mean cache\.page_size"),
         ("modell: m\n", "did you mean model"),
-        ("pp_size: 4\n", "pipeline parallelism"),
+        ("attn_cp_size: 4\n", "context and attention parallelism"),
     ],
 )
 def test_bad_files_are_refused_by_name(tmp_path, text, words):

@@ -52,7 +52,7 @@ def configuration(args: ServerArgs) -> Config:
     if config.server.replicas > 1:
         spelled = loaded.given["server.replicas"].spelled
         raise ConfigError(f"{spelled}: an Engine is one replica; sylvan serve --dp runs several")
-    if "processes" not in loaded.given and config.parallel.tp == 1:
+    if "processes" not in loaded.given and config.parallel.ranks == 1:
         config = msgspec.structs.replace(config, processes="one")
     facts = gather_facts(config)
     result = resolve(config, facts)

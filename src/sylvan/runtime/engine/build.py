@@ -285,15 +285,19 @@ def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]
     """
     grammar = _grammar(config)
     disagg = _disagg(config)
+    tiers = TiersParts(config.tiers) if config.tiers is not None else None
     workers = (
         lambda site: grammar.worker,
         media_worker,
         *disagg.workers,
         *_lora_worker(config),
+        *([tiers.worker] if tiers else ()),
     )
     if _head(config):  # only the first rank drafts
         workers = (*workers, lambda site: NoHeadWorker())
     executor, model = _own_executor(config, workers, mesh, None)
+    if tiers is not None:
+        tiers.open(config, model, model_dir(config.model))
     disagg.open(_identity(config, model))
 
     def close() -> None:
@@ -332,12 +336,13 @@ def _own_executor(
 
 
 def _warn_of_few_cores(config: Config) -> None:
-    wanted, cores = config.parallel.tp * _number(config.threads), inspect_machine().cores
+    ranks = config.parallel.ranks_per_node
+    wanted, cores = ranks * _number(config.threads), inspect_machine().cores
     if wanted > cores:
         logger.warning(
-            "parallel.tp=%d with threads=%s: %d threads on %d cores wait for each "
-            "other; reduce parallel.tp or threads",
-            config.parallel.tp,
+            "%d ranks with threads=%s: %d threads on %d cores wait for each other; reduce "
+            "parallel.tp, parallel.pp or threads",
+            ranks,
             config.threads,
             wanted,
             cores,
@@ -490,7 +495,7 @@ def _limits(config: Config, caps: ExecutorCaps) -> SchedulerLimits:
         chunk_tokens=chunk_tokens or max_batch_tokens,
         max_running_reqs=_number(settings.max_running_reqs),
         max_waiting_reqs=settings.max_waiting_reqs,
-        inflight=settings.inflight,
+        inflight=max(settings.inflight, caps.stages),
         queue_timeout_s=settings.queue_timeout_s,
         conservativeness=settings.conservativeness,
         preemption_threshold=settings.preempt_threshold,
@@ -533,7 +538,7 @@ def _options(config: Config) -> LocalOptions:
         load_format=config.load_format,
         trusted=config.trust_remote_code,
         quantization=config.quantization,
-        overlap=config.scheduler.overlap == "on",
+        overlap=config.scheduler.overlap == "on" or config.parallel.pp > 1,
         max_samples=config.speculative.most_samples(running) if config.speculative else 0,
         tree_paths=config.speculative.most_paths(running) if config.speculative else 0,
         tree_depth=_number(config.speculative.num_steps) if config.speculative else 0,

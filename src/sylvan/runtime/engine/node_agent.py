@@ -95,9 +95,8 @@ class NodeAgent:
             checkpoint=checkpoint,
             settings=given,
         )
-        per_node = parallel.tp // parallel.nodes
-        first = parallel.node_rank * per_node
-        self.ranks = range(first, first + per_node)
+        first = parallel.node_rank * parallel.ranks_per_node
+        self.ranks = range(first, first + parallel.ranks_per_node)
         self._run: _Run | None = None
         self._num_started = 0
 

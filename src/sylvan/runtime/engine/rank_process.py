@@ -16,7 +16,13 @@ from sylvan.protocol.errors import ExecutorError, RankLostError
 from sylvan.protocol.messages import Alive, Ready
 from sylvan.runtime.engine.build import build_rank
 from sylvan.runtime.engine.child_main import ChildMain, run_start
-from sylvan.runtime.engine.ranks import StartRank, follow_mesh, rank_channel, step_codec
+from sylvan.runtime.engine.ranks import (
+    StartRank,
+    follow_mesh,
+    rank_channel,
+    sampler_of,
+    step_codec,
+)
 from sylvan.runtime.executor.ranks import Follower
 from sylvan.transport.api import MessageSender
 from sylvan.utils import garbage
@@ -54,7 +60,9 @@ def main() -> int:
             )
         mesh = follow_mesh(child, first, config)
         executor, close = build_rank(config, mesh)
-        follower = Follower(executor, cast(Any, channel), step_codec(), mesh.tp.check)
+        samples = child.rank == sampler_of(mesh)
+        check = mesh.check
+        follower = Follower(executor, cast(Any, channel), step_codec(), check, samples=samples)
 
     code = run_start(replies, start)
     if follower is not None:

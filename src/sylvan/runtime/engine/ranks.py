@@ -16,6 +16,7 @@ from sylvan.kernels.collective.gloo import (
     file_store,
     join_ranks,
     listening_store,
+    part_of_store,
     remote_store,
 )
 from sylvan.kernels.native.library import LibraryMissing
@@ -36,8 +37,10 @@ from sylvan.runtime.features.lora.control import Lora
 from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapability
 from sylvan.runtime.features.recurrent.control import RecurrentStates
 from sylvan.runtime.features.speculation.head_control import HeadSpeculation
-from sylvan.runtime.layers.mesh import Mesh
+from sylvan.runtime.features.tiers.control import KVTiers
+from sylvan.runtime.layers.mesh import Alone, Mesh
 from sylvan.runtime.layers.placement import read_placement
+from sylvan.runtime.layers.stage import Stage
 from sylvan.transport.api import Duplex, DuplexChannel, MessageError
 from sylvan.transport.star import Centre, Point, Spoke
 from sylvan.utils.names import random_hex
@@ -51,6 +54,7 @@ _WITH_WORKERS = (
     HeadSpeculation,
     PrefillRole,
     DecodeRole,
+    KVTiers,
 )
 """Control halves whose work is sent to every rank."""
 
@@ -105,8 +109,14 @@ class RankGroup:
     def executor(self, own: Executor, mesh: Mesh) -> Executor:
         """Build the executor that spans all ranks."""
         several = self.elsewhere is not None
-        check = mesh.tp.check
-        return RankedExecutor(own, self.others, step_codec(), check, several_machines=several)
+        return RankedExecutor(
+            own,
+            self.others,
+            step_codec(),
+            mesh.check,
+            several_machines=several,
+            sampler=sampler_of(mesh),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +144,9 @@ class RemoteRanks:
         if missing is None:
             return
         rank = next(rank for rank, token in self.tokens.items() if token == missing)
-        node = rank * config.parallel.nodes // config.parallel.tp
+        node = rank // config.parallel.ranks_per_node
         raise RankLostError(
-            f"rank {rank} of {config.parallel.tp}, on node {node}, did not join within "
+            f"rank {rank} of {config.parallel.ranks}, on node {node}, did not join within "
             f"{timeout_s:g} s"
         )
 
@@ -154,30 +164,70 @@ def join_mesh(config: Config, meeting: Path | None, rank: int, store: Any = None
         ConfigError: Shared memory is configured, but no kernels are compiled.
         RankLostError: Some did not join in time; the message names the first.
     """
-    size, timeout_s = config.parallel.tp, config.parallel.join_timeout_s
+    size, timeout_s = config.parallel.ranks, config.parallel.join_timeout_s
     step_timeout_s = config.scheduler.hang_timeout_s
     if store is not None:
         host = own_address(_head_host(config))
-        return _mesh(config, join_ranks(store, rank, size, timeout_s, step_timeout_s, host))
+
+        def over_machines(name: str, rank: int, size: int) -> Communicator:
+            own = part_of_store(store, name)
+            return join_ranks(own, rank, size, timeout_s, step_timeout_s, host)
+
+        return _mesh(config, rank, over_machines)
     assert meeting is not None, "ranks of one machine have a file"
     if config.parallel.backend != "gloo":
         try:
-            shared = SharedRanks(load_library(), meeting, rank, size, step_timeout_s)
+            library = load_library()
         except LibraryMissing as why:
             if config.parallel.backend == "shared":
                 raise ConfigError(f"parallel.backend=shared: {why}; leave it at auto") from None
         else:
-            shared.join(timeout_s)
-            return _mesh(config, shared)
+
+            def over_memory(name: str, rank: int, size: int) -> Communicator:
+                path = meeting.with_name(meeting.name + name)
+                shared = SharedRanks(library, path, rank, size, step_timeout_s)
+                shared.join(timeout_s)
+                return shared
+
+            return _mesh(config, rank, over_memory)
     file = file_store(str(meeting), size)
-    return _mesh(config, join_ranks(file, rank, size, timeout_s, step_timeout_s))
+
+    def over_gloo(name: str, rank: int, size: int) -> Communicator:
+        return join_ranks(part_of_store(file, name), rank, size, timeout_s, step_timeout_s)
+
+    return _mesh(config, rank, over_gloo)
 
 
-def _mesh(config: Config, ranks: Communicator) -> Mesh:
+def _mesh(config: Config, rank: int, join: Callable[[str, int, int], Communicator]) -> Mesh:
+    """Join the groups that a rank is in.
+
+    Ranks are numbered stage by stage. All of them meet first, so that one that is missing is named.
+
+    Args:
+        config: How the model is served.
+        rank: Of this process.
+        join: Joins a group, given its name, the rank in it, and its size.
+    """
     parallel = config.parallel
     path = Path(parallel.expert_placement) if parallel.expert_placement else None
     placement = read_placement(path, parallel.ep, parallel.redundant_experts)
-    return Mesh(ranks, parallel.ep, placement, parallel.same_bits)
+    every = join("", rank, parallel.ranks)
+    if parallel.pp == 1:
+        return Mesh(every, parallel.ep, placement, parallel.same_bits)
+    number, place = divmod(rank, parallel.tp)
+    tp = join(f"-stage-{number}", place, parallel.tp) if parallel.tp > 1 else Alone()
+    before = after = None
+    if number > 0:
+        before = join(f"-link-{number}-{place}", 1, 2)
+    if number < parallel.pp - 1:
+        after = join(f"-link-{number + 1}-{place}", 0, 2)
+    stage = Stage(number, parallel.pp, before=before, after=after)
+    return Mesh(tp, parallel.ep, placement, parallel.same_bits, stage)
+
+
+def sampler_of(mesh: Mesh) -> int:
+    """Return the rank whose results count: the first one of the last stage."""
+    return mesh.tp.size * (mesh.stage.count - 1)
 
 
 def _head_host(config: Config) -> str:
@@ -194,10 +244,10 @@ def rank_group(child: ChildMain, report: Callable[[RankMeeting], None]) -> RankG
         report: Called with the address to which ranks of other machines connect.
     """
     parallel = child.config.parallel
-    if parallel.tp == 1:
+    if parallel.ranks == 1:
         return None
     others: list[Any] = []
-    for rank in range(1, parallel.tp // parallel.nodes):
+    for rank in range(1, parallel.ranks_per_node):
         steps, answers = streams_of(rank)
         others.append(Duplex(child.sender(steps), child.receiver(FromRank, answers)))
     elsewhere = None
@@ -209,7 +259,7 @@ def rank_group(child: ChildMain, report: Callable[[RankMeeting], None]) -> RankG
 
 def _elsewhere(child: ChildMain, report: Callable[[RankMeeting], None]) -> RemoteRanks:
     parallel, host = child.config.parallel, _head_host(child.config)
-    ranks = range(parallel.tp // parallel.nodes, parallel.tp)
+    ranks = range(parallel.ranks_per_node, parallel.ranks)
     tokens = {rank: random_hex(16) for rank in ranks}
     try:
         centre: Centre[Any, Any] = Centre(child.context, host, tuple(tokens.values()), FromRank)

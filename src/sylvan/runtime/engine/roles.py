@@ -187,9 +187,9 @@ ROLES = (SCHEDULER, DETOKENIZER)
 
 def roles_of(config: Config) -> tuple[ProcessRole, ...]:
     """Return the processes of a replica; with ranks, the first is the scheduler's process."""
-    if config.parallel.tp == 1:
+    if config.parallel.ranks == 1:
         return ROLES
-    size = config.parallel.tp // config.parallel.nodes  # on this machine, node 0
+    size = config.parallel.ranks_per_node  # on this machine, node 0
     shared = {MEETING: MEETING}
     streams = {name: name for rank in range(1, size) for name in streams_of(rank)}
     first = replace(SCHEDULER, group="ranks", peers=shared | streams)

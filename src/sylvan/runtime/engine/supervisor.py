@@ -291,10 +291,12 @@ class Supervisor:
         names = ", ".join(slot.name for slot in group)
         backoff = Backoff(group[0].role.restart)
         while True:
-            await self._end_of(group)
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait([slot.child.ended for slot in group], return_when=first)
             forgiven = {slot.name for slot in group if self._faults.forgive(slot.name)}
-            for slot in group:
+            for slot in group:  # at once: from now on requests wait for the next processes
                 _observer(slot).on_lost(inflicted=bool(forgiven))
+            await self._end(group)
             delay_s = 0.0 if forgiven else backoff.next_delay_s()
             if delay_s is None:
                 logger.error("%s died too often; it will not be restarted", names)
@@ -311,15 +313,14 @@ class Supervisor:
                     _observer(slot).on_ready(ready, slot.child.send)
                     logger.warning("%s restarted pid=%d", slot.name, slot.child.pid)
 
-    async def _end_of(self, group: Sequence[_Slot]) -> None:
-        """Wait until a process exits, stop the others of its group, and clean up."""
-        first = asyncio.FIRST_COMPLETED
-        await asyncio.wait([slot.child.ended for slot in group], return_when=first)
+    async def _end(self, group: Sequence[_Slot]) -> None:
+        """Stop what is left of a group that has lost a process, and clean up."""
         lost = [slot for slot in group if slot.child.ended.done()]
         for slot in group:
-            child = slot.child
             if slot not in lost:
-                child.signal(signal.SIGKILL)
+                slot.child.signal(signal.SIGKILL)
+        for slot in group:
+            child = slot.child
             code = await asyncio.shield(child.ended)
             if slot in lost:
                 how = signal.Signals(-code).name if code < 0 else f"exit code {code}"

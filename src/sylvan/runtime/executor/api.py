@@ -19,20 +19,21 @@ class ExecutorCaps:
     `max_samples`: most sampled rows per step, one per request plus one per guess; 0: no limit.
     `draft_chains`, `draft_trees`: the kinds of guesses a step can verify. `tree_paths`: if not 0,
     trees are computed path by path (`Draft.rows`), with at most this many paths beyond the first of
-    each.
+    each. `stages`: pipeline stages; with several, no token of a step in flight can be resolved.
     """
 
     max_batch_tokens: int
     max_running_reqs: int
     kv_groups: tuple[KVGroup, ...] = ()
     lockstep: bool = False
-    both_ways: bool = False  # tokens see those after them: texts are never divided nor cached
-    makes_vectors: bool = False  # `EmbedRequest` is served
-    pools_all: bool = False  # embeddings pool over all tokens, so none may come from the cache
+    both_ways: bool = False  # bidirectional attention: prompts are neither chunked nor cached
+    makes_vectors: bool = False  # serves `EmbedRequest`
+    pools_all: bool = False  # pooling reads all tokens, so none may come from the cache
     max_samples: int = 0
     draft_chains: bool = False
     draft_trees: bool = False
     tree_paths: int = 0
+    stages: int = 1
 
 
 class Pending(Protocol):
@@ -52,14 +53,14 @@ class Pending(Protocol):
 
 
 class PendingCommand(Protocol):
-    """A command that is being carried out."""
+    """A running command."""
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
         ...
 
     def wait(self) -> CommandResult:
-        """Block until it is carried out, or refused: the result says why."""
+        """Block until the command has run or was rejected; the result says which."""
         ...
 
 
@@ -89,9 +90,10 @@ class Executor(Protocol):
         ...
 
     def control(self, command: ExecutorCommand) -> PendingCommand:
-        """Start to carry out a command after the steps launched so far.
+        """Start a command after all steps launched so far.
 
-        The caller has waited for these, and launches none before the command is done.
+        The caller must have waited for these steps, and must not launch another one before the
+        command is done.
         """
         ...
 

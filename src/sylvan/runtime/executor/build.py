@@ -27,7 +27,7 @@ from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.capability import heads_of
 from sylvan.runtime.executor.control import ExecutorControl
-from sylvan.runtime.executor.division import check_division
+from sylvan.runtime.executor.division import check_division, on_stage
 from sylvan.runtime.executor.experts import ExpertMover
 from sylvan.runtime.executor.facts import LoadedModelInfo, facts_of
 from sylvan.runtime.executor.failures import shortage
@@ -49,6 +49,7 @@ from sylvan.runtime.executor.pools import (
 from sylvan.runtime.executor.runner import EagerRunner
 from sylvan.runtime.executor.site import LateParts, adapter_of, worker_halves
 from sylvan.runtime.executor.slots import RequestSlots
+from sylvan.runtime.executor.stages import StageWorker
 from sylvan.runtime.executor.trees import TreePaths, pages_of_path
 from sylvan.runtime.executor.worker import StepWorker
 from sylvan.runtime.layers.build import Build
@@ -93,20 +94,21 @@ def build_executor(
     platform: Platform | None = None,
     mesh: Mesh = ONE_RANK,
 ) -> tuple[Executor, LoadedModelInfo]:
-    """Load a model, or this rank's part of it, and make the executor that runs it.
+    """Load a model, or this rank's shard of it, and build the executor that runs it.
 
     Args:
-        model_dir: Its directory.
-        options: Options.
+        model_dir: Model directory.
+        options: How to serve the model.
         progress: Called with the number of bytes loaded.
         parts: Parts that capabilities add.
         platform: Overrides the platform of `options.device`.
         mesh: The ranks that share the model; each of them calls this.
 
     Raises:
-        ConfigError: the model or an option cannot be served; one clear sentence.
+        ConfigError: the model or an option is not supported; the message is one sentence.
     """
     config = load_config(model_dir, headless=options.headless, trusted=options.trusted)
+    mesh = on_stage(mesh, config)
     check_division(config, mesh)
     facts = facts_of(config, model_dir, options.dtype, options.quantization)
     pooling = None
@@ -163,7 +165,7 @@ def build_executor(
 def _in_memory(
     plan: ModelPlan, parts: ExecutorParts, facts: LoadedModelInfo
 ) -> tuple[Executor, LoadedModelInfo]:
-    """Build the executor for memory of this process: steps run in turn, or one ahead."""
+    """Build the executor of a model in host memory: overlapped, or on the caller's thread."""
     options, config, pooling = plan.options, plan.config, plan.pooling
     late = LateParts()
     workers = worker_halves(plan, parts, late)
@@ -185,19 +187,24 @@ def _in_memory(
     slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
     late.batch = batch
     late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
-    shape = pages_shape(config, plan.kv_shape, options)
+    shape = pages_shape(plan.paged_config, plan.kv_shape, options)
     trees = _tree_paths(batch, shape, options)
-    backend = ImmediateBackend(made.runner, batch, _sampler(made, parts), slots, trees)
+    sampler, stage = _sampler(made, parts), plan.stage
+    backend = ImmediateBackend(made.runner, batch, sampler, slots, trees, stage)
     ahead = PagesAhead(_host_groups(made.pool))
     control = _control(plan, made, states, beside, ahead)
     control.extend(workers)
-    worker = StepWorker(backend, slots, workers, control.gate, ahead)
+    if stage.is_last:
+        worker = StepWorker(backend, slots, workers, control.gate, ahead)
+    else:
+        worker = StageWorker(backend, control.gate, ahead)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
+    chains = chains and stage.count == 1
     masked = made.attention.caps.tree_mask and not config.states
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
         max_running_reqs=options.max_running_reqs,
-        kv_groups=cache_groups(config, shape, states.num_slots if states else 0),
+        kv_groups=cache_groups(plan.paged_config, shape, states.num_slots if states else 0),
         both_ways=not config.causal,
         makes_vectors=pooling is not None,
         pools_all=pooling is not None and pooling.reads_all,
@@ -205,6 +212,7 @@ def _in_memory(
         draft_chains=chains,
         draft_trees=chains and (trees is not None or masked),
         tree_paths=options.tree_paths,
+        stages=stage.count,
     )
     late.groups = caps.kv_groups
     facts = replace(
@@ -225,7 +233,7 @@ def _in_memory(
 def _with_pages_beside(
     groups: Sequence[PageMemory], beside: Sequence[PagedBuffer]
 ) -> Sequence[PageMemory]:
-    """KV groups for transfers: pages kept beside the first group are moved with it."""
+    """KV groups for transfers: pages that capabilities keep move with the first group."""
     if not beside or not groups or not isinstance(groups[0], PagedBuffer):
         return groups
     return [JoinedPages([groups[0], *beside]), *groups[1:]]
@@ -246,7 +254,7 @@ def _control(
     pages = ReleasedAhead(TensorMemory(kept), ahead)
     memory: dict[MemoryTag, Occupation] = {"kv_cache": pages, "graphs": graphs}
     if not _host_groups(made.pool):
-        memory = {}  # of a device whose memory is not ours to give back
+        memory = {}  # a device owns the memory; we cannot release it
     if isinstance(made.weights, LiveWeights):
         memory["weights"] = TensorMemory(made.weights.memory)
     control = ExecutorControl(made.weights, memory, made.pool.groups, plan.checkpoints)
@@ -273,25 +281,25 @@ def _sampler(made: BuiltModel, parts: ExecutorParts) -> TokenSampler:
 
 
 def _host_groups(pool: KVCachePool) -> Sequence[PageMemory]:
-    """The KV groups of a pool whose pages are tensors; none of another's."""
+    """KV groups whose pages are tensors of this process; empty for other pools."""
     return [group for group in pool.groups if isinstance(group, PagedBuffer)]
 
 
 def _lowered(plan: ModelPlan) -> BuiltModel | None:
-    """By the platform's own lowering of step programs; None: it has none."""
+    """Build the model with the platform's lowering of step programs; None if it has none."""
     if plan.platform is None or not plan.platform.facts.lowering:
         return None
     module, _, function = plan.platform.facts.lowering.partition(":")
     build = getattr(importlib.import_module(module), function)
     if plan.config.path == "transformers":
-        return build(plan, None)  # which says that it cannot be
+        return build(plan, None)  # raises the ConfigError that explains why not
     model = _deferred(plan)
     plan.adapt(model)
     return build(plan, model)
 
 
 def _with_program(plan: ModelPlan) -> BuiltModel | None:
-    """A step program; None where it cannot be had and was not asked for by name."""
+    """Build a step program; None if it is not possible and `runner` does not require it."""
     options = plan.options
     if options.runner == "eager" and not options.deterministic:
         return None
@@ -300,8 +308,8 @@ def _with_program(plan: ModelPlan) -> BuiltModel | None:
     except (Unsupported, LibraryMissing) as why:
         if options.deterministic:
             raise ConfigError(
-                f"deterministic=true cannot be kept: {why}, and bits of what serves the model "
-                "instead of a step program depend on the batch; leave runner and deterministic "
+                f"deterministic=true cannot be kept: {why}, and without a step program results "
+                "depend on the batch; leave runner and deterministic "
                 "at auto"
             ) from None
         if options.runner == "program":
@@ -328,13 +336,15 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
     if not plan.config.causal and plan.options.kv_dtype != "model":
         raise Unsupported(f"keys and values of {plan.options.kv_dtype}: the model keeps none")
     library = load_library()
-    shape = pages_shape(plan.config, plan.kv_shape, plan.options)
-    pool = program_pool(plan.config, with_paths(shape, plan.options), plan.build, plan.kv_type)
+    shape = pages_shape(plan.paged_config, plan.kv_shape, plan.options)
+    pool = program_pool(
+        plan.paged_config, with_paths(shape, plan.options), plan.build, plan.kv_type
+    )
     model = _deferred(plan)
     names = plan.names(model)
     plan.adapt(model)
     if plan.options.deterministic:
-        left = host_calls(model, plan.limits, pool, library, plan.build.dtype)
+        left = host_calls(model, plan.limits, pool, library, plan.build.dtype, plan.stage)
         if left:
             raise Unsupported(f"PyTorch computes {left}")
     runner = ProgramRunner(
@@ -347,6 +357,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         hidden_layers=plan.hidden_layers,
         edits_inputs=plan.edits_inputs,
         kept=kept_weights(plan),
+        stage=plan.stage,
     )
     attention, name, changed = NativeAttention(), f"program ({library.variant})", _nothing
     if runner.host_calls:
@@ -374,22 +385,23 @@ def _with_tensors(plan: ModelPlan) -> BuiltModel:
         raise ConfigError("cache.dtype=int8 needs a step program on the CPU; leave it at model")
     attention = _attention(plan, plan.platform)
     if not plan.config.causal:
-        attention = NullAttention()  # such layers attend by themselves
+        attention = NullAttention()  # encoder layers attend without the KV cache
     layers = plan.hidden_layers
     model, native, weights = _with_kernels(plan)
     name, library = (native.name, native.library) if native else ("eager", None)
-    runner = EagerRunner(model, hidden_layers=layers, on_head=plan.on_head)
+    after = plan.stage.last_layer
+    runner = EagerRunner(model, hidden_layers=layers, on_head=plan.on_head, stream_after=after)
     if native and native.pool and native.attention:
         return BuiltModel(name, runner, native.pool, native.attention, library, weights=weights)
-    shape = with_paths(pages_shape(plan.config, plan.kv_shape, plan.options), plan.options)
-    pool = tensor_pool(plan.config, shape, plan.build, plan.kv_type, plan.platform)
+    shape = with_paths(pages_shape(plan.paged_config, plan.kv_shape, plan.options), plan.options)
+    pool = tensor_pool(plan.paged_config, shape, plan.build, plan.kv_type, plan.platform)
     return BuiltModel(name, runner, pool, attention, library, weights=weights)
 
 
 def _with_kernels(plan: ModelPlan) -> tuple[Any, NativeKernels | None, LiveWeights | str]:
-    """A model that runs on tensors, the kernels within it, and its weights.
+    """Build a model that runs on tensors; return it, its native kernels, and its weights.
 
-    There are no kernels where they cannot be had or are declined.
+    The kernels are None if they are unavailable or disabled.
     """
     options, dtype = plan.options, plan.build.dtype
     if plan.platform or options.runner == "eager":
@@ -398,8 +410,8 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, NativeKernels | None, LiveWeigh
         plan.adapt(model)
         return model, None, weights
     attends = options.attention == "auto" and plan.kv_type == dtype and plan.config.kv_layers
-    shape = with_paths(pages_shape(plan.config, plan.kv_shape, options), options)
-    pages = (plan.config, shape) if attends and plan.config.causal else None
+    shape = with_paths(pages_shape(plan.paged_config, plan.kv_shape, options), options)
+    pages = (plan.paged_config, shape) if attends and plan.config.causal else None
     if plan.config.path == "transformers":
         return _with_kernels_inside(plan, pages)
     model = _deferred(plan)
@@ -415,7 +427,7 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, NativeKernels | None, LiveWeigh
 def _with_kernels_inside(
     plan: ModelPlan, pages: tuple[ModelConfig, KVShape] | None
 ) -> tuple[Any, NativeKernels | None, LiveWeights | str]:
-    """The same of a model of transformers."""
+    """As `_with_kernels`, for models of the transformers library."""
     from sylvan.runtime.executor.graphs.hf_acceleration import use_kernels  # for these models only
     from sylvan.runtime.executor.graphs.origins import Origins
 
@@ -537,7 +549,7 @@ def _on_device(
 
 
 def _kv_bytes(pool: KVCachePool) -> int:
-    """Bytes of all pages, padding pages apart."""
+    """Bytes of all pages except padding pages."""
     return sum((group.num_pages - 1) * group.page_bytes for group in pool.groups)
 
 

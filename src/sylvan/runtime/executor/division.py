@@ -1,6 +1,8 @@
-"""Whether a model can be divided among ranks, found without loading it."""
+"""Checks whether a model can be divided among ranks, without loading it."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
@@ -9,6 +11,7 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import Mesh, NoRanks
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.registry import family_of
+from sylvan.runtime.models.stages import check_stages
 
 MOST_RANKS = 64
 
@@ -17,8 +20,9 @@ def check_division(config: ModelConfig, mesh: Mesh) -> None:
     """Reject a model that cannot be split over that many ranks.
 
     Raises:
-        ConfigError: names what does not divide, and the rank counts that work.
+        ConfigError: names what does not divide, and the possible rank counts.
     """
+    check_stages(config, mesh.stage.count)
     size = mesh.tp.size
     if size == 1:
         return
@@ -40,8 +44,16 @@ def check_division(config: ModelConfig, mesh: Mesh) -> None:
     raise ConfigError(f"parallel.tp={size}: {why}; this model divides by {counts}")
 
 
+def on_stage(mesh: Mesh, config: ModelConfig) -> Mesh:
+    """The mesh of ranks whose pipeline has the layers of this model."""
+    if mesh.stage.count == 1:
+        return mesh
+    sizes = {"num_layers": config.num_hidden_layers, "dim": config.hidden_size}
+    return replace(mesh, stage=replace(mesh.stage, **sizes))
+
+
 def _obstacle(config: ModelConfig, mesh: Mesh, size: int) -> str:
-    """What does not divide evenly; empty: everything does."""
+    """Name of what does not divide evenly; empty if everything does."""
     if size % mesh.ep:
         return f"{size} ranks do not divide into parallel.ep={mesh.ep} groups"
     there = Mesh(NoRanks(size), mesh.ep, mesh.placement, mesh.same_bits)

@@ -1,4 +1,4 @@
-"""Keeps what layers of a model put out, while it runs or while it is recorded."""
+"""Captures the outputs of layers while the model runs or is traced."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sylvan.protocol.errors import ConfigError
 def keep_outputs(
     model: Any, layers: Sequence[int], kept: dict[int, Any]
 ) -> Sequence[RemovableHandle]:
-    """From now on, have each run of `model` put the outputs of some layers into `kept`.
+    """Store the outputs of some layers in `kept` during each run of `model`.
 
-    An output is the whole residual stream after the layer, (T, D).
+    An output is the residual stream after the layer, (T, D).
 
     Raises:
         ConfigError: the model does not have these layers.
@@ -33,7 +33,7 @@ def keep_outputs(
 
 @contextmanager
 def layer_outputs(model: Any, layers: Sequence[int]) -> Iterator[Mapping[int, Any]]:
-    """What the layers put out in a run of `model` inside, by layer."""
+    """Context in which a run of `model` stores the outputs of these layers, by layer."""
     kept: dict[int, Any] = {}
     handles = keep_outputs(model, layers, kept)
     try:
@@ -41,6 +41,20 @@ def layer_outputs(model: Any, layers: Sequence[int]) -> Iterator[Mapping[int, An
     finally:
         for handle in handles:
             handle.remove()
+
+
+def keep_stream(model: Any, layer: int, kept: dict[int, Any]) -> RemovableHandle:
+    """From now on, have each run of `model` put the residual stream after a layer into `kept`.
+
+    It is what the next layer starts from, bit by bit: float32 where the model's is.
+    """
+
+    def keep(module: Any, inputs: Any, output: Any) -> None:
+        del module, inputs
+        x_TD, residual_TD = output
+        kept[layer] = x_TD if residual_TD is None else ops.add(residual_TD, x_TD)
+
+    return model.layers[layer].register_forward_hook(keep)
 
 
 def _keeper(layer: int, kept: dict[int, Any]) -> Callable[[Any, Any, Any], None]:

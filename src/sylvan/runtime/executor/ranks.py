@@ -1,25 +1,35 @@
-"""Ranks that hold one model together: the others follow the stream of the first one's steps.
+"""Runs one model on several ranks: the other ranks follow the first rank's stream of steps.
 
-Every rank is sent the same plans and does all of a step, sampling included, so that collectives
-meet whatever capabilities do. Only the results of the first rank count.
+Every rank gets the same plans and computes the whole step, including sampling, so that collectives
+match whatever capabilities do. Only the first rank's results are used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from sylvan.protocol.commands import (
+    BalanceExperts,
     CommandResult,
     ExecutorCommand,
+    HashWeights,
+    JoinGroup,
+    LeaveGroup,
+    LoadWeights,
+    ReadWeights,
     SharedTensors,
     SocketTensors,
+    UnloadWeights,
+    UpdateWeights,
 )
-from sylvan.protocol.errors import ExecutorError, RankLostError
+from sylvan.protocol.errors import CapacityError, ExecutorError, RankLostError
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.executor.api import Carried, Executor, Pending, PendingCommand
@@ -29,51 +39,69 @@ from sylvan.transport.api import DuplexChannel
 logger = logging.getLogger(__name__)
 
 AGREE_TIMEOUT_S = 5.0
-"""A step that failed on one rank has failed on all of them by then, or the group is lost."""
+"""Timeout for ranks to agree that a step failed on all; otherwise the group is lost."""
 _POLL_S = 0.5
 
 
 class RunStep(msgspec.Struct, tag=True, frozen=True):
-    """Run this step; `data` is its plan."""
+    """Run a step; `data` is its encoded plan."""
 
     data: bytes
 
 
 class RunCommand(msgspec.Struct, tag=True, frozen=True):
-    """Carry out this command between steps."""
+    """Run a command between steps."""
 
     data: bytes
 
 
 class StepFailed(msgspec.Struct, tag=True, frozen=True):
-    """The step failed on the sender; its requests are ended."""
+    """The step failed on the sender; its requests have ended."""
 
     number: int
 
 
 class Close(msgspec.Struct, tag=True, frozen=True):
-    """Nothing follows."""
+    """End the stream."""
+
+
+class StepDone(msgspec.Struct, tag=True, frozen=True):
+    """The last pipeline stage has sampled; `data` is the result."""
+
+    number: int
+    data: bytes
 
 
 class CommandDone(msgspec.Struct, tag=True, frozen=True):
-    """What came of a command."""
+    """Result of a command."""
 
     data: bytes
 
 
 ToRank = RunStep | RunCommand | StepFailed | Close
-FromRank = StepFailed | CommandDone
+FromRank = StepFailed | StepDone | CommandDone
+_OF_WEIGHTS = (
+    LoadWeights,
+    UnloadWeights,
+    UpdateWeights,
+    ReadWeights,
+    HashWeights,
+    JoinGroup,
+    LeaveGroup,
+    BalanceExperts,
+)
 
 
 class RankedExecutor:
-    """Implements `Executor` over this rank's own and the streams to the others.
+    """Implements `Executor` over this rank's executor and streams to the others.
 
     Args:
-        executor: Of the first rank; it runs a step when that is waited for.
-        others: The other ranks, in order.
-        codec: Of the steps.
+        executor: Executor of the first rank; it runs a step when the step is waited for.
+        others: Streams to the other ranks, in order.
+        codec: Encodes plans.
         check: Raises RankLostError if a collective of the step has failed.
-        several_machines: Ranks share no memory: tensors come from files or process groups.
+        several_machines: Whether ranks share no memory; tensors then come from files or groups.
+        sampler: Rank of the last pipeline stage whose results count; 0: this rank.
     """
 
     def __init__(
@@ -82,52 +110,95 @@ class RankedExecutor:
         others: Sequence[DuplexChannel[ToRank, FromRank]],
         codec: StepCodec,
         check: Callable[[], None],
-        agree_timeout_s: float = AGREE_TIMEOUT_S,
         *,
         several_machines: bool = False,
+        sampler: int = 0,
     ) -> None:
         self._several_machines = several_machines
+        self._sampler = others[sampler - 1] if sampler else None
         self.caps = executor.caps
         self._check = check
         self._executor, self._others, self._codec = executor, tuple(others), codec
-        self._agree_timeout_s = agree_timeout_s
+        self._unfinished: deque[_RankedStep] = deque()
+        self._is_lost = False
 
     def launch(self, plan: StepPlan) -> Pending:
-        self._send(RunStep(self._codec.encode(plan)))
-        pending = self._executor.launch(plan)
-        return _RankedStep(pending, lambda: self._agree_on_failure(plan.number), self._check)
+        try:
+            self._send(RunStep(self._codec.encode(plan)))
+        except RankLostError:
+            self._is_lost = True
+            raise
+        step = _RankedStep(self._executor.launch(plan), plan.number, self._finish)
+        self._unfinished.append(step)
+        return step
 
     def control(self, command: ExecutorCommand) -> PendingCommand:
         plan: Plan | str = _of_one_machine(command) if self._several_machines else ""
+        if self._sampler is not None and isinstance(command, _OF_WEIGHTS):
+            plan = "weights can neither be read nor replaced while pipeline stages share them"
         plan = plan or plan_of(command, 1 + len(self._others))
         if isinstance(plan, str):
             return Carried(CommandResult(error=plan))
-        return Rounds(plan, self._tell)
+        return Rounds(plan, self._send_round)
 
-    def _tell(self, commands: Round) -> CommandRound:
+    def _send_round(self, commands: Round) -> CommandRound:
         own, *theirs = commands
-        told = self._others[: len(theirs)]
-        for other, command in zip(told, theirs, strict=True):
+        targets = self._others[: len(theirs)]
+        for other, command in zip(targets, theirs, strict=True):
             other.send(RunCommand(self._codec.encode(command)))
-        return _ToldRanks(self._executor.control(own), told, self._codec)
+        return _RankRound(self._executor.control(own), targets, self._codec)
 
     def close(self) -> None:
-        """End the other ranks. The creator of the channels closes them."""
-        self._send(Close())
+        """Stop the other ranks that still exist. The creator of the channels closes them.
+
+        They run all launched steps, so this rank runs them as well.
+        """
+        while self._unfinished and not self._is_lost:
+            with contextlib.suppress(ExecutorError, RankLostError):
+                self._unfinished[0].wait()
+        for other in self._others:
+            with contextlib.suppress(RankLostError, CapacityError):
+                other.send(Close())
         self._executor.close()
 
     def _send(self, message: ToRank) -> None:
         for other in self._others:
             other.send(message)
 
+    def _finish(self, step: _RankedStep) -> StepResult:
+        """The result of a step on all ranks: see `_RankedStep.wait`."""
+        self._unfinished.remove(step)
+        try:
+            try:
+                result = step.pending.wait()
+            except ExecutorError:
+                self._check()
+                self._agree_on_failure(step.number)
+                raise
+            if self._sampler is not None:
+                result = self._sampled(self._sampler, step.number)
+            self._check()
+        except RankLostError:
+            self._is_lost = True
+            raise
+        return result
+
+    def _sampled(self, sampler: DuplexChannel[ToRank, FromRank], number: int) -> StepResult:
+        """What the last pipeline stage has sampled."""
+        while (answer := sampler.receive(_POLL_S)) is None:
+            self._check()
+        if not isinstance(answer, StepDone) or answer.number != number:
+            raise RankLostError(f"the last pipeline stage has no result of step {number}")
+        return self._codec.result(answer.data)
+
     def _agree_on_failure(self, number: int) -> None:
-        """Go on only if all ranks know that this step counts for nothing.
+        """Return only if all ranks agree that this step failed.
 
         Raises:
-            RankLostError: one of them does not answer: it waits for what never comes.
+            RankLostError: a rank does not answer; it is stuck in a collective.
         """
         self._send(StepFailed(number))
-        until = time.monotonic() + self._agree_timeout_s
+        until = time.monotonic() + AGREE_TIMEOUT_S
         for rank, other in enumerate(self._others, 1):
             answer = other.receive(max(0.0, until - time.monotonic()))
             if not isinstance(answer, StepFailed) or answer.number != number:
@@ -135,20 +206,20 @@ class RankedExecutor:
 
 
 def _of_one_machine(command: ExecutorCommand) -> str:
-    """Why a command cannot reach ranks of several machines; empty: it can."""
+    """Why a command cannot reach ranks on several machines; empty if it can."""
     source = getattr(command, "source", None)
     if isinstance(source, SharedTensors | SocketTensors):
         return "this memory is of one machine, and ranks are on several; send files or a group"
     return ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _RankedStep:
-    """Implements `Pending`."""
+    """Implements `Pending`; it is waited for once."""
 
     pending: Pending
-    agree: Callable[[], None]
-    check: Callable[[], None]
+    number: int
+    finish: Callable[[_RankedStep], StepResult]
 
     def done(self) -> bool:
         return self.pending.done()
@@ -157,20 +228,13 @@ class _RankedStep:
         """See `Pending.wait`.
 
         Raises:
-            RankLostError: another rank has ended, or does not answer.
+            RankLostError: another rank has ended or does not answer.
         """
-        try:
-            result = self.pending.wait()
-        except ExecutorError:
-            self.check()
-            self.agree()
-            raise
-        self.check()
-        return result
+        return self.finish(self)
 
 
-class _ToldRanks:
-    """Implements `CommandRound`: done when all ranks are."""
+class _RankRound:
+    """Implements `CommandRound`: done when all ranks are done."""
 
     def __init__(
         self,
@@ -198,19 +262,20 @@ class _ToldRanks:
             if answer is None:
                 continue
             if not isinstance(answer, CommandDone):
-                raise RankLostError(f"rank {rank} failed on a step that went well elsewhere")
+                raise RankLostError(f"rank {rank} failed on a step that succeeded on other ranks")
             self._found[rank] = self._codec.answer(answer.data)
             del self._missing[rank]
 
 
 class Follower:
-    """Another rank: runs what the first one runs.
+    """Another rank: runs the steps and commands of the first rank.
 
     Args:
-        executor: Of this rank; it runs a step when that is waited for.
-        first: The first rank.
-        codec: Of the steps.
+        executor: Executor of this rank; it runs a step when the step is waited for.
+        first: Stream from the first rank.
+        codec: Decodes plans.
         check: Raises RankLostError if a collective of the step has failed.
+        samples: Its results count: it is the sampler of `RankedExecutor`.
     """
 
     def __init__(
@@ -220,19 +285,22 @@ class Follower:
         codec: StepCodec,
         check: Callable[[], None],
         agree_timeout_s: float = AGREE_TIMEOUT_S,
+        *,
+        samples: bool = False,
     ) -> None:
-        self._check = check
+        self._check, self._samples = check, samples
         self._executor, self._first, self._codec = executor, first, codec
         self._agree_timeout_s = agree_timeout_s
+        self._ahead: deque[RunStep] = deque()  # launched before an earlier one was known to fail
 
     def run(self) -> None:
-        """Follow until the first rank closes.
+        """Follow the first rank until it closes.
 
         Raises:
             RankLostError: another rank has ended, or this one cannot follow any more.
         """
         while True:
-            message = self._first.receive(_POLL_S)
+            message = self._ahead.popleft() if self._ahead else self._first.receive(_POLL_S)
             match message:
                 case None:
                     continue
@@ -248,11 +316,21 @@ class Follower:
 
     def _step(self, plan: StepPlan) -> None:
         try:
-            self._executor.launch(plan).wait()
+            result = self._executor.launch(plan).wait()
+            if self._samples:
+                self._first.send(StepDone(plan.number, self._codec.encode(result)))
         except ExecutorError as error:
-            verdict = self._first.receive(self._agree_timeout_s)
-            if verdict != StepFailed(plan.number):
+            if not self._has_failed_elsewhere(plan.number):
                 raise RankLostError(f"step {plan.number} failed on this rank only") from error
             logger.warning("step %d failed on all ranks: %s", plan.number, error)
             self._first.send(StepFailed(plan.number))
         self._check()
+
+    def _has_failed_elsewhere(self, number: int) -> bool:
+        """Whether the first rank says so, possibly after steps that it had launched before."""
+        until = time.monotonic() + self._agree_timeout_s
+        while True:
+            message = self._first.receive(max(0.0, until - time.monotonic()))
+            if not isinstance(message, RunStep):
+                return message == StepFailed(number)
+            self._ahead.append(message)

@@ -1,4 +1,4 @@
-"""Runs a model on one step's batch: op by op here, by a step program or by graphs in `graphs`."""
+"""Interface of model runners, and the reference runner; faster ones are in `graphs`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sylvan.kernels import ops
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.step import EMBEDDINGS
-from sylvan.runtime.executor.outputs import keep_outputs
+from sylvan.runtime.executor.outputs import keep_outputs, keep_stream
 from sylvan.runtime.executor.sizes import GraphBucket
 from sylvan.runtime.executor.steps import FusedStep
 from sylvan.runtime.models.registry import Model
@@ -31,7 +31,7 @@ class ModelRunner(Protocol):
     verifies_drafts: bool
 
     def bucket(self, tokens: int, requests: int) -> GraphBucket | None:
-        """Padded size for a step of this size; None: no padding."""
+        """Padded size for a step of this size; None for no padding."""
         ...
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
@@ -42,34 +42,45 @@ class ModelRunner(Protocol):
         """
         ...
 
+    def put_stream(self, stream_TD: torch.Tensor) -> None:
+        """Set what the next step starts from, in a pipeline stage after the first: float32 (T, D).
+
+        Must be the residual stream of all rows of that step.
+        """
+        ...
+
+    def stream(self, num_rows: int) -> torch.Tensor:
+        """The residual stream after the step just run, in a stage before the last: (T, D)."""
+        ...
+
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """Logits of other rows of the step just run without a graph: float32 (n, V).
+        """Logits of other rows of the last step, which ran without a graph: float32 (n, V).
 
         At most `batch.limits.most_samples` at once.
         """
         ...
 
     def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """Hidden vectors after the final norm, of rows of the step just run: float32 (n, D)."""
+        """Hidden vectors after the final norm, for rows of the last step: float32 (n, D)."""
         ...
 
     def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """Output of one layer for rows of the step just run: (n, D).
+        """Output of one layer for rows of the last step: (n, D).
 
         Raises:
-            KeyError: the runner was not made to keep this layer.
+            KeyError: the runner does not keep this layer's output.
         """
         ...
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
-        """The model's head on vectors that are no rows of a step: float32 (R, C).
+        """Apply the model's head to vectors outside of steps: float32 (R, C).
 
         At most `batch.limits.most_samples` at once; the result is the caller's.
         """
         ...
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Where steps read a float32 constant of the model: itself, or a copy."""
+        """The tensor that steps read for a float32 constant of the model: itself or a copy."""
         ...
 
     def fuse(
@@ -79,11 +90,11 @@ class ModelRunner(Protocol):
         last_token: IntArray,
         params: SamplingSlots,
     ) -> FusedStep | None:
-        """Steps that leave less to Python, where this runner and this sampler can; or None.
+        """A `FusedStep` for this runner and sampler; None if they cannot be fused.
 
         Args:
-            batch: The buffers of all steps.
-            sampler: What would draw.
+            batch: Buffers of all steps.
+            sampler: The sampler to fuse.
             last_token: The newest token of each request slot.
             params: Sampling parameters of the request slots.
         """
@@ -98,10 +109,11 @@ class EagerRunner:
     """Runs the model's Python on tensors, op by op: the reference for every other runner.
 
     Args:
-        model: With its weights.
+        model: The model with its weights.
         prepare: Changes the batch before each pass, on the device.
         hidden_layers: Layers whose output is kept.
-        on_head: Called before the head with the rows it runs on; None: vectors outside the step.
+        on_head: Called before the head with the rows it runs on; None for vectors outside steps.
+        stream_after: Last layer of a pipeline stage before the last one.
     """
 
     verifies_drafts = True
@@ -112,11 +124,16 @@ class EagerRunner:
         prepare: Callable[[ForwardBatch], None] | None = None,
         hidden_layers: Sequence[int] = (),
         on_head: OnHead = lambda rows: None,
+        stream_after: int | None = None,
     ) -> None:
         self._model, self._prepare, self._on_head = model, prepare, on_head
         self._hidden_TD = torch.empty(0)
+        self._given_TD: torch.Tensor | None = None  # in place of embeddings
         self._layers: dict[int, torch.Tensor] = {}
+        self._streams: dict[int, torch.Tensor] = {}
         keep_outputs(model, hidden_layers, self._layers)
+        if stream_after is not None:
+            keep_stream(model, stream_after, self._streams)
 
     def bucket(self, tokens: int, requests: int) -> GraphBucket | None:
         return None
@@ -125,7 +142,7 @@ class EagerRunner:
         if self._prepare is not None:
             self._prepare(batch)
         batch.attention.plan(batch)
-        x_TD = self._model.embed(batch)
+        x_TD = self._model.embed(batch) if self._given_TD is None else self._given_TD
         for part in batch.input_embeds:
             if part.layer == EMBEDDINGS:
                 vectors = torch.from_numpy(part.vectors).to(x_TD)
@@ -133,6 +150,13 @@ class EagerRunner:
         self._hidden_TD = self._model.forward(x_TD, batch)
         self._on_head(batch.sample_rows)
         return self._model.head(ops.take_rows(self._hidden_TD, batch.sample_rows))
+
+    def put_stream(self, stream_TD: torch.Tensor) -> None:
+        self._given_TD = stream_TD
+
+    def stream(self, num_rows: int) -> torch.Tensor:
+        [stream_TD] = self._streams.values()
+        return stream_TD[:num_rows]
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         self._on_head(rows)

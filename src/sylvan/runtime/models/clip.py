@@ -85,7 +85,8 @@ class ClipText(Decoder):
     @property
     def unused(self) -> tuple[str, ...]:
         """Starts of names of tensors that are read elsewhere, or not at all."""
-        return ("vision_model.", "visual_projection.", "text_projection.", "logit_scale", "unused.")
+        other = "vision_model.", "visual_projection.", "text_projection.", "logit_scale", "unused."
+        return (*other, *self.absent)
 
 
 MODEL = ClipText

@@ -274,5 +274,5 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
 
 
 def MODEL(config: ModelConfig, build: Build) -> Decoder:  # noqa: N802 - the name families share
-    """The class whose names fit the checkpoint."""
+    """Select the class that matches the tensor names of the checkpoint."""
     return _MODELS.get(config.architecture, Pure)(config, build)

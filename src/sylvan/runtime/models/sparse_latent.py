@@ -1,4 +1,4 @@
-"""DeepSeek V3.2 and GLM-5: DeepSeek V3 whose rows attend to the tokens that an index chooses.
+"""DeepSeek V3.2 and GLM-5: DeepSeek V3 whose rows attend to the tokens that an indexer selects.
 
 GLM-5 lets some layers take the choice of the one before (`indexer_types`).
 """

@@ -15,16 +15,16 @@ from sylvan.runtime.server.connections import Connections
 from sylvan.runtime.server.detached import Detached
 from sylvan.runtime.server.faults import DiskFaults, JumpingClock
 from sylvan.runtime.server.keyring import Keyring
-from sylvan.runtime.server.live import CallerSettings, make_live
+from sylvan.runtime.server.live_settings import CallerSettings, make_live
 from sylvan.runtime.server.metrics import Accounts
 from sylvan.runtime.server.observe.build import Observing, observe
 from sylvan.runtime.server.recent import RecentRequests
 from sylvan.runtime.server.settings import CurrentSettings, ServerSettings
 from sylvan.runtime.server.shared_prompts import shared_starts
+from sylvan.runtime.server.stores.batch_worker import BatchWorker
 from sylvan.runtime.server.stores.batches import BatchStore
 from sylvan.runtime.server.stores.responses import ResponseStore
 from sylvan.runtime.server.stores.service import Batches
-from sylvan.runtime.server.stores.worker import BatchWorker
 from sylvan.runtime.server.tenant_calls import TenantCalls
 from sylvan.runtime.serving.pairing import Role
 from sylvan.runtime.serving.service import GenerationService, make_service, wall_clock

@@ -2,7 +2,7 @@
 
 A name is `SPACE/DIGEST.KIND`: 16 hex digits for a namespace (a tenant, an adapter), the 64 of a
 digest chained over the whole prefix, and the kind of data: `kv`, the window group `w0`, ..., or
-the recurrent `state` after the prefix.
+the recurrent `state` after the prefix. Of several ranks, `r` and the rank follow: `kvr0`, `kvr1`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def space_of(name: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a page: `kv`, `w0`, ..., `state`."""
+    """Return the kind of a page: `kv`, `w0`, ..., `state`; with ranks, and whose it is."""
     return name.rpartition(".")[2]
 
 

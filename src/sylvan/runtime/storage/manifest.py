@@ -39,7 +39,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         context_len: Context length; some rotary tables depend on it.
         page_size: Tokens per page.
         groups: Page layouts, in page table order; recurrent states last.
-        shards: Number of ranks that share the pages, and the rank.
+        shards: Number of ranks that share the pages, and the rank; 0 in a store, which has all.
     """
 
     format: int = FORMAT

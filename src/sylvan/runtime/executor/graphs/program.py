@@ -1,7 +1,8 @@
-"""Traces a model's forward once, compiles a native step program, and runs it by one call a step."""
+"""Traces a model's forward once, compiles a step program, and runs it by one call per step."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,8 +36,9 @@ from sylvan.runtime.executor.graphs.partial import (
     weight_bytes,
 )
 from sylvan.runtime.executor.graphs.split import SplitPrompt
-from sylvan.runtime.executor.outputs import layer_outputs
+from sylvan.runtime.executor.outputs import keep_stream, layer_outputs
 from sylvan.runtime.executor.profiling import MeasuredSteps
+from sylvan.runtime.layers.stage import WHOLE_MODEL, Stage
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.pool.none import NoPool
 from sylvan.runtime.sampling.api import TokenSampler
@@ -46,29 +48,30 @@ from sylvan.runtime.sampling.params import SamplingSlots
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """Values of a traced model that are read after a step, or written within it."""
+    """Values of a traced model that are written during a step or read after it."""
 
     hidden: TracedTensor
     taken: TracedTensor  # rows of `hidden`, for the head
     logits: TracedTensor
     edits: Sequence[tuple[int, int, TracedTensor]]  # see `SymbolicBatch`
-    take: int  # segment of taking rows, which the head follows
-    layers: Mapping[int, TracedTensor]  # outputs of layers that are kept
+    take: int  # segment that selects rows; the head follows it
+    layers: Mapping[int, TracedTensor]  # kept layer outputs
+    given: TracedTensor | None = None  # replaces embeddings
+    stream: TracedTensor | None = None  # input of the next pipeline stage
 
 
 class ProgramRunner:
-    """See `ModelRunner`. One native call a step, whatever the mix of prompts and decodes.
+    """See `ModelRunner`. One native call per step, whatever the mix of prompts and decodes.
 
-    Compiling packs the weights, one at a time, and frees those of torch parameters; but a model
-    that cannot be traced is left as it was. Modules of blocks that cannot be are called back. The
-    batches given to `run` must have buffers of `limits`, filled through `host`, and `pool` as
-    their KV.
+    Compiling packs the weights one at a time and frees the torch parameters; a model that cannot be
+    traced stays unchanged. Untraceable modules of blocks are called back through PyTorch. Batches
+    given to `run` must have buffers of `limits`, filled through `host`, and `pool` as their KV.
 
     Attributes:
-        copies: What it keeps of the model's weights.
-        costs: What its ops read and write.
-        host_calls: Names of the modules that PyTorch computes; mostly none.
-        buffers: Memory in which steps compute; nothing in it outlives a step.
+        copies: Packed copies of the model's weights.
+        costs: Bytes that its ops read and write.
+        host_calls: Names of the modules that PyTorch computes; usually none.
+        buffers: Scratch memory of a step; nothing in it outlives the step.
     """
 
     verifies_drafts = True
@@ -85,11 +88,13 @@ class ProgramRunner:
         hidden_layers: Sequence[int] = (),
         edits_inputs: bool = False,
         kept: KeptWeights | None = None,
+        stage: Stage = WHOLE_MODEL,
     ) -> None:
         """Trace and compile `model`, keeping the outputs of `hidden_layers`.
 
-        With `edits_inputs` vectors may stand for token embeddings (`ForwardBatch.input_embeds`).
-        Weights that are in `kept` are not packed again; the others are put there.
+        With `edits_inputs`, vectors may replace token embeddings (`ForwardBatch.input_embeds`).
+        Weights found in `kept` are not packed again; all others are added to it. `stage` says which
+        layers `model` has.
 
         Raises:
             Unsupported: an op or shape has no kernel; the message names it.
@@ -97,7 +102,7 @@ class ProgramRunner:
         parts = dtype, _limits(limits), pool.layers, library.constants
         tracer = NativeTracer(*parts)
         with host_modules(model, NativeTracer(*parts)) as called:
-            traced = trace(model, tracer, hidden_layers, edits_inputs=edits_inputs)
+            traced = trace(model, tracer, hidden_layers, edits_inputs=edits_inputs, stage=stage)
         check_host_modules(called)
         sizes = [(type(module).__name__, weight_bytes(module)) for module in called]
         library.dll.sylvan_threads(threads)
@@ -125,7 +130,7 @@ class ProgramRunner:
         self._batch: ForwardBatch | None = None
 
     def bucket(self, tokens: int, requests: int) -> None:
-        """Programs accept steps of any size, so nothing is padded."""
+        """Return None: programs accept steps of any size without padding."""
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
         if self._program.calls_host:
@@ -137,9 +142,9 @@ class ProgramRunner:
         return self._program.read(self._traced.logits, batch.num_samples)
 
     def _run_edited(self, batch: ForwardBatch) -> None:
-        """Run a step in which some rows are vectors, or have vectors added."""
+        """Run a step in which vectors replace rows or are added to them."""
         edits = self._traced.edits
-        assert edits, "the program was not made for that"
+        assert edits, "the program was compiled without edits_inputs"
         for program, (layer, _, value) in zip(self._parts, edits, strict=False):
             program.run(self._step(batch), batch)
             rows_TD = program.read(value, batch.num_tokens)
@@ -163,6 +168,14 @@ class ProgramRunner:
         return NativeStep(
             self._program, run_arguments(batch.host), batch, whole, last_token, params
         )
+
+    def put_stream(self, stream_TD: torch.Tensor) -> None:
+        assert self._traced.given is not None
+        self._program.write(self._traced.given, stream_TD)
+
+    def stream(self, num_rows: int) -> torch.Tensor:
+        assert self._traced.stream is not None
+        return self._program.read(self._traced.stream, num_rows)
 
     def measure(self, *, on: bool) -> MeasuredSteps:
         found = self._program.measure(on=on)
@@ -199,10 +212,10 @@ class ProgramRunner:
         return self._program.profile(self._step(batch), batch)
 
     def split(self, limits: BatchLimits, page_size: int) -> SplitPrompt:
-        """Prompts op by op, beside the steps.
+        """Return a `SplitPrompt`, which computes prompts op by op between steps.
 
         Raises:
-            Unsupported: PyTorch computes some of the model.
+            Unsupported: PyTorch computes some modules of the model.
         """
         if self.host_calls:
             raise Unsupported(f"PyTorch computes {self.host_calls}")
@@ -212,7 +225,7 @@ class ProgramRunner:
         first, last = int(rows[0]), int(rows.max())
         whole = self._program.read(value, last + 1)
         if last - first + 1 == len(rows) and (rows[1:] > rows[:-1]).all():
-            return whole[first:]  # a view: rows of one request follow one another, mostly
+            return whole[first:]  # a view: the rows are usually contiguous
         return whole[torch.as_tensor(rows).long()]
 
     def _step(self, batch: ForwardBatch) -> StepRun:
@@ -230,15 +243,16 @@ def host_calls(
     pool: NativePool | NoPool,
     library: Library,
     dtype: torch.dtype,
+    stage: Stage = WHOLE_MODEL,
 ) -> str:
-    """Names of the modules that a program would leave to PyTorch, without side effects.
+    """Names of the modules that a program would leave to PyTorch; has no side effects.
 
     Raises:
-        Unsupported: there can be no program.
+        Unsupported: no program is possible.
     """
     parts = dtype, _limits(limits), pool.layers, library.constants
     with host_modules(model, NativeTracer(*parts)) as called:
-        trace(model, NativeTracer(*parts))
+        trace(model, NativeTracer(*parts), stage=stage)
     return names_of(called)
 
 
@@ -252,23 +266,31 @@ def trace(
     hidden_layers: Sequence[int] = (),
     *,
     edits_inputs: bool = False,
+    stage: Stage = WHOLE_MODEL,
 ) -> Traced:
     """Trace embedding, layers and head of a model, keeping the outputs of `hidden_layers`.
 
-    With `edits_inputs` the embeddings are kept as well, and are a segment of their own.
+    With `edits_inputs` the embeddings are kept as well, in a segment of their own. A `stage` after
+    the first starts from rows written by the caller.
 
     Raises:
         Unsupported: an op or shape has no kernel; the message names it.
     """
     batch = SymbolicBatch(tracer)
-    # A model's annotations speak of tensors; its ops take values as well.
+    # A model's annotations say tensors; its ops also take traced values.
     embed, forward, head = (getattr(model, name) for name in ("embed", "forward", "head"))
-    with layer_outputs(model, hidden_layers) as layers:
-        embedded: TracedTensor = embed(batch)
+    given = None if stage.is_first else tracer.input(stage.dim, "f32")
+    if given is not None:
+        tracer.pin(given)
+    streams: dict[int, TracedTensor] = {}
+    with layer_outputs(model, hidden_layers) as layers, contextlib.ExitStack() as hooks:
+        if stage.last_layer is not None:
+            hooks.callback(keep_stream(model, stage.last_layer, streams).remove)
+        embedded: TracedTensor = embed(batch) if given is None else given
         if edits_inputs:
             embedded = batch.edited(EMBEDDINGS, embedded)
         hidden: TracedTensor = forward(embedded, batch)
-    for value in (hidden, *layers.values()):
+    for value in (hidden, *layers.values(), *streams.values()):
         tracer.pin(value)
     take = tracer.next_segment()
     taken = ops.take_rows(hidden, batch.sample_rows)
@@ -276,4 +298,5 @@ def trace(
     tracer.next_segment()
     logits: TracedTensor = head(taken)
     tracer.pin(logits)
-    return Traced(hidden, taken, logits, batch.edits, take, layers)
+    stream = next(iter(streams.values()), None)
+    return Traced(hidden, taken, logits, batch.edits, take, layers, given, stream)

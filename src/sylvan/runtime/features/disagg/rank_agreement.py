@@ -6,24 +6,24 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import msgspec
-import torch
 
 from sylvan.kernels.api import Communicator
+from sylvan.runtime.executor.rank_bytes import all_gather_bytes
 from sylvan.runtime.features.disagg.data import (
-    Asked,
     DecodeEvents,
-    Left,
-    Lost,
-    Over,
+    LeaveDone,
+    PagesRequested,
     PrefillEvents,
     Progress,
     Received,
     Refused,
+    SendingEnded,
     Sent,
+    TransferFailed,
 )
 
-Ended = Over | Received | Refused | Lost | Left
-_WORST = (Refused, Lost, Left)
+Ended = SendingEnded | Received | Refused | TransferFailed | LeaveDone
+_WORST = (Refused, TransferFailed, LeaveDone)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[Ended | Sent, ...])
 Events = PrefillEvents | DecodeEvents
@@ -52,7 +52,7 @@ class Agreement:
         Raises:
             RankLostError: Another rank has exited or is late.
         """
-        found: list[Asked | Progress | Sent] = [
+        found: list[PagesRequested | Progress | Sent] = [
             event for event in events or () if not isinstance(event, Ended | Sent)
         ]
         mine = tuple(event for event in events or () if isinstance(event, Ended | Sent))
@@ -70,21 +70,14 @@ class Agreement:
         return cast(Events, (*found, *ends)) or None
 
     def _exchange(self, mine: tuple[Ended | Sent, ...]) -> Sequence[tuple[Ended | Sent, ...]]:
-        """Exchange the reports of all ranks; the sizes go first."""
+        """Exchange the reports of all ranks."""
         data = _encoder.encode(mine) if mine else b""
-        sizes = self._ranks.all_gather(torch.tensor([len(data)], dtype=torch.int64))
-        most = int(sizes.max())
-        if not most:
-            return ()
-        own = torch.zeros(most, dtype=torch.uint8)
-        own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else own[:0]
-        whole = self._ranks.all_gather(own).numpy()
-        each = zip(whole, sizes.flatten().tolist(), strict=True)
-        return [_decoder.decode(row[:size].tobytes()) if size else () for row, size in each]
+        each = all_gather_bytes(self._ranks, data)
+        return [_decoder.decode(told) if told else () for told in each]
 
 
 def _has_failed(event: Ended) -> bool:
-    return bool(event.error) if isinstance(event, Over) else not isinstance(event, Received)
+    return bool(event.error) if isinstance(event, SendingEnded) else not isinstance(event, Received)
 
 
 def _combined(events: Sequence[Ended]) -> Ended:

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import msgspec
+
 from sylvan.config.env import cache_dir
 from sylvan.config.tree import Config, TiersConfig
+from sylvan.kernels.api import Communicator
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.manager import KVCacheManager
@@ -18,6 +21,7 @@ from sylvan.runtime.core.req import Req
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import LoadedModelInfo
 from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.executor.rank_bytes import all_gather_bytes
 from sylvan.runtime.features.tiers.codec import NumberType
 from sylvan.runtime.features.tiers.control import KVTiers
 from sylvan.runtime.features.tiers.counts import TierCounts
@@ -28,6 +32,7 @@ from sylvan.runtime.features.tiers.prefetch import PrefetchPolicy
 from sylvan.runtime.features.tiers.stores import Stores, limits_of
 from sylvan.runtime.features.tiers.tier import Layout, StorageTier, write_ahead_pages
 from sylvan.runtime.features.tiers.worker import KVTiersWorker, staged_bytes
+from sylvan.runtime.layers.mesh import ONE_RANK
 from sylvan.runtime.storage.api import StoreError
 from sylvan.runtime.storage.find import check_url, shown
 from sylvan.runtime.storage.identity import kv_manifest
@@ -51,6 +56,7 @@ class TiersParts:
 
     settings: TiersConfig
     made: KVTiers | None = None
+    _ranks: Communicator = ONE_RANK.tp
     _worker: KVTiersWorker | None = None
     _tier: StorageTier | None = None
     _stores: Stores | None = None
@@ -67,11 +73,12 @@ class TiersParts:
 
     def worker(self, site: ModelSite) -> CapabilityWorker:
         """Return the factory of the worker half."""
-        self._worker = KVTiersWorker(site.memory)
+        self._ranks = site.build.mesh.tp
+        self._worker = KVTiersWorker(site.memory, ranks=self._ranks)
         return self._worker
 
     def open(self, config: Config, model: LoadedModelInfo, model_dir: Path) -> None:
-        """Open the configured store for the built model.
+        """Open the configured store for the built model; collective.
 
         Raises:
             ConfigError: It holds pages of another model, or is unreachable; the message says how to
@@ -84,13 +91,17 @@ class TiersParts:
                 "tiers: all layers of this model attend to a window, and such pages are not kept; "
                 "leave tiers out"
             )
-        layout = Layout(groups=tuple(groups), page_bytes=tuple(each.page_bytes for each in memory))
+        layout = Layout(
+            groups=tuple(groups),
+            page_bytes=tuple(each.page_bytes for each in memory),
+            ranks=self._ranks.size,
+        )
         settings, counts = self.settings, TierCounts()
-        if (size := host_size(settings)) is not None:
+        here = config.parallel.ranks_per_node
+        if (size := host_size(settings, here)) is not None:
             numbers = cast("NumberType", model.dtype)
-            slots = lay_out(
-                size, groups, layout.page_bytes, numbers, inspect_machine().available_bytes
-            )
+            available = inspect_machine().available_bytes // here
+            slots = lay_out(size, groups, layout.page_bytes, numbers, available)
             self._worker.host = slots
             self._host = HostTier(
                 layout=layout,
@@ -109,6 +120,8 @@ class TiersParts:
                 for group, size in zip(layout.groups, layout.page_bytes, strict=True)
             ),
         )
+        # the ranks share one store, in which each has its own names
+        manifest = msgspec.structs.replace(manifest, shards=(self._ranks.size, 0))
         spec = StoreSpec(
             url=url_of(settings.storage or "", settings.directory),
             manifest=manifest.encode(),
@@ -164,10 +177,17 @@ class TiersParts:
 
     def _open(self, worker: KVTiersWorker, stores: Stores, spec: StoreSpec) -> None:
         check_url(spec.url, limits_of(spec))
+        failed = ""
         try:
             worker.open(spec)
         except StoreError as error:
+            failed = str(error)
+        every = all_gather_bytes(self._ranks, failed.encode())
+        error = next((text.decode() for text in every if text), "")
+        if error:
             message = f"tiers.storage={shown(spec.url)}: {error}"
+            if not failed:  # where others could not
+                worker.close_store()
             if self.settings.prefetch != "best_effort":
                 raise ConfigError(
                     f"{message}. Fix it, leave tiers.storage out, or start without it: "
@@ -178,11 +198,17 @@ class TiersParts:
             stores.opened(spec)
 
 
-def host_size(settings: TiersConfig) -> HostSize | None:
-    """Return the size of the host tier; None: there is none."""
+def host_size(settings: TiersConfig, ranks: int = 1) -> HostSize | None:
+    """Return the size of one rank's host tier; None: there is none.
+
+    Args:
+        settings: Of all ranks.
+        ranks: How many of them share the machine's memory.
+    """
     if settings.host_ratio is None and settings.host_bytes is None:
         return None
-    return HostSize(settings.host_ratio, settings.host_bytes, settings.host_dtype)
+    num_bytes = None if settings.host_bytes is None else settings.host_bytes // ranks
+    return HostSize(settings.host_ratio, num_bytes, settings.host_dtype)
 
 
 def url_of(storage: str, directory: str | None = None) -> str:

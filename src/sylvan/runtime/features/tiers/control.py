@@ -83,8 +83,8 @@ class KVTiers(Capability):
             for group, size in zip(layout.groups, layout.page_bytes, strict=True)
             if group.kind in ("full", "latent")
         )
-        self.cost = LoadCost(per_page / layout.page_size)
-        self.host_cost = LoadCost(per_page / layout.page_size)
+        self.cost = LoadCost(per_page * layout.ranks / layout.page_size)
+        self.host_cost = LoadCost(per_page * layout.ranks / layout.page_size)
         self._port: SchedulerPort | None = None
         self._numbers = itertools.count(1)
         self._prefetches: dict[str, Prefetch] = {}  # by request ID

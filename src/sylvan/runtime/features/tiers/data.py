@@ -24,6 +24,7 @@ class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
         max_bytes, space_bytes, ttl_s: As `StoreLimits`.
         key_file: The operator's key file, if pages are encrypted.
         default_url: What `file` stands for.
+        suffix: Of the names of a rank's own pages; set by its worker half.
     """
 
     url: str
@@ -34,6 +35,7 @@ class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: float | None = None
     key_file: str | None = None
     default_url: str = ""
+    suffix: str = ""
 
 
 class Page(msgspec.Struct, frozen=True, array_like=True):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.features.tiers.data import Fetch
 from sylvan.runtime.features.tiers.keys import STATE, sibling, window_kind
-from sylvan.runtime.storage.api import PageStore
+from sylvan.runtime.features.tiers.opened import OpenedStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Found:
     state: bool = False
 
 
-def look_up(store: PageStore, fetch: Fetch, groups: Sequence[KVGroup]) -> Found:
+def look_up(store: OpenedStore, fetch: Fetch, groups: Sequence[KVGroup]) -> Found:
     """Find the longest prefix from which layers of all groups can continue.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +17,19 @@ from sylvan.runtime.storage.record import HEADER_BYTES, RecordCodec, RecordError
 
 @dataclass(frozen=True, slots=True)
 class OpenedStore:
-    """A store, and its record format."""
+    """A store, and its record format. Names get the suffix of `spec`."""
 
     spec: StoreSpec
     pages: PageStore
     records: RecordCodec
+
+    def contains(self, names: Sequence[str]) -> Sequence[bool]:
+        """Return which of these exist.
+
+        Raises:
+            StoreError: The store failed.
+        """
+        return self.pages.contains([name + self.spec.suffix for name in names])
 
     def read(self, name: str, num_bytes: int) -> memoryview | None:
         """Read a page; None if it is missing.
@@ -29,6 +38,7 @@ class OpenedStore:
             StoreError: The store failed.
             RecordError: The record is invalid.
         """
+        name += self.suffix
         record = self.pages.read(name)
         if record is None:
             return None
@@ -48,6 +58,7 @@ class OpenedStore:
             payload = self.read(name, len(page))
             page[:] = payload or page
             return payload is not None
+        name += self.suffix
         head = bytearray(HEADER_BYTES)
         size = self.pages.read_into(name, (head, page))
         if size is None:
@@ -61,6 +72,7 @@ class OpenedStore:
         Raises:
             StoreError: The store rejected it.
         """
+        name += self.suffix
         record = self.records.encode(name, payload)
         self.pages.write(name, record)
         return len(record)

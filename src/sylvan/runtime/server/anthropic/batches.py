@@ -13,8 +13,8 @@ from sylvan.api.anthropic_batches import MessageBatchBody, MessageBatchQuery
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.batches.routes import WINDOW_S, check_room, swept_store
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
+from sylvan.runtime.server.stores.batch_worker import request_counts
 from sylvan.runtime.server.stores.batches import UNFINISHED, BatchStore, Item
-from sylvan.runtime.server.stores.worker import request_counts
 from sylvan.utils.threads import call_in_thread
 
 ENDPOINT = "/v1/messages"

@@ -13,8 +13,8 @@ from sylvan.api.openai.batches import ENDPOINTS, BatchBody, ListQuery
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.batches.lines import read_lines
 from sylvan.runtime.server.endpoint import Call, NotFoundError, json_response
+from sylvan.runtime.server.stores.batch_worker import request_counts
 from sylvan.runtime.server.stores.batches import UNFINISHED, BatchStore, StoredFile
-from sylvan.runtime.server.stores.worker import request_counts
 from sylvan.utils.threads import call_in_thread
 
 WINDOW_S = 24 * 3600

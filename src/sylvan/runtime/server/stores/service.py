@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sylvan.runtime.server.stores.batch_worker import BatchWorker
 from sylvan.runtime.server.stores.batches import BatchStore
-from sylvan.runtime.server.stores.worker import BatchWorker
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,10 @@ def test_a_damaged_page_is_computed_again(model, tmp_path):
 
 MODELS = {
     "windows": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": 40}),
-    "latent": ("DeepseekV2Config", {"kv_lora_rank": 16, "q_lora_rank": None}),
+    "latent": (
+        "DeepseekV2Config",
+        {"kv_lora_rank": 16, "q_lora_rank": None, "moe_intermediate_size": 24},
+    ),
     "states": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
 }
 

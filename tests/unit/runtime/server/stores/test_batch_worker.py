@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from sylvan.runtime.server.stores.batch_worker import BatchWorker
 from sylvan.runtime.server.stores.batches import BatchStore, Item
-from sylvan.runtime.server.stores.worker import BatchWorker
 
 NOW_S = 1000.0
 

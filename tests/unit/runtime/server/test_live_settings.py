@@ -16,7 +16,7 @@ from sylvan.config.values import Secret
 from sylvan.runtime.server.app import app_of
 from sylvan.runtime.server.connections import ConnectionLimits, Connections
 from sylvan.runtime.server.context import make_context
-from sylvan.runtime.server.live import LIVE
+from sylvan.runtime.server.live_settings import LIVE
 from sylvan.runtime.server.settings import ServerSettings
 
 

@@ -1,0 +1,59 @@
+"""Several processes or devices that share one model; see `sylvan.config.tree`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from sylvan.config.section import Section
+
+
+class ParallelConfig(Section, frozen=True):
+    """Several processes or devices that share one model."""
+
+    tp: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Tensor-parallel ranks: each process holds a share of every layer and its KV, and uses its own
+    `threads`."""
+    pp: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Pipeline stages, of `parallel.tp` ranks each: every stage holds some of the layers, and as
+    many batches are under way."""
+    ep: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Expert-parallel groups of these ranks: each holds whole experts, instead of a share of every
+    expert; divides `parallel.tp`."""
+    redundant_experts: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    """Copies of experts beyond one of each, for the busiest ones; needs `parallel.ep`."""
+    expert_placement: str | None = None
+    """JSON file that says which group has which experts, or how busy experts are; default: in the
+    order of their numbers."""
+    same_bits: bool = False
+    """Answers have the same bits on 1, 2, 4 and 8 ranks, and whichever has an expert; needs plain
+    weights and native steps."""
+    devices: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Devices of one process that share the model, on JAX: tensor parallelism without ranks."""
+    backend: Literal["auto", "shared", "gloo"] = "auto"
+    """Communication between ranks: shared memory, which needs the compiled kernels, or gloo, which
+    several machines use."""
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Machines that the ranks are divided among, equally and in order; each is started with the
+    same settings."""
+    node_rank: Annotated[int, msgspec.Meta(ge=0, le=63)] = 0
+    """Number of this machine; number 0 has the HTTP server, the others only ranks."""
+    address: str | None = None
+    """`HOST:PORT` of machine 0, where the others join; other ports of HOST are used, too. Nothing
+    is encrypted, and no password is asked for: the network must be private."""
+    join_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
+    """Seconds within which all ranks must connect at start."""
+    rank_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 2.0
+    """A rank without a heartbeat for this long is killed; all ranks then restart, and requests
+    continue."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes that share the model."""
+        return self.tp * self.pp
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Those on each machine."""
+        return self.ranks // self.nodes

@@ -1,0 +1,90 @@
+"""Pipeline stages: ranks that hold consecutive layers, and the links between them.
+
+Shapes: T rows of a step, D hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sylvan.kernels.api import Communicator
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """This rank's place in the pipeline.
+
+    Links are groups of two ranks, the sender first; steps pass them in the same order.
+
+    Attributes:
+        number: Of the stage, from 0.
+        count: Number of stages; 1: there is no pipeline.
+        num_layers: Layers of the model.
+        dim: D.
+        before: Link from the stage before; None: this is the first.
+        after: Link to the next stage; None: this is the last.
+    """
+
+    number: int = 0
+    count: int = 1
+    num_layers: int = 0
+    dim: int = 0
+    before: Communicator | None = None
+    after: Communicator | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it embeds tokens."""
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it samples."""
+        return self.number == self.count - 1
+
+    @property
+    def layers(self) -> range:
+        """The layers of this stage: as many in each; the first ones have those left over."""
+        each, left = divmod(self.num_layers, self.count)
+        start = self.number * each + min(self.number, left)
+        return range(start, start + each + (self.number < left))
+
+    @property
+    def last_layer(self) -> int | None:
+        """After which the residual stream is handed on; None: this is the last stage."""
+        return None if self.is_last else self.layers[-1]
+
+    def receive(self, num_rows: int) -> torch.Tensor:
+        """The residual stream of a step's rows, from the stage before. Shape: float32 (T, D).
+
+        Raises:
+            RankLostError: that stage has ended, or is late.
+        """
+        assert self.before is not None
+        return self.before.all_gather(torch.empty(num_rows, self.dim, dtype=torch.float32))[0]
+
+    def send(self, stream_TD: torch.Tensor) -> None:
+        """Hand the residual stream of a step's rows to the next stage; waits until that takes it.
+
+        Raises:
+            RankLostError: that stage has ended, or is late.
+        """
+        assert self.after is not None
+        self.after.all_gather(stream_TD.float().contiguous())
+
+    def check(self) -> None:
+        """Raise RankLostError if a link has failed."""
+        for link in (self.before, self.after):
+            if link is not None:
+                link.check()
+
+    def close(self) -> None:
+        """Stages that wait for this one fail."""
+        for link in (self.before, self.after):
+            if link is not None:
+                link.close()
+
+
+WHOLE_MODEL = Stage()

@@ -1,0 +1,119 @@
+"""Cuts a model into pipeline stages, each with some of its layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from torch import nn
+
+from sylvan.kernels.api import AttentionLayer, X
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.layers.stage import Stage
+from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.decoder import Decoder
+from sylvan.runtime.models.groups import kv_groups
+from sylvan.runtime.models.slots import slots
+
+
+class AbsentLayer(nn.Module):
+    """In place of a layer or norm that another stage has: passes everything on."""
+
+    def forward(
+        self, x_TD: X, residual_TD: X | None = None, batch: ForwardBatch | None = None
+    ) -> tuple[X, X | None]:
+        del batch
+        return x_TD, residual_TD
+
+
+def check_stages(config: ModelConfig, count: int) -> None:
+    """Refuse a model that cannot be cut into so many stages.
+
+    Raises:
+        ConfigError: says why, and how many stages there can be.
+    """
+    if count == 1:
+        return
+    pp = f"parallel.pp={count}"
+    reasons = {
+        "runs through transformers": config.path != "native",
+        "keeps recurrent states": bool(config.states),
+        "makes vectors or labels": not config.causal or config.head != "lm",
+        "reads images or sounds": config.media is not None,
+        "has attention in some layers only": config.attention_layers is not None,
+    }
+    why = next((why for why, is_so in reasons.items() if is_so), "")
+    if why:
+        raise ConfigError(
+            f"{pp}: {config.architecture} {why}, and such models have no pipeline stages; use "
+            "parallel.pp=1"
+        )
+    layers = config.num_hidden_layers
+    if count > layers:
+        raise ConfigError(f"{pp}: this model has {layers} layers; use at most as many stages")
+    kinds = [group.window for group in kv_groups(config)]
+    stages = [Stage(number, count, layers) for number in range(count)]
+    parts = [[g.window for g in kv_groups(stage_config(config, stage))] for stage in stages]
+    if any(part != kinds for part in parts):
+        raise ConfigError(
+            f"{pp}: some stages would have no layers with a window, or none without; use fewer"
+        )
+
+
+def stage_config(config: ModelConfig, stage: Stage) -> ModelConfig:
+    """What the KV of a stage's layers is laid out for: a model of these layers."""
+    if stage.count == 1:
+        return config
+    own = stage.layers
+    return msgspec.structs.replace(
+        config,
+        num_hidden_layers=len(own),
+        layer_windows=config.layer_windows[own.start : own.stop],
+    )
+
+
+def cut(model: Any, stage: Stage) -> Any:
+    """Leave out what other stages have of a model without contents; return the model.
+
+    Raises:
+        ConfigError: its layers pass on more than the residual stream.
+    """
+    if stage.count == 1:
+        return model
+    plain = isinstance(model, Decoder) and type(model).forward is Decoder.forward
+    if not plain or type(model).embed is not Decoder.embed:
+        raise ConfigError(
+            f"parallel.pp={stage.count}: layers of {model.config.architecture} pass on more than "
+            "one stream; use parallel.pp=1"
+        )
+    whole = _modules_read(model)
+    layers, own = model.layers, stage.layers
+    for layer in range(len(layers)):
+        if layer in own:
+            _move_pages(layers[layer], own.start)
+        else:
+            layers[layer] = AbsentLayer()
+    if not stage.is_last:
+        model.norm, model.lm_head = AbsentLayer(), None
+    if not stage.is_first:
+        model.embed_positions = None
+        if not (stage.is_last and model.config.tie_word_embeddings):
+            model.embed_tokens = AbsentLayer()
+    model.absent = tuple(sorted(whole - _modules_read(model)))
+    return model
+
+
+def _modules_read(model: nn.Module) -> set[str]:
+    """Starts of names of tensors that a model is read from."""
+    names = (name for slot in slots(model) for name in (*slot.sources, *slot.elsewhere))
+    return {f"{name.rpartition('.')[0]}." for name in names}
+
+
+def _move_pages(block: nn.Module, first: int) -> None:
+    """Number the KV of a stage's layers from 0."""
+    for module in block.modules():
+        for name, value in [*vars(module).items()]:
+            if isinstance(value, AttentionLayer):
+                setattr(module, name, replace(value, index=value.index - first))
