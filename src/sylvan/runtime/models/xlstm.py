@@ -47,6 +47,7 @@ def parse(raw: Raw) -> ModelConfig:
     if not all(isinstance(size, int) and size > 0 for size in (width, heads, layers)):
         raise ConfigError("config.json: hidden_size, num_heads and num_blocks must be integers")
     assert isinstance(width, int)
+    assert isinstance(layers, int)
     if raw.get("use_bias") or raw.get("weight_mode", "single") != "single":
         raise NotNative("biases, or joined matrices (weight_mode)")
     keys = int(width * raw.get("qk_dim_factor", 0.5))
