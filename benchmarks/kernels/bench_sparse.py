@@ -3,11 +3,11 @@
     OMP_WAIT_POLICY=PASSIVE python benchmarks/kernels/bench_sparse.py --contexts 2048 8192 32768
 
 The shape is DeepSeek V3.2's: 128 heads over latents of 512 + 64 columns, an index of 64 heads of
-128 columns that chooses 2048 tokens. *dense*: the step program's native attention over all tokens.
-*sparse*: the index, its choice, and attention to the chosen tokens, as PyTorch computes them. Both
-take turns within each round; numbers are medians over the rounds in milliseconds, and the ratio is
-the median of those of the rounds. The projections before and behind are the same on both sides, and
-left out.
+128 columns that chooses 2048 tokens. *dense*: the step program's attention over all tokens.
+*sparse*: the step program's store, scores, choice, and attention to the chosen tokens. *PyTorch*:
+the same by the reference, with `--reference`. All take turns within each round; numbers are medians
+over the rounds in milliseconds, and ratios are medians of those of the rounds. The projections
+before and behind are the same on both sides, and left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ import numpy as np
 import torch
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import AttentionLayer, HeadNorm, LatentParts, LatentShape, Rope
+from sylvan.kernels.api import (
+    AttentionLayer,
+    HeadNorm,
+    IndexedRows,
+    LatentParts,
+    LatentShape,
+    Rope,
+)
 from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import ProgramLimits
@@ -29,7 +36,7 @@ from sylvan.kernels.native.library import load
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.kernels.paged.cache import PageShape, allocate_pages
-from sylvan.runtime.layers.sparse import attend_slots, choose
+from sylvan.kernels.sparse.reference import attend_slots, choose
 
 PAGE = 16
 SHAPE = LatentShape(num_heads=128, nope=128, turning=64, value=128, latent=512)
@@ -44,11 +51,35 @@ LAYER = AttentionLayer(
 )
 
 
-class Dense:
-    """One row over all tokens, by the step program's attention."""
+class Traced:
+    """One row over a context, by the ops of a step program."""
 
-    def __init__(self, library, context):
-        shape = PageShape(
+    OPS = ("Attention", "AttentionMerge", "RopeStore")
+
+    def __init__(self, library, context, top_k):
+        count = -(-context // PAGE)
+        pages = allocate_pages(self.page(), count + 1, 1)
+        self.fill(pages.memory)
+        limits = ProgramLimits(max_tokens=1, max_outputs=1)
+        layers = dict(enumerate(pages.layers))
+        tracer = NativeTracer(torch.bfloat16, limits, layers, library.constants)
+        q = tracer.input(SHAPE.num_heads * (SHAPE.nope + SHAPE.turning), "bf16")
+        kv = tracer.input(COLUMNS, "bf16")
+        up = torch.randn(SHAPE.num_heads * (SHAPE.nope + SHAPE.value), SHAPE.latent) * 0.02
+        norm = HeadNorm(torch.ones(SHAPE.latent, dtype=torch.bfloat16), 1e-6)
+        rope = Rope(torch.ones(context + 1, SHAPE.turning), interleaved=True)
+        parts = LatentParts(SHAPE, up.bfloat16(), norm, rope)
+        inputs = [q, kv, *self.attend(tracer, q, kv, parts, top_k)]
+        self._pages = pages
+        self._program = Program(library, compile_graph(tracer.graph))
+        for value in inputs:
+            self._program.read(value, 1).copy_(torch.randn(1, value.cols))
+        self._arrays = _arrays(context, count)
+        pointers = {name: array.ctypes.data for name, array in self._arrays.items()}
+        self._step = StepRun(tokens=1, seqs=1, table_stride=count, **pointers)
+
+    def page(self):
+        return PageShape(
             num_kv_heads=1,
             head_dim=COLUMNS,
             value_dim=SHAPE.latent,
@@ -56,47 +87,50 @@ class Dense:
             page_size=PAGE,
             dtype=torch.bfloat16,
         )
-        count = -(-context // PAGE)
-        pages = allocate_pages(shape, count + 1, 1)
-        pages.memory[:] = 60
-        self._pages = dict(enumerate(pages.layers))
-        limits = ProgramLimits(max_tokens=1, max_outputs=1)
-        tracer = NativeTracer(torch.bfloat16, limits, self._pages, library.constants)
-        q = tracer.input(SHAPE.num_heads * (SHAPE.nope + SHAPE.turning), "bf16")
-        kv = tracer.input(COLUMNS, "bf16")
-        up = torch.randn(SHAPE.num_heads * (SHAPE.nope + SHAPE.value), SHAPE.latent) * 0.02
-        norm = HeadNorm(torch.ones(SHAPE.latent, dtype=torch.bfloat16), 1e-6)
-        rope = Rope(torch.ones(context + 1, SHAPE.turning), interleaved=True)
-        parts = LatentParts(SHAPE, up.bfloat16(), norm, rope)
+
+    def fill(self, memory):
+        memory[:] = 60
+
+    def attend(self, tracer, q, kv, parts, top_k):
         ops.latent_attention(q, kv, parts, LAYER)
-        self._program = Program(library, compile_graph(tracer.graph))
-        for value in (q, kv):
-            self._program.read(value, 1).copy_(torch.randn(1, value.cols))
-        self._arrays = _arrays(context, count)
-        pointers = {name: array.ctypes.data for name, array in self._arrays.items()}
-        self._step = StepRun(tokens=1, seqs=1, table_stride=count, **pointers)
+        return ()
 
     def spent(self):
-        """Seconds of the ops that attend."""
+        """Seconds of the ops that store and attend."""
         spent = self._program.profile(self._step)
-        return sum(ns for op, ns in spent if "Attention" in type(op).__name__) / 1e9
+        return sum(ns for op, ns in spent if type(op).__name__ in self.OPS) / 1e9
 
 
-def _arrays(context, count):
-    """One request whose last token is the row."""
-    arrays = {
-        "positions": [context - 1],
-        "slots": [PAGE + context - 1],
-        "row_start": [0, 1],
-        "kv_len": [context],
-        "table_row": [0],
-        "page_table": range(1, count + 1),
-    }
-    return {name: np.array(array, np.int32) for name, array in arrays.items()}
+class Sparse(Traced):
+    """The same over the tokens that an index chooses."""
+
+    OPS = ("TokenStore", "IndexScores", "IndexChoice", "SparseAttention")
+
+    def page(self):
+        return PageShape(
+            num_kv_heads=1,
+            head_dim=COLUMNS,
+            value_dim=INDEX_COLUMNS,
+            page_size=PAGE,
+            dtype=torch.bfloat16,
+            tokens=True,
+        )
+
+    def fill(self, memory):
+        count = memory.size // 2
+        numbers = torch.randn(count).bfloat16()  # so that the choice is of tokens all over
+        memory.reshape(-1)[:] = numbers.view(torch.uint8).numpy()
+
+    def attend(self, tracer, q, kv, parts, top_k):
+        heads = tracer.input(INDEX_HEADS * INDEX_COLUMNS, "bf16")
+        key, weights = tracer.input(INDEX_COLUMNS, "bf16"), tracer.input(INDEX_HEADS, "f32")
+        index = IndexedRows(q=heads, k=key, weights=weights, top_k=top_k)
+        ops.sparse_latent_attention(q, kv, parts, LAYER, index)
+        return heads, key, weights
 
 
-class Sparse:
-    """The same row over the tokens that its index chooses."""
+class Reference:
+    """The same in PyTorch."""
 
     def __init__(self, context, top_k):
         count = -(-context // PAGE)
@@ -115,25 +149,44 @@ class Sparse:
         return time.perf_counter() - began
 
 
+def _arrays(context, count):
+    """One request whose last token is the row."""
+    arrays = {
+        "positions": [context - 1],
+        "slots": [PAGE + context - 1],
+        "row_start": [0, 1],
+        "kv_len": [context],
+        "table_row": [0],
+        "page_table": range(1, count + 1),
+    }
+    return {name: np.array(array, np.int32) for name, array in arrays.items()}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--contexts", type=int, nargs="+", default=[2048, 8192, 32768])
     parser.add_argument("--top-k", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--reference", action="store_true", help="PyTorch, too")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     library = load()
     library.dll.sylvan_threads(args.threads)
-    print("| context | dense ms | sparse ms | dense / sparse |\n| --- | --- | --- | --- |")
+    names = ["dense", "sparse", *(["PyTorch"] if args.reference else [])]
+    heads = [*(f"{name} ms" for name in names), *(f"dense / {name}" for name in names[1:])]
+    print(f"| context | {' | '.join(heads)} |\n|{' --- |' * (len(heads) + 1)}")
     for context in args.contexts:
-        sides = Dense(library, context), Sparse(context, args.top_k)
+        sides = [kind(library, context, args.top_k) for kind in (Traced, Sparse)]
+        sides += [Reference(context, args.top_k)] if args.reference else []
         for side in sides:
             side.spent()
         rounds = [[side.spent() * 1e3 for side in sides] for _ in range(args.rounds)]
-        dense, sparse = (statistics.median(times) for times in zip(*rounds, strict=True))
-        ratio = statistics.median(d / s for d, s in rounds)
-        print(f"| {context} | {dense:.2f} | {sparse:.2f} | {ratio:.2f} |")
+        times = [statistics.median(column) for column in zip(*rounds, strict=True)]
+        ratios = [
+            statistics.median(found[0] / found[i] for found in rounds) for i in range(1, len(sides))
+        ]
+        print(f"| {context} | {' | '.join(f'{x:.2f}' for x in (*times, *ratios))} |")
     return 0
 
 

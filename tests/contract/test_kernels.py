@@ -330,7 +330,9 @@ def test_layer_norm_equals_reference(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh"])
+@pytest.mark.parametrize(
+    "kind", ["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "quick_gelu"]
+)
 def test_non_linearities_equal_reference(library: Library, dtype: torch.dtype, kind: str) -> None:
     x = torch.cat([random(4, 200, dtype=dtype), random(4, 200, dtype=dtype, scale=0.01)])
     x[0, :3] = torch.tensor([80.0, -80.0, 0.0])
@@ -385,6 +387,16 @@ def test_row_arithmetic_equals_reference(library: Library, dtype: torch.dtype) -
         ops.softcap(a, 0.7),
         torch.float32,
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_clamp_keeps_what_lies_within(library: Library, dtype: torch.dtype) -> None:
+    x = random(5, 50, dtype=dtype)
+
+    found = native(library, dtype, lambda _, v: ops.clamp(v, 0.75), [x])
+
+    assert torch.equal(found, x.clamp(-0.75, 0.75))
+    assert torch.equal(ops.clamp(x, 0.75), found)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

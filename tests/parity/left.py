@@ -25,7 +25,6 @@ LEFT: Mapping[str, str] = MappingProxyType(
         "Dots3NoteForCausalLM": INDEXED,
         "Emu3ForCausalLM": IMAGES,
         "FuyuForCausalLM": IMAGES,
-        "Gemma3nForCausalLM": "layers share keys and values with earlier ones",
         "Gemma3nForConditionalGeneration": IMAGES,
         "Gemma4AssistantForCausalLM": "drafts for another model",
         "Gemma4ForConditionalGeneration": IMAGES,
@@ -51,7 +50,6 @@ LEFT: Mapping[str, str] = MappingProxyType(
         "XLNetLMHeadModel": OWN_ATTENTION,
         "XmodForCausalLM": "needs to be told its language",
         "ZambaForCausalLM": "cannot continue from a recurrent state within a prompt",
-        "xLSTMForCausalLM": OWN_STATE,
     }
 )
 """Architecture -> reason. A test holds that every other one is in the table."""

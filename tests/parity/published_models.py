@@ -29,6 +29,8 @@ from tests.parity.published import (
     rms,
     turned,
 )
+from tests.parity.published_rwkv import RWKV7, rwkv7
+from tests.parity.published_xlstm import XLSTM, xlstm
 
 Raw = dict[str, Any]
 
@@ -645,6 +647,7 @@ PUBLISHED: Mapping[str, Family] = MappingProxyType(
             },
             qwen,
         ),
+        "rwkv7": Family(RWKV7 | {"vocab_size": VOCAB, "max_position_embeddings": 256}, rwkv7),
         "solar": _family(
             "SolarForCausalLM",
             solar,
@@ -663,6 +666,7 @@ PUBLISHED: Mapping[str, Family] = MappingProxyType(
             output_mult=1.0,
             mup_scale_factor=4.0,
         ),
+        "xlstm": Family(XLSTM | {"vocab_size": VOCAB}, xlstm),
         "xverse": _renamed("XverseForCausalLM", _PLAIN),
         "yi": _renamed("YiForCausalLM", Names(first_norm="ln1", second_norm="ln2")),
     }

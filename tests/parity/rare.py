@@ -41,6 +41,7 @@ RARE: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
         "granitemoe": shape("GraniteMoeConfig", **EXPERTS),
         "minicpm3": shape("MiniCPM3Config", **LATENT),
         "olmo": shape("OlmoConfig"),
+        "olmo-clipped": shape("OlmoConfig", clip_qkv=0.5),
         "solar-open": shape("SolarOpenConfig", **SHARED, head_dim=16),
         "modernbert-decoder": shape("ModernBertDecoderConfig"),
         "youtu": shape("YoutuConfig", **LATENT),
@@ -162,6 +163,15 @@ RECURRENT: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
 """Some layers keep a state; the default test run takes a sample of them."""
 STEPPING = frozenset({"zamba2"})
 """Transformers computes a token of an answer otherwise than one of a prompt (6e-5 in float64)."""
+GEMMA_SHARED = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 12,
+    "head_dim": 16,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+}
 INDEX = {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 24, "head_dim": 8}
 
 
@@ -204,6 +214,32 @@ MORE: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
             vocab_size_per_layer_input=VOCAB,
             sliding_window=12,
             layer_types=SLIDING,
+        ),
+        "gemma3n": shape(
+            "Gemma3nTextConfig",
+            **GEMMA_SHARED,
+            activation_sparsity_pattern=[0.95, 0.0, 0.0, 0.0],
+            altup_num_inputs=3,
+            laurel_rank=8,
+            intermediate_size=[112] * 4,
+        ),
+        "gemma4-experts": shape(
+            "Gemma4TextConfig",
+            head_dim=16,
+            global_head_dim=32,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
+            hidden_size_per_layer_input=0,
+            vocab_size_per_layer_input=VOCAB,
+            enable_moe_block=True,
+            num_experts=4,
+            top_k_experts=2,
+            moe_intermediate_size=32,
+            sliding_window=12,
+            layer_types=SLIDING,
+        ),
+        "gemma4-shared": shape(
+            "Gemma4TextConfig", **GEMMA_SHARED, global_head_dim=32, use_double_wide_mlp=True
         ),
         "deepseek-v32": shape("DeepseekV32Config", **LATENT | INDEX),
         "glm-moe-dsa": shape(

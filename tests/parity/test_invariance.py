@@ -12,6 +12,7 @@ from sylvan.kernels.native.library import describe
 from sylvan.protocol.requests import LogprobOptions
 from tests.parity import families
 from tests.parity.checkpoints import FAMILIES, SHAPE, VOCAB, make, write
+from tests.parity.rare import RARE
 from tests.parity.serving import Serving
 
 pytestmark = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
@@ -110,6 +111,16 @@ def test_quantised_experts_give_the_same_bits_in_every_mode(
 ):
     options = OPTIONS["options"] | {"quantization": quantization}
     compare_modes(wide_experts_dir, prompts, 1.0, options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("deepseek-v32", "bfloat16"), ("glm-moe-dsa", "float32")]
+)
+def test_chosen_tokens_give_the_same_bits_in_every_mode(name, dtype, prompts, tmp_path):
+    write(RARE[name](), 5, tmp_path)
+
+    compare_modes(tmp_path, prompts, 1.0, {"dtype": dtype})
 
 
 def compare_modes(model_dir, prompts, temperature, options):

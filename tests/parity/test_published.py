@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.facts import check_tensors
@@ -29,6 +30,16 @@ def test_family_equals_its_published_computation(name, tmp_path):
     assert found.excess <= 1
 
 
+def test_reference_of_xlstm_equals_transformers(tmp_path):
+    model = PUBLISHED["xlstm"].make(4)
+    model.write(tmp_path)
+    theirs = transformers.xLSTMForCausalLM.from_pretrained(tmp_path).eval()
+    ids = torch.arange(4, 44)[None]
+
+    with torch.inference_mode():
+        assert torch.allclose(model(ids).logits, theirs(ids, use_cache=False).logits, atol=1e-3)
+
+
 def test_references_notice_what_differs():
     """A base of rotary positions that is 1 % off is another model."""
     family = PUBLISHED["qwen"]
@@ -46,6 +57,7 @@ def test_references_notice_what_differs():
     [
         ("chatglm", {"rmsnorm": False}, "rmsnorm"),
         ("qwen", {"intermediate_size": 7}, "intermediate_size must be even"),
+        ("rwkv7", {"head_dim": 7}, "head_dim 7 does not divide hidden_size 64"),
         ("solar", {"bskcn_1": [9]}, "bskcn_1 must list layers"),
         ("nemotron-nas", {"block_configs": [{}]}, "1 block_configs for 5 layers"),
         ("nemotron-nas", {"block_configs": [{"ffn": {"ffn_mult": "x"}}] * 5}, "block_configs"),

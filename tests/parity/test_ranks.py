@@ -48,7 +48,8 @@ THROUGH_TRANSFORMERS = {
     ),
     *("gemma4-unified", "kimi-linear", "kolibri1", "laguna", "lfm3", "minimax-m3"),
     *("modernbert-decoder", "nemotron-h", "olmo-hybrid", "zamba2", "zaya", "cohere2-moe"),
-    *("dory", "hrm-text", "mimo-v2-flash", "roc-bert-decoder"),
+    *("dory", "hrm-text", "mimo-v2-flash", "roc-bert-decoder", "gemma3n", "gemma4-experts"),
+    "gemma4-shared",
 }
 NATIVE = {n: f for n, f in {**BASE, **FAMILIES, **RARE}.items() if n not in THROUGH_TRANSFORMERS}
 UNDIVIDED = {

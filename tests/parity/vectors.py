@@ -68,6 +68,7 @@ DECODERS: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
                 *("seed-oss", "smollm3", "stablelm", "starcoder2"),
             )
         },
+        "clip-text": _encoder("CLIPTextConfig", projection_dim=32),
         "eurobert": _encoder("EuroBertConfig", num_key_value_heads=2),
         "embeddinggemma": lambda: transformers.Gemma3TextConfig(
             **SHAPE,
@@ -78,7 +79,9 @@ DECODERS: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
         ),
     }
 )
-NO_CLASSIFIER = frozenset({"cohere", "cohere2", "eurobert", "embeddinggemma", "granite"})
+NO_CLASSIFIER = frozenset(
+    {"clip-text", "cohere", "cohere2", "eurobert", "embeddinggemma", "granite"}
+)
 """Without one in transformers, or the same one as another of the list."""
 
 EMBEDDERS = {f"{name}-embed": make for name, make in {**ENCODERS, **DECODERS}.items()}

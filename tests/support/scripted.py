@@ -162,10 +162,16 @@ class ScriptedScheduler:
         if self.control.hold:
             return
         facts, ids = self.manager.facts, request.input_ids
-        values = np.cos(np.outer(np.arange(1, facts.vector_size + 1), ids + 1)).sum(1)
-        values = values[: request.dimensions].astype(np.float32)
-        if facts.task == "embed":
-            values /= np.linalg.norm(values)
+        rows = np.cos(np.outer(ids + 1, np.arange(1, facts.vector_size + 1)))
+        if request.form == "weights":
+            values = rows[:, 0].clip(0)
+        elif request.form == "text":
+            values = rows.sum(0)[: request.dimensions]
+        else:
+            values = rows[:, : request.dimensions]
+        if facts.task == "embed" and request.form != "weights":
+            values = values / np.linalg.norm(values, axis=-1, keepdims=True)
+        values = values.astype(np.float32)
         usage = Usage(prompt_tokens=len(ids), cached_tokens=len(ids) // 2)
         end = self.control.fail or Finish(type="stop")
         self._emit(request.rid, "", (), usage, end, embedding=values)

@@ -37,6 +37,20 @@ def _rwkv(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
     return 0, layers * (4 * width + 3 * _first(config, width, "attention_hidden_size"))
 
 
+def _rwkv7(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
+    width = _first(config, 1, "hidden_size")
+    return 0, layers * width * (4 + _first(config, 64, "head_dim"))
+
+
+def _xlstm(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
+    width, heads = _first(config, 1, "hidden_size"), _first(config, 8, "num_heads")
+    keys, values = (
+        int(width * float(config.get(name) or usual)) // heads
+        for name, usual in (("qk_dim_factor", 0.5), ("v_dim_factor", 1.0))
+    )
+    return 0, layers * heads * (keys * values + keys + 1)
+
+
 def _griffin(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
     """RecurrentGemma."""
     width = _first(config, _first(config, 1, "hidden_size"), "lru_width")
@@ -61,6 +75,8 @@ _OWN: Mapping[str, Callable[[Mapping[str, Any], int], tuple[int, int]]] = Mappin
         "minimax_text_01": _lightning,
         "recurrent_gemma": _griffin,
         "rwkv": _rwkv,
+        "rwkv7": _rwkv7,
+        "xlstm": _xlstm,
     }
 )
 

@@ -23,7 +23,8 @@ _AFTER_PADDING = frozenset(
     }
 )
 _WITH_HEAD = ("LMHeadModel", "ChatModel", "ChatGLMModel")
-_SCORES = ("ForSequenceClassification", "ForRewardModel")
+_SCORES = ("ForSequenceClassification", "ForProcessRewardModel", "ForRewardModel")
+_BARE = ("Model", "ModelWithProjection")
 _ENDS = (*_SCORES, "ForMaskedLM", "ForPreTraining", "Model")
 _DISTIL = {
     "hidden_size": "dim",
@@ -43,7 +44,7 @@ def tasks_of(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
     architecture = _architecture(config)
     if architecture.endswith(_SCORES):
         return ("classify",)
-    bare = architecture.endswith("Model") and not architecture.endswith(_WITH_HEAD)
+    bare = architecture.endswith(_BARE) and not architecture.endswith(_WITH_HEAD)
     if _stem(architecture) in ENCODERS or bare:
         return ("embed",)
     if (folder / "modules.json").is_file():
@@ -126,13 +127,30 @@ def _mimo_v2(config: dict[str, Any]) -> dict[str, Any]:
     return {"num_key_value_heads": 2 * heads} if isinstance(heads, int) else {}
 
 
+def _widest(config: dict[str, Any]) -> dict[str, Any]:
+    """Of layers that differ in the columns of their mlp (Gemma 3n)."""
+    columns = [n for n in _entries(config.get("intermediate_size")) if _counts(n)]
+    return {"intermediate_size": max(columns)} if columns else {}
+
+
+def _xlstm(config: dict[str, Any]) -> dict[str, Any]:
+    """Nothing limits its texts: those that it was trained on."""
+    return {"max_position_embeddings": config.get("max_position_embeddings") or 8192}
+
+
 _RESPELT: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType(
-    {"DeciLM": _searched, "LongcatFlash": _longcat, "MiMoV2Flash": _mimo_v2}
+    {
+        "DeciLM": _searched,
+        "LongcatFlash": _longcat,
+        "MiMoV2Flash": _mimo_v2,
+        "xLSTM": _xlstm,
+    }
 )
 
 
 def ordinary(config: dict[str, Any]) -> dict[str, Any]:
     """The config with the most common names of sizes, and positions that can be used."""
+    config = config | _widest(config)
     stem = _stem(_architecture(config))
     for start, spelt in _SPELT.items():
         if stem.startswith(start):

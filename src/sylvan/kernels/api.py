@@ -17,7 +17,9 @@ from sylvan.kernels.adapters import LoraLayer
 
 Dtype = Literal["f32", "bf16", "i32"]
 Rows = Literal["tokens", "outputs"]
-ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh"]
+ActivationKind = Literal[
+    "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "quick_gelu"
+]
 
 
 class Unsupported(Exception):  # noqa: N818 - not an error: the caller falls back to tensors
@@ -305,6 +307,25 @@ class TracedTensor:
     __getitem__ = __neg__ = __matmul__ = _refuse
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class IndexedRows:
+    """What an index makes of the rows of a step, before rotary positions.
+
+    Attributes:
+        q: Its H heads of I columns, (T, H I).
+        k: Its key, (T, I).
+        weights: Of its heads, float32 (T, H).
+        top_k: Tokens that are chosen for a row.
+        interleaved: Its pairs of turning columns are neighbours.
+    """
+
+    q: TracedTensor
+    k: TracedTensor
+    weights: TracedTensor
+    top_k: int
+    interleaved: bool = False
+
+
 X = TypeVar("X", torch.Tensor, TracedTensor)
 
 
@@ -371,6 +392,17 @@ class Tracer(Protocol):
         self, q: TracedTensor, kv: TracedTensor, parts: LatentParts, layer: AttentionLayer
     ) -> TracedTensor: ...
 
+    def sparse_attention(
+        self,
+        q: TracedTensor,
+        kv: TracedTensor,
+        parts: LatentParts,
+        layer: AttentionLayer,
+        index: IndexedRows | TracedTensor,
+    ) -> tuple[TracedTensor, TracedTensor]:
+        """As `ops.sparse_latent_attention`."""
+        ...
+
     def all_reduce(
         self,
         x: TracedTensor,
@@ -404,6 +436,8 @@ class Tracer(Protocol):
     def scale(self, x: TracedTensor, factor: float) -> TracedTensor: ...
 
     def softcap(self, x: TracedTensor, cap: float) -> TracedTensor: ...
+
+    def clamp(self, x: TracedTensor, limit: float) -> TracedTensor: ...
 
     def scale_rows(self, x: TracedTensor, factors: TracedTensor) -> TracedTensor: ...
 

@@ -13,7 +13,8 @@ from sylvan.kernels.matmul import linear
 from sylvan.kernels.norm import layer_norm, rms_norm
 from sylvan.kernels.paged import attention
 from sylvan.kernels.ragged import ragged_attention
-from sylvan.kernels.rows import add, scale, scale_rows, softcap, take_rows
+from sylvan.kernels.rows import add, clamp, scale, scale_rows, softcap, take_rows
+from sylvan.kernels.sparse import sparse_latent_attention
 
 __all__ = [
     "activation",
@@ -23,6 +24,7 @@ __all__ = [
     "all_to_all",
     "attention",
     "cast",
+    "clamp",
     "embedding",
     "experts",
     "glu",
@@ -39,6 +41,7 @@ __all__ = [
     "scale",
     "scale_rows",
     "softcap",
+    "sparse_latent_attention",
     "take_rows",
     "xielu",
 ]

@@ -94,13 +94,23 @@ class GenerateRequest(RequestOptions, frozen=True, kw_only=True, tag="generate")
     interval: int | None = 1  # emit every `interval` tokens; the first is always emitted
 
 
+VectorForm = Literal["text", "tokens", "weights", "steps"]
+"""Forms of the result of an `EmbedRequest`, float32.
+
+`text`: one vector, or a number for each label. `tokens`: a vector of each token (ColBERT).
+`weights`: a number for each token (BGE-M3's sparse head). `steps`: probabilities of the labels at
+each token that ends a step (process reward models).
+"""
+
+
 class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
-    """Compute a vector (embedding, scores or logits of a head) for `input_ids`."""
+    """Compute vectors or numbers of `input_ids`, in one of the forms that the model makes."""
 
     rid: str
     input_ids: np.ndarray  # int32 (prompt_len,)
     token_types: np.ndarray | None = None  # int32 (prompt_len,): segment of each token, for pairs
     media: tuple[MediaItem, ...] = ()
+    form: VectorForm = "text"
     dimensions: int | None = None
     normalize: bool = True
     lora: str | None = None  # id of the adapter: its name and its contents

@@ -74,7 +74,9 @@ class EmbeddingsBody(WireModel):
     input: Inputs | MediaInput | Annotated[list[str | MediaInput], Field(max_length=MAX_INPUTS)]
     model: Name | None = None
     encoding_format: Literal["float", "base64", "sparse"] | None = None
-    """`sparse`: `indices` and `values` of the numbers that are not 0."""
+    """`sparse`: `indices` and `values` of the numbers that are not 0, or of the words' weights."""
+    return_multivector: bool | None = False
+    """A vector of each token, for late interaction, instead of one of the text."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: Name | None = None
     """Which of the model's prompts precedes every text; default: the model's default."""
@@ -120,6 +122,8 @@ class RerankBody(WireModel):
     instruct: str | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = True
+    late_interaction: bool | None = False
+    """Compare vectors of all tokens; of embedders."""
     model: Name | None = None
 
 
@@ -164,6 +168,8 @@ class EncodeBody(WireModel):
     ) = None
     input_ids: TokenIds | Annotated[list[TokenIds], Field(max_length=MAX_INPUTS)] | None = None
     rid: Rid | list[Rid] | None = None
+    return_multivector: bool | None = False
+    """A vector of each token, for late interaction, instead of one of the text."""
     is_cross_encoder_request: bool | None = False
     """Accepted; the model determines it."""
     dimensions: Annotated[int, Field(ge=1)] | None = None

@@ -12,6 +12,7 @@ template <class F> void by_function(Function function, F&& f) {
         case Function::GELU_TANH: return f([](vf x) { return .5f * x * (1.f + tanh(.79788456f * fma(x * x * x, splat(.044715f), x))); });
         case Function::RELU: return f([](vf x) { return max(x, vf{}); });
         case Function::RELU2: return f([](vf x) { return max(x, vf{}) * max(x, vf{}); });
+        case Function::QUICK_GELU: return f([](vf x) { return x * sigmoid(x * 1.702f); });
         case Function::SIGMOID: return f([](vf x) { return 1.f / (exp(-x) + 1.f); });
         default: return f([](vf x) { return tanh(x); });
     }

@@ -19,6 +19,7 @@ _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyT
         "relu2": lambda x: F.relu(x).square(),
         "sigmoid": torch.sigmoid,
         "tanh": torch.tanh,
+        "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     }
 )
 

@@ -37,6 +37,8 @@ def _act(x, KIND: tl.constexpr):
     elif KIND == "relu2":
         y = tl.maximum(x, 0.0)
         y = y * y
+    elif KIND == "quick_gelu":
+        y = x * _sigmoid(1.702 * x)
     elif KIND == "sigmoid":
         y = _sigmoid(x)
     else:

@@ -18,6 +18,7 @@ from sylvan.kernels.api import (
     ExpertWeights,
     HeadNorm,
     HostFunction,
+    IndexedRows,
     LatentParts,
     LinearWeight,
     Rope,
@@ -42,6 +43,7 @@ from sylvan.kernels.native.opset import (
     Attention,
     AttentionMerge,
     Cast,
+    Clamp,
     Embed,
     Glu,
     KVPages,
@@ -59,6 +61,7 @@ from sylvan.kernels.native.opset import (
     Xielu,
 )
 from sylvan.kernels.native.ranks import SharedRanks
+from sylvan.kernels.native.sparse import SparseTracer
 from sylvan.kernels.paged.cache import LayerPages, PageShape, allocate_pages
 
 PARTS_MIB = 8  # room for attention spread over threads
@@ -91,6 +94,7 @@ class NativeTracer:
     ) -> None:
         self._whole_steps = whole_steps
         self._builder = ProgramBuilder(self, dtype, limits, constants)
+        self._sparse = SparseTracer(self._builder)
         # Inputs of every step: ids, positions, token types; rows that need logits.
         self.input_ids = TracedTensor(self, _IDS, 1, "i32")
         self.positions = TracedTensor(self, _POSITIONS, 1, "i32")
@@ -327,6 +331,19 @@ class NativeTracer:
             lambda rows: self.attention(rows, layer, None, (None, None), None),
         )
 
+    def sparse_attention(
+        self,
+        q: TracedTensor,
+        kv: TracedTensor,
+        parts: LatentParts,
+        layer: AttentionLayer,
+        index: IndexedRows | TracedTensor,
+    ) -> tuple[TracedTensor, TracedTensor]:
+        pages = self._pages.get(layer.index)
+        if pages is None or not self._whole_steps:
+            raise Unsupported("sparse attention of a layer without pages")
+        return self._sparse.trace((q, kv), parts, layer, pages, index)
+
     def all_reduce(
         self,
         x: TracedTensor,
@@ -415,6 +432,12 @@ class NativeTracer:
         self._builder.emit(op, out, dtype=self.dtype)
         return out
 
+    def clamp(self, x: TracedTensor, limit: float) -> TracedTensor:
+        self._builder.expect(x, "clamping")
+        out = self._builder.new(x.cols, None, x)
+        self._builder.emit(Clamp(x=x.id, out=out.id, cols=x.cols, limit=limit), out)
+        return out
+
     def scale_rows(self, x: TracedTensor, factors: TracedTensor) -> TracedTensor:
         self._builder.expect(x, "scaling")
         self._builder.expect(factors, "scaling")
@@ -491,7 +514,7 @@ class NativeTracer:
             raise Unsupported("attention of a layer without pages")
         shape = pages.shape
         mine = layer.num_kv_heads, layer.head_dim, layer.value_dim
-        if mine != (shape.num_kv_heads, shape.head_dim, shape.value_dim):
+        if shape.tokens or mine != (shape.num_kv_heads, shape.head_dim, shape.value_dim):
             raise Unsupported("attention heads that differ from the KV pool's")
         if max(layer.head_dim, layer.value_dim) > self._builder.constants.max_head:
             raise Unsupported(f"heads of {layer.head_dim} columns")

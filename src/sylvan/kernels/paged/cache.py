@@ -14,7 +14,11 @@ PAGE_MULTIPLE = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageShape:
-    """Storage of one layer per page."""
+    """Storage of one layer per page.
+
+    With `tokens` a page holds a row for each token, and the values are keys of an index in kernel
+    order (see `opset.sparse.TokenPages`).
+    """
 
     num_kv_heads: int
     head_dim: int
@@ -23,6 +27,7 @@ class PageShape:
     dtype: torch.dtype  # of the model's rows: bfloat16 or float32
     shared: bool = False  # values are the first columns of the keys, and have no pages
     int8: bool = False  # pages hold int8 levels, and a float32 scale for each token and head
+    tokens: bool = False
 
     def __post_init__(self) -> None:
         assert self.page_size % PAGE_MULTIPLE == 0

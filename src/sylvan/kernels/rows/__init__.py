@@ -57,3 +57,10 @@ def softcap(x: X, cap: float) -> X:
     if isinstance(x, TracedTensor):
         return x.tracer.softcap(x, cap)
     return _softcap.on(x)(x, cap)
+
+
+def clamp(x: X, limit: float) -> X:
+    """A new matrix: x within -limit to limit."""
+    if isinstance(x, TracedTensor):
+        return x.tracer.clamp(x, limit)
+    return x.clamp(-limit, limit)

@@ -32,6 +32,12 @@ template <class T> void softcap(const Softcap& op, const Step& s, int64_t r) {
         write<T>(op.out, s, op.f32, i, tanh(read<T>(op.x, s, op.f32, i) / op.cap) * op.cap);
 }
 
+template <class T> void clamp(const Clamp& op, const Step& s, int64_t r) {
+    vf limit = splat(op.limit);
+    for (int64_t i = r * stride(op.cols), end = i + stride(op.cols); i < end; i += LANES)
+        put(at<T>(op.out, s) + i, max(min(get(at<T>(op.x, s) + i), limit), -limit));
+}
+
 template <class T> void scale_rows(const ScaleRows& op, const Step& s, int64_t r) {
     vf factor = splat(get(at<T>(op.factors, s) + r * stride(1))[0]);
     for (int64_t i = r * stride(op.cols), end = i + stride(op.cols); i < end; i += LANES)
@@ -44,4 +50,5 @@ const Kernel take_rows_kernel[2] = {per_row<take_rows<bf16>>, per_row<take_rows<
 const Kernel add_kernel[2] = {per_row<add<bf16>>, per_row<add<float>>};
 const Kernel scale_kernel[2] = {per_row<scale<bf16>>, per_row<scale<float>>};
 const Kernel scale_rows_kernel[2] = {per_row<scale_rows<bf16>>, per_row<scale_rows<float>>};
+const Kernel clamp_kernel[2] = {per_row<clamp<bf16>>, per_row<clamp<float>>};
 const Kernel softcap_kernel[2] = {per_row<softcap<bf16>>, per_row<softcap<float>>};

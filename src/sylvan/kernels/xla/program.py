@@ -43,6 +43,7 @@ LOWERINGS: Mapping[type[Op], Lowering] = MappingProxyType(
         opset.Scale: rows.scale,
         opset.Softcap: rows.softcap,
         opset.Cast: rows.cast,
+        opset.Clamp: rows.clamp,
         opset.ScaleRows: rows.scale_rows,
         opset.Route: experts.route,
         opset.MoeAlign: experts.moe_align,

@@ -16,6 +16,7 @@ from sylvan.kernels.native.opset import (
     Activation,
     Add,
     Cast,
+    Clamp,
     Embed,
     Function,
     Glu,
@@ -43,6 +44,7 @@ FUNCTIONS: Mapping[Function, Callable[[Array], Array]] = MappingProxyType(
         Function.RELU2: lambda x: jnp.square(jax.nn.relu(x)),
         Function.SIGMOID: jax.nn.sigmoid,
         Function.TANH: jnp.tanh,
+        Function.QUICK_GELU: lambda x: x * jax.nn.sigmoid(1.702 * x),
     }
 )
 
@@ -163,6 +165,11 @@ def scale(v: Values, op: Scale) -> None:
 def softcap(v: Values, op: Softcap) -> None:
     """See `Softcap`."""
     v.put(op.out, jnp.tanh(v.wide(op.x) / op.cap) * op.cap, op, wide=op.f32)
+
+
+def clamp(v: Values, op: Clamp) -> None:
+    """See `Clamp`."""
+    v.put(op.out, jnp.clip(v.wide(op.x), -op.limit, op.limit), op)
 
 
 def cast(v: Values, op: Cast) -> None:

@@ -200,6 +200,7 @@ def build_scheduler(
             "deterministic": bool(config.deterministic),
             "task": config.task,
             "vector_size": model.vector_size or model.num_labels,
+            "forms": ",".join(model.forms),
             "num_parameters": model.num_parameters,
             "weight_bytes": model.weight_bytes,
             "kv_bytes": model.kv_bytes,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import cast, get_args
 
 from sylvan.config import Config
+from sylvan.protocol.requests import VectorForm
 from sylvan.runtime.engine.composition import Scalar
 from sylvan.runtime.tokenizer.types import ServedModelInfo, Task
 from sylvan.text.tokenizer import Tokenizer
@@ -34,5 +35,12 @@ def served_facts(
         model_type=str(known.pop("model_type", None) or tokenizer.files.model_type),
         task=cast("Task", known.pop("task", None) or "generate"),
         vector_size=number("vector_size", 0),
+        forms=_forms(known.pop("forms", None)),
         extra=known,
     )
+
+
+def _forms(reported: Scalar) -> tuple[VectorForm, ...]:
+    """What a model makes of a text; `text` where the scheduler says nothing."""
+    named = str(reported or "").split(",")
+    return tuple(form for form in get_args(VectorForm) if form in named) or ("text",)

@@ -225,7 +225,7 @@ def _in_memory(
         kv_bytes=_kv_bytes(made.pool),
     )
     if pooling is not None:
-        facts = replace(facts, vector_size=pooling.size)
+        facts = replace(facts, vector_size=pooling.size, forms=pooling.forms)
     ahead.start()
     return LocalExecutor(worker, caps, control, overlap=options.overlap), facts
 

@@ -10,6 +10,7 @@ import torch
 
 from sylvan.kernels.native.cost import OpCost
 from sylvan.protocol.errors import ConfigError
+from sylvan.protocol.requests import VectorForm
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.checkpoint import WeightReader
 from sylvan.runtime.models.config import (
@@ -54,7 +55,8 @@ class LoadedModelInfo:
     causal: bool = True
     reads_all: bool = False  # pooling reads the hidden vectors of all tokens
     num_labels: int = 0
-    vector_size: int = 0  # dimensions of an embedding; 0 if the model makes none
+    vector_size: int = 0  # numbers of an embedding; 0: none are made
+    forms: tuple[VectorForm, ...] = ()  # what is made of a text; the first is the usual one
     runner: str = ""
     exact: bool = False
     program: Sequence[OpCost] = field(default=(), compare=False)  # ops of a step program

@@ -98,8 +98,11 @@ def program_pool(
     """
     if not config.causal:
         return NoPool(shape.num_pages, shape.page_size)
-    latent = config.latent.latent if config.latent else None
-    return NativePool(shape, build.dtype, int8=dtype == torch.int8, latent=latent)
+    latent, index = None, 0
+    if config.latent is not None:
+        latent, index = config.latent.latent, config.latent.index
+    int8 = dtype == torch.int8
+    return NativePool(shape, build.dtype, int8=int8, latent=latent, index=index)
 
 
 def tensor_pool(

@@ -1,8 +1,8 @@
 """Sparse latent attention: an indexer selects the tokens that a row attends to (DeepSeek V3.2).
 
-The indexer's key (`wk`) follows the latent columns in the same page row, so that sharing, moving
-and evicting pages includes it. A row with at most as many visible tokens as are selected attends to
-all of them, exactly as without an indexer.
+The key of the index (`wk`) is kept with the latent columns in the same page, so that whatever
+shares, moves or evicts pages takes it along. A row that sees no more tokens than are chosen sees
+all of them, exactly as without an index.
 
 Source: DeepSeek-V3.2-Exp's technical report. Its Hadamard transform and its 8-bit scores only
 affect speed, and are omitted.
@@ -21,9 +21,10 @@ from torch import nn
 from torch.nn import functional
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import AttentionLayer, Rope, TracedTensor, Unsupported
+from sylvan.kernels.api import IndexedRows, Rope, TracedTensor
 from sylvan.kernels.latent import LatentParts
 from sylvan.kernels.paged import reference
+from sylvan.kernels.sparse.reference import attend_slots, choose
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
@@ -32,7 +33,6 @@ from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.norm import LayerNorm
 
 _KEY_EPS = 1e-6
-_MOST = 1 << 24  # approximate size of an intermediate tensor
 
 Chosen = Sequence[torch.Tensor | None]
 """By request, the tokens (rows, K) of the rows that see more than K tokens; None if none do."""
@@ -70,9 +70,19 @@ class Indexer(nn.Module):
         """Queries and head weights. Shapes: float32 (T, H, I), (T, H)."""
         shape = self.shape
         q_THI = self.wq_b(latent_TQ).float().unflatten(-1, (shape.heads, -1))
-        q_THI = reference.rotate(q_THI, positions_T, self._rope(rope))
-        weights_TH = self.weights_proj(x_TD).float() * (shape.heads * shape.columns) ** -0.5
+        q_THI = reference.rotate(q_THI, positions_T, self._rope(rope)).to(x_TD.dtype).float()
+        weights_TH = self.weights_proj(x_TD, out_f32=True)
         return q_THI, weights_TH
+
+    def traced(self, x: TracedTensor, latent: TracedTensor) -> IndexedRows:
+        """The same as values of a program; positions are applied where keys are stored."""
+        return IndexedRows(
+            q=self.wq_b(latent),
+            k=self.k_norm(self.wk(x))[0],
+            weights=self.weights_proj(x, out_f32=True),
+            top_k=self.shape.top_k,
+            interleaved=self.shape.interleaved,
+        )
 
     def _rope(self, rope: Rope) -> Rope:
         return replace(rope, interleaved=self.shape.interleaved)
@@ -98,14 +108,9 @@ class SparseLatentAttention(LatentAttention):
     def attend(
         self, x_TD: torch.Tensor, batch: ForwardBatch, given: Chosen | None
     ) -> tuple[torch.Tensor, Chosen | None]:
-        """Output and selection; None: all rows see all tokens. Shape: (T, D) -> (T, D)."""
-        if isinstance(x_TD, TracedTensor):
-            raise Unsupported("attention to tokens that an indexer selects")
+        """Output and what was chosen; None: all rows see all tokens. Shape: (T, D) -> (T, D)."""
         assert self._rope is not None
-        rope, positions_T = self._rope, batch.positions_T
-        parts = LatentParts(
-            self._shape, self.kv_b_proj.weight, self.kv_a_layernorm.of_heads(), rope
-        )
+        rope, positions_T, parts = self._rope, batch.positions_T, self._parts()
         latent_TQ = self.q_a_layernorm(self.q_a_proj(x_TD))[0]
         q_TNC, k_T1C = ops.latent_heads(
             self.q_b_proj(latent_TQ), self.kv_a_proj_with_mqa(x_TD), parts, positions_T
@@ -127,6 +132,22 @@ class SparseLatentAttention(LatentAttention):
             queries = index.queries(x_TD, latent_TQ, positions_T, rope)
         out, chosen = self._by_request(q_TNC, queries, given, batch)
         return self.o_proj(ops.latent_output(out, parts)), chosen
+
+    def traced(
+        self, x: TracedTensor, given: TracedTensor | None
+    ) -> tuple[TracedTensor, TracedTensor]:
+        """The same as values of a program. The choice is of all rows."""
+        latent = self.q_a_layernorm(self.q_a_proj(x))[0]
+        q, kv = self.q_b_proj(latent), self.kv_a_proj_with_mqa(x)
+        index = given if self.indexer is None else self.indexer.traced(x, latent)
+        assert index is not None
+        out, chosen = ops.sparse_latent_attention(q, kv, self._parts(), self._layer, index)
+        return self.o_proj(out), chosen
+
+    def _parts(self) -> LatentParts:
+        assert self._rope is not None
+        norm = self.kv_a_layernorm.of_heads()
+        return LatentParts(self._shape, self.kv_b_proj.weight, norm, self._rope)
 
     def _by_request(
         self,
@@ -167,45 +188,3 @@ class SparseLatentAttention(LatentAttention):
                 out_TNC[rows] = attend_slots(q_TNC[rows], rows_PC, slots_TK, layer, latent)
             found.append(chosen)
         return out_TNC, found
-
-
-def choose(
-    q_THI: torch.Tensor, weights_TH: torch.Tensor, keys_SI: torch.Tensor, first: int, top_k: int
-) -> torch.Tensor:
-    """The best tokens of each row, up to its own position. Shape: int64 (T, K).
-
-    Args:
-        q_THI: Queries of the indexer; see `Indexer.queries`.
-        weights_TH: Their weights.
-        keys_SI: Index keys of all tokens.
-        first: Position of the first row; it sees at least `top_k` tokens.
-        top_k: K.
-    """
-    keys, chosen = keys_SI.float().T, list[torch.Tensor]()
-    step = max(1, _MOST // (q_THI.shape[1] * len(keys_SI)))
-    for start in range(0, len(q_THI), step):
-        rows = slice(start, start + step)
-        score_TS = torch.einsum("ths,th->ts", (q_THI[rows] @ keys).relu(), weights_TH[rows])
-        own = first + start + torch.arange(len(score_TS), device=keys.device)[:, None]
-        later = torch.arange(len(keys_SI), device=keys.device) > own
-        chosen.append(score_TS.masked_fill(later, float("-inf")).topk(top_k, -1).indices)
-    return torch.cat(chosen)
-
-
-def attend_slots(
-    q_TNC: torch.Tensor,
-    rows_PS1C: torch.Tensor,
-    slots_TK: torch.Tensor,
-    layer: AttentionLayer,
-    value_dim: int,
-) -> torch.Tensor:
-    """Attention of each row to the tokens in its slots, in float32. Shape: (T, N, value_dim)."""
-    out = q_TNC.new_empty(*q_TNC.shape[:2], value_dim)
-    kept, columns = rows_PS1C.flatten(0, 1)[:, 0], q_TNC.shape[-1]
-    step = max(1, _MOST // (slots_TK.shape[1] * columns))
-    for start in range(0, len(q_TNC), step):
-        rows = slice(start, start + step)
-        k_TKC = kept[slots_TK[rows], :columns].float()
-        score_TNK = q_TNC[rows].float() @ k_TKC.transpose(1, 2) * layer.scale
-        out[rows] = (score_TNK.softmax(-1) @ k_TKC[..., :value_dim]).to(out.dtype)
-    return out

@@ -71,7 +71,7 @@ def usual_slopes(heads: int) -> tuple[float, ...]:
 
 def _mpt(raw: Raw) -> Raw:
     attention = raw.get("attn_config") or {}
-    for switch in ("clip_qkv", "qk_ln", "prefix_lm"):
+    for switch in ("qk_ln", "prefix_lm"):
         if attention.get(switch):
             raise NotNative(f"its variant of attention ({switch})")
     if not attention.get("alibi", True) or raw.get("logit_scale"):
@@ -93,6 +93,7 @@ def _mpt(raw: Raw) -> Raw:
         },
         "alibi_slopes": tuple(slopes),
         "norm_bias": False,
+        "qkv_limit": float(attention.get("clip_qkv") or 0.0),
         "attention_scale": attention.get("softmax_scale"),
     }
 

@@ -26,6 +26,7 @@ ACTIVATIONS: dict[str, ActivationKind] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu2",
+    "quick_gelu": "quick_gelu",
 }
 
 
@@ -182,6 +183,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     attention_softcap: float = 0.0
+    qkv_limit: float = 0.0  # queries, keys and values lie within it before positions; 0: none
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     raw: dict[str, Any] = {}
 

@@ -163,6 +163,7 @@ class Attention(nn.Module):
         self.qkv_proj = ColumnParallel(build, config.hidden_size, parts, bias=config.qkv_bias)
         self.o_proj = RowParallel(build, queries, config.hidden_size, bias=config.o_bias)
         self.sinks = build.empty(Split(heads.queries)) if config.sinks else None
+        self._limit = config.qkv_limit
         rope = ropes.of(layer)
         self.q_norm = self.k_norm = None
         if config.qk_norm and not (config.qk_norm == "unit" and rope is None):
@@ -192,7 +193,9 @@ class Attention(nn.Module):
             self.attn = kind(spec, rope, self.q_norm, self.k_norm)
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
-        return self.o_proj(self.attn(self.qkv_proj(x_TD), batch))
+        qkv = self.qkv_proj(x_TD)
+        qkv = ops.clamp(qkv, self._limit) if self._limit else qkv
+        return self.o_proj(self.attn(qkv, batch))
 
 
 class PreNorm(nn.Module):

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import (
     ModelConfig,
-    NotNative,
     QueryScaling,
     common_fields,
     make_config,
@@ -103,9 +102,8 @@ def _ernie(raw: dict[str, Any]) -> Switches:
 
 
 def _olmo(raw: dict[str, Any]) -> Switches:
-    if raw.get("clip_qkv") is not None:
-        raise NotNative("clipped projections (clip_qkv)")
-    return {"norm": "layer", "norm_weight": False, "rms_norm_eps": 1e-5}
+    limit = float(raw.get("clip_qkv") or 0.0)
+    return {"norm": "layer", "norm_weight": False, "rms_norm_eps": 1e-5, "qkv_limit": limit}
 
 
 def _ministral3(raw: dict[str, Any]) -> Switches:

@@ -6,8 +6,7 @@ modules (a dense layer, a norm, unit length). Without it, the family's default a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -15,12 +14,19 @@ import torch
 from torch.nn import functional as F
 
 from sylvan.protocol.errors import ConfigError
+from sylvan.protocol.requests import VectorForm
+from sylvan.runtime.models.clip import projection
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.safetensors import Checkpoint
+from sylvan.runtime.models.token_heads import (
+    TokenHeads,
+    Transform,
+    read_token_heads,
+    step_token,
+)
 from sylvan.utils.json_files import read_json
 
 Mode = Literal["cls", "mean", "last", "max", "weightedmean", "mean_sqrt_len", "splade"]
-Transform = Callable[[torch.Tensor], torch.Tensor]
 
 _OLD_MODES = {
     "cls_token": "cls",
@@ -33,6 +39,9 @@ _OLD_MODES = {
 _NEW_MODES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 
 
+_PLAIN = TokenHeads()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolingSpec:
     """How the embedding of a text is computed.
@@ -40,14 +49,18 @@ class PoolingSpec:
     Attributes:
         modes: One or several pooling modes, whose vectors are concatenated; `splade` only alone.
         transforms: Applied to the pooled vector float32 (D,), in order.
-        normalize: Whether to scale to unit length at the end, after truncation.
-        size: Dimensions of the embedding.
+        normalize: To unit length at the end, after it was shortened.
+        size: Numbers of the vector.
+        forms: What it makes of a text; the first is the usual one.
+        tokens: How vectors of single tokens are treated.
     """
 
     modes: tuple[Mode, ...]
     transforms: tuple[Transform, ...] = ()
     normalize: bool = True
     size: int = 0
+    forms: tuple[VectorForm, ...] = ("text",)
+    tokens: TokenHeads = _PLAIN
 
     @property
     def reads_all(self) -> bool:
@@ -78,18 +91,18 @@ def read_pooling(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> Poo
         ConfigError: modules.json is unreadable, or needs an unsupported module.
     """
     if config.num_labels:
-        return PoolingSpec(modes=(_class_mode(config, wish),), normalize=False)
+        return _of_labels(model_dir, config, wish)
     modes: tuple[Mode, ...] = ("last",) if config.causal else ("cls",)
     if config.architecture == "Contriever":
         modes = ("mean",)
     spec = PoolingSpec(modes=modes)
+    if config.architecture.startswith("CLIP") and (found := projection(model_dir)) is not None:
+        spec = replace(spec, transforms=(found,))
     path = model_dir / "modules.json"
     if path.is_file():
         spec = _read_modules(model_dir, _read_json(path, list), spec)
     if wish.mode is not None:
-        spec = PoolingSpec(
-            modes=(_mode(wish.mode),), transforms=spec.transforms, normalize=spec.normalize
-        )
+        spec = replace(spec, modes=(_mode(wish.mode),))
     normalize = spec.normalize if wish.normalize is None else wish.normalize
     if spec.reads_words:
         wanted = bool(wish.normalize)
@@ -97,9 +110,29 @@ def read_pooling(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> Poo
     vector = torch.zeros(config.hidden_size * len(spec.modes))
     for transform in spec.transforms:
         vector = _applied(transform, vector)
-    return PoolingSpec(
-        modes=spec.modes, transforms=spec.transforms, normalize=normalize, size=len(vector)
+    heads = read_token_heads(model_dir, config.hidden_size)
+    tokens = TokenHeads(transforms=_by_token(spec)) if heads is None else heads
+    return replace(
+        spec,
+        normalize=normalize,
+        size=len(vector),
+        forms=("text", "tokens") if heads is None else ("text", "tokens", "weights"),
+        tokens=replace(tokens, normalize=wish.normalize is not False),
     )
+
+
+def _of_labels(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> PoolingSpec:
+    spec = PoolingSpec(modes=(_class_mode(config, wish),), normalize=False, size=config.num_labels)
+    names = config.raw.get("architectures") or ("",)
+    if not str(names[0]).endswith("ForProcessRewardModel"):
+        return spec
+    tokens = TokenHeads(step_token=step_token(model_dir))
+    return replace(spec, forms=("steps",), tokens=tokens)
+
+
+def _by_token(spec: PoolingSpec) -> tuple[Transform, ...]:
+    """Of a single token: what follows several poolings does not fit its vector."""
+    return spec.transforms if len(spec.modes) == 1 else ()
 
 
 def _applied(transform: Transform, vector: torch.Tensor) -> torch.Tensor:

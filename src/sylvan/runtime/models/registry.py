@@ -157,6 +157,7 @@ MODELS: dict[str, str] = {
     "RoFormerForCausalLM": _HERE + "bert_decoder",
     "RobertaForCausalLM": _HERE + "bert_decoder",
     "RobertaPreLayerNormForCausalLM": _HERE + "bert_decoder",
+    "RWKV7ForCausalLM": _HERE + "rwkv7",
     "RwkvForCausalLM": _HERE + "rwkv",
     "SeedOssForCausalLM": _HERE + "llama",
     "SmolLM3ForCausalLM": _HERE + "llama",
@@ -174,6 +175,7 @@ MODELS: dict[str, str] = {
     "XverseForCausalLM": _HERE + "renamed",
     "YiForCausalLM": _HERE + "renamed",
     "YoutuForCausalLM": _HERE + "deepseek",
+    "xLSTMForCausalLM": _HERE + "xlstm",
 }
 
 _MULTIMODAL = (
@@ -201,9 +203,11 @@ MODELS |= {
         (_DECODERS, "vectors", ("ForSequenceClassification", "Model")),
         (_MULTIMODAL, "multimodal", ("ForConditionalGeneration",)),
         (("InternLM2", "Qwen2", "Qwen3"), "vectors", ("ForRewardModel",)),
+        (("Qwen2",), "vectors", ("ForProcessRewardModel",)),
         (("Cohere", "Cohere2", "EuroBert", "Granite"), "vectors", ("Model",)),
         (("LlamaBidirectional", "LlamaEmbedding"), "vectors", ("Model",)),
         (("Contriever",), "encoder", ("",)),
+        (("CLIP",), "clip", ("Model", "TextModel", "TextModelWithProjection")),
     )
     for stem in stems
     for suffix in suffixes

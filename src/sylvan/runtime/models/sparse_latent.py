@@ -5,12 +5,12 @@ GLM-5 lets some layers take the choice of the one before (`indexer_types`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
-from sylvan.kernels.api import TracedTensor, Unsupported, X
+from sylvan.kernels.api import TracedTensor, X
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
@@ -49,6 +49,14 @@ def _choosing(raw: Raw, layers: int) -> list[bool]:
     return [kind != "shared" for kind in kinds] if isinstance(kinds, list) else []
 
 
+@dataclass(slots=True)
+class Choice:
+    """What the last layer that chooses has chosen in a step, of tensors or of a traced program."""
+
+    tokens: Chosen | None = None
+    traced: TracedTensor | None = None
+
+
 class SparseBlock(LatentBlock):
     """Passes the choice on to the next layer."""
 
@@ -68,19 +76,20 @@ class SparseBlock(LatentBlock):
         assert isinstance(self.self_attn, SparseLatentAttention)
         self.self_attn.index_by(build, config.hidden_size, shape, own=own)
 
-    def run(
-        self,
-        x_TD: torch.Tensor,
-        residual_TD: torch.Tensor | None,
-        batch: ForwardBatch,
-        chosen: Chosen | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, Chosen | None]:
-        """As `forward`, with the choice of the layer before."""
-        assert isinstance(self.self_attn, SparseLatentAttention)
+    def forward(
+        self, x_TD: X, residual_TD: X | None, batch: ForwardBatch, choice: Choice | None = None
+    ) -> tuple[X, X]:
+        """As other blocks; takes the choice of the layer before, and leaves its own."""
+        attention, choice = self.self_attn, choice or Choice()
+        assert isinstance(attention, SparseLatentAttention)
         h_TD, stream_TD = self.input_layernorm(x_TD, residual_TD)
-        h_TD, chosen = self.self_attn.attend(h_TD, batch, chosen)
-        h_TD, stream_TD = self.post_attention_layernorm(h_TD, stream_TD)
-        return self.mlp(h_TD), stream_TD, chosen
+        made: Any
+        if isinstance(h_TD, TracedTensor):
+            made, choice.traced = attention.traced(h_TD, choice.traced)
+        else:
+            made, choice.tokens = attention.attend(h_TD, batch, choice.tokens)
+        h_TD, stream_TD = self.post_attention_layernorm(made, stream_TD)
+        return self.mlp(h_TD), stream_TD
 
 
 class SparseDeepseek(Decoder):
@@ -91,14 +100,10 @@ class SparseDeepseek(Decoder):
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Hidden vectors after the final norm. Shape: (T, D)."""
-        if isinstance(x_TD, TracedTensor):
-            raise Unsupported("attention to tokens that an indexer selects")
-        assert isinstance(x_TD, torch.Tensor)
-        h_TD, residual_TD, chosen = x_TD, None, None
+        residual_TD, choice = None, Choice()
         for block in self.layers:
-            assert isinstance(block, SparseBlock)
-            h_TD, residual_TD, chosen = block.run(h_TD, residual_TD, batch, chosen)
-        return self.norm(h_TD, residual_TD)[0]
+            x_TD, residual_TD = block(x_TD, residual_TD, batch, choice)
+        return self.norm(x_TD, residual_TD)[0]
 
 
 MODEL = SparseDeepseek

@@ -27,7 +27,7 @@ _CAUSAL: Mapping[str, str] = MappingProxyType(
     }
 )
 _BOTH_WAYS = ("EuroBert", "LlamaBidirectional")
-_SUFFIXES = ("ForSequenceClassification", "ForRewardModel", "Model")
+_SUFFIXES = ("ForSequenceClassification", "ForProcessRewardModel", "ForRewardModel", "Model")
 
 
 def parse(raw: dict[str, Any]) -> ModelConfig:
@@ -64,7 +64,8 @@ def _head(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
     if architecture == "InternLM2ForRewardModel":  # one matrix
         return {"head": "score", "num_labels": 1}
     if architecture.endswith("RewardModel"):
-        return {"head": "reward", "num_labels": count_labels(raw, default=1)}
+        default = 2 if architecture.endswith("ForProcessRewardModel") else 1
+        return {"head": "reward", "num_labels": count_labels(raw, default=default)}
     return {"head": "score", "num_labels": count_labels(raw)}
 
 

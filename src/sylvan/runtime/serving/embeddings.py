@@ -6,7 +6,7 @@ import asyncio
 import base64
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +18,7 @@ from sylvan.api.native_reply import finish_reason, timing_keys
 from sylvan.api.openai.vectors import ClassifyBody, EmbeddingsBody, EncodeBody, MediaInput
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Usage
+from sylvan.protocol.requests import VectorForm
 from sylvan.runtime.serving.labels import Labels
 from sylvan.runtime.serving.media_inputs import media_input
 from sylvan.runtime.serving.prompts import Prompts, read_prompts
@@ -68,6 +69,16 @@ class EmbeddingCaller:
             message = f"The model {facts.served_name!r} {kind}; it makes no {what}."
             raise RequestError(message, param="model")
 
+    def demand_texts(self, other: str) -> None:
+        """Reject what needs numbers of a whole text, of a model that judges its steps.
+
+        Raises:
+            RequestError: It does; `other` is the route for it.
+        """
+        if "steps" in self.facts.forms:
+            message = f"The model {self.facts.served_name!r} judges steps: use {other}."
+            raise RequestError(message, param="model")
+
     async def vectors(self, inputs: Sequence[EmbedInput]) -> list[Vector]:
         """Return all vectors; if one fails, the others are aborted.
 
@@ -89,16 +100,24 @@ async def embeddings(caller: EmbeddingCaller, body: EmbeddingsBody, chat: ChatTe
     """Answer `/v1/embeddings`."""
     caller.demand("embed", "both", what="embeddings")
     lora = caller.adapter(body.lora_path, body.model)
-    asked = EmbedInput(dimensions=body.dimensions, priority=body.priority or 0, lora=lora)
+    form = _form(caller.facts, body)
+    asked = EmbedInput(
+        form=form, dimensions=body.dimensions, priority=body.priority or 0, lora=lora
+    )
     prompts = read_prompts(caller.facts.model_path)
     inputs = _prompted(_inputs(body.input, body.rid, asked), prompts, body.prompt_name)
     inputs = await with_media(chat, body.input, inputs)
     vectors = await caller.vectors(inputs)
+    if form == "weights":
+        hidden = caller.manager.tokenizer.special_ids
+        written = [_words(v, hidden) for v in vectors]
+    else:
+        written = [_written(v.values, body) for v in vectors]
     return {
         "object": "list",
         "data": [
-            {"object": "embedding", "index": i, "embedding": _written(v.values, body)}
-            for i, v in enumerate(vectors)
+            {"object": "embedding", "index": i, "embedding": found}
+            for i, found in enumerate(written)
         ],
         "model": body.model or caller.facts.served_name,
         "usage": usage_of([v.usage for v in vectors]),
@@ -120,6 +139,7 @@ async def encode(caller: EmbeddingCaller, body: EncodeBody) -> Reply | list[Repl
 async def classify(caller: EmbeddingCaller, body: ClassifyBody, labels: Labels) -> Reply:
     """Answer `/v1/classify`."""
     caller.demand("classify", what="classes")
+    caller.demand_texts("/classify")
     asked = EmbedInput(priority=body.priority or 0)
     vectors = await caller.vectors(_inputs(body.input, body.rid, asked))
     data: list[Reply] = []
@@ -230,7 +250,12 @@ def _native_inputs(body: EncodeBody) -> tuple[list[EmbedInput], bool]:
     if not items or not all(items):
         raise RequestError(f"{field} is empty; a text needs a token.", param=field)
     rids = _rids(body.rid, len(items), many)
-    asked = EmbedInput(dimensions=body.dimensions, priority=body.priority or 0, lora=body.lora_path)
+    asked = EmbedInput(
+        form="tokens" if body.return_multivector else None,
+        dimensions=body.dimensions,
+        priority=body.priority or 0,
+        lora=body.lora_path,
+    )
     return [_native_input(i, n, asked) for i, n in zip(items, rids, strict=True)], many
 
 
@@ -254,8 +279,31 @@ def _rids(rid: str | list[str] | None, size: int, many: bool) -> list[str | None
     return list(rid)
 
 
-def _written(values: np.ndarray, body: EmbeddingsBody) -> list[float] | str | Reply:
-    if body.encoding_format == "sparse":
+def _form(facts: ServedModelInfo, body: EmbeddingsBody) -> VectorForm | None:
+    """The form of vectors that a body asks for; None: the model's usual one."""
+    sparse = body.encoding_format == "sparse"
+    if body.return_multivector:
+        if sparse:
+            message = "encoding_format: vectors of tokens are not sparse."
+            raise RequestError(message, param="encoding_format")
+        return "tokens"
+    return "weights" if sparse and "weights" in facts.forms else None
+
+
+def _words(vector: Vector, hidden: Collection[int]) -> Reply:
+    """The largest weight of each word of a text, without those of special tokens."""
+    found: dict[int, float] = {}
+    for token, weight in zip(vector.input_ids, vector.values.tolist(), strict=True):
+        if weight > 0 and token not in hidden:
+            found[token] = max(weight, found.get(token, 0.0))
+    order = sorted(found)
+    return {"indices": order, "values": [found[token] for token in order]}
+
+
+def _written(values: np.ndarray, body: EmbeddingsBody) -> Any:
+    if values.ndim > 1 and body.encoding_format == "base64":
+        return [_written(row, body) for row in values]
+    if values.ndim == 1 and body.encoding_format == "sparse":
         indices = np.flatnonzero(values)
         return {"indices": indices.tolist(), "values": values[indices].tolist()}
     if body.encoding_format == "base64":

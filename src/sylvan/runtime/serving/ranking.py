@@ -14,7 +14,7 @@ import numpy as np
 from sylvan.api.openai.vectors import MediaInput, RerankBody, ScoreBody
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Usage
-from sylvan.protocol.requests import LogprobOptions
+from sylvan.protocol.requests import LogprobOptions, VectorForm
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.serving.embeddings import (
     EmbeddingCaller,
@@ -69,7 +69,11 @@ async def rerank(
     their vectors; a generative model is asked for yes or no, as Qwen3-Reranker was trained.
     """
     task = caller.facts.task
-    if task == "embed" or (task == "both" and not _verdicts(caller)):
+    by_vector = task == "embed" or (task == "both" and not _verdicts(caller))
+    if body.late_interaction and not by_vector:
+        message = "late_interaction: the model makes no vectors to compare."
+        raise RequestError(message, param="late_interaction")
+    if by_vector:
         found = await _by_vector(caller, body, chat)
     else:
         _check_texts(body)
@@ -106,6 +110,7 @@ def _check_texts(body: RerankBody) -> None:
 
 
 async def _by_label(caller: EmbeddingCaller, body: RerankBody, labels: Labels) -> list[Judged]:
+    caller.demand_texts("/classify")
     if caller.facts.vector_size > 2:
         count = caller.facts.vector_size
         message = f"The model has {count} labels; ranking needs one with a single label, or two."
@@ -118,21 +123,36 @@ async def _by_label(caller: EmbeddingCaller, body: RerankBody, labels: Labels) -
 async def _by_vector(caller: EmbeddingCaller, body: RerankBody, chat: ChatTemplate) -> list[Judged]:
     prompts = read_prompts(caller.facts.model_path)
     name, others = prompts.first_of(*QUERY), prompts.first_of(*DOCUMENT)
-    asked = EmbedInput()
+    form: VectorForm | None = "tokens" if body.late_interaction else None
+    asked = EmbedInput(form=form)
     if isinstance(body.query, str):
         text = _asked(body) if body.instruct else prompts.apply(body.query, name)
-        asked = EmbedInput(text=text)
+        asked = EmbedInput(text=text, form=form)
     elif body.instruct:
         message = "instruct: give it as `instruct` of the query, which has media."
         raise RequestError(message, param="instruct")
     inputs = [
-        EmbedInput(text=prompts.apply(given, others)) if isinstance(given, str) else EmbedInput()
+        EmbedInput(text=prompts.apply(given, others), form=form)
+        if isinstance(given, str)
+        else EmbedInput(form=form)
         for given in body.documents
     ]
     [asked] = await with_media(chat, body.query, [asked], "query")
     inputs = await with_media(chat, body.documents, inputs, "documents")
     query, *documents = await caller.vectors([asked, *inputs])
-    return [Judged(_cosine(query.values, v.values), meta_of(v)) for v in documents]
+    compared = _late_interaction if body.late_interaction else _cosine
+    return [Judged(compared(query.values, v.values), meta_of(v)) for v in documents]
+
+
+def _late_interaction(query: np.ndarray, document: np.ndarray) -> float:
+    """For each token of the query the document's most similar one (ColBERT, arXiv:2004.12832).
+
+    The mean, as BGE-M3 takes it, so that scores lie in -1 to 1. Shapes: (n, D), (m, D).
+    """
+    if not len(query) or not len(document):
+        return 0.0
+    similar = query.astype(np.float64) @ document.astype(np.float64).T
+    return float(similar.max(1).mean())
 
 
 def _cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -252,6 +272,7 @@ async def score(caller: EmbeddingCaller, body: ScoreBody) -> Reply:
         message = "items: query and items must both be text, or both be token ids."
         raise RequestError(message, param="items")
     if caller.facts.task == "classify":
+        caller.demand_texts("/classify")
         rows, usages = await _label_scores(caller, body, items)
         scores = [_softmax(row) if body.apply_softmax else row for row in rows]
     else:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ContextLengthError, RequestError
-from sylvan.protocol.requests import EmbedRequest
+from sylvan.protocol.requests import EmbedRequest, VectorForm
 from sylvan.runtime.tokenizer.checks import (
     MAX_CHARS_PER_TOKEN,
     MAX_RID_CHARS,
@@ -30,8 +31,17 @@ from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.threads import call_in_pool
 
 _INLINE_CHARS = 2048  # longer texts are tokenised in a thread
+_MOST_NUMBERS = 1 << 24  # of the vectors of all tokens of a text: 64 MiB
 _INT32 = range(-(2**31), 2**31)
 KINDS = {"embed": "makes embeddings", "classify": "classifies texts", "generate": "generates text"}
+FORMS: Mapping[VectorForm, str] = MappingProxyType(
+    {
+        "text": "a vector of each text",
+        "tokens": "a vector of each token",
+        "weights": "a weight of each word",
+        "steps": "a reward of each step",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +67,19 @@ class EmbedTexts:
         """Tokens of the longest supported text."""
         return min(facts.max_request_tokens, self._longest or facts.max_request_tokens)
 
-    async def read(self, inp: EmbedInput, most: int) -> EmbedPrompt:
+    async def read(self, inp: EmbedInput, facts: ServedModelInfo) -> EmbedPrompt:
         """Tokenise the input; long texts do not block the event loop.
 
-        `most` is the number of tokens to which `inp.truncate` truncates.
+        Texts whose steps are judged are conversations in the model's own format, so that control
+        tokens in them are recognised.
         """
         if inp.input_ids is not None:
             return EmbedPrompt(inp.input_ids, None, "input_ids")
         assert inp.text is not None
-        limit = most if inp.truncate else None
+        limit = self.most(facts) if inp.truncate else None
+        if "steps" in facts.forms:
+            ids = await call_in_pool(self._pool, self._tokenizer.encode, inp.text)
+            return EmbedPrompt(ids, None, "text")
         if len(inp.text) + len(inp.pair or "") <= _INLINE_CHARS:
             return self._encode(inp.text, inp.pair, limit)
         return await call_in_pool(self._pool, self._encode, inp.text, inp.pair, limit)
@@ -127,7 +141,18 @@ def check_embed(inp: EmbedInput, facts: ServedModelInfo) -> None:
         raise RequestError("priority must be a 32-bit integer", param="priority")
     if inp.deadline_s is not None and not 0 < inp.deadline_s <= MAX_TIMEOUT_S:
         raise RequestError(f"deadline_s must be in 0 to {MAX_TIMEOUT_S:g}", param="deadline_s")
+    _check_form(inp, facts)
     _check_dimensions(inp.dimensions, facts)
+
+
+def _check_form(inp: EmbedInput, facts: ServedModelInfo) -> None:
+    form = inp.form or facts.forms[0]
+    if form not in facts.forms:
+        known = " and ".join(FORMS[form] for form in facts.forms)
+        message = f"The model {facts.served_name!r} makes {known}, not {FORMS[form]}."
+        raise RequestError(message, param="model")
+    if inp.dimensions is not None and form in ("weights", "steps"):
+        raise RequestError(f"dimensions: {FORMS[form]} cannot be shortened", param="dimensions")
 
 
 def _check_dimensions(wanted: int | None, facts: ServedModelInfo) -> None:
@@ -156,6 +181,13 @@ def build_embed(
         raise RequestError(f"{prompt.param} is empty; a text needs a token", param=prompt.param)
     if count > most:
         raise ContextLengthError.of_prompt(count, most, prompt.param)
+    form = inp.form or facts.forms[0]
+    if form == "tokens" and count * facts.vector_size > _MOST_NUMBERS:
+        message = (
+            f"{prompt.param} has {count} tokens; vectors of each are made of up to "
+            f"{_MOST_NUMBERS // facts.vector_size}"
+        )
+        raise RequestError(message, param=prompt.param)
     types: IntArray | None = None
     if prompt.types is not None and any(prompt.types):
         types = np.array(prompt.types, np.int32)
@@ -163,6 +195,7 @@ def build_embed(
         rid=rid,
         input_ids=check_ids(prompt.ids, facts.vocab_size, prompt.param),
         token_types=types,
+        form=form,
         dimensions=inp.dimensions,
         normalize=inp.normalize,
         tenant=inp.tenant,

@@ -143,7 +143,7 @@ class TokenizerManager:
         most = self._texts.most(self.facts)
         self._reserved += 1
         try:
-            prompt = await self._texts.read(inp, most)
+            prompt = await self._texts.read(inp, self.facts)
             ids, media = await self._with_media(prompt.ids, inp.media, inp.tenant)
             prompt = replace(prompt, ids=ids)
         finally:

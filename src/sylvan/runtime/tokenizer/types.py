@@ -13,7 +13,13 @@ from sylvan.media.source import MediaSource
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.protocol.media import MEDIA_KINDS, MediaKind
 from sylvan.protocol.messages import Finish, Timing, TokenLogprobs, Usage
-from sylvan.protocol.requests import Bootstrap, LogprobOptions, RequestOptions, ThinkingOptions
+from sylvan.protocol.requests import (
+    Bootstrap,
+    LogprobOptions,
+    RequestOptions,
+    ThinkingOptions,
+    VectorForm,
+)
 from sylvan.protocol.sampling import SamplingParams
 
 State = Literal["starting", "up", "draining", "recovering", "lost", "stopped"]
@@ -49,15 +55,17 @@ class EmbedInput(msgspec.Struct, frozen=True, kw_only=True):
 
     Exactly one of `text` and `input_ids` is given; `pair` goes with `text`, and the model reads it
     as a second segment. `media` are the items of `input_ids`, in the order of their placeholders.
-    Text never yields control tokens. `dimensions` truncates the vector, for models trained for
-    that; `truncate` truncates a text that is too long, at its end. `internal` requests are our own,
-    such as health probes; they are not counted in metrics.
+    Text never yields control tokens. `form` is what is made of the text; None: what the model
+    usually makes. `dimensions` truncates vectors, for models trained for that; `truncate` truncates
+    a text that is too long, at its end. `internal` requests are our own, such as health probes;
+    they are not counted in metrics.
     """
 
     text: str | None = None
     pair: str | None = None
     input_ids: Sequence[int] | None = None
     media: tuple[MediaSource, ...] = ()
+    form: VectorForm | None = None
     dimensions: int | None = None
     truncate: bool = False
     normalize: bool = True
@@ -72,7 +80,7 @@ class EmbedInput(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vector:
-    """Result of an `EmbedInput`: an embedding, or a number for each label. float32."""
+    """Result of an `EmbedInput`, in one of the forms of `VectorForm`."""
 
     rid: str
     values: np.ndarray
@@ -154,7 +162,8 @@ class ServedModelInfo:
 
     `context_len` limits prompt plus output; `max_total_tokens` is the KV memory, in tokens;
     `max_request_tokens` the smaller of the two. `vector_size` is the length of an embedding, or the
-    number of labels of a classifier. `extra` is what else the scheduler reported.
+    number of labels of a classifier; `forms` are what it makes of a text, the usual one first.
+    `extra` is what else the scheduler reported.
     """
 
     model_path: str
@@ -169,6 +178,7 @@ class ServedModelInfo:
     model_type: str = ""
     task: Task = "generate"
     vector_size: int = 0
+    forms: tuple[VectorForm, ...] = ("text",)
     extra: dict[str, str | int | float | bool | None] = field(default_factory=dict)
 
     @property

@@ -18,7 +18,7 @@ from tests.support.chosen import more
 from tests.support.tensors import DTYPES, home, ints, put, random, tolerance
 
 EACH_DTYPE = pytest.mark.parametrize("dtype", DTYPES)
-KINDS = ["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh"]
+KINDS = ["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "quick_gelu"]
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> None:

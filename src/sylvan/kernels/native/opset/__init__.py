@@ -39,6 +39,7 @@ from sylvan.kernels.native.opset.rows import (
     Activation,
     Add,
     Cast,
+    Clamp,
     Code,
     Embed,
     Function,
@@ -64,6 +65,13 @@ from sylvan.kernels.native.opset.rows import (
     Xielu,
 )
 from sylvan.kernels.native.opset.scans import DeltaScan, ShortConv, SpaceScan, StateSlots
+from sylvan.kernels.native.opset.sparse import (
+    IndexChoice,
+    IndexScores,
+    SparseAttention,
+    TokenPages,
+    TokenStore,
+)
 from sylvan.kernels.native.schema import Op
 
 __all__ = [
@@ -75,6 +83,7 @@ __all__ = [
     "Attention",
     "AttentionMerge",
     "Cast",
+    "Clamp",
     "Code",
     "DeltaScan",
     "Embed",
@@ -87,6 +96,8 @@ __all__ = [
     "Glu",
     "GroupSums",
     "HeadGroups",
+    "IndexChoice",
+    "IndexScores",
     "KVPages",
     "LatentRows",
     "LayerNorm",
@@ -116,10 +127,13 @@ __all__ = [
     "Softcap",
     "Source",
     "SpaceScan",
+    "SparseAttention",
     "StateSlots",
     "TakeColumns",
     "TakeRows",
     "ToStack",
+    "TokenPages",
+    "TokenStore",
     "WeightFormat",
     "Xielu",
 ]
@@ -145,6 +159,7 @@ OPS: tuple[type[Op], ...] = (
     Add,
     Scale,
     Softcap,
+    Clamp,
     Cast,
     ScaleRows,
     Route,
@@ -156,6 +171,10 @@ OPS: tuple[type[Op], ...] = (
     HeadGroups,
     ToStack,
     FromStack,
+    TokenStore,
+    IndexScores,
+    IndexChoice,
+    SparseAttention,
     ShortConv,
     SpaceScan,
     DeltaScan,

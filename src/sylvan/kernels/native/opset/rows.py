@@ -21,6 +21,7 @@ class Function(IntEnum):
     RELU2 = 4
     SIGMOID = 5
     TANH = 6
+    QUICK_GELU = 7
 
 
 class Source(IntEnum):
@@ -322,6 +323,16 @@ class Softcap(Op):
     cols: int
     f32: bool = False
     cap: float
+
+
+@operands
+class Clamp(Op):
+    """Rows within -limit to limit."""
+
+    x: Annotated[int, reads("row", "T, C")]
+    out: Annotated[int, writes("row", "T, C")]
+    cols: int
+    limit: float
 
 
 @operands

@@ -28,14 +28,16 @@ class NativePool:
         *,
         int8: bool = False,
         latent: int | None = None,
+        index: int = 0,
     ) -> None:
         """Reserve the memory; it becomes resident when first written.
 
         Args:
-            shape: Shape of the pages.
-            dtype: Type of the model's rows.
-            int8: Store keys and values as int8, with a scale for each token and head.
-            latent: For latent attention: leading columns of the keys that are the values.
+            shape: What is kept.
+            dtype: Of the model's rows.
+            int8: Keep keys and values as int8, with a scale for each token and head.
+            latent: Columns of the keys that are the values: of latent attention.
+            index: Last columns of the keys, by which tokens are chosen: of sparse attention.
 
         Raises:
             Unsupported: no kernel for this page size or dtype.
@@ -48,9 +50,10 @@ class NativePool:
             raise Unsupported(f"keys and values of {dtype}")
         page = PageShape(
             num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            value_dim=latent or shape.head_dim,
-            shared=latent is not None,
+            head_dim=shape.head_dim - index,
+            value_dim=index or latent or shape.head_dim,
+            shared=latent is not None and not index,
+            tokens=index > 0,
             page_size=shape.page_size,
             dtype=dtype,
             int8=int8,

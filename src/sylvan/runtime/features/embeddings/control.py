@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.requests import EmbedRequest
+from sylvan.protocol.requests import EmbedRequest, VectorForm
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.sched.capability import Capability, Verdict
 
@@ -22,6 +22,8 @@ class PoolSlice(msgspec.Struct, frozen=True):
     done: bool
     dimensions: int | None
     normalize: bool
+    form: VectorForm = "text"
+    ids: tuple[int, ...] = ()  # of its tokens, where single ones count: `steps`
 
 
 class NoEmbeddings(Capability):
@@ -49,7 +51,9 @@ class EmbeddingCapability(Capability):
         self._vectors: dict[Req, np.ndarray] = {}
 
     def cache_limit(self, req: Req) -> int | None:
-        return 0 if self._pools_all and isinstance(req.request, EmbedRequest) else None
+        if not isinstance(req.request, EmbedRequest):
+            return None
+        return 0 if self._pools_all or req.request.form != "text" else None
 
     def plan_work(self, batch: Batch) -> tuple[PoolSlice, ...] | None:
         if batch.decodes:
@@ -58,8 +62,10 @@ class EmbeddingCapability(Capability):
         for index, piece in enumerate(batch.slices):
             request = piece.req.request
             if isinstance(request, EmbedRequest):
-                asked = request.dimensions, request.normalize
-                found.append(PoolSlice(index, piece.start, piece.samples, *asked))
+                asked = request.dimensions, request.normalize, request.form
+                ids = request.input_ids[piece.start : piece.stop] if asked[-1] == "steps" else ()
+                mine = PoolSlice(index, piece.start, piece.samples, *asked, tuple(map(int, ids)))
+                found.append(mine)
         return tuple(found) or None
 
     def on_result(self, batch: Batch, report: Mapping[int, np.ndarray] | None) -> None:

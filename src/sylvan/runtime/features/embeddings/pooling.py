@@ -1,6 +1,6 @@
 """Pools the hidden states of a request's tokens, slice by slice.
 
-Shapes: n rows of one slice, D hidden.
+Shapes: n rows of one slice, D hidden, S tokens of a text.
 """
 
 from __future__ import annotations
@@ -45,11 +45,14 @@ class Pooler:
     labels: bool = False
     head: Head | None = None
     _sums: dict[int, _Sum] = field(default_factory=dict[int, _Sum])
+    _rows: dict[int, list[torch.Tensor]] = field(default_factory=dict[int, list[torch.Tensor]])
 
     def add(
         self, step: StepContext, slot: int, rows: IntArray, work: PoolSlice
     ) -> FloatArray | None:
         """Add the rows of a slice; return the embedding once the text is complete."""
+        if work.form != "text":
+            return self._add_rows(step, slot, rows, work)
         if self.spec.reads_all:
             words = self.spec.reads_words
             read = step.logits(rows).relu().log1p() if words else step.hidden(rows)
@@ -67,6 +70,39 @@ class Pooler:
     def forget(self, slot: int) -> None:
         """Drop the request in a slot."""
         self._sums.pop(slot, None)
+        self._rows.pop(slot, None)
+
+    def _add_rows(
+        self, step: StepContext, slot: int, rows: IntArray, work: PoolSlice
+    ) -> FloatArray | None:
+        """Keep the vectors of a slice; what comes of them is computed once, for the whole text."""
+        read = step.hidden(rows).cpu()
+        if work.form == "steps":
+            read = read[torch.tensor(work.ids) == self.spec.tokens.step_token]
+        if work.start == 0:
+            self._rows[slot] = []
+        self._rows[slot].append(read.float().clone())
+        if not work.done:
+            return None
+        return self._of_tokens(torch.cat(self._rows.pop(slot)), work).numpy()
+
+    def _of_tokens(self, rows_SD: torch.Tensor, work: PoolSlice) -> torch.Tensor:
+        heads = self.spec.tokens
+        if work.form == "steps":
+            assert self.head is not None, "labels of steps need the head"
+            found = [self.head(row_D[None]).float().cpu() for row_D in rows_SD]
+            labels = torch.cat(found) if found else torch.zeros(0, self.spec.size)
+            return labels.softmax(-1)
+        if work.form == "weights":
+            assert heads.weights is not None, "a form that the model does not make"
+            return heads.weights(rows_SD)
+        rows_SD = rows_SD[1:] if heads.skips_first else rows_SD
+        for transform in heads.transforms:
+            rows_SD = transform(rows_SD)
+        rows_SD = rows_SD[:, : work.dimensions] if work.dimensions else rows_SD
+        if heads.normalize and work.normalize:
+            rows_SD = rows_SD / rows_SD.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+        return rows_SD.contiguous()
 
     def _add(self, slot: int, hidden: torch.Tensor, start: int) -> None:
         rows = hidden.cpu().numpy()

@@ -96,8 +96,8 @@ class SampleReplies:
 def vector_reply(vector: Vector) -> pb.EmbedResponse:
     """Build the answer to `Embed`."""
     return pb.EmbedResponse(
-        embedding_dim=len(vector.values),
-        embedding=vector.values.tolist(),
+        embedding_dim=vector.values.shape[-1],
+        embedding=vector.values.ravel().tolist(),
         prompt_tokens=vector.usage.prompt_tokens,
     )
 

@@ -1,0 +1,59 @@
+"""The definition of correct, in PyTorch.
+
+Shapes: T rows, N heads, C latent and turning columns, H heads of the index, I their columns, S
+tokens of a request, K chosen ones.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sylvan.kernels.api import AttentionLayer
+
+_MOST = 1 << 24  # numbers in one intermediate tensor, about
+
+
+def choose(
+    q_THI: torch.Tensor, weights_TH: torch.Tensor, keys_SI: torch.Tensor, first: int, top_k: int
+) -> torch.Tensor:
+    """The best tokens of each row, of those up to its own, in their order. Shape: int64 (T, K).
+
+    Of equal scores the earlier token is better.
+
+    Args:
+        q_THI: Heads of the index.
+        weights_TH: Their weights.
+        keys_SI: Index keys of all tokens.
+        first: Position of the first row; it sees at least `top_k` tokens.
+        top_k: K.
+    """
+    keys, chosen = keys_SI.float().T, list[torch.Tensor]()
+    step = max(1, _MOST // (q_THI.shape[1] * len(keys_SI)))
+    for start in range(0, len(q_THI), step):
+        rows = slice(start, start + step)
+        score_TS = torch.einsum("ths,th->ts", (q_THI[rows] @ keys).relu(), weights_TH[rows])
+        own = first + start + torch.arange(len(score_TS), device=keys.device)[:, None]
+        later = torch.arange(len(keys_SI), device=keys.device) > own
+        seen_TS = score_TS.masked_fill(later, float("-inf"))
+        order_TS = seen_TS.sort(dim=-1, descending=True, stable=True).indices
+        chosen.append(order_TS[:, :top_k].sort(-1).values)
+    return torch.cat(chosen)
+
+
+def attend_slots(
+    q_TNC: torch.Tensor,
+    rows_PS1C: torch.Tensor,
+    slots_TK: torch.Tensor,
+    layer: AttentionLayer,
+    value_dim: int,
+) -> torch.Tensor:
+    """Attention of each row to the tokens in its slots, in float32. Shape: (T, N, value_dim)."""
+    out = q_TNC.new_empty(*q_TNC.shape[:2], value_dim)
+    kept, columns = rows_PS1C.flatten(0, 1)[:, 0], q_TNC.shape[-1]
+    step = max(1, _MOST // (slots_TK.shape[1] * columns))
+    for start in range(0, len(q_TNC), step):
+        rows = slice(start, start + step)
+        k_TKC = kept[slots_TK[rows], :columns].float()
+        score_TNK = q_TNC[rows].float() @ k_TKC.transpose(1, 2) * layer.scale
+        out[rows] = (score_TNK.softmax(-1) @ k_TKC[..., :value_dim]).to(out.dtype)
+    return out
