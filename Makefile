@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help serve test test-all test-slow gpu-test jax fuzz parity sdk sdk-all stores check aot bench docs site replay ui release lock audit clean
+.PHONY: help serve test test-all test-slow gpu-test jax fuzz sanitise parity sdk sdk-all stores check aot bench docs site replay ui release lock audit clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -35,8 +35,9 @@ test: $(VENV)/.dev  ## install and run the tests; ARGS="tests/unit -k radix" cho
 
 test-all: test test-slow  ## run all tests that need no other chips, as CI does
 
+# Three at once: these tests wait for processes half of the time.
 test-slow: $(VENV)/.dev  ## run what `make test` leaves out: long runs of many processes, training, compilers for other chips
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow $(ARGS)
 
 gpu-test: $(VENV)/.dev  ## run kernels, the executor and a server on this machine's NVIDIA GPU
 	$(BIN)/python -m pytest -n 8 --device cuda tests/unit/kernels/triton tests/unit/runtime/executor/device tests/e2e/test_gpu.py $(ARGS)
@@ -58,6 +59,9 @@ jax: $(VENV)/.dev  ## run step programs through JAX: on this CPU, on two virtual
 
 fuzz: $(VENV)/.dev  ## attack parsers, files, messages and grammars with made-up inputs; ARGS="--seconds 3600 gguf" chooses
 	$(BIN)/python -m tests.fuzz.run $(ARGS)
+
+sanitise: $(VENV)/.dev  ## run the kernels' tests with AddressSanitizer and UBSan; ARGS="--variants avx2" chooses
+	$(BIN)/python scripts/sanitise.py $(ARGS)
 
 parity: $(VENV)/.dev  ## compare every model family with transformers, write its page; NAMES="llama lfm2" chooses
 	$(BIN)/python scripts/parity_table.py $(NAMES)

@@ -86,6 +86,7 @@ def test_an_encoder_is_healthy(server):
     assert httpx.get(f"{server.url}/model_info").json()["is_generation"] is False
 
 
+@pytest.mark.slow
 def test_a_cross_encoder_ranks_pairs(tmp_path):
     folder = write_bert(tmp_path / "ranker", labels=1)
     documents = ["one", "another", "a third"]

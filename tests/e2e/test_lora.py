@@ -170,6 +170,7 @@ class Storm:
             assert reply.status_code == (200 if turn % 2 else 400), reply.text
 
 
+@pytest.mark.slow
 def test_every_answer_is_right_while_adapters_and_weights_come_and_go(
     model_dir: Path, folders: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ class Asker:
         raise AssertionError(f"still writing: {status}")
 
 
+@pytest.mark.slow
 def test_a_server_that_was_killed_finds_its_kv_again(model, tmp_path):
     flags = (*FLAGS, *TIERS, "--tiers.storage", str(tmp_path / "kv"))
     with running(model, *flags) as server:

@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from subprocess import DEVNULL
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.support.cluster import gateway, until
@@ -27,13 +28,16 @@ FLAGS = ("--load-format", "dummy", "--device", "cpu", "--dtype", "float32", "--t
 TOKENS = 3000
 """Enough work that a stream is still under way when its client has read a few events."""
 ATTEMPTS = 5
-"""A server may have sent everything before a busy client reads the first event and kills it."""
+"""A machine may be so busy that a stream ends before its client reads the first event."""
 PULSES = """
 import os, signal, sys, time
+pids = [int(pid) for pid in sys.argv[1:]]
 while True:
-    os.kill(int(sys.argv[1]), signal.SIGSTOP)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
     time.sleep(0.04)
-    os.kill(int(sys.argv[1]), signal.SIGCONT)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
     time.sleep(0.004)
 """
 LONG = {"prompt": "abc", "max_tokens": TOKENS, "ignore_eos": True, "seed": 7}
@@ -46,9 +50,9 @@ class Process:
 
 
 @contextmanager
-def serving(model: str, *flags: str) -> Iterator[Process]:
+def serving(model: str, *flags: str, port: int = 0) -> Iterator[Process]:
     """`sylvan serve` in a process of its own; it is killed at the end."""
-    words = ("serve", model, *FLAGS, *flags, "--port", "0", "--until-eof")
+    words = ("serve", model, *FLAGS, *flags, "--port", str(port), "--until-eof")
     command = [sys.executable, "-c", CODE, *words]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=DEVNULL, text=True
@@ -73,14 +77,23 @@ def serving(model: str, *flags: str) -> Iterator[Process]:
 
 @contextmanager
 def slowed(server: Process) -> Iterator[None]:
-    """Let a server send one part in ten of the time, so that its streams last for seconds."""
-    pulses = subprocess.Popen([sys.executable, "-c", PULSES, str(server.pid)], stderr=DEVNULL)
+    """Let a server compute a tenth of the time, so that its streams last for many seconds.
+
+    Its scheduler must be slow: what a slow API process has not sent yet, it sends at once when it
+    runs, and a stream has ended before its client read a few events.
+    """
+    pids = [child.pid for child in psutil.Process(server.pid).children(recursive=True)]
+    assert pids, "the scheduler is a process of its own"
+    words = [sys.executable, "-c", PULSES, *map(str, pids)]
+    pulses = subprocess.Popen(words, stderr=DEVNULL)
     try:
         yield
     finally:
         pulses.kill()
         pulses.wait(60)
-        os.kill(server.pid, signal.SIGCONT)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +213,7 @@ async def all_kinds(victim, survivor):
         return front.metric("sylvan_gateway_streams_continued_total")
 
 
+@pytest.mark.slow
 async def test_a_stream_outlives_a_server_that_hangs(pair):
     async with gateway(*(p.url for p in pair), failover__stall_s=2.0) as front:
         wanted = await read(front.http, *REQUESTS["sampled"])
@@ -273,3 +287,31 @@ async def test_without_another_server_the_stream_ends_with_an_error(model):
                     assert front.metric("sylvan_gateway_streams_cut_total") == 1
                     return
     pytest.fail("every stream ended before its server was killed")
+
+
+@pytest.mark.slow
+async def test_requests_wait_for_a_server_that_restarts(model):
+    path, body = "/v1/completions", {**LONG, "max_tokens": 16}
+    with serving(model) as first:
+        async with gateway(first.url, failover__wait_s=120.0, retry__max_tries=1) as front:
+            wanted = (await front.post(path, body)).json()["choices"]
+            os.kill(first.pid, signal.SIGKILL)
+            lost = await front.post(path, body)  # it meets the dead server first
+            asked = [asyncio.create_task(front.post(path, body)) for _ in range(3)]
+            with serving(model, port=int(first.url.rpartition(":")[2])):
+                found = await asyncio.gather(*asked)
+            again = [answer.json()["choices"] for answer in found]
+
+    assert lost.status_code in (502, 503)
+    assert again == [wanted] * 3
+
+
+async def test_requests_wait_no_longer_than_they_may(model):
+    path, body = "/v1/completions", {**LONG, "max_tokens": 16}
+    with serving(model) as only:
+        async with gateway(only.url, failover__wait_s=1.0, retry__max_tries=1) as front:
+            os.kill(only.pid, signal.SIGKILL)
+            refused = [await front.post(path, body) for _ in range(3)]
+
+    assert [answer.status_code for answer in refused[1:]] == [503, 503]
+    assert "0 of 1 are healthy" in refused[-1].text

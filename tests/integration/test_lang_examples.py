@@ -137,6 +137,7 @@ def test_graph_is_drawn(tmp_path):
     ET.fromstring(file.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_example_says_how_it_is_called(name):
     command = [sys.executable, str(FOLDER / f"{name}.py"), "--help"]

@@ -57,6 +57,7 @@ def answers(model_dir: Path, folders: dict[str, Path], tp: int) -> list[list[lis
         return [generate(), generate()]
 
 
+@pytest.mark.slow
 def test_two_processes_answer_as_one(model_dir: Path, folders: dict[str, Path]) -> None:
     one, again = answers(model_dir, folders, 1)
     assert one == again

@@ -46,6 +46,7 @@ def test_processes_with_different_experts_answer_as_one(model: Path, tmp_path: P
     assert same == bits or not describe().variant, "who has an expert changes no bit"
 
 
+@pytest.mark.slow
 def test_a_server_has_experts_in_groups_and_says_how_busy_they_are(model: Path) -> None:
     flags = {"device": "cpu", "threads": 1, "max_total_tokens": 4096, "tp_size": 2, "ep_size": 2}
     more = {"ep_num_redundant_experts": 2, "dtype": "float32"}

@@ -119,6 +119,7 @@ async def test_a_model_that_does_not_divide_is_refused_in_a_sentence(model: Path
         await Runtime.start(config)
 
 
+@pytest.mark.slow
 async def test_a_rank_that_never_joins_is_named(model: Path) -> None:
     config = tiny_config(model, parallel=ParallelConfig(tp=2, join_timeout_s=1.0))
     topology = Topology(roles=tuple(r for r in roles_of(config) if r.name != "rank-1"))

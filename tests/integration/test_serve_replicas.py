@@ -173,6 +173,7 @@ def test_a_server_that_does_not_start_ends_the_command(model, tmp_path):
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [

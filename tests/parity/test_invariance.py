@@ -94,6 +94,7 @@ def test_every_mode_gives_the_same_bits(model_dir, prompts, temperature, dtype):
     compare_modes(model_dir, prompts, temperature, {"dtype": dtype})
 
 
+@pytest.mark.slow
 def test_every_mode_gives_the_same_bits_with_int8_pages(model_dir, prompts):
     compare_modes(model_dir, prompts, 1.0, OPTIONS["options"] | {"kv_dtype": "int8"})
 

@@ -206,6 +206,9 @@ class FailoverConfig(Section, frozen=True):
     """Continue a stream on another worker when its own is lost."""
     stall_s: Positive = 10.0
     """A worker silent on a stream for this long counts as lost."""
+    wait_s: Seconds = 30.0
+    """How long requests wait for a worker after the last one was lost; then they are refused with
+    status 503. 0: at once."""
     max_moves: Natural = 3
     """Workers that one request may lose in a row without progress; the request may be what kills
     them."""

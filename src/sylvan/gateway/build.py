@@ -64,6 +64,7 @@ from sylvan.gateway.workers.jobs import JobParts, Jobs
 from sylvan.gateway.workers.monitor import LoadMonitor
 from sylvan.gateway.workers.probe import HttpProbe
 from sylvan.gateway.workers.probes import GrpcProbing, Probes
+from sylvan.gateway.workers.recovery import Recovery
 from sylvan.gateway.workers.registry import Registry
 from sylvan.gateway.workers.spec import Kind, WorkerSpec, checked
 from sylvan.gateway.workers.worker import Worker
@@ -295,6 +296,7 @@ class GatewayRuntime:
                 self._upstream, Forwarding(config.workers, keeps, pages), config.failover
             ),
             health=health,
+            recovery=Recovery(self.registry, config.failover, clock),
             families=self.families,
             budget=RetryBudget(config.retry.budget),
             retry=config.retry,

@@ -48,6 +48,7 @@ class GrpcComponents:
                 upstream=self.upstream,
                 probe=self.probe,
                 health=exchange.health,
+                recovery=exchange.recovery,
                 families=exchange.families,
                 budget=exchange.budget,
                 retry=exchange.retry,

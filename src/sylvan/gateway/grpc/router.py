@@ -32,13 +32,14 @@ from sylvan.gateway.text.library import TextLibrary
 from sylvan.gateway.upstream.grpc import GrpcUpstream
 from sylvan.gateway.workers.grpc_probe import GrpcProbe
 from sylvan.gateway.workers.health import HealthChecks
+from sylvan.gateway.workers.recovery import Recovery
 from sylvan.gateway.workers.registry import Registry
+from sylvan.gateway.workers.spec import Kind
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.journal import Totals
 from sylvan.protocol.messages import Usage
 from sylvan.utils.clock import Clock
 
-PATIENCE_STEP_S = 0.1
 _WORKERS_FAULT = ("connect", "closed", "stall", "protocol")
 
 
@@ -53,6 +54,7 @@ class GrpcParts:
         upstream: Channels to them.
         probe: Knows the keys of workers.
         health: Probes workers that look lost.
+        recovery: Waits for workers that were lost.
         families: Metrics.
         budget: Retry budget of all requests.
         retry: When to retry.
@@ -69,6 +71,7 @@ class GrpcParts:
     upstream: GrpcUpstream
     probe: GrpcProbe
     health: HealthChecks
+    recovery: Recovery
     families: Families
     budget: RetryBudget
     retry: RetryConfig
@@ -163,7 +166,10 @@ class GrpcRouter:
         """Whether to make another attempt; returns after the pause before it."""
         state, started = context.state, context.input.caller.started
         if isinstance(error, NoWorkerError):
-            return started and await self._wait_for_worker(context)
+            recovery, model = self._parts.recovery, context.prepared.model
+            if started:
+                return await recovery.for_stream(model, "regular", "grpc")
+            return await self._recovers(model)
         state.losses += error.kind in ("closed", "stall")
         if state.begun and self._can_continue(context):
             context.input.meter.continued()
@@ -183,18 +189,12 @@ class GrpcRouter:
         workers = self._parts.registry.workers
         return any(w.found.journals and w.connection == "grpc" for w in workers)
 
-    async def _wait_for_worker(self, context: RequestContext) -> bool:
-        """Wait for a worker that can continue the stream; return whether one appeared."""
-        parts, model = self._parts, context.prepared.model
-        deadline = parts.clock() + parts.failover.stall_s
-        while parts.clock() < deadline:
-            await asyncio.sleep(PATIENCE_STEP_S)
-            try:
-                parts.registry.candidates(model, connection="grpc", continuing=True)
-            except NoWorkerError:
-                continue
-            return True
-        return False
+    async def _recovers(self, model: str | None) -> bool:
+        """Wait for workers that were lost a moment ago; return whether a request has some."""
+        kinds: tuple[Kind, ...] = ("regular",)
+        if self._parts.registry.paired(model, "grpc"):
+            kinds = ("prefill", "decode")
+        return all([await self._parts.recovery.for_request(model, kind, "grpc") for kind in kinds])
 
     async def _try(self, context: RequestContext) -> None:
         state = context.state

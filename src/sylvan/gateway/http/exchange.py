@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,13 +22,12 @@ from sylvan.gateway.observe.meter import RequestMeter
 from sylvan.gateway.placement import PlacedRequest, RequestPlacer
 from sylvan.gateway.policies.api import PlacementOutcome, RoutingRequest
 from sylvan.gateway.workers.health import HealthChecks
+from sylvan.gateway.workers.recovery import Recovery
 from sylvan.gateway.workers.registry import Registry
 from sylvan.gateway.workers.spec import Kind
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.journal import Totals
 from sylvan.utils.clock import Clock
-
-PATIENCE_STEP_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +39,7 @@ class ExchangeParts:
         placing: Selects workers.
         sender: Sends requests to them.
         health: Probes workers that look lost.
+        recovery: Waits for workers that were lost.
         families: Metrics.
         budget: Retry budget of all requests.
         retry: When to retry.
@@ -55,6 +54,7 @@ class ExchangeParts:
     placing: RequestPlacer
     sender: RequestSender
     health: HealthChecks
+    recovery: Recovery
     families: Families
     budget: RetryBudget
     retry: RetryConfig
@@ -274,16 +274,10 @@ class Exchange:
         return await self._attempts.another(self._kind)
 
     async def _wait_for_worker(self) -> bool:
-        """Wait for a worker that can continue the stream; return whether one appeared."""
-        if not self._answer.started or self._journal.full:
+        """Wait for a worker that can serve the request or continue it; whether one appeared."""
+        recovery, model = self._parts.recovery, self._asked.model
+        if not self._answer.started:
+            return await recovery.for_request(model, self._kind, "http")
+        if self._journal.full:
             return False
-        parts = self._parts
-        deadline = parts.clock() + parts.failover.stall_s
-        while parts.clock() < deadline:
-            await asyncio.sleep(PATIENCE_STEP_S)
-            try:
-                parts.registry.candidates(self._asked.model, self._kind, "http", continuing=True)
-            except NoWorkerError:
-                continue
-            return True
-        return False
+        return await recovery.for_stream(model, self._kind, "http")

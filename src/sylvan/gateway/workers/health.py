@@ -18,6 +18,8 @@ Counter = Callable[[Worker, bool], None]
 
 SUSPECT_S = 1.0
 """Seconds within which a worker that looks lost must answer."""
+RECHECKS = 30
+"""Checks of a lost worker, a second apart; then it is checked at the usual intervals only."""
 
 
 class HealthChecks:
@@ -91,10 +93,20 @@ class HealthChecks:
         ok = await self._probe(worker, SUSPECT_S)
         self._count(worker, ok)
         if not ok and worker.health.healthy:
-            worker.health.healthy = False
-            worker.health.good = 0
+            worker.health.lost(worker.clock())
             worker.changed()
             self._lost(worker)
+            await self._expect(worker)
+
+    async def _expect(self, worker: Worker) -> None:
+        """Check a lost worker often for a while: most restart within seconds, or were only busy."""
+        for _ in range(RECHECKS):
+            await asyncio.sleep(SUSPECT_S)
+            if worker.health.healthy:
+                return
+            ok = await self._probe(worker, SUSPECT_S)
+            self._count(worker, ok)
+            self._see(worker, ok, self._config)
 
     def _see(self, worker: Worker, ok: bool, config: HealthConfig) -> None:
         if not worker.see_health(ok, config):

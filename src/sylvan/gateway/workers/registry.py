@@ -159,6 +159,18 @@ class Registry:
             raise NoWorkerError(self._why_none(model, kind, group.workers))
         return _best(able)
 
+    def lost_s(
+        self, model: str | None, kind: Kind = "regular", connection: Connection | None = None
+    ) -> float | None:
+        """When the last worker that could serve a model became unhealthy; None if none is.
+
+        Raises:
+            UnknownModelError: No worker serves the model, while several models are served.
+        """
+        group = self._group(self.known_model(model), kind, connection)
+        lost = (w.health.lost_s for w in group.workers if not w.is_healthy and not w.draining)
+        return max((at_s for at_s in lost if at_s is not None), default=None)
+
     def speaks(self, model: str | None, connection: Connection) -> bool:
         """Whether some worker of the model uses that protocol, available or not.
 

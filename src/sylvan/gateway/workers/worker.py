@@ -15,12 +15,21 @@ from sylvan.utils.clock import Clock
 
 @dataclass(slots=True)
 class Health:
-    """Counts consecutive results of health checks."""
+    """Counts consecutive results of health checks.
+
+    Attributes:
+        healthy: Whether the worker gets requests.
+        good: Consecutive successful checks.
+        bad: Consecutive failed checks.
+        checked_s: Time of the last check.
+        lost_s: When it last became unhealthy.
+    """
 
     healthy: bool = False
     good: int = 0
     bad: int = 0
     checked_s: float | None = None
+    lost_s: float | None = None
 
     def see(self, ok: bool, now_s: float, thresholds: tuple[int, int]) -> bool:
         """Apply a check; return whether the worker's health changed.
@@ -37,9 +46,15 @@ class Health:
         successes, failures = thresholds
         if self.healthy:
             self.healthy = self.bad < failures
+            if not self.healthy:
+                self.lost_s = now_s
         else:
             self.healthy = ok and (first or self.good >= successes)
         return self.healthy is not before
+
+    def lost(self, now_s: float) -> None:
+        """Count the worker as unhealthy at once, whatever the thresholds."""
+        self.healthy, self.good, self.lost_s = False, 0, now_s
 
 
 @dataclass(slots=True)

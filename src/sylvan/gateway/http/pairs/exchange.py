@@ -155,8 +155,9 @@ class PairExchange:
                     await give_up(self._answer, self._meter, error)
                     return
             except NoWorkerError as error:
-                await give_up(self._answer, self._meter, error)
-                return
+                if self._answer.started or not await self._recovers():
+                    await give_up(self._answer, self._meter, error)
+                    return
             else:
                 self._meter.done(self.totals)
                 return
@@ -175,6 +176,12 @@ class PairExchange:
             await rest.run()
         finally:
             self.totals, self.workers = rest.totals, rest.workers
+
+    async def _recovers(self) -> bool:
+        """Wait for workers that were lost a moment ago; return whether there is a pair."""
+        recovery, model = self._parts.recovery, self._asked.model
+        kinds: tuple[Kind, Kind] = ("prefill", "decode")
+        return all([await recovery.for_request(model, kind, "http") for kind in kinds])
 
     def _place(self, kind: Kind, pinned: Pinned | None) -> PlacedRequest:
         placing = self._parts.placing

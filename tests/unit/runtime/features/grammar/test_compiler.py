@@ -137,6 +137,7 @@ def test_a_refusal_is_remembered(compiler) -> None:
     assert str(again.error) == str(first.error)
 
 
+@pytest.mark.slow
 def test_many_bad_grammars_leave_nothing_behind(compiler) -> None:
     first = [
         compiler.request(GrammarSpec(BAD[i % 5][0], f"{BAD[i % 5][1]}-{i}")) for i in range(10)
