@@ -27,14 +27,14 @@ import torch
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.features.disagg.data import (
-    Asked,
     Expose,
     JoinRoom,
+    PagesRequested,
     Receive,
     Received,
     SendPages,
 )
-from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms, means
+from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms, transfer_mechanisms
 from sylvan.runtime.features.disagg.receiver import Receiver
 from sylvan.runtime.features.disagg.sender import Sender
 from sylvan.runtime.features.disagg.tcp import TcpNetwork
@@ -73,8 +73,8 @@ def how(transfer: str, pages: list[PageMemory]) -> TransferMechanisms:
     if transfer == "segment":
         return TransferMechanisms(shares=True)
     if transfer == "attach":
-        return replace(means("auto", pages, HOST), needs_way=True)
-    return means(transfer, pages, HOST)
+        return replace(transfer_mechanisms("auto", pages, HOST), needs_reader=True)
+    return transfer_mechanisms(transfer, pages, HOST)
 
 
 def prefill(args: argparse.Namespace, transfer: str) -> None:
@@ -86,7 +86,7 @@ def prefill(args: argparse.Namespace, transfer: str) -> None:
     sender.begin(tuple(Expose(room, room, b"") for room in range(args.rounds + 2)))
     numbers = tuple(range(1, count + 1))
     for _ in range(args.rounds + 2):
-        while not (asked := [e for e in sender.events() or () if isinstance(e, Asked)]):
+        while not (asked := [e for e in sender.events() or () if isinstance(e, PagesRequested)]):
             time.sleep(0.0002)
         sender.begin((SendPages(asked[0].job, 0, numbers, last=True),))
     sys.stdin.read()
@@ -116,7 +116,7 @@ def measure(args: argparse.Namespace, transfer: str) -> tuple[list[float], list[
         found: list[Received] = []
         for _ in itertools.count():
             events = receiver.events() or ()
-            if bad := [e for e in events if type(e).__name__ in ("Lost", "Refused")]:
+            if bad := [e for e in events if type(e).__name__ in ("TransferFailed", "Refused")]:
                 raise SystemExit(f"{transfer}: {bad[0]}")
             if found := [e for e in events if isinstance(e, Received)]:
                 break

@@ -55,10 +55,10 @@ def command(*words) -> list[str]:
 
 
 @contextmanager
-def gateway(model: Path, env: dict[str, str], count: int):
-    """Several servers behind one address; gives it, and that of one of them."""
+def gateway(model: Path, env: dict[str, str], count: int, *flags):
+    """Several servers with flags behind one address; gives it, and that of one of them."""
     with ExitStack() as stack:
-        urls = [stack.enter_context(server(model, env)) for _ in range(count)]
+        urls = [stack.enter_context(server(model, env, *flags)) for _ in range(count)]
         words = command("route", "--worker-urls", *urls, "--port", 0)
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env)
         try:
@@ -171,6 +171,20 @@ def compare(args: argparse.Namespace, folder: Path, env: dict[str, str]) -> None
         flags = ("--replicas", 2, "--gateway-ms", added_ms)
         show("two servers", [run], simulated(profile, results, file, args.seeds, *flags))
         print(json.dumps({"gateway_ms": round(added_ms, 2)}))
+        behind = fitted_behind(args, folder, model, env)
+        found = simulated(behind, results, file, args.seeds, "--replicas", 2)
+        show("two servers, fitted behind a gateway", [run], found)
+
+
+def fitted_behind(args: argparse.Namespace, folder: Path, model: Path, env: dict[str, str]) -> Path:
+    """A profile of one server that was recorded behind a gateway, under the first load."""
+    flight, results, profile = (folder / name for name in ("behind", "behind.jsonl", "behind.json"))
+    load = loads(args.rate, args.requests)["fitted to"]
+    with gateway(model, env, 1, "--record", flight) as (url, _):
+        measure(url, load, results)
+    fit = ("simulate", "fit", flight, "--results", results, "-o", profile)
+    print(subprocess.run(command(*fit), check=True, capture_output=True).stdout.decode())
+    return profile
 
 
 def gateway_ms(url: str, server_url: str, rate: float, results: Path) -> float:

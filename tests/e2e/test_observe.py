@@ -555,12 +555,20 @@ def test_prometheus_goes_on_after_the_server_was_restarted(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_collector_that_hangs_does_not_keep_the_server_from_ending(tmp_path: Path) -> None:
+def test_neither_a_collector_that_hangs_nor_a_full_disk_keeps_the_server_from_working_and_ending(
+    tmp_path: Path,
+) -> None:
     model = write_random_model(tmp_path / "model")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "requests.log").symlink_to("/dev/full")
     body = {"text": "x", "sampling_params": {"max_new_tokens": 4}}
     with collector() as collected:
         collected.hangs.set()
-        flags = ("--enable-trace", "--otlp-traces-endpoint", collected.grpc_url)
+        flags = (
+            *("--enable-trace", "--otlp-traces-endpoint", collected.grpc_url),
+            *("--log-requests", "--log-requests-target", str(logs)),
+        )
         with running(str(model), *flags) as server:  # it fails if that takes a minute
             for _ in range(5):
                 answer = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S)
@@ -607,7 +615,10 @@ def test_traces_over_http_go_on_from_the_gateway_to_the_server(
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_hangs_leaves_a_report(tmp_path: Path) -> None:
+def test_a_scheduler_that_hangs_leaves_a_report(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its last 200 decisions, and the stacks of all processes on standard error."""
     model = write_random_model(tmp_path / "model")
     reports = tmp_path / "reports"
     flags = ("--scheduler.hang-timeout-s", "2", "--observe.report-dir", str(reports))
@@ -615,7 +626,7 @@ def test_a_scheduler_that_hangs_leaves_a_report(tmp_path: Path) -> None:
         running(str(model), *flags) as server,
         httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http,
     ):
-        body = {"text": "x", "sampling_params": {"max_new_tokens": 5, "ignore_eos": True}}
+        body = {"text": "x", "sampling_params": {"max_new_tokens": 210, "ignore_eos": True}}
         assert http.post("/generate", json=body).status_code == 200
         os.kill(_scheduler_of(server.process.pid), signal.SIGSTOP)
         until(lambda: http.get("/ready").status_code == 503)
@@ -628,8 +639,14 @@ def test_a_scheduler_that_hangs_leaves_a_report(tmp_path: Path) -> None:
     [file] = reports.glob("hang-scheduler-*.json")
     report = json.loads(file.read_bytes())
     assert {*report["pids"]} == {"scheduler", "detokenizer"}
-    assert len(report["steps"]) == 5
+    assert len(report["steps"]) == 200
     assert report["steps"][-1]["completed_s"] > 0
+    assert [step["number"] for step in report["steps"]] == [*range(11, 211)]
+    stacks = capfd.readouterr().err
+    assert "hangs; killing it, its stacks follow" in stacks
+    # faulthandler names the frames of each process: the scheduler is stopped and prints none
+    for module in ("supervisor.py", "detokenizer_loop.py"):
+        assert module in stacks
 
 
 def _scheduler_of(parent: int) -> int:

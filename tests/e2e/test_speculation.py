@@ -211,7 +211,7 @@ def test_a_reply_without_guesses_says_nothing_of_them(plain):
         (("EAGLE3", "--speculative-draft-model-path", "STRANGER"), "was made for 264 tokens"),
         (("EAGLE", "--speculative-draft-model-path", "sapling"), "no tensor 'fc.weight', so it is"),
         (("STANDALONE", "--speculative-draft-model-path", "/nowhere"), "there is no directory"),
-        (("STANDALONE", "--speculative-draft-model-path", "STRANGER"), "its tokenizer is another"),
+        (("STANDALONE", "--speculative-draft-model-path", "STRANGER"), "its tokenizer differs"),
     ],
 )
 def test_what_cannot_be_drafted_with_is_refused_at_the_start(tmp_path, flags, words):

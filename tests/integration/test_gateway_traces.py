@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 
 import grpc
@@ -9,6 +10,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 
 from sylvan.protocol.messages import Finish
+from sylvan.utils import otlp as otlp_export
 from tests.support.cluster import gateway, scripted, until
 from tests.support.scripted import write_checkpoint
 
@@ -23,8 +25,8 @@ def checkpoint(tmp_path_factory):
 
 
 @asynccontextmanager
-async def collector():
-    """A server that keeps the spans that it is sent."""
+async def collector(instead=None):
+    """A server that keeps the spans that it is sent, or handles calls by `instead`."""
     spans = []
 
     async def export(data, rpc):
@@ -37,7 +39,7 @@ async def collector():
         )
         return otlp.ExportTraceServiceResponse().SerializeToString()
 
-    handlers = {"Export": grpc.unary_unary_rpc_method_handler(export)}
+    handlers = {"Export": grpc.unary_unary_rpc_method_handler(instead or export)}
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -108,6 +110,29 @@ async def test_a_collector_that_is_away_costs_no_request(checkpoint):
     ):
         for _ in range(3):
             assert (await front.post("/v1/completions", {"prompt": "x"})).status_code == 200
+
+
+async def test_a_collector_that_hangs_costs_spans_only(checkpoint, monkeypatch):
+    """It accepts calls and never answers: requests go on, and the gateway ends."""
+    monkeypatch.setattr(otlp_export, "CLOSE_S", 0.2)
+    monkeypatch.setattr(otlp_export, "QUEUE_SPANS", 1024)
+    asked, may_end = asyncio.Event(), asyncio.Event()
+
+    async def export(data, rpc):
+        asked.set()
+        await may_end.wait()
+        return b""
+
+    async with collector(export) as (endpoint, spans), scripted(checkpoint) as worker:
+        async with gateway(worker.url, **traced(endpoint)) as front:
+            assert (await front.post("/v1/completions", {"prompt": "x"})).status_code == 200
+            async with asyncio.timeout(60):
+                await asked.wait()  # from here on it hangs
+            for _ in range(20):
+                assert (await front.post("/v1/completions", {"prompt": "x"})).status_code == 200
+            assert (await front.get("/readiness")).status_code == 200
+        may_end.set()
+        assert spans == []
 
 
 async def test_a_malformed_trace_begins_a_new_one(checkpoint):

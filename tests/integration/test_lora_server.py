@@ -374,7 +374,7 @@ async def test_files_that_were_sent_stay_while_they_are_read(model_dir, folders,
             await server.post("/unload_lora_adapter", {"lora_name": "passing"})
             assert num_kept() == 0
         await send("streamed")
-        assert await server.long_text("streamed", 300, unload)
+        assert await server.long_text("streamed", 2500, unload)
         await send("next")
         assert num_kept() == 1
         (spool / "left").mkdir()  # by one that was killed

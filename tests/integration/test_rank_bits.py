@@ -59,7 +59,7 @@ def test_nor_on_who_has_which_experts(tmp_path: Path) -> None:
     config.update({"hidden_size": 128, "head_dim": 32, "intermediate_size": 128})
     write(config, 5, tmp_path)
     assert answers(tmp_path, 2, ep_size=2) == answers(tmp_path, 1)
-    with pytest.raises(ConfigError, match=r"parallel\.same_bits: .* give parallel\.ep=2"):
+    with pytest.raises(ConfigError, match=r"parallel\.same_bits: .* set parallel\.ep=2"):
         answers(tmp_path, 2)
 
 
@@ -80,7 +80,7 @@ def test_sums_that_cannot_be_alike_are_refused(
 
 
 def test_parts_of_experts_and_norms_over_ranks_are_refused(tmp_path: Path) -> None:
-    for name, why in (("mixtral", r"give parallel\.ep=2"), ("olmo2", "norms over whole")):
+    for name, why in (("mixtral", r"set parallel\.ep=2"), ("olmo2", "norms over whole")):
         write(FAMILIES[name](), 5, tmp_path / name)
         mesh = Mesh(NoRanks(2), same_bits=True)
         with pytest.raises(ConfigError, match=rf"^parallel\.same_bits: .*{why}"):

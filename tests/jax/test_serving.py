@@ -227,7 +227,7 @@ def test_commands_that_need_host_memory_are_refused(serving):
     control = serving.executor.control
 
     assert (
-        "neither be read nor replaced" in control(ReadWeights("model.norm.weight", 3)).wait().error
+        "be neither read nor updated" in control(ReadWeights("model.norm.weight", 3)).wait().error
     )
     assert "no memory" in control(ReleaseMemory(("kv_cache",))).wait().error
 

@@ -50,7 +50,7 @@ LEFT: Mapping[str, str] = MappingProxyType(
         "XLMWithLMHeadModel": OWN_ATTENTION,
         "XLNetLMHeadModel": OWN_ATTENTION,
         "XmodForCausalLM": "needs to be told its language",
-        "ZambaForCausalLM": "cannot go on from a recurrent state within a prompt",
+        "ZambaForCausalLM": "cannot continue from a recurrent state within a prompt",
         "xLSTMForCausalLM": OWN_STATE,
     }
 )

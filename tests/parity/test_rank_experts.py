@@ -149,7 +149,7 @@ def test_experts_stay_where_they_are_without_a_checkpoint_or_groups(folder):
     new = {name: value * 0.5 for name, value in weights_in(folder).items()}
     carry_out(serving, UpdateWeights(as_bytes(new), partial=False))
     results = [carry_out(s, BalanceExperts())[0] for s in (serving, whole)]
-    assert "not of a checkpoint" in results[0].error
+    assert "do not come from a checkpoint" in results[0].error
     assert "not divided among ranks" in results[1].error
     for each in (serving, whole):
         each.close()

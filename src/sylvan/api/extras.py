@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from sylvan.api.validation import WireModel
 from sylvan.protocol.errors import RequestError
@@ -117,14 +118,18 @@ def _is_neutral(value: Any) -> bool:
 
 def _look_inside(body: WireModel, path: str, found: list[str]) -> None:
     """Collect the fields without effect of a body, and of the objects inside it."""
+    kind = type(body)
     given, values = body.model_fields_set, body.__dict__
-    found.extend(
-        path + (type(body).model_fields[name].alias or name)
-        for name in body.without_effect
-        if name in given and not _is_neutral(values[name])
-    )
-    for name in sorted(given):
-        value = values.get(name)  # fields outside the type are handled elsewhere
+    if kind.without_effect is not WireModel.without_effect:
+        found.extend(
+            path + (kind.model_fields[name].alias or name)
+            for name in body.without_effect
+            if name in given and not _is_neutral(values[name])
+        )
+    for name in _holders(kind):
+        value = values.get(name)
+        if value is None or name not in given:
+            continue
         if isinstance(value, WireModel):
             _look_at(value, f"{path}{name}", found)
         elif isinstance(value, list):
@@ -138,3 +143,18 @@ def _look_at(value: WireModel, path: str, found: list[str]) -> None:
     if extra and not value.passes_on:
         found.extend(f"{path}.{name}" for name in extra)
     _look_inside(value, f"{path}.", found)
+
+
+@functools.cache
+def _holders(kind: type[WireModel]) -> tuple[str, ...]:
+    """Return the fields of a type that can hold other objects, or lists of them, sorted."""
+    return tuple(
+        sorted(name for name, field in kind.model_fields.items() if _holds(field.annotation))
+    )
+
+
+def _holds(annotation: Any) -> bool:
+    """Whether values of a type may be or contain a `WireModel`."""
+    if isinstance(annotation, type) and issubclass(annotation, WireModel):
+        return True
+    return annotation is Any or any(map(_holds, get_args(annotation)))

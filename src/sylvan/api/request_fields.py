@@ -9,9 +9,10 @@ of requests is a line in `RequestOptions` and one in `OptionFields`, a new sampl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from sylvan.api.validation import WireModel
 from sylvan.protocol.requests import RequestOptions
@@ -84,19 +85,22 @@ SPELLED: Mapping[str, str] = {
 
 _OPTIONS = {name: SPELLED.get(name, name) for name in RequestOptions.__struct_fields__}
 _SAMPLING = {name: SPELLED.get(name, name) for name in SamplingParams.__struct_fields__}
-_FEW = [(n, theirs) for n, theirs in _SAMPLING.items() if theirs in SamplingFields.model_fields]
-_MORE = [
-    (n, theirs) for n, theirs in _SAMPLING.items() if theirs in MoreSamplingFields.model_fields
-]
+_FEW = {n: theirs for n, theirs in _SAMPLING.items() if theirs in SamplingFields.model_fields}
+_MORE = {n: theirs for n, theirs in _SAMPLING.items() if theirs in MoreSamplingFields.model_fields}
+_options_of = attrgetter(*_OPTIONS.values())
+_few_of, _more_of = attrgetter(*_FEW.values()), attrgetter(*_MORE.values())
 
 
-def request_options(body: BaseModel) -> RequestOptions:
+def request_options(body: WireModel) -> RequestOptions:
     """Return the attributes that a body sets; defaults for the rest."""
-    found = {name: getattr(body, theirs, None) for name, theirs in _OPTIONS.items()}
-    return RequestOptions(**{name: value for name, value in found.items() if value is not None})
+    if not isinstance(body, OptionFields):  # nothing is generated for it
+        return RequestOptions()
+    found = zip(_OPTIONS, _options_of(body), strict=True)
+    return RequestOptions(**{name: value for name, value in found if value is not None})
 
 
 def sampling_values(body: SamplingFields) -> dict[str, Any]:
     """Return the sampling parameters that are fields of a body, by engine name; None: not set."""
-    names = _MORE if isinstance(body, MoreSamplingFields) else _FEW
-    return {ours: getattr(body, theirs) for ours, theirs in names}
+    if isinstance(body, MoreSamplingFields):
+        return dict(zip(_MORE, _more_of(body), strict=True))
+    return dict(zip(_FEW, _few_of(body), strict=True))

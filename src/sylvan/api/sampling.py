@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ OBJECT_SCHEMA = '{"type": "object"}'
 
 _FIELDS = frozenset(SamplingParams.__struct_fields__)
 _AS_HERE: Mapping[str, str] = {}
+_SCALARS = (int, float, bool, type(None))
+_REMEMBERED = 256
 _LISTED = ("stop", "stop_regex")
 _UNSUPPORTED = {
     "beam_width": (None, 1),
@@ -78,6 +81,8 @@ def read_sampling(
     if "max_new_tokens" in params and params["max_new_tokens"] is None:
         given["max_new_tokens"] = None
     merged = {**{k: v for k, v in defaults.items() if v is not None}, **given}
+    if (known := _known(merged)) is not None:
+        return known
     for name in _LISTED:
         if isinstance(merged.get(name), str):
             merged[name] = [merged[name]] if merged[name] else []
@@ -89,6 +94,29 @@ def read_sampling(
             raise RequestError(f"{path} is empty; leave it out for any text.", param=path)
     sampling: SamplingParams = parse_struct(SamplingParams, merged, where, names)
     _check(sampling, place)
+    return sampling
+
+
+def _known(values: Mapping[str, Any]) -> SamplingParams | None:
+    """Return parameters that are numbers only, the same object each time; None: parse them."""
+    if not all(value.__class__ in _SCALARS for value in values.values()):
+        return None
+    try:
+        return _of_scalars(tuple(values.items()), tuple(map(type, values.values())))
+    except RequestError:  # parsing them names the client's field
+        return None
+
+
+@functools.lru_cache(_REMEMBERED)
+def _of_scalars(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> SamplingParams:
+    """Parse numbers, booleans and null; clients send the same ones again and again.
+
+    Args:
+        items: Names and values.
+        types: Types of the values, since 1, 1.0 and True are equal.
+    """
+    sampling: SamplingParams = parse_struct(SamplingParams, dict(items), "", {})
+    _check(sampling, _Places("", {}))
     return sampling
 
 

@@ -68,14 +68,14 @@ def serve_replicas(
     Raises:
         ConfigError: A setting is unusable, or a server does not start.
     """
-    job = _Job(settings, sock, options, roles, monotonic(), quiet, until_eof)
+    job = _ReplicatedRun(settings, sock, options, roles, monotonic(), quiet, until_eof)
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
         runner.run(job.run())
     return DONE
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _ReplicatedRun:
     settings: Settings
     sock: socket.socket | None
     options: RouterOptions

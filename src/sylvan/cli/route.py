@@ -77,7 +77,7 @@ def run(args: Parsed) -> int:
         return _many(config, quiet, until_eof=args.has("until_eof"))
     sockets = Sockets.taken(config, share=args.has("share_port"))
     eof = args.has("until_eof")
-    job = _Job(config, sockets, quiet, eof, peers, lambda: load_route(args).config)
+    job = _GatewayRun(config, sockets, quiet, eof, peers, lambda: load_route(args).config)
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
         runner.run(job.run())
     return DONE
@@ -144,7 +144,7 @@ class Sockets:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _GatewayRun:
     config: RouteConfig
     sockets: Sockets
     quiet: bool

@@ -1,4 +1,4 @@
-"""The one configuration tree: load it from all sources, resolve what is `auto`, check the rest."""
+"""The configuration tree: load it from all sources, resolve `auto` values, check the rest."""
 
 from __future__ import annotations
 

@@ -8,14 +8,14 @@ import socket
 from sylvan.protocol.errors import ConfigError
 
 _MOST = 65535
-_PROBE_PORT = 9  # nothing is sent there
+_PROBE_PORT = 9  # no packet is sent
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT` or `[IPV6]:PORT`.
+    """Split `HOST:PORT` or `[IPV6]:PORT` into host and port.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it has another form.
     """
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -38,7 +38,7 @@ def resolve_host(host: str) -> str:
 
 
 def own_address(peer: str) -> str:
-    """The address of this machine under which another one at `peer` reaches it."""
+    """The address of this machine as seen by the machine at `peer`."""
     if ipaddress.ip_address(peer).is_loopback:
         return peer
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:

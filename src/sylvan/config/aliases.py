@@ -1,7 +1,7 @@
 """Other names for our fields: a few short ones, and the flags of SGLang.
 
-An alias is a name at the top level of flags, files and keywords; it maps to a path of the tree,
-converts the value, or refuses with a reason. Nothing is dropped without a word.
+An alias is a top-level name in flags, files and keywords; it maps to a path of the tree, converts
+the value, or rejects it with a reason. Nothing is silently ignored.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Pairs = Iterable[tuple[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another name.
+    """An alternative name for a field.
 
     Attributes:
-        target: Path it sets; "" if it sets none.
-        convert: From the value given to (path, value) pairs; raises ValueError to refuse.
-        is_switch: It may stand without a value.
-        takes_many: On the command line it takes all words up to the next flag.
-        repeats: It may stand several times; its words add up.
-        note: Told to the user when it is used and has no effect.
-        lacks: What it asks for that is not there; values that do not ask for it are accepted.
+        target: Path that it sets; "" if it sets none.
+        convert: Maps the given value to (path, value) pairs; raises ValueError to reject it.
+        is_switch: Whether it may be used without a value.
+        takes_many: Whether it takes all words up to the next flag on the command line.
+        repeats: Whether it may be repeated; its words accumulate.
+        note: Shown to the user if the alias has no effect.
+        lacks: The missing feature that it asks for; neutral values are accepted.
     """
 
     target: str
@@ -42,7 +42,7 @@ class Alias:
 
 
 def aliases() -> Mapping[str, Alias]:
-    """All aliases by name in the spelling of Python: `mem_fraction_static`."""
+    """All aliases by Python name: `mem_fraction_static`."""
     return _ALL
 
 
@@ -56,7 +56,7 @@ def _renamed(target: str) -> Alias:
 
 
 def _words(target: str) -> Alias:
-    """A list, whose items are words of the command line."""
+    """A list whose items are words of the command line."""
 
     def convert(value: object) -> Pairs:
         yield target, [str(item) for item in _listed(value)]
@@ -65,12 +65,12 @@ def _words(target: str) -> Alias:
 
 
 def _switch(target: str, value: object) -> Alias:
-    """A switch that sets `value`; given as false it leaves the default alone."""
+    """A switch that sets `value`; if given as false, the default stays."""
     return Alias(target, lambda on: ((target, value),) if is_on(on) else (), is_switch=True)
 
 
 def _refused(feature: str, *neutral: object, takes_many: bool = False) -> Alias:
-    """A feature that does not exist yet; values that do not ask for it are accepted."""
+    """A feature that does not exist; values that do not request it are accepted."""
 
     def convert(value: object) -> Pairs:
         found = " ".join(map(str, _listed(value))) if takes_many else plain_text(value)
@@ -95,7 +95,7 @@ def _needless(reason: str, *, is_switch: bool = True, takes_many: bool = False) 
 
 
 def _without_target(table: Mapping[str, str], *, refuse: bool) -> Iterator[tuple[str, Alias]]:
-    """Aliases that set nothing, from a table as in `sglang_flags`."""
+    """Aliases that set nothing, from a table of `sglang_flags`."""
     for reason, words in table.items():
         for word in words.split():
             name, is_value, default = word.partition("=")
@@ -112,7 +112,7 @@ def is_on(value: object) -> bool:
     """Whether the word after a switch means yes.
 
     Raises:
-        ValueError: it means neither.
+        ValueError: it means neither yes nor no.
     """
     if isinstance(value, bool):
         return value
@@ -124,17 +124,17 @@ def is_on(value: object) -> bool:
 
 
 def plain_text(value: object) -> str:
-    """A value in small letters."""
+    """A value in lower case."""
     return str(value).lower()
 
 
 def _chunk(value: object) -> Pairs:
-    """SGLang turns chunking off with -1, we with 0."""
+    """SGLang disables chunking with -1, we with 0."""
     yield "scheduler.chunk_tokens", 0 if plain_text(value) == "-1" else value
 
 
 def _fraction(value: object) -> Pairs:
-    """A number of this name is always a share, so 1 is out of range rather than one byte."""
+    """A value under this name is always a share, so 1 is out of range rather than one byte."""
     try:
         share = float(str(value))
     except ValueError:
@@ -178,7 +178,7 @@ def _adapter(item: object) -> tuple[str, str, bool]:
 
 
 def _collector(value: object) -> Pairs:
-    """SGLang's has no scheme."""
+    """SGLang's endpoint has no scheme."""
     text = str(value)
     yield "observe.trace_endpoint", text if "://" in text else f"http://{text}"
 
@@ -189,7 +189,7 @@ def _role(value: object) -> Pairs:
 
 
 def _algorithm(value: object) -> Pairs:
-    """Names of algorithms are written in capitals elsewhere."""
+    """Accept algorithm names in capitals."""
     name = plain_text(value).replace("_", "-")
     yield "speculative.algorithm", "nextn" if name == "mtp" else name
 
@@ -200,11 +200,11 @@ def _storage(value: object) -> Pairs:
 
 
 def _placement(value: object) -> Pairs:
-    """A file; SGLang also takes JSON itself."""
+    """A file; SGLang also accepts inline JSON."""
     if plain_text(value) in ("trivial", ""):
         return
     if str(value).lstrip().startswith("{"):
-        raise ValueError("give the JSON as a file")
+        raise ValueError("put the JSON into a file")
     yield "parallel.expert_placement", value
 
 
@@ -221,13 +221,13 @@ def _gigabytes(value: object) -> Pairs:
 
 
 def _storage_settings(value: object) -> Pairs:
-    """SGLang's table of settings of its stores; what is a section by itself turns tiers on."""
+    """SGLang's table of store settings; a nested section turns tiers on."""
     if value not in (None, "", "null"):
         yield from ((f"tiers.{name}", item) for name, item in extra_settings(value).items())
 
 
 def _kv_events(value: object) -> Pairs:
-    """SGLang's table, as JSON; its publisher `null` means none."""
+    """SGLang's JSON table; publisher `null` means none."""
     table = json.loads(value) if isinstance(value, str) else value
     match table:
         case Mapping():
@@ -384,21 +384,21 @@ _REFUSED_SWITCHES = {
     "enable_dp_attention": "data parallel attention",
     "enable_custom_logit_processor": "custom logit processors",
     "enable_return_hidden_states": "returning hidden states",
-    "allow_auto_truncate": "cutting prompts that are too long",
+    "allow_auto_truncate": "truncating prompts that are too long",
     "grpc_mode": "gRPC instead of HTTP (--grpc-port serves both)",
 }
 
 _NEEDLESS = {
-    "enable_mixed_chunk": "batches mix prompts and generation anyway",
-    "sleep_on_idle": "an idle server sleeps anyway",
+    "enable_mixed_chunk": "batches always mix prompts and generation",
+    "sleep_on_idle": "an idle server always sleeps",
     "disable_custom_all_reduce": "there is no such all-reduce",
     "disable_cuda_graph_padding": "there is no such padding",
     "enable_p2p_check": "there is nothing to check",
     "skip_server_warmup": "the server is ready without a warm-up",
-    "enable_priority_scheduling": "priorities of requests always count",
+    "enable_priority_scheduling": "request priorities are always used",
     "enable_metrics": "/metrics is always served",
-    "enable_memory_saver": "memory can always be given back",
-    "disaggregation_decode_enable_radix_cache": "prefixes that it has never come again",
+    "enable_memory_saver": "memory can always be released",
+    "disaggregation_decode_enable_radix_cache": "a cached prefix is never transferred again",
     "disaggregation_enable_kv_checksum": "transferred pages always have checksums",
     "enable_response_store": "responses are stored unless server.response_store_size is 0",
 }
@@ -406,10 +406,10 @@ _NEEDLESS = {
 _NEEDLESS_VALUES = {
     "cuda_graph_max_bs": "graphs are captured up to the largest batch",
     "decode_log_interval": "steps are counted in metrics, not logged",
-    "hicache_io_backend": "pages are copied by the one way that the device has",
+    "hicache_io_backend": "each device has a single way to copy pages",
     "hicache_mem_layout": "a page in a store has one layout",
-    "hicache_storage_prefetch_retry_poll_interval": "a failed prefetch is not tried again",
-    "hicache_storage_prefetch_retry_max_attempts": "a failed prefetch is not tried again",
+    "hicache_storage_prefetch_retry_poll_interval": "failed prefetches are not retried",
+    "hicache_storage_prefetch_retry_max_attempts": "failed prefetches are not retried",
 }
 
 _ALL: Mapping[str, Alias] = {

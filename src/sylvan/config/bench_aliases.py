@@ -1,4 +1,4 @@
-"""Other names for the settings of a load test: short ones, and the flags of SGLang's."""
+"""Other names for the settings of a load test: short ones, and SGLang's flags."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from sylvan.config.aliases import Alias, Pairs, is_on, plain_text
 
 
 def bench_aliases() -> Mapping[str, Alias]:
-    """All aliases by name in the spelling of Python."""
+    """All aliases by Python name."""
     return _ALL
 
 
 def offline_aliases() -> Mapping[str, Alias]:
-    """Those for an engine in this process: no address, and no choice of adapters."""
+    """Aliases for an engine in this process: without address and adapter choice."""
     kept = {name: alias for name, alias in _ALL.items() if not alias.target.startswith("target.")}
-    own = ("seed", "model", "tokenizer")  # settings of the model at the top level
+    own = ("seed", "model", "tokenizer")  # top-level settings of the model
     return {name: alias for name, alias in kept.items() if name not in own}
 
 
@@ -150,7 +150,7 @@ def _words(value: object) -> list[str]:
 
 
 def _many(target: str) -> Alias:
-    """Words, or one word with commas."""
+    """Several words, or one word with commas."""
     return Alias(
         target,
         lambda value: ((target, ",".join(_words(value)).split(",")),),
@@ -159,7 +159,7 @@ def _many(target: str) -> Alias:
 
 
 def _rate(value: object) -> Pairs:
-    """SGLang says `inf` for no limit."""
+    """SGLang writes `inf` for no limit."""
     yield "load.rate", None if plain_text(value) == "inf" else value
 
 

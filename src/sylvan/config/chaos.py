@@ -1,4 +1,4 @@
-"""Faults that a server inflicts on itself because somebody asked for it: `--chaos`."""
+"""Faults that a server injects into itself for testing: `--chaos`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ MAX_S = 366 * 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What goes wrong, and how often.
+    """Fault types and their rates.
 
     Attributes:
-        kill_scheduler: Chance a second that the scheduler process is killed.
-        kill_detokenizer: The same of the detokenizer process.
-        stop_scheduler: Chance a second that the scheduler process stands still for a while.
-        stop_s: How long it does.
-        ipc_delay_s: Most by which messages between processes are late.
-        disk_full: Chance that there is no room for what is written to the database of files and
-            batches.
-        disk_delay_s: Most by which reading or writing it is late.
-        clock_jump_s: Most by which the time of day is wrong; it jumps every few seconds.
-        seed: Of all of it.
+        kill_scheduler: Probability per second that the scheduler process is killed.
+        kill_detokenizer: Probability per second that the detokenizer process is killed.
+        stop_scheduler: Probability per second that the scheduler process is suspended for a while.
+        stop_s: Duration of the suspension.
+        ipc_delay_s: Maximum delay of messages between processes.
+        disk_full: Probability that a write to the database of files and batches fails for lack of
+          space.
+        disk_delay_s: Maximum delay of reads and writes of the database.
+        clock_jump_s: Maximum error of the system clock; it jumps every few seconds.
+        seed: Seed of all faults.
     """
 
     kill_scheduler: float = 0.0
@@ -43,7 +43,7 @@ class Faults:
 
     @property
     def of_processes(self) -> tuple[str, ...]:
-        """Names of the faults in here that need processes of their own."""
+        """Names of the configured faults that need separate processes."""
         names = ("kill_scheduler", "kill_detokenizer", "stop_scheduler", "ipc_delay_s")
         return tuple(_spelt(name) for name in names if getattr(self, name))
 
@@ -52,17 +52,17 @@ NONE = Faults()
 
 
 def read_faults(given: Mapping[str, str]) -> Faults:
-    """The faults that `chaos` names.
+    """Parse the setting `chaos`.
 
     Raises:
-        ConfigError: One does not exist, or its value is none.
+        ConfigError: a fault does not exist, or its value is invalid.
     """
     known = {_spelt(field.name): field.name for field in fields(Faults)}
     values: dict[str, float] = {}
     for name, text in given.items():
         field = known.get(name.replace("_", "-"))
         if field is None:
-            raise ConfigError(f"chaos: there is no fault {name!r}{nearest(name, known)}")
+            raise ConfigError(f"chaos: unknown fault {name!r}{nearest(name, known)}")
         values[field] = _time(name, text) if field.endswith("_s") else _number(name, text, field)
     return Faults(**values)
 

@@ -1,4 +1,4 @@
-"""What a configuration with `chaos` must not ask for."""
+"""Combinations that `chaos` excludes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ CHAOS_RULES = (
         "chaos for strangers",
         ("chaos", "server.host"),
         lambda c: bool(c.config.chaos) and not _is_private(c),
-        "{chaos}: a server that other machines reach does not harm itself; {server.host} is a "
-        "public address",
+        "{chaos}: faults are only injected into servers that other machines cannot reach; "
+        "{server.host} is a public address",
     ),
     Rule(
         "chaos without processes",
         ("chaos", "processes"),
         lambda c: c.config.processes == "one" and bool(_of_processes(c)),
-        "{chaos}: {processes} leaves no processes to harm",
+        "{chaos}: {processes} leaves no processes for these faults",
     ),
 )

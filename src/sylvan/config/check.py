@@ -1,4 +1,4 @@
-"""Combinations that cannot work, in one table; each says what to do instead."""
+"""Impossible combinations of settings, in one table; each message says what to do instead."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _NO_DEVICE = (
 
 
 def check(resolved: Resolved, facts: Facts) -> None:
-    """Report all broken rules at once.
+    """Report all violated rules at once.
 
     Raises:
-        ConfigError: at least one rule is broken; one line for each.
+        ConfigError: at least one rule is violated; one line for each.
     """
     case = RuleCase(resolved, facts)
     broken = [rule for rule in RULES if rule.broken(case)]
@@ -39,7 +39,7 @@ def check(resolved: Resolved, facts: Facts) -> None:
 
 
 def explain(rule: Rule, case: RuleCase) -> str:
-    """The message of a rule, with the values of the fields that it names."""
+    """The message of a rule, with the values of the fields that it mentions."""
     text = rule.message if isinstance(rule.message, str) else rule.message(case)
 
     def shown(match: re.Match[str]) -> str:
@@ -96,12 +96,12 @@ def _tokens_over_memory(case: RuleCase) -> bool:
     plan = case.resolved.plan
     if not (isinstance(memory, int) and isinstance(tokens, int)):
         return False
-    last = (tokens - 1) // plan.page_size * plan.page_size  # where the last page begins
+    last = (tokens - 1) // plan.page_size * plan.page_size  # start of the last page
     return plan.bytes_of(last) >= memory
 
 
 _ALONE = ("server.root_path", "server.allowed_hosts", "server.register", "server.grpc_port")
-"""Settings of a server that the gateway in front of replicas does not have."""
+"""Server settings that the gateway in front of replicas does not support."""
 
 
 def _not_behind_gateway(case: RuleCase) -> Sequence[str]:
@@ -109,7 +109,7 @@ def _not_behind_gateway(case: RuleCase) -> Sequence[str]:
 
 
 def _pinned(case: RuleCase) -> str:
-    """What is wrong with the adapters that are to be pinned; empty: nothing."""
+    """What is wrong with the pinned adapters; empty if nothing is."""
     lora = case.config.lora
     if lora is None:
         return ""
@@ -122,7 +122,7 @@ def _pinned(case: RuleCase) -> str:
 
 
 def _not_with_a_role(case: RuleCase) -> Sequence[str]:
-    """Why this server cannot compute prompts or outputs only."""
+    """Why this server cannot have a prefill or decode role."""
     config = case.config
     if config.disagg is None:
         return ()

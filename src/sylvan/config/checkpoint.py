@@ -1,4 +1,4 @@
-"""Where a model is, and what its files say about its size; reads no weights."""
+"""Locates a model and reads its size from its files; reads no weights."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _OLD_NAMES = {
     ),
     "head_dim": ("attention_head_dim",),
 }
-"""How GPT-2, GPT-Neo, MPT, XGLM, BART, Zamba2 and their like spell sizes."""
+"""Names of sizes in the configs of GPT-2, GPT-Neo, MPT, XGLM, BART, Zamba2 and others."""
 _FORMS = (
     (list, "a list", ("architectures", "layer_types", "layers_block_type")),
     (
@@ -61,12 +61,12 @@ _SIZES = (
 
 
 def model_dir(model: str) -> Path:
-    """The directory of a model given by path, by URL, or as the name of a built-in one.
+    """The directory of a model given by path, by URL, or by the name of a built-in one.
 
-    A remote one is fetched first; a GGUF file is stood for by a directory in the cache.
+    Remote models are downloaded first; a GGUF file is represented by a directory in the cache.
 
     Raises:
-        ConfigError: there is none; says what is near, and what such a directory holds.
+        ConfigError: there is none; suggests near names, and says what a model directory contains.
     """
     if model == BUILT_IN_MODEL and not Path(model, "config.json").is_file():
         return ASSETS / BUILT_IN_MODEL
@@ -88,10 +88,10 @@ def model_dir(model: str) -> Path:
 
 
 def fetched(model: str, progress: Progress | None = None) -> Path:
-    """Where a model or tokenizer given by path or URL is on this machine; copied if need be.
+    """The local path of a model or tokenizer given by path or URL, downloaded if necessary.
 
     Raises:
-        ConfigError: it is remote and cannot be had.
+        ConfigError: it is remote and cannot be downloaded.
     """
     if not is_remote(model):
         return Path(model).expanduser()
@@ -102,15 +102,15 @@ def model_facts(model: str, *, trusted: bool = False) -> CheckpointInfo:
     """Size and limits of a checkpoint, from config.json and the headers of its weights.
 
     Args:
-        model: Its path, URL or name.
-        trusted: Python files of the checkpoint may be run; they are where sizes are missing.
+        model: Path, URL or name of the model.
+        trusted: Whether Python files of the checkpoint may run, if sizes are missing.
 
     Raises:
-        ConfigError: there is no such model, or its files cannot be read.
+        ConfigError: there is no such model, or its files are unreadable.
     """
     path = model_dir(model)
     config = ordinary(_completed(_read_config(path), path, trusted=trusted))
-    kinds = len(config.get("layers_block_type") or ()) or None  # Nemotron-H says no more
+    kinds = len(config.get("layers_block_type") or ()) or None  # Nemotron-H lists only this
     layers, hidden = _number(config, "num_hidden_layers", kinds), _number(config, "hidden_size")
     attending, state = attending_and_state(config, layers)
     heads = _number(config, "num_attention_heads", None if attending else 1)
@@ -143,7 +143,7 @@ def model_facts(model: str, *, trusted: bool = False) -> CheckpointInfo:
 
 
 def vocabulary_rows(path: Path) -> int | None:
-    """Tokens that the model in a directory has rows for; None: its config.json does not say."""
+    """Number of vocabulary rows of the model in a directory; None if config.json does not say."""
     rows = _read_config(path).get("vocab_size")
     return rows if isinstance(rows, int) else None
 
@@ -165,7 +165,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _check_forms(config: dict[str, Any]) -> None:
-    """Refuse fields that many readers take for what they should be."""
+    """Reject fields of the wrong type that several readers use."""
     for kind, what, names in _FORMS:
         for name in names:
             value = config.get(name)
@@ -174,7 +174,7 @@ def _check_forms(config: dict[str, Any]) -> None:
 
 
 def _completed(config: dict[str, Any], path: Path, *, trusted: bool) -> dict[str, Any]:
-    """With the sizes that only the checkpoint's own Python knows, by other names or by default."""
+    """Add sizes that only the checkpoint's Python code defines, by other names or by default."""
     named = named_class(config, "AutoConfig")
     there = {
         name: value
@@ -199,9 +199,9 @@ def _first(config: dict[str, Any], names: Iterable[str]) -> Any:
 
 
 def _kept(config: dict[str, Any], ordinary: int) -> int:
-    """Numbers that a layer keeps of a token.
+    """Numbers that a layer stores per token.
 
-    DeepSeek's latent attention keeps one compressed vector; others of its kind are served whole.
+    DeepSeek's latent attention stores one compressed vector; other kinds are stored uncompressed.
     """
     if not isinstance(config.get("kv_lora_rank"), int):
         return ordinary
@@ -214,7 +214,7 @@ def _kept(config: dict[str, Any], ordinary: int) -> int:
 
 
 def _head_dim(config: dict[str, Any], ordinary: int) -> int:
-    """Columns that attention compares; latent attention's are wider than a head."""
+    """Columns of a query-key product; in latent attention wider than a head."""
     if not isinstance(config.get("kv_lora_rank"), int):
         return ordinary
     turning = _number(config, "qk_rope_head_dim", 64)
@@ -224,7 +224,7 @@ def _head_dim(config: dict[str, Any], ordinary: int) -> int:
 
 
 def _layer_windows(config: dict[str, Any], attending: int) -> tuple[int | None, ...]:
-    """Of the layers with keys and values, in order; empty where config.json does not list them."""
+    """Windows of the layers with keys and values, in order; empty if config.json has none."""
     kinds, window = config.get("layer_types"), config.get("sliding_window")
     if not isinstance(kinds, list) or not isinstance(window, int) or window < 1:
         return ()
@@ -253,25 +253,25 @@ def _dtype(config: dict[str, Any]) -> str:
 
 
 def _stored_quantization(config: dict[str, Any]) -> str | None:
-    """By the fewest bits of any group of layers; the loader judges whether it can be read."""
+    """Name by the fewest bits of any group of layers; the loader decides if it is supported."""
     found = config.get("quantization_config")
     if not isinstance(found, dict):
         return None
     stored = cast("dict[str, Any]", found)
-    if stored.get("quant_method") == "mxfp4":  # read as plain numbers
+    if stored.get("quant_method") == "mxfp4":  # dequantised while loading
         return None
     return "w4a8" if _stored_bits(stored) <= _FEW_BITS else "w8a8"
 
 
-_FEW_BITS = 4  # fewer take the room of four
+_FEW_BITS = 4  # fewer bits are stored as 4
 
 
 def _stored_bits(settings: dict[str, Any]) -> int:
-    """Of a number in most matrices, as `quantization_config` has it."""
+    """Bits of most matrices, by `quantization_config`."""
     said = json.dumps(settings)
     if settings.get("load_in_4bit") or any(words in said for words in _FOUR_BITS):
         return 4
-    inner = re.search(r'"nbits": (\d+)', said)  # HQQ's are inside of another object
+    inner = re.search(r'"nbits": (\d+)', said)  # HQQ nests them
     bits = int(inner[1]) if inner else settings.get("bits", settings.get("w_bit"))
     return bits if isinstance(bits, int) and bits > 0 else 8
 
@@ -293,10 +293,10 @@ _BITS = {"I32": 32, "U8": 8}
 def _stored_sizes(
     path: Path, weights: WeightFormat | None, number: int, bits: int
 ) -> Iterable[int]:
-    """Number of elements of every stored tensor; of quantised ones without what describes them.
+    """Number of elements of every stored tensor; of quantised ones without scales and zero points.
 
-    Those of pickles, which are not opened for that, are taken to have `number` bytes each, and
-    those in words `bits`.
+    Pickles are not opened: their tensors are assumed to have `number` bytes per element, and packed
+    words `bits`.
     """
     if weights == "gguf":
         yield from (math.prod(entry["shape"]) for entry in read_index(path)["tensors"])
@@ -311,7 +311,7 @@ def _stored_sizes(
 
 
 def _near(path: Path) -> str:
-    """Name the closest directory beside the one that is missing."""
+    """Suggest the most similar directory next to the missing one."""
     parent = path.parent
     while not parent.is_dir() and parent != parent.parent:
         parent = parent.parent

@@ -23,11 +23,11 @@ def read(environ: Mapping[str, str] | None = None, schema: Schema[Any] = SERVE) 
     """Settings from variables such as `SYLVAN_CACHE__PAGE_SIZE`.
 
     Args:
-        environ: Instead of this process's environment.
-        schema: Whose settings; variables of the others are not looked at.
+        environ: Replaces this process's environment.
+        schema: Schema of the settings; variables of other schemas are ignored.
 
     Raises:
-        ConfigError: a variable with our prefix names no field.
+        ConfigError: a variable with our prefix matches no field.
     """
     known = {schema.variable(path): path for path in (*schema.fields, *schema.sections) if path}
     settings: list[Setting] = []
@@ -47,15 +47,15 @@ def read(environ: Mapping[str, str] | None = None, schema: Schema[Any] = SERVE) 
 
 
 def torchrun_settings(environ: Mapping[str, str] | None = None) -> list[Setting]:
-    """Which of several machines this is, as `torchrun` tells the process that it starts on each.
+    """Settings for several machines, from the variables that `torchrun` sets on each.
 
-    The port is the one after `MASTER_PORT`, where torchrun's own store may be.
+    The port is the one after `MASTER_PORT`, which torchrun's own store may use.
 
     Args:
-        environ: Instead of this process's environment.
+        environ: Replaces this process's environment.
 
     Raises:
-        ConfigError: torchrun starts several processes a machine.
+        ConfigError: torchrun starts several processes per machine.
     """
     found = os.environ if environ is None else environ
     if "TORCHELASTIC_RUN_ID" not in found:
@@ -63,7 +63,7 @@ def torchrun_settings(environ: Mapping[str, str] | None = None) -> list[Setting]
     if found.get("LOCAL_WORLD_SIZE", "1") != "1":
         raise ConfigError(
             f"torchrun starts {found['LOCAL_WORLD_SIZE']} processes on this machine, and each "
-            "would start all of its ranks; give torchrun --nproc-per-node 1, and sylvan --tp"
+            "would start all of its ranks; use torchrun --nproc-per-node 1, and sylvan --tp"
         )
     nodes = found.get("GROUP_WORLD_SIZE", "1")
     if nodes == "1":
@@ -84,7 +84,7 @@ def config_file(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def client_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """Key of the server that a client speaks to, as clients of OpenAI find it."""
+    """Key for the server that a client calls, from the variables of OpenAI clients."""
     found = os.environ if environ is None else environ
     return next((found[name] for name in KEY_VARIABLES if found.get(name)), None)
 
@@ -95,32 +95,31 @@ def preset(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def without_settings() -> dict[str, str]:
-    """This process's environment less our variables, for a child that is configured by a file."""
+    """This process's environment without our variables, for a child configured by a file."""
     return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
 
 
 def for_compute() -> dict[str, str]:
     """This process's environment for a child that computes.
 
-    Our variables are left out, keys among them: such a child is configured by messages. Threads of
-    PyTorch that have nothing to do are to sleep, since ours share their cores; who set
-    `OMP_WAIT_POLICY` has decided otherwise.
+    Omits our variables, including keys: such a child is configured by messages. Idle PyTorch
+    threads sleep, because our threads share their cores, unless the user set `OMP_WAIT_POLICY`.
     """
     return {"OMP_WAIT_POLICY": "PASSIVE", **without_settings()}
 
 
 def calm_threads() -> None:
-    """The same for this process; only before PyTorch is imported does it help."""
+    """Let idle PyTorch threads of this process sleep; must run before PyTorch is imported."""
     os.environ.update(for_compute())
 
 
 def threads_are_calm() -> bool:
-    """Whether threads of PyTorch sleep when they have nothing to do, as far as one can tell."""
+    """Whether idle PyTorch threads sleep, as far as can be determined."""
     return os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
 
 
 def cache_dir() -> Path:
-    """Where files that can be made again are kept; not created here."""
+    """Directory for files that can be regenerated; not created here."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "sylvan"
 
@@ -139,7 +138,7 @@ def given_sockets(environ: Mapping[str, str] | None = None) -> range:
     """File descriptors of the sockets that a service manager opened for this process.
 
     Args:
-        environ: Instead of this process's environment.
+        environ: Replaces this process's environment.
     """
     found = os.environ if environ is None else environ
     count, owner = found.get("LISTEN_FDS", ""), found.get("LISTEN_PID", "")

@@ -1,4 +1,4 @@
-"""Whether answers keep their bits whatever else is batched, cached or chunked; and why not."""
+"""Whether answers are batch-invariant with given settings, and if not, why."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from sylvan.config.tree import Config
 
 @dataclass(frozen=True, slots=True)
 class DeterminismBlocker:
-    """What makes bits depend on the batch, and what to do about it."""
+    """What makes results depend on the batch, and how to avoid it."""
 
     cause: str
     way: str
 
 
 def obstacle(config: Config, facts: Facts) -> DeterminismBlocker | None:
-    """What is in the way of `deterministic` with these settings; None: nothing is.
+    """What prevents `deterministic` with these settings; None if nothing does.
 
-    A model that turns out not to be recordable when it is loaded is none of these.
+    Does not cover models that turn out to be untraceable when they are loaded.
     """
     device = facts.devices.get(config.device)
     attention = facts.attention.get(config.attention)
@@ -29,10 +29,10 @@ def obstacle(config: Config, facts: Facts) -> DeterminismBlocker | None:
     if not device.exact_runners:
         found = _without_kernels(device)
     elif facts.model.state_numbers:
-        cause = "PyTorch computes recurrent layers, and its bits depend on the batch"
+        cause = "PyTorch computes recurrent layers, and its results depend on the batch"
         found = DeterminismBlocker(cause, "leave deterministic at auto")
     elif config.runner not in device.exact_runners:
-        cause = f"with runner={config.runner} PyTorch computes, whose bits depend on the batch"
+        cause = f"runner={config.runner} uses PyTorch, whose results depend on the batch"
         way = "leave runner, attention, cache.page_size and cache.dtype at auto"
         found = DeterminismBlocker(cause, f"{way}, or deterministic")
     elif config.tiers is not None and config.tiers.host_dtype != "same":
@@ -48,8 +48,8 @@ def obstacle(config: Config, facts: Facts) -> DeterminismBlocker | None:
 
 def _without_kernels(device: DeviceFacts) -> DeterminismBlocker:
     if device.kind != "cpu":
-        cause = f"PyTorch multiplies matrices on {device.kind}, and its bits depend on the batch"
+        cause = f"PyTorch multiplies matrices on {device.kind}, and its results depend on the batch"
         return DeterminismBlocker(cause, "serve on device=cpu, or leave deterministic at auto")
-    cause = "no native kernels are compiled here, and PyTorch's bits depend on the batch"
+    cause = "no native kernels are compiled here, and PyTorch's results depend on the batch"
     way = "install g++ and run python -m sylvan.kernels.build, or leave deterministic at auto"
     return DeterminismBlocker(cause, way)

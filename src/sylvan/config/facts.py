@@ -1,4 +1,4 @@
-"""What resolving and checking know besides the configuration: machine, model, capabilities."""
+"""Information for resolving and checking a configuration: machine, model, capabilities."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUANTISED_BITS = {
     "mxfp4": 4.5,
     "nvfp4": 6.0,
 }
-"""Of a number, scales included."""
+"""Bits per number, including scales."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,14 +33,15 @@ class DeviceFacts:
     """A device that this process can use.
 
     Attributes:
-        kind: As `device` in the configuration calls it.
+        kind: Its name in the setting `device`.
         cores: CPU cores for kernels.
-        total_bytes: Its memory.
-        available_bytes: The part that is free now.
-        fast_dtypes: Types it computes with at full speed.
-        runners: Ways to execute a step on it, the preferred one first.
-        exact_runners: Those of them whose bits do not depend on the rest of the batch.
-        attention: Backends that suit it, the preferred one first; empty: in the order of `Facts`.
+        total_bytes: Size of its memory.
+        available_bytes: Memory that is free now.
+        fast_dtypes: Types that it computes at full speed.
+        runners: Runners that it supports, the preferred one first.
+        exact_runners: Runners that are batch-invariant.
+        attention: Suitable attention backends, the preferred one first; empty: in the order of
+          `Facts`.
     """
 
     kind: str
@@ -55,25 +56,25 @@ class DeviceFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointInfo:
-    """A checkpoint, before it is loaded.
+    """Properties of a checkpoint, known before it is loaded.
 
     Attributes:
         name: Its directory, or the name of a built-in model.
-        context_len: Longest sequence it was made for.
-        vocab_size: Rows of its output.
+        context_len: Its maximum context length.
+        vocab_size: Columns of its logits.
         dtype: Type of its weights as stored.
-        num_params: Numbers in all its tensors.
-        num_linear_params: Those in matrices that quantisation applies to.
-        kv_per_token: Numbers of keys and values of one token in all layers.
-        work_per_token: Numbers in the largest intermediate results of one token.
-        state_numbers: Numbers in the recurrent state of one request; 0 if all layers attend.
-        head_dim: Numbers in one key head; 0: unknown.
-        layer_windows: Newest tokens that each layer with keys and values sees, where config.json
-            lists the kinds of layers; None: all. Empty: every layer sees everything.
-        quantization: How its matrices are stored; None: as plain numbers.
-        weights: In which kind of files they are; None: there are none.
-        tasks: What it can be used for, what it was made for first.
-        causal: Its tokens see only those before them.
+        num_params: Number of parameters.
+        num_linear_params: Number of parameters in matrices that quantisation covers.
+        kv_per_token: Numbers of keys and values per token in all layers.
+        work_per_token: Numbers in the largest intermediate results per token.
+        state_numbers: Numbers in the recurrent state of one request; 0 without recurrent layers.
+        head_dim: Numbers in one key head; 0 if unknown.
+        layer_windows: Window of each layer with keys and values, if config.json lists the kinds of
+          layers; None: no window. Empty: all layers attend to everything.
+        quantization: Format of its matrices; None if they are not quantised.
+        weights: Kind of its weight files; None if there are none.
+        tasks: Supported tasks, its main one first.
+        causal: Whether its attention is causal.
     """
 
     name: str
@@ -95,18 +96,18 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionFacts:
-    """What an attention backend can do.
+    """Capabilities of an attention backend.
 
     Attributes:
-        devices: Where it runs.
-        page_sizes: Tokens per page that it can use; None: any.
-        page_size: The one it is fastest with.
-        batch_invariant: Bits of a result do not depend on the rest of the batch.
-        runners: Ways to execute a step that include it.
-        kv_dtypes: Values of `cache.dtype` that it reads.
-        dtypes: Types of weights that it computes with; None: any.
-        max_head_dim: Largest head; None: any.
-        module: Package that it needs; empty: none.
+        devices: Kinds of devices that it supports.
+        page_sizes: Page sizes that it supports; None: any.
+        page_size: Its fastest page size.
+        batch_invariant: Whether its results do not depend on the batch.
+        runners: Runners that support it.
+        kv_dtypes: Values of `cache.dtype` that it supports.
+        dtypes: Weight types that it supports; None: any.
+        max_head_dim: Largest supported head; None: any.
+        module: Python package that it needs; empty: none.
         extra: Extra of this package that installs it.
     """
 
@@ -127,17 +128,17 @@ class Facts:
     """All facts.
 
     Attributes:
-        devices: By kind.
+        devices: Devices by kind.
         model: The model to serve.
-        attention: Backends by name, the preferred ones first.
+        attention: Attention backends by name, the preferred ones first.
         draft: The draft model, if there is one.
-        draft_reads_alike: Its ids stand for the same texts.
-        adapter_rank: Largest rank of the adapters to load at start; 0: there are none.
-        options: For each field whose values are names of modules, the names there are.
-        quantizations: Methods that there are kernels for.
-        absent: Kinds of devices that were looked for in vain -> why, and the way out.
-        not_installed: Attention backends whose package is not there -> how to get it.
-        missing: Path of a section or field whose feature does not exist yet -> the feature.
+        draft_reads_alike: Whether its token ids mean the same texts.
+        adapter_rank: Largest rank of the adapters to load at start; 0 if there are none.
+        options: Available names, for each field whose values are names of modules.
+        quantizations: Methods that have kernels.
+        absent: Unavailable kinds of devices -> the reason, and what to do.
+        not_installed: Attention backends whose package is missing -> how to install it.
+        missing: Path of a section or field whose feature does not exist -> the feature.
     """
 
     devices: Mapping[str, DeviceFacts]
@@ -152,7 +153,7 @@ class Facts:
     not_installed: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def shared_by(self, count: int) -> Facts:
-        """The facts for one of `count` servers that run on this machine at the same time."""
+        """The facts for one of `count` servers that share this machine."""
         cpu = self.devices.get("cpu")
         if cpu is None or count == 1:
             return self
@@ -170,7 +171,7 @@ def cpu_facts(machine: Machine, runners: tuple[str, ...] = ("eager",)) -> Device
 
     Args:
         machine: The machine.
-        runners: Ways to execute a step on it, the preferred one first.
+        runners: Runners that it supports, the preferred one first.
     """
     bf16 = {"avx512_bf16", "amx_bf16"} & machine.features
     return DeviceFacts(

@@ -1,4 +1,4 @@
-"""What the tree consists of: every field with its path, type, default and documentation."""
+"""Describes the configuration tree: path, type, default and documentation of every field."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One value of the tree. `default` is `msgspec.NODEFAULT` where one must be given."""
+    """One field of the tree. `default` is `msgspec.NODEFAULT` if a value is required."""
 
     path: str
     type: Any
@@ -40,12 +40,12 @@ class Field:
 
     @property
     def flag(self) -> str:
-        """Its spelling on the command line."""
+        """Its name on the command line."""
         return "--" + self.path.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """Its spelling in the environment."""
+        """Its name in the environment."""
         return "SYLVAN_" + self.path.replace(".", "__").upper()
 
     @property
@@ -55,28 +55,28 @@ class Field:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Words that the type names."""
+        """The words that the type allows."""
         return tuple(word for m in self.members for word in _words(m.base))
 
     @property
     def is_switch(self) -> bool:
-        """Whether the flag may stand without a value, meaning true."""
+        """Whether the flag may be used without a value, which means true."""
         return any(m.base is bool for m in self.members)
 
     @property
     def is_secret(self) -> bool:
-        """Whether the value may never be shown."""
+        """Whether the value must never be shown."""
         return any(Secret in (m.base, *get_args(m.base)) for m in self.members)
 
     @property
     def type_text(self) -> str:
-        """The type for people: `int >= 1 | auto`."""
+        """The type, for display: `int >= 1 | auto`."""
         return " | ".join(_member_text(m) for m in self.members)
 
 
 @dataclass(frozen=True, slots=True)
 class SectionInfo:
-    """One section. `optional` ones are absent by default; giving one turns its feature on."""
+    """A section. `optional` ones are absent by default; setting one turns its feature on."""
 
     path: str
     type: type[Section]
@@ -116,7 +116,7 @@ def members(kind: Any) -> tuple[Member, ...]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean ...?)`, or nothing if no known name is close."""
+    """` (did you mean ...?)`, or nothing if no known name is similar."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -132,7 +132,7 @@ def get(config: Section, path: str) -> object:
 
 
 def replaced(config: Tree, values: Mapping[str, object]) -> Tree:
-    """A copy of the tree with `values` (by path) exchanged."""
+    """A copy of the tree with `values` (by path) replaced."""
     changes: dict[str, Any] = {}
     for path, value in values.items():
         name, _, leaf = path.partition(".")
@@ -166,7 +166,7 @@ def _section_of(kind: Any) -> type[Section] | None:
 
 @cache
 def _field_docs(section: type[Section]) -> Mapping[str, str]:
-    """Read the strings under the fields of a class, and of those it extends, from their source."""
+    """Read the docs of the fields of a class and its bases from their source."""
     inherited = [_field_docs(base) for base in section.__bases__ if base not in (Section, object)]
     docs = {name: doc for found in inherited for name, doc in found.items()}
     body = next(
@@ -231,7 +231,7 @@ def _bounds(member: Member) -> Iterable[str]:
 
 
 def size_text(num_bytes: int) -> str:
-    """A size for people, exact if it is a whole number of a binary unit."""
+    """A size for display, exact if it is a whole number of a binary unit."""
     for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if num_bytes >= scale:
             return f"{num_bytes / scale:.4g} {unit}"

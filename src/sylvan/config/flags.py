@@ -1,4 +1,4 @@
-"""The command line: every field is a flag; a command adds options and positions of its own."""
+"""Parses the command line: every field is a flag; commands add options and positionals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SWITCH_VALUES = frozenset({"true", "false", "on", "off", "auto", "none"})
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A flag of a command that is no field: `--json`. `metavar` is empty for a switch."""
+    """A flag of a command that is not a field: `--json`. `metavar` is empty for a switch."""
 
     name: str
     doc: str
@@ -33,7 +33,7 @@ HELP = Option("help", "Show this help.", short="h")
 
 @dataclass(slots=True)
 class Parsed:
-    """What the command line said."""
+    """The parsed command line."""
 
     positions: list[str] = field(default_factory=list[str])
     options: dict[str, str] = field(default_factory=dict[str, str])
@@ -46,10 +46,10 @@ class Parsed:
 
 @dataclass(slots=True)
 class _Flag:
-    """One word that starts with a dash, taken apart."""
+    """A word that starts with a dash, split into its parts."""
 
     spelled: str
-    name: str  # in the spelling of Python
+    name: str  # Python spelling
     value: str | None  # after `=`
 
 
@@ -61,10 +61,10 @@ def parse_flags(
     Args:
         words: Arguments after the command's name.
         options: Options of the command.
-        tree: The settings that are flags too, if any.
+        tree: Schema of the settings that are also flags, if any.
 
     Raises:
-        ConfigError: every unknown flag and missing or refused value, one line each.
+        ConfigError: all unknown flags and missing or invalid values, one line each.
     """
     reader = _Reader(list(words), {o.name: o for o in options}, tree=tree)
     reader.run()
@@ -75,7 +75,7 @@ def parse_flags(
 
 
 class _Reader:
-    """Takes words from the front until none is left; collects errors instead of stopping."""
+    """Consumes words from the front; collects errors instead of stopping at the first."""
 
     def __init__(
         self, words: list[str], options: Mapping[str, Option], *, tree: Schema[Any] | None
@@ -155,7 +155,7 @@ class _Reader:
         return self._words.pop(0)
 
     def _switch_value(self, flag: _Flag) -> str:
-        """A word after a switch belongs to it only if it can be nothing else."""
+        """Use the next word as the value of a switch only if it can be nothing else."""
         if flag.value is not None:
             return flag.value
         if self._words and self._words[0].lower() in _SWITCH_VALUES:

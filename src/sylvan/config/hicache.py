@@ -1,4 +1,4 @@
-"""SGLang's way of naming a store of KV, and its table of further settings."""
+"""SGLang's names of KV stores, and its table of further store settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ELSEWHERE = frozenset(
         *("mori", "shm", "tensorcast", "seaweedfs", "lmcache"),
     }
 )
-"""Names of stores that SGLang has and we do not."""
+"""SGLang's stores that we do not support."""
 _AS_URLS: Mapping[str, str] = {
     "mooncake": "mooncake://MASTER:PORT?protocol=rdma&segment=4GiB",
     "nixl": "nixl:///DIRECTORY?plugin=POSIX",
@@ -33,14 +33,14 @@ _NO_EFFECT = frozenset({"hicache_storage_pass_prefix_keys"})  # prefixes are par
 
 
 def storage_of(value: object) -> str:
-    """`tiers.storage` for SGLang's name of a backend; URLs and directories stand for themselves.
+    """`tiers.storage` for SGLang's name of a backend; URLs and directories stay as they are.
 
     Raises:
-        ValueError: SGLang has that backend, and we do not, or it has to be given as a URL.
+        ValueError: the backend is not supported, or must be given as a URL.
     """
     name = str(value)
     if (url := _AS_URLS.get(name.lower())) is not None:
-        raise ValueError(f"the store {name!r} is given as a URL: {url}")
+        raise ValueError(f"the store {name!r} must be given as a URL: {url}")
     if name.lower() in ELSEWHERE:
         raise ValueError(
             f"not supported yet: the store {name!r}; give `file`, a directory, or a URL such as "
@@ -50,10 +50,10 @@ def storage_of(value: object) -> str:
 
 
 def extra_settings(value: object) -> Mapping[str, object]:
-    """Our settings, without their section, of a JSON object or an `@file` with one.
+    """Our settings, without their section, from a JSON object or an `@file` that contains one.
 
     Raises:
-        ValueError: it is no table, cannot be read, or names what there is not.
+        ValueError: it is not a table, is unreadable, or contains unknown settings.
     """
     table = _table(value)
     found: dict[str, object] = {}
@@ -63,7 +63,7 @@ def extra_settings(value: object) -> Mapping[str, object]:
         ours = _NAMES.get(name, name)
         if ours not in _OURS and name not in _NAMES:
             known = ", ".join(sorted({*_NAMES, *_OURS}))
-            raise ValueError(f"there is no setting {name!r} of stores; there is {known}")
+            raise ValueError(f"unknown store setting {name!r}; known are {known}")
         found[ours] = setting
     return found
 

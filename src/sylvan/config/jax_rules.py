@@ -1,4 +1,4 @@
-"""What configurations of step programs on JAX have to keep to."""
+"""Impossible combinations with step programs on JAX."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ JAX_RULES: tuple[Rule, ...] = (
         "devices of one process",
         ("parallel.devices", "device"),
         lambda c: c.config.parallel.devices > 1 and c.config.device not in ON_JAX,
-        "{parallel.devices}: only on JAX one process divides a model among devices, not on "
+        "{parallel.devices}: one process can share a model among devices only on JAX, not on "
         "{device}; use device=jax or tpu, or leave parallel.devices out",
     ),
     Rule(

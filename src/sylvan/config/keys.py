@@ -1,10 +1,10 @@
-"""Files of API keys: which tenant a key belongs to, and what that tenant may spend.
+"""Files of API keys: the tenant of each key, and the tenant's budgets.
 
 A key file is JSON: `{"keys": [{"sha256": "<hex of the key>", "tenant": "acme",
-"requests_per_minute": 600, "tokens_per_minute": 100000, "adapters": ["legal"]}]}`; the budgets may
-be left out, and without `adapters` the tenant may use all LoRA adapters. It holds hashes only, so
-that reading it gives nobody access. A budget is above 0; whose key is taken out of the file may do
-nothing.
+"requests_per_minute": 600, "tokens_per_minute": 100000, "adapters": ["legal"]}]}`. Budgets are
+optional and must be positive; without `adapters` the tenant may use all LoRA adapters. The file
+contains only hashes, so reading it gives no access. A key that is removed from the file is
+rejected.
 """
 
 from __future__ import annotations
@@ -48,5 +48,5 @@ def read_key_file(path: str) -> list[KeyEntry]:
 
 
 def key_digest(key: str) -> str:
-    """The hash by which a key is kept, in hex."""
+    """The hash under which a key is stored, in hex."""
     return hashlib.sha256(key.encode()).hexdigest()

@@ -11,7 +11,7 @@ from sylvan.config.values import Bytes, Count
 
 
 class LimitsConfig(Section, frozen=True):
-    """Limits for clients; each refusal names its limit."""
+    """Limits for clients; each rejection names its limit."""
 
     connections: Count = 4096
     """Most open connections; never more than file descriptors allow. Idle ones are closed to make

@@ -1,7 +1,7 @@
-"""Settings that change while a server runs, with a journal and a way back.
+"""Settings that change while a server runs, with a journal and rollback.
 
-A change is prepared by all parts that read the settings before it takes effect on any of them, so
-that one that cannot be changes nothing.
+All parts that read the settings prepare a change before it takes effect on any of them, so that a
+change that one of them rejects has no effect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sylvan.protocol.errors import ConfigError
 KEPT_ENTRIES = 256
 
 Part = Callable[[Any], Callable[[], None]]
-"""Checks a tree of settings, and returns what makes it take effect; raises `ConfigError`."""
+"""Checks a tree of settings and returns a function that applies it; raises `ConfigError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class SettingsChange:
-    """One line of the journal.
+    """An entry of the journal.
 
     Attributes:
         number: Counts from 1.
         at: Unix time.
-        cause: Who or what asked.
-        changes: Of settings; empty if files that they name were read again, and no more.
-        restart: Settings that differ from those of the start, and need a new one.
+        cause: Who or what requested the change.
+        changes: Changed settings; empty if only files that they name were reloaded.
+        restart: Settings that differ from the running server's and need a restart.
     """
 
     number: int
@@ -52,16 +52,16 @@ class SettingsChange:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """For people, as JSON can hold it."""
+        """The entry as JSON-compatible data."""
         return asdict(self)
 
 
 class LiveSettings(Generic[Root]):
-    """The settings of a server that runs.
+    """The settings of a running server.
 
     Args:
-        schema: What kind of tree it is.
-        config: The tree at the start, as it was given: not resolved.
+        schema: Schema of the tree.
+        config: The tree at the start, as given, before resolving.
         live: Paths of settings that can change.
         read: Reads all sources again.
         wall: Wall clock, in seconds since the Unix epoch.
@@ -87,7 +87,7 @@ class LiveSettings(Generic[Root]):
 
     @property
     def now(self) -> Root:
-        """The tree, as it is in force."""
+        """The current tree."""
         return self._now
 
     @property
@@ -97,20 +97,20 @@ class LiveSettings(Generic[Root]):
 
     @property
     def journal(self) -> Sequence[SettingsChange]:
-        """The newest entries, the oldest first."""
+        """The newest entries, oldest first."""
         return tuple(self._journal)
 
     def add(self, part: Part) -> None:
-        """Have one more part take changes."""
+        """Register a part that applies changes."""
         self._parts.append(part)
 
     def change(
         self, tree: Mapping[str, object], cause: str, *, dry_run: bool = False
     ) -> SettingsChange:
-        """Set what `tree` has: sections and fields, as in a file of settings.
+        """Change the settings in `tree`: sections and fields, as in a configuration file.
 
         Raises:
-            ConfigError: A setting does not exist, cannot change, or its value cannot be; one line
+            ConfigError: a setting does not exist, cannot change, or has an invalid value; one line
                 for each. Nothing has changed.
         """
         values: dict[str, object] = {}
@@ -131,10 +131,10 @@ class LiveSettings(Generic[Root]):
         return self._take(replaced(self._now, values), cause, dry_run=dry_run)
 
     def reread(self, cause: str, *, dry_run: bool = False) -> SettingsChange:
-        """Read all sources again, and take over what can change.
+        """Read all sources again, and apply what can change.
 
         Raises:
-            ConfigError: The sources are wrong. Nothing has changed.
+            ConfigError: the sources are invalid. Nothing has changed.
         """
         found, start = self._read(), self._states[0]
         values = {path: get(found, path) for path in self._live}
@@ -146,17 +146,17 @@ class LiveSettings(Generic[Root]):
         return self._take(replaced(self._now, values), cause, dry_run=dry_run, restart=restart)
 
     def revert(self, number: int, cause: str, *, dry_run: bool = False) -> SettingsChange:
-        """Go back to the settings as they were after an entry of the journal; 0: at the start.
+        """Restore the settings after an entry of the journal; 0: those of the start.
 
         Raises:
-            ConfigError: There is no such entry any more, or a file of then cannot be read.
+            ConfigError: the entry is not in the journal, or a file it names is unreadable now.
         """
         if number not in self._states:
             raise ConfigError(f"to: entry {number} is not in the journal")
         return self._take(self._states[number], cause, dry_run=dry_run)
 
     def shown(self, path: str, value: object) -> object:
-        """A value for people: secrets are hidden."""
+        """A value for display: secrets are hidden."""
         return "***" if self._schema.fields[path].is_secret and value else value
 
     def _take(

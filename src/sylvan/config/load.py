@@ -25,7 +25,7 @@ _SECTION_WORDS: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value that somebody gave. `spelled` is how, for messages: `--page-size`."""
+    """A value given by the user. `spelled` is how it was written, for messages: `--page-size`."""
 
     path: str
     value: object
@@ -35,7 +35,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig(Generic[Root]):
-    """The tree, and for each path that was given the setting that won. `notes` are for people."""
+    """The tree, and the winning setting of each path that was given. `notes` are for display."""
 
     config: Root
     given: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
@@ -50,11 +50,11 @@ def load(settings: Sequence[Setting], notes: Iterable[str] = ()) -> LoadedConfig
 def load_as(
     schema: Schema[Root], settings: Sequence[Setting], notes: Iterable[str] = ()
 ) -> LoadedConfig[Root]:
-    """Build the tree from settings in order of rising precedence.
+    """Build the tree from settings in ascending precedence.
 
     Raises:
-        ConfigError: unknown fields, wrong types, values out of range, or one path given twice by
-            the same source; one line for each, naming path and source.
+        ConfigError: unknown fields, wrong types, values out of range, or a path given twice by the
+            same source; one line for each, naming path and source.
     """
     errors: list[str] = []
     given: dict[str, Setting] = {}
@@ -71,7 +71,7 @@ def load_as(
 def flatten(
     tree: Mapping[str, object], prefix: str = "", *, schema: Schema[Any] = SERVE
 ) -> Iterable[tuple[str, object]]:
-    """Turn nested sections into (path, value); an empty section stays, as `{}`."""
+    """Flatten nested sections to (path, value); an empty section stays, as `{}`."""
     for key, value in tree.items():
         path = f"{prefix}{str(key).replace('-', '_')}"
         if path in schema.sections and isinstance(value, Mapping) and value:
@@ -82,12 +82,12 @@ def flatten(
 
 
 def dump(config: Section, *, defaults: bool = True, schema: Schema[Any] = SERVE) -> dict[str, Any]:
-    """The tree as plain data that `load` reads back; secrets are left out.
+    """The tree as plain data that `load` reads back; omits secrets.
 
     Args:
         config: The tree.
         defaults: Include values that are their field's default.
-        schema: What kind of tree it is.
+        schema: Schema of the tree.
     """
     tree: dict[str, Any] = {}
     for path, info in schema.fields.items():

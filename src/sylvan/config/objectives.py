@@ -1,4 +1,4 @@
-"""Bounds of latency that a good request keeps, as load tests and simulations are told them."""
+"""Latency targets of load tests and simulations."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Literal
 from sylvan.protocol.errors import ConfigError
 
 Latency = Literal["ttft", "tpot", "e2e"]
-"""To the first token, per output token after it, and to the end."""
+"""Time to the first token, per output token after it, and to the end."""
 Bounds = Mapping[Latency, float]
-"""Seconds, by the latency that they bound."""
+"""Targets in seconds, by latency."""
 _NAMES = ("ttft", "tpot", "e2e")
 
 
 def bounds(setting: str, given: Mapping[str, str]) -> Bounds:
-    """Read milliseconds by name, such as `ttft=500,tpot=50`.
+    """Parse targets in milliseconds, such as `ttft=500,tpot=50`.
 
     Args:
-        setting: Where they are given; errors name it.
+        setting: Name of the setting, for errors.
         given: Its value.
 
     Raises:
-        ConfigError: A name or number is wrong.
+        ConfigError: a name or number is invalid.
     """
     found: dict[Latency, float] = {}
     for name, text in given.items():

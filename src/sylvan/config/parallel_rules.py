@@ -1,4 +1,4 @@
-"""Combinations of ranks with others that cannot work."""
+"""Impossible combinations with several ranks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from sylvan.config.rules import Rule, RuleCase
 
 
 def _without_same_bits(case: RuleCase) -> list[str]:
-    """Why bits cannot be the same on any number of ranks."""
+    """Why results cannot be bit-identical for any number of ranks."""
     config = case.config
     if not config.parallel.same_bits:
         return []
     stored = case.facts.model.quantization
     reasons = {
-        "{deterministic}": (config.deterministic is not True, "bits depend on the batch already"),
-        "{quantization}": (config.quantization is not None, "ranks round their parts of rows"),
-        "quantised weights": (stored is not None, "ranks round their parts of rows"),
-        "lora": (config.lora is not None, "what adapters add is summed by rank"),
+        "{deterministic}": (config.deterministic is not True, "results depend on the batch then"),
+        "{quantization}": (config.quantization is not None, "ranks quantise parts of rows"),
+        "quantised weights": (stored is not None, "ranks quantise parts of rows"),
+        "lora": (config.lora is not None, "adapter outputs are summed by rank"),
         "{parallel.nodes}": (config.parallel.nodes > 1, "steps are not native then"),
     }
     return [
@@ -27,7 +27,7 @@ def _without_same_bits(case: RuleCase) -> list[str]:
 
 
 def _address_fault(case: RuleCase) -> str:
-    """What is wrong with the address of machine 0; empty: nothing."""
+    """What is wrong with the address of machine 0; empty if nothing is."""
     address = case.config.parallel.address
     if address is None:
         return "parallel.address is missing: HOST:PORT of machine 0"
@@ -43,13 +43,13 @@ PARALLEL_RULES = (
         "ranks in one process",
         ("parallel.tp", "processes"),
         lambda c: c.config.parallel.tp > 1 and c.config.processes == "one",
-        "{parallel.tp} ranks are processes of their own, but {processes}; leave processes out",
+        "{parallel.tp} ranks are separate processes, but {processes}; leave processes out",
     ),
     Rule(
         "ranks on this device",
         ("parallel.tp", "device"),
         lambda c: c.config.parallel.tp > 1 and c.config.device != "cpu",
-        "{parallel.tp}: ranks share a model on the CPU only so far, not on {device}; use "
+        "{parallel.tp}: ranks can share a model only on the CPU so far, not on {device}; use "
         "parallel.tp=1 (with parallel.devices on JAX), or device=cpu",
     ),
     Rule(
@@ -68,7 +68,7 @@ PARALLEL_RULES = (
         "number of the machine",
         ("parallel.node_rank", "parallel.nodes"),
         lambda c: c.config.parallel.node_rank >= c.config.parallel.nodes,
-        "{parallel.node_rank}: {parallel.nodes} machines have the numbers from 0 on",
+        "{parallel.node_rank}: {parallel.nodes} machines are numbered from 0",
     ),
     Rule(
         "memory of several machines",
@@ -87,7 +87,7 @@ PARALLEL_RULES = (
         "roles on several machines",
         ("disagg", "parallel.nodes"),
         lambda c: c.config.parallel.nodes > 1 and c.config.disagg is not None,
-        "disagg: ranks on {parallel.nodes} machines hand over no KV yet; use parallel.nodes=1",
+        "disagg: ranks on {parallel.nodes} machines transfer no KV yet; use parallel.nodes=1",
     ),
     Rule(
         "the same bits with others",
@@ -99,28 +99,28 @@ PARALLEL_RULES = (
         "experts in groups of ranks",
         ("parallel.ep", "parallel.tp"),
         lambda c: c.config.parallel.tp % c.config.parallel.ep != 0,
-        "{parallel.ep}: {parallel.tp} ranks do not divide into so many groups; give a "
+        "{parallel.ep}: {parallel.tp} ranks do not divide into that many groups; choose a "
         "parallel.ep that divides parallel.tp",
     ),
     Rule(
         "copies of experts without groups",
         ("parallel.redundant_experts", "parallel.ep"),
         lambda c: c.config.parallel.redundant_experts > 0 and c.config.parallel.ep == 1,
-        "{parallel.redundant_experts}: with {parallel.ep} every rank has all experts; give a "
+        "{parallel.redundant_experts}: with {parallel.ep} every rank has all experts; use a "
         "larger parallel.ep, or no copies",
     ),
     Rule(
         "placement of experts without groups",
         ("parallel.expert_placement", "parallel.ep"),
         lambda c: c.config.parallel.expert_placement is not None and c.config.parallel.ep == 1,
-        "{parallel.expert_placement}: with {parallel.ep} every rank has all experts; give a "
+        "{parallel.expert_placement}: with {parallel.ep} every rank has all experts; use a "
         "larger parallel.ep, or leave it out",
     ),
     Rule(
         "ranks with tiers",
         ("parallel.tp", "tiers"),
         lambda c: c.config.parallel.tp > 1 and c.config.tiers is not None,
-        "{parallel.tp}: KV tiers are kept by one rank only so far; use parallel.tp=1, or leave "
+        "{parallel.tp}: KV tiers support one rank only so far; use parallel.tp=1, or leave "
         "tiers out",
     ),
     Rule(

@@ -1,4 +1,4 @@
-"""From what a person wrote to the value of a field."""
+"""Converts given values to the types of their fields."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SWITCH_WORDS = _TRUE | _FALSE
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
-# Words of other servers for ours.
+# Words of other servers, mapped to ours.
 SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "dtype": {"half": "float16", "float": "float32", "fp16": "float16", "bf16": "bfloat16"},
     "scheduler.policy": {"shortest-prefill-first": "shortest_prefill"},
     "observe.log_level": {"warn": "warning", "critical": "error"},
 }
-# Options that are names of modules.
+# Values that are names of modules.
 PLUG_INS = ("device", "scheduler.policy", "cache.eviction", "attention", "grammar.backend")
 ROUTE_PLUG_INS = ("routing.policy", "routing.prefill_policy", "routing.decode_policy")
 
 
 _ITEMS: Mapping[object, Callable[[str], object]] = {int: int, float: float, Secret: Secret}
-"""How items of lists are read that are no text."""
+"""Readers of list items that are not text."""
 
 
 def _reader_of(kind: object) -> Callable[[str], object]:
@@ -50,10 +50,10 @@ def _whole_size(text: str) -> int:
 
 
 def parse(field: Field, raw: object) -> object:
-    """Convert and check one value.
+    """Convert and check a value.
 
     Raises:
-        ValueError: it is not of the field's type or out of its bounds; says what was expected.
+        ValueError: it has the wrong type or is out of range; says what is expected.
     """
     value = _read(field, raw)
     if isinstance(value, float) and not math.isfinite(value):
@@ -66,7 +66,7 @@ def parse(field: Field, raw: object) -> object:
 
 def _read(field: Field, raw: object) -> object:
     if isinstance(raw, str):
-        if field.is_secret and not raw.strip():  # as of a variable that is not set
+        if field.is_secret and not raw.strip():  # such as an empty variable
             raise ValueError("expected a secret that is not empty; leave it out to have none")
         return _from_text(field, raw)
     if isinstance(raw, bool) and "on" in field.choices:
@@ -80,14 +80,14 @@ def _read(field: Field, raw: object) -> object:
 
 
 def _from_list(field: Field, raw: list[object]) -> tuple[object, ...]:
-    """Words of the command line become what is due."""
+    """Convert the words of the command line to the field's items."""
     kinds = [get_args(m.base)[0] for m in field.members if get_origin(m.base) is tuple]
     read = _reader_of(kinds[0] if kinds else str)
     return tuple(read(item) if isinstance(item, str) else item for item in raw)
 
 
 def parse_size(text: str) -> int | None:
-    """Read `32k`, `32Ki`, `2GiB`, `0.5g`; None if it is no size. A bare number must be whole."""
+    """Read `32k`, `32Ki`, `2GiB`, `0.5g`; None if it is not a size. A bare number must be whole."""
     match = _SIZE.fullmatch(text)
     if not match:
         return None

@@ -1,4 +1,4 @@
-"""Where the bytes go: weights, working memory of a step, and what is left for the KV cache."""
+"""Plans memory: weights, working memory of a step, and the rest for the KV cache."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from sylvan.config.fields import size_text
 from sylvan.config.quantization import STORED
 
 CPU_SHARE = 0.5
-"""Share of the free memory that a CPU server plans with: other programs live there too."""
+"""Share of the free memory that a CPU server uses, because other programs need some too."""
 GPU_SHARE = 0.9
-"""Share of the free memory of a GPU; the rest is for its libraries and fragmentation."""
+"""Share of a GPU's free memory; the rest is for libraries and fragmentation."""
 MIN_SEQUENCES = 1
-"""The KV cache must hold at least so many sequences of full length."""
+"""Number of full-length sequences that the KV cache must hold."""
 WINDOW_CACHE_SHARE = 0.25
-"""Tokens of a window's group for cached prefixes, a token of full attention: a prefix can be gone
-on with where its last window is there, which is one place in four windows."""
+"""Tokens in a window group for cached prefixes, per token of full attention. A prefix can be
+continued only where its last window is cached, which is one position in four windows."""
 STEPS_UNDER_WAY = 2
-"""A page behind a window is free once the step that passed it is done."""
+"""Pages behind a window are freed when the step that passed them is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupBytes:
-    """What the layers of a KV group keep of a token, and for how many newest tokens they do."""
+    """Bytes per token that the layers of a KV group store, and their window."""
 
     bytes_per_token: int
     window: int | None = None
@@ -32,7 +32,7 @@ class GroupBytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedLoad:
-    """What a server computes at most: requests at once, and tokens of a step."""
+    """Maximum load of a server: concurrent requests, and tokens of a step."""
 
     running_reqs: int
     step_tokens: int
@@ -45,8 +45,8 @@ def group_bytes(
     """KV groups of a model: full attention first, then windows, narrow ones first.
 
     Args:
-        bytes_per_token: Of all layers with keys and values, which keep equally much.
-        layer_windows: Of each of them; none: all see everything.
+        bytes_per_token: Bytes of all layers with keys and values, which are equally large.
+        layer_windows: Window of each of these layers; empty: none has a window.
     """
     windows = sorted(set(layer_windows) or {None}, key=lambda w: (w is not None, w or 0))
     each = bytes_per_token // max(1, len(layer_windows))
@@ -56,10 +56,10 @@ def group_bytes(
 
 
 def group_tokens(window: int | None, num_tokens: int, load: PlannedLoad) -> int:
-    """Tokens that a KV group needs so that `num_tokens` of full attention can be served.
+    """Tokens that a KV group needs to serve `num_tokens` of full attention.
 
-    A window needs itself for each running request, wherever in a page it begins and ends, what
-    the steps under way add, and a share for cached prefixes.
+    A window group needs the window of each running request at any page offset, the tokens of steps
+    in flight, and a share for cached prefixes.
     """
     if window is None:
         return num_tokens
@@ -78,7 +78,7 @@ def kv_bytes(groups: Sequence[GroupBytes], num_tokens: int, load: PlannedLoad) -
 
 
 def fitting_tokens(groups: Sequence[GroupBytes], budget_bytes: int, load: PlannedLoad) -> int:
-    """The most tokens, in whole pages, whose KV fits into a budget."""
+    """The most tokens, in whole pages, whose KV fits into the budget."""
     page, least = load.page_size, min(group.bytes_per_token for group in groups)
     low, high = 0, max(0, budget_bytes) // (least * page)
     while low < high:  # bytes grow with tokens
@@ -90,9 +90,9 @@ def fitting_tokens(groups: Sequence[GroupBytes], budget_bytes: int, load: Planne
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """Bytes of each use on the device. `budget_bytes` is what all of them may take together.
+    """Bytes of each use on the device. `budget_bytes` is the limit of their sum.
 
-    `num_tokens` are those of full attention; layers with a window may have fewer, see `groups`.
+    `num_tokens` counts tokens of full attention; window groups may hold fewer, see `groups`.
     """
 
     budget_bytes: int
@@ -104,12 +104,12 @@ class MemoryPlan:
 
     @property
     def page_size(self) -> int:
-        """Tokens of a page."""
+        """Tokens per page."""
         return self.load.page_size
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of a token that all layers keep."""
+        """Bytes of a token that all layers store."""
         return sum(group.bytes_per_token for group in self.groups)
 
     @property
@@ -118,7 +118,7 @@ class MemoryPlan:
         return self.bytes_of(self.num_tokens)
 
     def bytes_of(self, num_tokens: int) -> int:
-        """Size that a KV cache for so many tokens would have."""
+        """Size of a KV cache for `num_tokens`."""
         return kv_bytes(self.groups, num_tokens, self.load)
 
     @property
@@ -152,16 +152,16 @@ def weight_bytes(model: CheckpointInfo, dtype: str, quantization: str | None) ->
 
 
 def useful_tokens(context_len: int, max_running_reqs: int, page_size: int) -> int:
-    """What all running requests can have; more in the KV cache is of use for prefixes only."""
+    """Most tokens that running requests can use; more KV cache only helps cached prefixes."""
     return -(-context_len // page_size) * page_size * max_running_reqs
 
 
 def state_bytes(model: CheckpointInfo) -> int:
-    """Bytes of one slot of recurrent state, in float32: an upper bound."""
+    """Bytes of one slot of recurrent state in float32: an upper bound."""
     return 4 * model.state_numbers
 
 
 def work_bytes(model: CheckpointInfo, max_batch_tokens: int, max_running_reqs: int) -> int:
-    """Bytes of the intermediate results of one step, in float32: an upper bound."""
+    """Bytes of a step's intermediate results in float32: an upper bound."""
     logits = max_running_reqs * model.vocab_size
     return 4 * (max_batch_tokens * model.work_per_token + 2 * logits)

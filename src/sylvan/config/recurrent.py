@@ -1,4 +1,4 @@
-"""How many layers of a checkpoint attend, and how large the state of its other layers is."""
+"""Counts attention layers of a checkpoint, and sizes the state of its recurrent layers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _ONLY_RECURRENT = frozenset({"mamba", "mamba2", "falcon_mamba"})
 def attending_and_state(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
     """(layers with keys and values, numbers in the recurrent state of one request), of `layers`.
 
-    Of models known to have recurrent layers; for all others (all layers, 0). An upper bound where
-    a default of transformers is left unsaid.
+    For models with known recurrent layers; others return (all layers, 0). An upper bound if the
+    config relies on defaults of transformers.
     """
     own = _OWN.get(str(config.get("model_type")))
     if own is not None:

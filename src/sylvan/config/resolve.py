@@ -1,4 +1,4 @@
-"""Fill what is `auto`, each with a reason; pure, and a value that was given is never changed."""
+"""Resolves `auto` values, each with a reason. Pure; values that were given never change."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ NGRAM_GUESSES = 10
 MODEL_GUESSES = 4
 HEAD_GUESSES = 4
 USUAL_RANK = 64
-"""Few adapters have a larger one."""
+"""Default maximum rank; few adapters have more."""
 ADAPTER_SHARE = 0.1
-"""Of the host's memory, for adapters."""
+"""Share of the host's memory for adapters."""
 STATE_SHARE = 1 / 3
-"""Of the memory besides weights, for recurrent states."""
+"""Share of the memory besides weights for recurrent states."""
 MIN_STATES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What `auto` became at a path, and why."""
+    """The value chosen for an `auto` at a path, and the reason."""
 
     path: str
     value: object
@@ -54,13 +54,13 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A tree without `auto` where it can be known before the model is loaded.
+    """A tree without `auto`, as far as known before the model is loaded.
 
     Attributes:
-        given: The tree before.
-        config: The tree after.
-        decisions: By path.
-        plan: Memory of the device; the KV cache is made by `plan.num_pages`.
+        given: The tree before resolving.
+        config: The tree after resolving.
+        decisions: Decisions by path.
+        plan: Memory plan of the device; the KV cache has `plan.num_pages`.
     """
 
     given: Config
@@ -70,7 +70,7 @@ class Resolved:
 
 
 def resolve(config: Config, facts: Facts) -> Resolved:
-    """Fill every `auto` from facts; `sylvan.config.check` judges the result."""
+    """Resolve every `auto`; `sylvan.config.check` checks the result."""
     state = _State(config, facts)
     for step in _STEPS:
         step(state)
@@ -87,12 +87,12 @@ class _State:
 
     @property
     def device(self) -> DeviceFacts:
-        """The chosen device; an empty one if it is not there, which `check` reports."""
+        """The chosen device; an empty one if it does not exist, which `check` reports."""
         return self.facts.devices.get(self.config.device, DeviceFacts(kind=self.config.device))
 
     @property
     def attention(self) -> AttentionFacts:
-        """The chosen backend; one that can do anything if there is none of that name."""
+        """The chosen backend; one without limits if the name is unknown, which `check` reports."""
         unknown = AttentionFacts(devices=frozenset({self.config.device}))
         return self.facts.attention.get(self.config.attention, unknown)
 
@@ -100,7 +100,7 @@ class _State:
         return get(self.config, path) == "auto"
 
     def decide(self, path: str, value: object, reason: str) -> None:
-        """Fill `path` if it is `auto`."""
+        """Set `path` if it is `auto`."""
         if self.is_auto(path):
             self.config = replaced(self.config, {path: value})
             self.decisions[path] = Decision(path, value, reason)
@@ -119,9 +119,9 @@ def _device(state: _State) -> None:
     kind = next((name for name in state.facts.devices if name != "cpu"), "cpu")
     state.decide("device", kind, "there is no GPU" if kind == "cpu" else "there is a GPU")
     ranks = state.config.parallel.tp
-    why = "all cores that this process may use"
+    why = "all cores available to this process"
     if ranks > 1:
-        why = f"its share of the cores, of {ranks} ranks"
+        why = f"a rank's share of the cores, with {ranks} ranks"
     here = max(1, ranks // state.config.parallel.nodes)
     state.decide("threads", max(1, state.device.cores // here), why)
     compiled = "program" in state.device.runners
@@ -145,7 +145,7 @@ def _dtype(state: _State) -> None:
 
 def _deterministic(state: _State) -> None:
     found = obstacle(state.config, state.facts)
-    why = found.cause if found else "native steps keep the bits; a model without is told of"
+    why = found.cause if found else "guaranteed by native steps; models without them are reported"
     state.decide("deterministic", found is None, why)
 
 
@@ -156,12 +156,12 @@ def _fallback(state: _State) -> None:
         chosen.append("deterministic")
     if config.parallel.same_bits:
         chosen.append("parallel.same_bits")
-    why = f"{chosen[0]} was chosen" if chosen else "every model can be served somehow"
+    why = f"{chosen[0]} was chosen" if chosen else "any model can fall back to PyTorch"
     state.decide("runner_fallback", not chosen, why)
 
 
 def _attention(state: _State) -> None:
-    """One that keeps the bits, unless that is not wanted; another where there is none."""
+    """Prefer a batch-invariant backend unless that is not wanted or not available."""
     known = state.facts.attention
     fitting = [
         name
@@ -171,7 +171,7 @@ def _attention(state: _State) -> None:
     wanted = state.config.deterministic is not False
     exact = [name for name in fitting if wanted and _keeps_bits(state, known[name])]
     if found := exact or fitting:
-        why = f"the fastest on {state.config.device} that fits the other settings"
+        why = f"the fastest on {state.config.device} with the other settings"
         state.decide("attention", found[0], why)
 
 
@@ -214,8 +214,8 @@ _RUNNERS = {
 
 def _names(state: _State) -> None:
     stored = state.facts.model.weights
-    if stored != "pt":  # only by its name
-        why = "what the model has" if stored else "the usual one"
+    if stored != "pt":  # must be requested by name
+        why = "the model's format" if stored else "the default"
         state.decide("load_format", stored or "safetensors", why)
     cached = state.config.cache.prefix != "none"
     why = "longest cached prefix first" if cached else "no prefixes are cached"
@@ -237,7 +237,7 @@ def _pages(state: _State) -> None:
 
 
 def _recurrent(state: _State) -> None:
-    """Slots for running requests and as many prefixes, in a share of the memory."""
+    """Slots for running requests and as many cached prefixes, within a share of the memory."""
     model, device = state.facts.model, state.device
     if not model.state_numbers:
         state.decide("cache.max_states", 1, "all layers attend")
@@ -257,27 +257,27 @@ def _batch(state: _State) -> None:
     tokens, why = _step_tokens(state)
     whole = scheduler.chunk_tokens == 0 or not model.causal
     if whole and tokens < model.context_len:
-        tokens, why = model.context_len, "prompts are not split, so the longest must fit"
+        tokens, why = model.context_len, "prompts are not split, so the longest one must fit"
     elif isinstance(scheduler.chunk_tokens, int) and scheduler.chunk_tokens > tokens:
         chunk = min(scheduler.chunk_tokens, max(tokens, model.context_len))
-        tokens, why = chunk, "a chunk of a prompt must fit"
+        tokens, why = chunk, "a prompt chunk must fit"
     state.decide("scheduler.max_batch_tokens", tokens, why)
     most = _number(state.config.scheduler.max_batch_tokens)
     running = min(MAX_RUNNING_REQS, most)
     limited = running < MAX_RUNNING_REQS
-    why = "each needs a token of a step" if limited else "more gain nothing on one device"
+    why = "each needs a token per step" if limited else "more requests gain nothing on one device"
     states = _number(state.config.cache.max_states) - 1
     if model.state_numbers and states < running:
-        running, why = max(1, states), "each needs a slot of recurrent state"
+        running, why = max(1, states), "each needs a recurrent state slot"
     state.decide("scheduler.max_running_reqs", running, why)
-    state.decide("scheduler.chunk_tokens", most, "a whole step, if no one generates")
+    state.decide("scheduler.chunk_tokens", most, "a whole step, unless requests decode")
 
 
 def _step_tokens(state: _State) -> tuple[int, str]:
     gib = state.device.total_bytes / (1 << 30)
     if state.config.device == "cpu":
         small = state.facts.model.num_params < SMALL_MODEL_PARAMS
-        return (2048, "a small model") if small else (512, "keeps a step of a CPU short")
+        return (2048, "a small model") if small else (512, "keeps steps on a CPU short")
     for limit, tokens in ((20, 2048), (60, 4096), (160, 8192)):
         if gib < limit:
             return tokens, f"a GPU with less than {limit} GiB"
@@ -296,16 +296,16 @@ def _speculative(state: _State) -> None:
             "one less than speculative.num_draft_tokens",
         )
     else:
-        steps, why = NGRAM_GUESSES, "a copy goes on for so long, mostly"
+        steps, why = NGRAM_GUESSES, "the usual length of a copied passage"
         if given.algorithm in (*DRAFT_HEADS, OWN_HEAD):
-            steps, why = HEAD_GUESSES, "each takes a pass of the head"
+            steps, why = HEAD_GUESSES, "each guess takes a pass of the head"
         elif given.algorithm == "standalone":
-            steps, why = MODEL_GUESSES, "each takes a pass of the draft model"
+            steps, why = MODEL_GUESSES, "each guess takes a pass of the draft model"
     state.decide("speculative.num_steps", steps, why)
     steps = _number(get(state.config, "speculative.num_steps"))
     tokens, why = steps + 1, "the guesses and the token before them"
     if wide:
-        tokens, why = 2 * steps + 1, "two guesses for each token ahead"
+        tokens, why = 2 * steps + 1, "two guesses per position"
     state.decide("speculative.num_draft_tokens", tokens, why)
 
 
@@ -329,9 +329,9 @@ def _overlap(state: _State) -> None:
     elif state.config.parallel.tp > 1:
         state.decide("scheduler.overlap", "off", "ranks agree on each step")
     elif state.config.runner == "program" and _number(state.config.threads) < state.device.cores:
-        state.decide("scheduler.overlap", "on", "the native step leaves a core free to plan")
+        state.decide("scheduler.overlap", "on", "the native step leaves a core free for planning")
     else:
-        state.decide("scheduler.overlap", "off", "planning would only slow the step down")
+        state.decide("scheduler.overlap", "off", "planning would slow the step down")
 
 
 def _plan(state: _State) -> MemoryPlan:
@@ -342,7 +342,7 @@ def _plan(state: _State) -> MemoryPlan:
     running = _number(config.scheduler.max_running_reqs)
     samples = config.speculative.most_samples(running) if config.speculative else running
     work = work_bytes(model, _number(config.scheduler.max_batch_tokens), samples)
-    branches = 0  # states between guesses
+    branches = 0  # recurrent states between guesses
     if config.speculative:
         branches = samples - 1 + config.speculative.most_paths(running)
     work += (_number(config.cache.max_states) + branches) * state_bytes(model)
@@ -359,7 +359,7 @@ def _plan(state: _State) -> MemoryPlan:
         per_token //= 2
     if config.cache.dtype in ("int8", "int4"):  # and a scale of 4 bytes for each head
         per_token += 4 * model.kv_per_token // max(1, model.head_dim)
-    if draft is not None:  # keeps as many tokens
+    if draft is not None:  # it stores as many tokens
         per_token += draft.kv_per_token * number
     load = PlannedLoad(
         running_reqs=running,
@@ -383,7 +383,7 @@ def _plan(state: _State) -> MemoryPlan:
 def _kv_tokens(
     state: _State, weights: int, work: int, groups: tuple[GroupBytes, ...], load: PlannedLoad
 ) -> tuple[int, int]:
-    """Bytes that may be used in all, and tokens of the KV cache by `cache.memory`."""
+    """Total memory budget in bytes, and tokens of the KV cache set by `cache.memory`."""
     device, memory = state.device, state.config.cache.memory
     if isinstance(memory, float):
         room = int(memory * device.total_bytes - weights)
@@ -409,18 +409,18 @@ def _decide_memory(state: _State, plan: MemoryPlan) -> None:
     given = state.config.cache.max_tokens != "auto"
     why = "for cache.max_tokens" if given else share
     memory_given = state.config.cache.memory != "auto"
-    if given or state.config.device == "cpu":  # elsewhere it is measured once the model is loaded
+    if given or state.config.device == "cpu":  # other devices are measured after loading the model
         state.decide("cache.memory", plan.kv_bytes, why)
     fits = f"fit into {size_text(plan.kv_bytes)}"
     state.decide("cache.max_tokens", plan.num_tokens, fits if memory_given or limited else share)
     longest = state.facts.model.context_len
     if 0 < plan.num_tokens < longest:
-        state.decide("context_len", plan.num_tokens, "more does not fit into the KV cache")
-    state.decide("context_len", longest, "what the model was made for")
+        state.decide("context_len", plan.num_tokens, "the KV cache holds no more")
+    state.decide("context_len", longest, "the model's maximum")
 
 
 def _number(value: object) -> int:
-    """A value that has been decided; 16 if `auto` is left, which `check` reports."""
+    """A resolved value; 16 if `auto` is left, which `check` reports."""
     return value if isinstance(value, int) else 16
 
 

@@ -1,4 +1,4 @@
-"""What a rule about a configuration is, and what it judges."""
+"""Rules about configurations, and the data that they check."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sylvan.config.resolve import Resolved
 from sylvan.config.tree import Config
 
 MIN_CONTEXT = 64
-"""A server that cannot hold so many tokens (or the model's context, if less) is of no use."""
+"""Minimum size of the KV cache in tokens (or the model's context, if less)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleCase:
-    """What a rule judges."""
+    """The data that a rule checks."""
 
     resolved: Resolved
     facts: Facts
@@ -29,27 +29,27 @@ class RuleCase:
 
     @property
     def device(self) -> DeviceFacts | None:
-        """The device chosen, if it exists."""
+        """The chosen device, if it exists."""
         return self.facts.devices.get(self.config.device)
 
     @property
     def attention(self) -> AttentionFacts | None:
-        """The attention backend chosen, if it exists."""
+        """The chosen attention backend, if it exists."""
         return self.facts.attention.get(self.config.attention)
 
     @property
     def obstacle(self) -> DeterminismBlocker | None:
-        """What is in the way of the same bits always."""
+        """What makes results depend on the batch, if anything."""
         return obstacle(self.config, self.facts)
 
     def asked(self, path: str) -> object:
-        """What somebody chose; None: nobody did, or all is resolved so that none can tell."""
+        """The value that the user gave; None if nobody did, or if the origin is unknown."""
         decisions = self.resolved.decisions
         return get(self.config, path) if decisions and path not in decisions else None
 
     @property
     def missing_bytes(self) -> int:
-        """How much more memory the plan needs than is free; 0 if none."""
+        """Bytes of memory missing for the plan; 0 if it fits."""
         plan = self.resolved.plan
         least = min(MIN_CONTEXT, self.facts.model.context_len) * plan.kv_bytes_per_token
         needed = plan.weight_bytes + plan.work_bytes + max(plan.kv_bytes, least)
@@ -58,7 +58,7 @@ class RuleCase:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One impossible combination. `message` may name fields as `{cache.page_size}`."""
+    """An impossible combination. `message` may mention fields as `{cache.page_size}`."""
 
     name: str
     fields: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What can be configured: runtimes (`serve`), gateways (`route`), measurements and simulations."""
+"""The configuration trees: runtimes (`serve`), gateways (`route`), load tests, simulations."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Root = TypeVar("Root", bound=Section)
 
 @dataclass(frozen=True, slots=True)
 class Schema(Generic[Root]):
-    """One tree of settings, and the other names of its fields.
+    """A tree of settings, and the aliases of its fields.
 
     Attributes:
-        root: The type of the tree.
+        root: Type of the tree.
         aliases: Other names at the top level of flags, files and keywords.
-        prefix: What its environment variables begin with.
+        prefix: Prefix of its environment variables.
     """
 
     root: type[Root]
@@ -44,7 +44,7 @@ class Schema(Generic[Root]):
         return sections(self.root)
 
     def variable(self, path: str) -> str:
-        """The spelling of a field or section in the environment."""
+        """The environment variable of a field or section."""
         return self.prefix + path.replace(".", "__").upper()
 
 

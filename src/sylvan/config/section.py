@@ -1,4 +1,4 @@
-"""What all sections of configuration trees have in common."""
+"""The base class of all configuration sections."""
 
 from __future__ import annotations
 

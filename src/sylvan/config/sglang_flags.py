@@ -1,7 +1,7 @@
-"""Flags of SGLang that set nothing here: what their use is answered with.
+"""SGLang flags that set nothing here, and the answers to their use.
 
 `name` is a switch, `name=value` takes a value, with SGLang's default, and `name*=` any number of
-values. Defaults are accepted: who spells them out asks for nothing.
+values. Defaults are accepted, because they request nothing.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 NO_EFFECT: Mapping[str, str] = {
-    "fixed forms of grammars bound white space anyway": "constrained_json_max_whitespace_cnt=",
-    "nothing is cached on disk there": "disable_outlines_disk_cache",
-    "texts are tokenised and detokenised together wherever that gains": (
+    "white space is always limited by fixed patterns": "constrained_json_max_whitespace_cnt=",
+    "there is no such disk cache": "disable_outlines_disk_cache",
+    "texts are always tokenised and detokenised in batches": (
         "enable_tokenizer_batch_encode disable_tokenizer_batch_decode "
         "enable_dynamic_batch_tokenizer dynamic_batch_tokenizer_batch_size=32 "
         "dynamic_batch_tokenizer_batch_timeout=0.002 batch_notify_size=16"
@@ -19,57 +19,57 @@ NO_EFFECT: Mapping[str, str] = {
     "sessions may always stream, and never need the cache": (
         "enable_streaming_session enable_session_radix_cache"
     ),
-    "budgets of thinking always count": "enable_strict_thinking",
+    "thinking budgets are always enforced": "enable_strict_thinking",
     "items are scored one by one, with the same scores": "enable_mis",
     "the server is ready without a warm-up": (
         "warmups= disable_flashinfer_autotune flashinfer_autotune_skip_ops= pre_warm_nccl"
     ),
-    "the garbage collector runs only while the server is at rest": (
+    "the garbage collector runs only while the server is idle": (
         "gc_threshold= gc_warning_threshold_secs=0.0 enable_cudagraph_gc"
     ),
-    "ranks talk over loopback, at ports that the system chooses": (
+    "ranks communicate over loopback, on free ports": (
         "nccl_port= gated_launch_port= disable_attn_tp_gather "
         "enable_dp_attention_local_control_broadcast disable_aiter_allreduce_fusion_in_decode "
         "disable_aiter_allreduce_fusion_in_prefill enforce_disable_flashinfer_allreduce_fusion "
         "disable_flashinfer_cutlass_moe_fp4_allgather engine_info_bootstrap_port=6789"
     ),
-    "the scheduler reads what came before each step": "scheduler_recv_interval=1",
-    "metrics are those of the one scheduler": "enable_metrics_for_all_schedulers",
-    "times of requests are in their meta_info and in metrics": (
+    "the scheduler reads new requests before each step": "scheduler_recv_interval=1",
+    "metrics are those of the only scheduler": "enable_metrics_for_all_schedulers",
+    "request times are in meta_info and in metrics": (
         "show_time_cost enable_request_time_stats_logging"
     ),
-    "logs of the HTTP server are chosen by server.access_log": "log_level_http=",
-    "shared experts are computed apart, with the same result": (
+    "server.access_log controls the logs of the HTTP server": "log_level_http=",
+    "shared experts are computed separately, with the same result": (
         "disable_shared_experts_fusion enforce_shared_experts_fusion"
     ),
-    "a prefix of a chunk is always shared": "disable_chunked_prefix_cache",
-    "memory of layers with a window is shared out anyway": (
+    "chunked prompts always use the prefix cache": "disable_chunked_prefix_cache",
+    "memory is always divided among full and window layers": (
         "swa_full_tokens_ratio= disable_hybrid_swa_memory swa_prefix_tails="
     ),
-    "states are counted by cache.max_states": "mamba_full_memory_ratio=",
+    "cache.max_states sets the number of states": "mamba_full_memory_ratio=",
     "weights are mapped and read ahead as the file system allows": (
         "weight_loader_prefetch_checkpoints weight_loader_prefetch_num_threads=4"
     ),
-    "thinking that a template leaves out is not in the prompt, so not in its cache": (
+    "thinking that a template omits is not in the prompt, and so not cached": (
         "strip_thinking_cache"
     ),
-    "ids come for requests that ask (return_prompt_token_ids, return_token_ids)": (
+    "requests ask for ids (return_prompt_token_ids, return_token_ids)": (
         "return_input_ids return_output_ids"
     ),
-    "attention adds up in float32": "triton_attention_reduce_in_fp32",
-    "there is one implementation of adapters for each device": (
+    "attention always sums in float32": "triton_attention_reduce_in_fp32",
+    "each device has one implementation of adapters": (
         "lora_backend=csgmv max_lora_chunk_size=16 lora_use_virtual_experts"
     ),
     "adapters may change all linear layers, the embedding and the head": "lora_target_modules*=",
-    "adapters are always loaded beside the steps": "enable_lora_overlap_loading",
-    "an adapter whose tensors do not fit is always refused": "lora_strict_loading",
+    "adapters are always loaded in the background": "enable_lora_overlap_loading",
+    "an adapter with wrong tensors is always rejected": "lora_strict_loading",
     "there are no images": (
         "disable_fast_image_processor image_processor_backend=auto trust_mm_content_hashes "
         "mm_processor_worker_num=0 mm_io_worker_num=0 mm_preprocess_cache_size_mb= "
         "media_url_max_file_size_mb=64"
     ),
 }
-"""Why flags change nothing, and which; they are accepted with any value."""
+"""Reasons why flags change nothing, and the flags; they are accepted with any value."""
 
 REFUSED: Mapping[str, str] = {
     "gRPC instead of HTTP (--grpc-port serves both)": (
@@ -91,11 +91,11 @@ REFUSED: Mapping[str, str] = {
     "other white space in JSON": (
         "constrained_json_whitespace_pattern= constrained_json_disable_any_whitespace"
     ),
-    "priorities of another order (larger is more urgent)": (
+    "other priority orders (larger is more urgent)": (
         "schedule_low_priority_values_first default_priority_value= abort_on_priority_when_disabled"
     ),
-    "who loses memory first, other than by priority and age": "retraction_policy=length",
-    "other bounds on steps than max_batch_tokens and chunk_tokens": (
+    "other preemption orders than by priority and age": "retraction_policy=length",
+    "other step limits than max_batch_tokens and chunk_tokens": (
         "prefill_max_requests= prefill_decode_interval= prefill_decode_interval_min_bs=0 "
         "enable_dynamic_chunking enable_prefill_delayer prefill_delayer_max_delay_passes=30 "
         "prefill_delayer_token_usage_low_watermark= prefill_delayer_forward_passes_buckets= "
@@ -114,7 +114,7 @@ REFUSED: Mapping[str, str] = {
         "prefill_only_disable_kv_cache prefill_kv_cache_dequant_dtype=auto enable_hisparse "
         "hisparse_config="
     ),
-    "other bounds of the host tier": (
+    "other limits of the host tier": (
         "hicache_host_memory_fraction=0.8 hicache_host_memory_mode=cache"
     ),
     "copies of weights in host memory (resuming reads the checkpoint again)": (
@@ -219,8 +219,8 @@ REFUSED: Mapping[str, str] = {
         "spec_trace_dir= decoupled_spec_bind_endpoint= decoupled_spec_connect_endpoints= "
         "decoupled_spec_rank= decoupled_spec_role=null"
     ),
-    "outer matrices that the experts of an adapter share": "experts_shared_outer_loras=",
-    "waiting for a slot by the clock (--lora-max-overtakes counts requests)": (
+    "outer matrices shared by an adapter's experts": "experts_shared_outer_loras=",
+    "waiting for a slot by time (--lora-max-overtakes counts requests)": (
         "lora_drain_wait_threshold=0.0"
     ),
     "prefill and decode on different servers": (
@@ -257,18 +257,18 @@ REFUSED: Mapping[str, str] = {
         "remote_instance_weight_loader_send_weights_group_ports= "
         "remote_instance_weight_loader_start_seed_via_transfer_engine"
     ),
-    "other ways to quantise (--quantization, sylvan quantize)": (
+    "other quantisation methods (--quantization, sylvan quantize)": (
         "quantization_param_path= quantize_and_serve rl_quant_profile= modelopt_quant= "
         "modelopt_checkpoint_restore_path= modelopt_checkpoint_save_path= modelopt_export_path="
     ),
-    "training that follows the sampler's bits": "rl_on_policy_target=",
+    "training that matches the sampler bit for bit": "rl_on_policy_target=",
     "returning hidden states and routed experts": (
         "return_hidden_states_mode= enable_return_aux_hidden_states "
         "return_aux_hidden_state_layer_ids= enable_return_routed_experts"
     ),
     "watermarks": "enable_watermark watermark_config=",
     "returning sampling masks": "sampling_mask_max_tokens=4096",
-    "choosing GPUs, nodes of memory and signals": (
+    "choosing GPUs, NUMA nodes and signals": (
         "gpu_id_step=1 numa_node= custom_sigquit_handler= soft_watchdog_timeout= "
         "mlx_enable_sampling"
     ),
@@ -286,4 +286,4 @@ REFUSED: Mapping[str, str] = {
     "traces of other modules than requests": "trace_modules=request",
     "markers for NVIDIA's profiler": "enable_layerwise_nvtx_marker",
 }
-"""What flags ask for that is not there, and which."""
+"""Missing features that flags ask for, and the flags."""

@@ -15,69 +15,67 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 
 
 class ArrivalConfig(Section, frozen=True):
-    """When it is asked; as in a load test."""
+    """The load: when requests are sent; as in a load test."""
 
     rate: Positive | None = None
-    """Conversations that begin in a second; `none`: all at once, or as `load.concurrency` lets
-    them."""
+    """Conversations started per second; `none`: all at once, or as `load.concurrency` allows."""
     burstiness: Positive = 1.0
-    """Shape of the gaps with `load.rate`: 1 is a Poisson process, less comes in bursts, more is
-    steadier."""
+    """Shape of the gaps with `load.rate`: 1 is a Poisson process, smaller values are burstier,
+    larger ones more regular."""
     concurrency: Count | None = None
     """Most requests at a time; `none`: no limit."""
     sweep: tuple[str, ...] = ()
-    """Simulate each of these loads: `1,8,32` as `load.concurrency`, or `2/s,4/s` as `load.rate`."""
+    """Loads to simulate: `1,8,32` as `load.concurrency`, or `2/s,4/s` as `load.rate`."""
     timestamps: bool = False
-    """`trace`: requests are sent at the times of the trace; `load.rate` does not count."""
+    """`trace`: send requests at the times of the trace; `load.rate` is ignored."""
     slowdown: Positive = 1.0
-    """`load.timestamps`: gaps are so many times longer; 0.5 is twice the load."""
+    """`load.timestamps`: factor by which gaps are stretched; 0.5 doubles the load."""
     warmup: Natural = 1
-    """Requests before the measurement, one after the other: the first one, with at most 32 tokens
-    of answer."""
+    """Requests sent one after the other before the measurement: copies of the first one, with at
+    most 32 output tokens."""
 
 
 class SimConfig(Section, frozen=True):
-    """What serves it, and what it has to keep."""
+    """The servers to simulate, and their latency targets."""
 
     profile: str = ""
-    """Profile of the model on its machine, which `sylvan simulate fit` wrote. Needed."""
+    """Profile of the model on its machine, written by `sylvan simulate fit`. Required."""
     replicas: tuple[Replicas, ...] = (1,)
     """Numbers of replicas to try: `1,2,4`."""
     cache_tokens: tuple[Tokens, ...] = ()
-    """Sizes of the KV cache of a replica to try, in tokens: `64k,128k`; default: that of the
-    profile."""
+    """KV cache sizes of a replica to try, in tokens: `64k,128k`; default: the profile's."""
     policies: tuple[Name, ...] = ("cache_aware",)
     """Routing policies of the gateway to try: `cache_aware,round_robin`."""
     gateway_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 0.0
-    """Milliseconds that a gateway adds to the way of a request and its answer."""
+    """Milliseconds that a gateway adds to each request."""
     schedules: tuple[Name, ...] = ()
-    """Policies of the scheduler's queue to try: `lpm,fcfs`; default: that of the profile."""
+    """Scheduling policies to try: `lpm,fcfs`; default: the profile's."""
     slo: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-    """Bounds in milliseconds that a good request keeps: `ttft=500,tpot=50,e2e=10000`."""
+    """Latency targets in milliseconds, for goodput: `ttft=500,tpot=50,e2e=10000`."""
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.99
-    """Share of the requests that has to keep `sim.slo`."""
+    """Share of the requests that must meet `sim.slo`."""
     seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] = 0
-    """Seed of the scatter of times, and of policies that draw; what is asked has `data.seed`."""
+    """Seed of random step times and policies; `data.seed` is the seed of the load."""
     scatter: bool = True
-    """Let the times of steps scatter as they were measured to; else each takes its mean."""
+    """Vary step times as measured; otherwise each step takes its mean time."""
     against: str | None = None
-    """File of `sylvan bench serve --output FILE --output-details`: simulate its last run, with its
-    data and load, and print how far the simulation is from it."""
+    """File written by `sylvan bench serve --output FILE --output-details`: simulate its last run,
+    with its data and load, and print the error of the simulation."""
     tokenizer: str | None = None
-    """Directory of the model's tokenizer: prompts are those of `sylvan bench serve`; without, they
-    are as long and share as much, and are made a hundred times faster. `sharegpt` and `custom` need
-    it."""
+    """Directory of the model's tokenizer, to simulate the exact prompts of `sylvan bench serve`.
+    Without it, prompts have the same lengths and shared prefixes, and are generated a hundred times
+    faster. `sharegpt` and `custom` need it."""
     jobs: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
-    """Scenarios that are simulated at the same time, each in a process."""
+    """Number of scenarios to simulate in parallel, each in its own process."""
 
 
 class SimResultConfig(Section, frozen=True):
-    """What becomes of the simulation."""
+    """The results of the simulation."""
 
     file: str | None = None
-    """JSONL file to which a line is added for each scenario."""
+    """JSONL file to which each scenario appends a line."""
     html: str | None = None
-    """File for a report with charts."""
+    """File for an HTML report with charts."""
     tag: str | None = None
     """Name of the simulation in the file and report."""
 

@@ -1,4 +1,4 @@
-"""Other names for the settings of a simulation: short ones, and those of a load test."""
+"""Other names for the settings of a simulation: short ones, and those of load tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RESULTS = ("result.file", "result.html", "result.tag")
 
 
 def simulate_aliases() -> Mapping[str, Alias]:
-    """All aliases by name in the spelling of Python."""
+    """All aliases by Python name."""
     shared = {
         name: alias
         for name, alias in bench_aliases().items()

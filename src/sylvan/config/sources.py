@@ -1,4 +1,4 @@
-"""Settings from presets, files and Python keywords, and all sources together."""
+"""Reads settings from presets, files and Python keywords, and combines all sources."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
-    """Settings of one source, and notes about names that have no effect."""
+    """Settings of one source, and notes about names without effect."""
 
     settings: tuple[Setting, ...] = ()
     notes: tuple[str, ...] = ()
@@ -43,10 +43,10 @@ def gather(
     preset: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> LoadedConfig[Config]:
-    """Load from preset, file, environment and `given` (flags or keywords), the last one winning.
+    """Load settings from preset, file, environment and `given` (flags or keywords); the last wins.
 
     Raises:
-        ConfigError: as `load`; also an unreadable file or unknown preset.
+        ConfigError: see `load`; also an unreadable file or unknown preset.
     """
     file = file or env.config_file(environ)
     preset = preset or env.preset(environ)
@@ -64,7 +64,7 @@ def gather_as(
     """Load the settings of a schema from all sources.
 
     Raises:
-        ConfigError: as `load`; also an unreadable file or unknown preset.
+        ConfigError: see `load`; also an unreadable file or unknown preset.
     """
     from_file = read_file(Path(file), schema) if file else SourceSettings()
     settings = [
@@ -80,7 +80,7 @@ def read_preset(name: str) -> Iterable[Setting]:
     """Settings of a named preset.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no such preset.
     """
     if name not in PRESETS:
         choices = nearest(name, PRESETS) or f"; there is {', '.join(PRESETS)}"
@@ -90,10 +90,10 @@ def read_preset(name: str) -> Iterable[Setting]:
 
 
 def read_file(path: Path, schema: Schema[Any] = SERVE) -> SourceSettings:
-    """Settings of a YAML, JSON or TOML file, told apart by its suffix (YAML if unknown).
+    """Settings of a YAML, JSON or TOML file, by its suffix (YAML if unknown).
 
     Raises:
-        ConfigError: it cannot be read, or is not one table of settings.
+        ConfigError: it is unreadable, or not a table of settings.
     """
     try:
         text = path.read_text()
@@ -120,10 +120,10 @@ def from_keywords(keywords: Mapping[str, object]) -> SourceSettings:
 def named(
     name: str, value: object, origin: Origin, spelled: str, schema: Schema[Any] = SERVE
 ) -> SourceSettings:
-    """One value under the name of a field, a section or an alias.
+    """The settings for a value under the name of a field, section or alias.
 
     Raises:
-        ConfigError: there is no such name, or the alias refuses the value.
+        ConfigError: there is no such name, or the alias rejects the value.
     """
     if name in schema.fields or name in schema.sections:
         return SourceSettings((Setting(name, value, origin, spelled),))
@@ -139,7 +139,7 @@ def named(
 
 
 def combined(parts: Sequence[SourceSettings]) -> SourceSettings:
-    """All settings and notes, in order."""
+    """Combine all settings and notes, in order."""
     return SourceSettings(
         tuple(s for part in parts for s in part.settings),
         tuple(n for part in parts for n in part.notes),
@@ -169,7 +169,7 @@ def _parse_file(path: Path, text: str) -> object:
         case ".toml":
             return tomllib.loads(text)
         case _:
-            import yaml  # only a start with such a file pays for it
+            import yaml  # imported only if needed
 
             try:
                 return yaml.safe_load(text)
@@ -178,7 +178,7 @@ def _parse_file(path: Path, text: str) -> object:
 
 
 def _plain(value: object) -> object:
-    """A section given as an object becomes a table of what differs from its defaults."""
+    """Convert a section object to a table of the values that differ from the defaults."""
     if not isinstance(value, Section):
         return value
     items = msgspec.structs.fields(value)

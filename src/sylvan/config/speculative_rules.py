@@ -1,4 +1,4 @@
-"""Combinations of speculation that cannot work."""
+"""Impossible combinations with speculative decoding."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from sylvan.config.rules import Rule, RuleCase
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
 
 ALGORITHMS = ("ngram", "standalone", *DRAFT_HEADS, OWN_HEAD)
-"""How tokens can be guessed."""
+"""Known speculation algorithms."""
 MOST_WIDE, MOST_TREE = 16, 64
-"""Guesses for a position, and tokens of a tree."""
+"""Most guesses per position, and most tokens of a tree."""
 PLANNED_ALGORITHMS = ("dflash", "dspark", "uno")
 
 
 def _drafts(case: RuleCase) -> SpeculativeConfig:
-    """The section; one that breaks no rule where there is none."""
+    """The section; without one, a section that violates no rule."""
     none = SpeculativeConfig(algorithm=ALGORITHMS[0], num_steps=1, topk=1, num_draft_tokens=2)
     return case.config.speculative or none
 
 
 def _what_drafts(case: RuleCase) -> str:
-    """What `speculative.draft_model` is to be."""
+    """What `speculative.draft_model` must be."""
     return "draft head" if _drafts(case).algorithm in DRAFT_HEADS else "smaller model"
 
 
 def _draft_ids(case: RuleCase) -> int:
-    """Tokens that the draft model knows."""
+    """Vocabulary size of the draft model."""
     return case.facts.draft.vocab_size if case.facts.draft else 0
 
 
@@ -37,12 +37,12 @@ def _unknown_algorithm(case: RuleCase) -> str:
 
 
 def _number(value: int | str | None) -> int:
-    """A value that is resolved."""
+    """A resolved number."""
     return value if isinstance(value, int) else 0
 
 
 def _wide(case: RuleCase) -> bool:
-    """Whether guesses are trees."""
+    """Whether drafts are trees."""
     return _drafts(case).topk != 1
 
 
@@ -66,7 +66,7 @@ SPECULATIVE_RULES = (
             _drafts(c).algorithm in ("standalone", *DRAFT_HEADS) and _drafts(c).draft_model is None
         ),
         lambda c: (
-            f"{{speculative.algorithm}} needs a {_what_drafts(c)}; name it by "
+            f"{{speculative.algorithm}} needs a {_what_drafts(c)}; set it with "
             "speculative.draft_model"
         ),
     ),
@@ -78,8 +78,8 @@ SPECULATIVE_RULES = (
             f"{{speculative.draft_model}} was made for {_draft_ids(c)} tokens, {{model}} has "
             f"{c.facts.model.vocab_size}; choose a head that was trained for this model"
             if _drafts(c).algorithm in DRAFT_HEADS
-            else "{speculative.draft_model}: its tokenizer is another one than that of {model}, so "
-            "that its ids stand for other texts; choose a model of the same family"
+            else "{speculative.draft_model}: its tokenizer differs from that of {model}, so "
+            "its ids mean other texts; choose a model of the same family"
         ),
     ),
     Rule(
@@ -90,20 +90,20 @@ SPECULATIVE_RULES = (
             and _drafts(c).algorithm == "standalone"
             and (not c.facts.draft.causal or "generate" not in c.facts.draft.tasks)
         ),
-        "{speculative.draft_model} writes no text; choose a model that generates",
+        "{speculative.draft_model} does not generate text; choose a generative model",
     ),
     Rule(
         "draft model with recurrent layers",
         ("speculative.draft_model",),
         lambda c: c.facts.draft is not None and c.facts.draft.state_numbers > 0,
-        "{speculative.draft_model} has recurrent layers, whose state cannot go back where a guess "
-        "was wrong; choose a model whose layers all attend",
+        "{speculative.draft_model} has recurrent layers, whose state cannot be rolled back after "
+        "wrong guesses; choose a model without recurrent layers",
     ),
     Rule(
         "trees without a head",
         ("speculative.topk", "speculative.algorithm"),
         lambda c: _wide(c) and _drafts(c).algorithm not in (*DRAFT_HEADS, OWN_HEAD),
-        "{speculative.topk}: {speculative.algorithm} guesses one continuation; heads guess trees "
+        "{speculative.topk}: {speculative.algorithm} drafts one continuation; heads draft trees "
         "(eagle, eagle3, medusa, nextn); leave it at auto",
     ),
     Rule(
@@ -142,7 +142,7 @@ SPECULATIVE_RULES = (
             _drafts(c).algorithm != "ngram"
             and (_drafts(c).corpus is not None or _drafts(c).shared_tokens > 0)
         ),
-        "{speculative.algorithm} looks in no texts; leave {speculative.corpus} and "
+        "{speculative.algorithm} searches no texts; leave {speculative.corpus} and "
         "{speculative.shared_tokens} out",
     ),
     Rule(
@@ -159,7 +159,7 @@ SPECULATIVE_RULES = (
             and c.config.device != "cpu"
             and _drafts(c).algorithm != "ngram"
         ),
-        "{speculative.algorithm}: steps on {device} verify guesses of ngram only; choose that, or "
+        "{speculative.algorithm}: steps on {device} verify only ngram drafts; choose ngram, or "
         "leave it out",
     ),
     Rule(
@@ -170,20 +170,20 @@ SPECULATIVE_RULES = (
             and c.config.device != "cpu"
             and c.config.parallel.tp > 1
         ),
-        "{speculative.algorithm}: ranks on {device} verify no guesses; lower {parallel.tp} to 1, "
+        "{speculative.algorithm}: ranks on {device} verify no drafts; lower {parallel.tp} to 1, "
         "or leave it out",
     ),
     Rule(
         "guesses where nothing is generated",
         ("speculative.algorithm", "task"),
         lambda c: c.config.speculative is not None and c.config.task in ("embed", "classify"),
-        "{speculative.algorithm}: with {task} nothing is generated; leave it out",
+        "{speculative.algorithm}: {task} generates nothing; leave it out",
     ),
     Rule(
         "guesses without the newest token",
         ("speculative.algorithm", "scheduler.overlap"),
         lambda c: c.config.speculative is not None and c.config.scheduler.overlap == "on",
-        "{speculative.algorithm} guesses what follows the newest token, which is not known yet "
+        "{speculative.algorithm} drafts from the newest token, which is not known yet "
         "with {scheduler.overlap}; leave scheduler.overlap at auto",
     ),
 )

@@ -1,4 +1,4 @@
-"""Several loads in one setting, as load tests and simulations are told them."""
+"""Parses settings with several loads, for load tests and simulations."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Load = TypeVar("Load", LoadConfig, ArrivalConfig)
 
 
 def loads(config: Load) -> Sequence[Load]:
-    """One load, or each of `load.sweep`.
+    """Return one load, or each load of `load.sweep`.
 
     Raises:
-        ConfigError: An entry is neither a concurrency nor a rate.
+        ConfigError: an entry is neither a concurrency nor a rate.
     """
     found: list[Load] = []
     for word in config.sweep:

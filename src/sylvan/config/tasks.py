@@ -1,4 +1,4 @@
-"""What a checkpoint can do, by its architecture: continue texts, or turn them into vectors."""
+"""Supported tasks of a checkpoint, by its architecture: generate text, or embed it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENCODERS = frozenset(
         *("Gte", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
     }
 )
-"""Starts of architectures whose tokens see each other both ways."""
+"""Prefixes of architectures with bidirectional attention."""
 
 _BOTH_WAYS = frozenset({"EuroBertModel", "LlamaBidirectionalModel"})
 _AFTER_PADDING = frozenset(
@@ -36,9 +36,9 @@ GENERATING = ("generate", "embed", "both")
 
 
 def tasks_of(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
-    """What can be chosen for a checkpoint, what it was published for first.
+    """Tasks of a checkpoint, its main one first.
 
-    Sentence-transformers' modules.json marks a model that generates as an embedder.
+    Sentence-transformers' modules.json marks a generative model as an embedder.
     """
     architecture = _architecture(config)
     if architecture.endswith(_SCORES):
@@ -52,7 +52,7 @@ def tasks_of(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
 
 
 def is_causal(config: dict[str, Any]) -> bool:
-    """Whether tokens see only those before them."""
+    """Whether attention is causal."""
     architecture = _architecture(config)
     if _stem(architecture) in ENCODERS or architecture in _BOTH_WAYS:
         return False
@@ -64,7 +64,7 @@ def is_causal(config: dict[str, Any]) -> bool:
 
 _SPELT = {
     "DistilBert": _DISTIL,
-    "Whisper": {  # of the half that writes
+    "Whisper": {  # of the decoder
         "num_hidden_layers": "decoder_layers",
         "num_attention_heads": "decoder_attention_heads",
         "intermediate_size": "decoder_ffn_dim",
@@ -86,11 +86,11 @@ _SPELT = {
         "max_position_embeddings": "max_seq_len",
     },
 }
-"""Names of sizes in families that have others, by how their architectures begin."""
+"""Other names of sizes in families, by prefix of their architectures."""
 
 
 def _searched(config: dict[str, Any]) -> dict[str, Any]:
-    """Key heads of a Nemotron NAS or DeciLM: those of the layer with most, which all keep."""
+    """Sizes of Nemotron NAS or DeciLM: key heads of the layer with most, which all layers store."""
     heads = config.get("num_attention_heads")
     groups = [n for n in _entries(config.get("num_key_value_heads_per_layer")) if _counts(n)]
     if not groups and isinstance(heads, int):
@@ -113,7 +113,7 @@ def _counts(value: Any) -> bool:
 
 
 def _longcat(config: dict[str, Any]) -> dict[str, Any]:
-    """A layer attends twice."""
+    """Double the layers, because each attends twice."""
     layers = config.get("num_layers")
     rounds = {"num_hidden_layers": 2 * layers} if isinstance(layers, int) else {}
     inner = config.get("ffn_hidden_size")
@@ -121,7 +121,7 @@ def _longcat(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mimo_v2(config: dict[str, Any]) -> dict[str, Any]:
-    """Layers with a window have twice the key heads, and the pages are as wide for all."""
+    """Key heads of window layers, which have twice as many; pages have the same width in all."""
     heads = config.get("num_key_value_heads")
     return {"num_key_value_heads": 2 * heads} if isinstance(heads, int) else {}
 
@@ -132,7 +132,7 @@ _RESPELT: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProx
 
 
 def ordinary(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with sizes spelt as most do, and positions that can be used."""
+    """The config with the most common names of sizes, and positions that can be used."""
     stem = _stem(_architecture(config))
     for start, spelt in _SPELT.items():
         if stem.startswith(start):

@@ -29,9 +29,9 @@ from sylvan.config.values import (
 
 BUILT_IN_MODEL = "sapling"
 DRAFTING_REQS = 8
-"""Most requests that may have all their guesses verified in the same step."""
+"""Most requests whose guesses can all be verified in the same step."""
 DRAFT_HEADS = ("eagle", "eagle3", "medusa")
-"""Speculation algorithms with a head beside the model."""
+"""Speculation algorithms with a draft head."""
 DRAFT_CONTEXTS = "draft_contexts.npz"
 """File with the n-grams that `ngram` drafts from, in the model's directory or its own."""
 OWN_HEAD = "nextn"
@@ -317,15 +317,15 @@ class SpeculativeConfig(Section, frozen=True):
     """Several tokens per step by drafting and verifying. Present means on."""
 
     algorithm: str
-    """How tokens are guessed: `ngram` repeats what followed the same tokens before, in the prompt
-    or in the output, plus what the model often says if `draft_model` or the model includes
-    n-grams; `standalone` drafts with a smaller model; `eagle` and `eagle3` have a head that was
-    trained for the model guess from its hidden vectors, and so do the heads of `medusa`, each
-    one token further; `nextn` does it with the layer for it that the model's checkpoint brings."""
+    """How tokens are drafted. `ngram` repeats what followed the same tokens before, in the prompt
+    or the output, plus frequent model output if `draft_model` or the model includes n-grams.
+    `standalone` uses a smaller model. `eagle` and `eagle3` use a head that was trained for the
+    model and reads its hidden vectors; `medusa` uses several such heads, each for one token
+    further; `nextn` uses the prediction layers in the model's checkpoint."""
     draft_model: str | None = None
-    """Directory of the smaller model of `standalone`, which has the tokenizer of the model served,
-    or of the head of `eagle` or `eagle3`, or the heads of `medusa`; or of what the model mostly
-    says, for `ngram`, as `sylvan train-draft --algorithm ngram` makes it."""
+    """Directory of the smaller model for `standalone`, which needs the same tokenizer; of the head
+    for `eagle` or `eagle3`; of the heads for `medusa`; or of the n-grams for `ngram`, written by
+    `sylvan train-draft --algorithm ngram`."""
     num_steps: Depth | Auto = "auto"
     """Draft tokens per request and step: the depth of the guesses."""
     topk: Count | Auto = "auto"
@@ -352,7 +352,7 @@ class SpeculativeConfig(Section, frozen=True):
     def most_samples(self, running_reqs: int) -> int:
         """Most sampled rows per step: one per request, plus all guesses of a few.
 
-        In larger batches guesses do not pay. Needs a resolved section.
+        Drafts do not pay off in larger batches. Needs a resolved section.
         """
         guesses = self.num_draft_tokens - 1 if isinstance(self.num_draft_tokens, int) else 0
         return running_reqs + min(running_reqs, DRAFTING_REQS) * guesses

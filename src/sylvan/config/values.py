@@ -14,19 +14,19 @@ Auto = Literal["auto"]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Tokens = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "tokens"})]
-"""A number of tokens; text may use k, M (thousands) and Ki, Mi (of 1024)."""
+"""A number of tokens; text may use the suffixes k, M (thousands) and Ki, Mi (1024s)."""
 AnyTokens = Annotated[int, msgspec.Meta(ge=0, extra={"unit": "tokens"})]
 Bytes = Annotated[int, msgspec.Meta(ge=1 << 10, extra={"unit": "bytes"})]
 """A size of at least 1 KiB; text may say `512MiB`, `2GB`, `2g`."""
 Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Depth = Annotated[int, msgspec.Meta(ge=1, le=64)]
-"""Tokens ahead."""
+"""Number of draft tokens."""
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
 class Secret:
-    """A text that is never shown, logged, encoded or pickled; `reveal` is the only way to it."""
+    """A text that is never shown, logged, encoded or pickled; only `reveal` returns it."""
 
     __slots__ = ("_text",)
 
@@ -58,7 +58,7 @@ class Secret:
 
 
 def no_network(texts: Iterable[str]) -> str | None:
-    """The first that is neither an IP address nor a network such as `10.0.0.0/8`."""
+    """The first text that is neither an IP address nor a network such as `10.0.0.0/8`."""
     for text in texts:
         try:
             ipaddress.ip_network(text)
@@ -68,7 +68,7 @@ def no_network(texts: Iterable[str]) -> str | None:
 
 
 def not_an_address(proxies: Iterable[str]) -> str:
-    """The warning for such `server.trusted_proxies`."""
+    """The warning for a wrong entry of `server.trusted_proxies`."""
     return (
         f"server.trusted_proxies: {no_network(proxies)!r} is no IP address and no network "
         "(such as 10.0.0.0/8, without bits of a host)"

@@ -20,7 +20,7 @@ LANES = 16
 MAX_PARTS = 8
 _WORD = 4  # bytes
 _LINE_BYTES = 64
-_TILE_BYTES = 1024  # a matrix tile may read so far behind the last block
+_TILE_BYTES = 1024  # a matrix tile may read this far beyond the last block
 BLOCK_ROWS = 16
 """Rows of one adapter that a program on a device computes together."""
 ENTRY = np.dtype([("down", "u8"), ("up", "u8"), ("rank", "i4"), ("scale", "f4")])
@@ -42,13 +42,13 @@ class Factors:
 
     @property
     def num_bytes(self) -> int:
-        """Of both matrices."""
+        """Bytes of both matrices."""
         return self.down.nbytes + self.up.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFactors:
-    """The same in kernel order: blocks of 16 outputs, a 32-bit word of inputs at a time."""
+    """`Factors` in kernel order: blocks of 16 outputs, one 32-bit word of inputs at a time."""
 
     down: Bytes
     up: Bytes
@@ -57,7 +57,7 @@ class PackedFactors:
 
     @property
     def num_bytes(self) -> int:
-        """Of both matrices."""
+        """Bytes of both matrices."""
         return self.down.nbytes + self.up.nbytes
 
 
@@ -118,7 +118,7 @@ class LoraRows:
             list of rows, and how many they are; from entry 1 + 3 S on, the list of rows, and behind
             it of each row its slot (-1: none).
         groups: The same for PyTorch: slots, and int64 rows.
-        taken: Of the rows that the head takes: slots, and which of them.
+        taken: Slots of the rows that the head reads, and the indices of these rows.
     """
 
     def __init__(self, num_slots: int, max_tokens: int, max_rank: int) -> None:
@@ -150,7 +150,7 @@ class LoraRows:
         self.taken, self._on_device = (), None
 
     def on_device(self, device: torch.device) -> DeviceRows:
-        """The same for kernels of a device; copied there once a step."""
+        """The row groups for device kernels; copied to the device once per step."""
         if self._on_device is None:
             count, most = int(self.table[0]), 1 + 3 * self.num_slots
             spans = self.table[1 : 1 + 3 * count].reshape(count, 3)
@@ -200,7 +200,7 @@ class LoraShape:
 
     @property
     def num_parts(self) -> int:
-        """Of all experts."""
+        """Number of parts, over all experts."""
         return len(self.outputs) * self.num_experts
 
 
@@ -238,7 +238,7 @@ class LoraLayer:
         self._device_tiles: torch.Tensor | None = None
 
     def prepare(self, factors: Factors) -> Prepared:
-        """Convert matrices of one part to the form kept beside the model."""
+        """Convert the matrices of one part to the kernels' form."""
         if not self.packed:
             down, up = (
                 m.to(self.dtype, copy=True).contiguous() for m in (factors.down, factors.up)
@@ -328,7 +328,7 @@ def _packed(matrix: torch.Tensor, cols: int) -> Bytes:
 
 
 def _bytes(numbers: torch.Tensor) -> Bytes:
-    """A copy in the order of the dimensions, in whole lines, with room for a tile behind it."""
+    """A contiguous copy in whole cache lines, with room for a tile after it."""
     whole = -(-numbers.nbytes // _LINE_BYTES) * _LINE_BYTES
     memory = allocate(whole + _TILE_BYTES)[:whole]
     memory[: numbers.nbytes] = numbers.contiguous().view(-1).view(torch.uint8).numpy()

@@ -78,7 +78,7 @@ class AttentionLayer:
     """What one attention layer computes; constant over the life of a model.
 
     `window`: a token sees itself and the `window - 1` before it; None sees all before it. Without
-    `causal` the same holds for those after it.
+    `causal`, the window also covers later tokens.
     `softcap`: scores become `softcap * tanh(score / softcap)`. `sinks`: one logit per query head
     that takes part in the softmax but carries no value.
     """

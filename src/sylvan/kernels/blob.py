@@ -31,7 +31,7 @@ class BlobError(Exception):
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """What is in front of the body: array i is at `places[i]`: offset and size, in bytes."""
+    """The header: `places[i]` is the offset and size of array i, in bytes."""
 
     about: Any
     places: list[tuple[int, int]]
@@ -41,14 +41,14 @@ class _Header(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A file that was read: what it is about, and its arrays, which may be written to."""
+    """The contents of a file: its description, and its arrays, which are writable."""
 
     about: Any
     arrays: Sequence[Bytes]
 
 
 def write_blob(path: Path, about: Mapping[str, Any], arrays: Sequence[Bytes]) -> int:
-    """Write a file whole or not at all; returns its bytes.
+    """Write a file atomically; return its size in bytes.
 
     Args:
         path: Where; what is there is replaced, also while others read it.
@@ -78,7 +78,7 @@ def write_blob(path: Path, about: Mapping[str, Any], arrays: Sequence[Bytes]) ->
 
 
 def read_blob(path: Path) -> Blob:
-    """Read a file into memory of its own.
+    """Read a file into new memory.
 
     Raises:
         FileNotFoundError: there is none.
@@ -146,7 +146,7 @@ def _places(arrays: Sequence[Bytes]) -> tuple[list[tuple[int, int]], int]:
 
 
 def _sums(arrays: Sequence[Bytes], places: Sequence[tuple[int, int]], size: int) -> list[int]:
-    """Of the body in chunks, in which gaps between arrays are zeros."""
+    """Checksums of the body's chunks; gaps between arrays count as zeros."""
     found: list[int] = []
     state, at = xxhash.xxh3_64(), 0
 

@@ -1,7 +1,7 @@
 """Which implementation of each op runs where on this machine, found from its files. Needs no torch.
 
-An op's folder holds what there is of it: C++ for CPUs, `triton_*.py` for GPUs, and the reference in
-PyTorch, which is the definition of correct and what runs where nothing else does.
+An op's folder contains its implementations: C++ for CPUs, `triton_*.py` for GPUs, and a PyTorch
+reference, which defines the results and runs where no other implementation does.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ SLACK = 256  # bytes past the end that vector loads may touch
 
 
 def allocate(num_bytes: int) -> Bytes:
-    """Zeroed bytes, aligned to 64, with readable slack behind them.
+    """Zeroed bytes, aligned to 64, followed by readable slack.
 
     Raises:
         MemoryError: the system refuses them; says how many.

@@ -1,4 +1,4 @@
-"""The functions that programs are written with."""
+"""The functions for writing programs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def function(
     *,
     timeout: float | None = None,
 ) -> SglFunction | Callable[[Callable[..., Any]], SglFunction]:
-    """Make a program of a function whose first parameter is the state `s`.
+    """Turn a function whose first parameter is the state `s` into a program.
 
     Used as a decorator, with or without parentheses. See `SglFunction`.
     """
@@ -72,35 +72,35 @@ def gen(  # noqa: PLR0913, PLR0917 - the signature that programs for SGLang rely
     json_schema: str | None = None,
     **sampling: Any,
 ) -> ir.Gen | ir.Select:
-    """Have the model write.
+    """Let the model generate text.
 
-    Every argument that is None is as `run` was called. `sampling` takes the other parameters of
-    `sylvan.protocol.sampling.SamplingParams` by their names there.
+    Arguments that are None use the values given to `run`. `sampling` accepts the other parameters
+    of `sylvan.protocol.sampling.SamplingParams` by name.
 
     Args:
-        name: Variable that takes the text; with `n` above 1 a list of texts.
-        max_tokens: Most tokens to write.
-        min_tokens: Fewest tokens to write.
-        n: How many samples; the first goes on in the text.
+        name: Variable that receives the text; with `n` above 1 a list of texts.
+        max_tokens: Maximum number of tokens.
+        min_tokens: Minimum number of tokens.
+        n: Number of samples; the first one continues the program's text.
         stop: Strings that end the text; they are not part of it.
         stop_token_ids: Tokens that end the text.
         stop_regex: Regular expressions that end the text.
         temperature: 0 always takes the most likely token.
-        top_p: Sample from the fewest tokens that have this probability together.
-        top_k: Sample from the most likely tokens.
-        min_p: Sample from tokens at least this probable, relative to the most likely.
-        frequency_penalty: Per earlier use of a token.
-        presence_penalty: For tokens used before.
-        ignore_eos: Write on after the end.
-        return_logprob: Put log probabilities into the meta info.
-        logprob_start_len: First prompt position to have one.
-        top_logprobs_num: How many alternatives per position.
-        return_text_in_logprobs: Put the tokens' texts there too.
-        dtype: int, float, bool or str: only text of that form.
-        choices: Select among these instead. See `select`.
-        choices_method: How to select.
-        regex: Only text that matches.
-        json_schema: Only JSON that fits the schema.
+        top_p: Sample from the smallest set of tokens with this total probability.
+        top_k: Sample from this many most likely tokens.
+        min_p: Sample from tokens at least this probable, relative to the most likely one.
+        frequency_penalty: Penalty per earlier occurrence of a token.
+        presence_penalty: Penalty for tokens that occurred before.
+        ignore_eos: Do not stop at end-of-text tokens.
+        return_logprob: Return log probabilities in the meta info.
+        logprob_start_len: First prompt position with log probabilities.
+        top_logprobs_num: Number of alternatives per position.
+        return_text_in_logprobs: Include the text of tokens.
+        dtype: int, float, bool or str: restrict the text to this type.
+        choices: Select among these strings instead. See `select`.
+        choices_method: Selection method.
+        regex: Restrict the text to matches.
+        json_schema: Restrict the text to JSON that matches the schema.
         sampling: Further sampling parameters.
 
     Raises:
@@ -147,7 +147,7 @@ def gen_int(
     stop: str | Sequence[str] | None = None,
     **sampling: Any,
 ) -> ir.Gen | ir.Select:
-    """Have the model write an integer. See `gen`."""
+    """Let the model generate an integer. See `gen`."""
     return gen(name, max_tokens, None, n, stop, dtype=int, **sampling)
 
 
@@ -158,7 +158,7 @@ def gen_string(
     stop: str | Sequence[str] | None = None,
     **sampling: Any,
 ) -> ir.Gen | ir.Select:
-    """Have the model write a string in double quotes. See `gen`."""
+    """Let the model generate a string in double quotes. See `gen`."""
     return gen(name, max_tokens, None, n, stop, dtype=str, **sampling)
 
 
@@ -168,7 +168,7 @@ def select(
     temperature: float = 0.0,
     choices_method: ChoicesMethod = token_length_normalized,
 ) -> ir.Select:
-    """Have the model take one of `choices`.
+    """Let the model select one of `choices`.
 
     Raises:
         ValueError: there are no choices.
@@ -183,7 +183,7 @@ def select(
 
 
 def image(expr: Any) -> ir.Image:
-    """A picture: path, URL, bytes, or PIL image."""
+    """An image: path, URL, bytes, or PIL image."""
     return ir.Image(expr)
 
 
@@ -215,39 +215,39 @@ def assistant(expr: Any = None) -> ir.ExprList:
 
 
 def system_begin() -> ir.RoleBegin:
-    """A system message begins."""
+    """Open a system message."""
     return ir.RoleBegin("system")
 
 
 def system_end() -> ir.RoleEnd:
-    """The system message ends."""
+    """Close the system message."""
     return ir.RoleEnd("system")
 
 
 def user_begin() -> ir.RoleBegin:
-    """A user message begins."""
+    """Open a user message."""
     return ir.RoleBegin("user")
 
 
 def user_end() -> ir.RoleEnd:
-    """The user message ends."""
+    """Close the user message."""
     return ir.RoleEnd("user")
 
 
 def assistant_begin() -> ir.RoleBegin:
-    """An assistant message begins."""
+    """Open an assistant message."""
     return ir.RoleBegin("assistant")
 
 
 def assistant_end() -> ir.RoleEnd:
-    """The assistant message ends."""
+    """Close the assistant message."""
     return ir.RoleEnd("assistant")
 
 
 def separate_reasoning(expr: Any = None, model_type: str | None = None) -> ir.ExprList:
     """Keep the model's thinking out of the variables and the text of `expr`.
 
-    The thinking in variable `x` goes to `x_reasoning_content`.
+    The thinking of variable `x` is stored in `x_reasoning_content`.
 
     Args:
         expr: Gens, alone or among text.
@@ -264,12 +264,12 @@ def separate_reasoning(expr: Any = None, model_type: str | None = None) -> ir.Ex
 
 
 def set_default_backend(backend: Any) -> None:
-    """Run programs on `backend` unless `run` is given another."""
+    """Set the backend for programs whose `run` gets none."""
     global_config.default_backend = backend
 
 
 def flush_cache(backend: Any = None) -> Any:
-    """Empty the backend's prefix cache; False without a backend."""
+    """Empty the backend's prefix cache; returns False without a backend."""
     if backend is None and global_config.default_backend is None:
         return False
     return resolve_backend(backend).flush_cache()

@@ -12,10 +12,10 @@ from sylvan.lang.errors import ProgramCancelledError, ProgramTimeoutError
 
 
 class CancelScope:
-    """Cancelled together with its parent; a child may be cancelled alone.
+    """Cancelled together with its parent; a child can be cancelled separately.
 
     Args:
-        deadline: Monotonic clock reading after which the scope is over; None for never.
+        deadline: Monotonic time at which the scope expires; None for never.
         parent: The scope of the state that this one's state was forked from.
     """
 
@@ -31,7 +31,7 @@ class CancelScope:
 
     @property
     def cancelled(self) -> bool:
-        """Whether `cancel` was called here or above."""
+        """Whether this scope or an ancestor was cancelled."""
         return self._cancelled
 
     def child(self) -> CancelScope:
@@ -47,12 +47,12 @@ class CancelScope:
             child.cancel()
 
     def listen(self, method: Callable[[], None]) -> None:
-        """Call a bound method on cancellation, as long as its object lives."""
+        """Call a bound method on cancellation, while its object is alive."""
         with self._lock:
             self._listeners.append(weakref.WeakMethod(method))
 
     def cancel(self) -> None:
-        """Cancel this scope and those below; calls in flight are broken off."""
+        """Cancel this scope and its descendants; aborts calls in flight."""
         with self._lock:
             self._cancelled = True
             heard = [method for ref in self._listeners if (method := ref()) is not None]
@@ -83,7 +83,7 @@ class CancelScope:
         return max(self.deadline - time.monotonic(), 1e-3)
 
     def check(self) -> None:
-        """Raise if the scope is over.
+        """Raise if the scope was cancelled or has expired.
 
         Raises:
             ProgramCancelledError: `cancel` was called.

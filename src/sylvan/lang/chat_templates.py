@@ -1,7 +1,7 @@
-"""Chat templates of the language: how roles are spelt in the text of a program.
+"""Chat templates of the language: how roles are written in the text of a program.
 
-These are the frontend's own, by model name; a served model's Jinja template is the server's
-business. A program appends to a text, so a template here is a prefix and suffix per role.
+These belong to the frontend, by model name; the server handles a model's own Jinja template. A
+program appends to a text, so a template here is a prefix and a suffix per role.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MatchingFunction = Callable[[str], str | None]
 
 
 class ChatTemplateStyle(Enum):
-    """Whether a role's prefix depends on what came before."""
+    """Whether a role's prefix depends on earlier messages."""
 
     PLAIN = auto()
     LLAMA2 = auto()  # the system message is inside the first user message
@@ -29,9 +29,9 @@ class ChatTemplateStyle(Enum):
 class MessageFormat:
     """How chat messages are written as text.
 
-    `role_prefix_and_suffix` maps a role to what precedes and follows its text; `stop_str` end a
-    `gen` besides its own stops; `image_token` stands for a picture in the text, `video_token` for a
-    video.
+    `role_prefix_and_suffix` maps a role to the text before and after a message; `stop_str` end a
+    `gen` in addition to its own stops; `image_token` and `video_token` represent an image and a
+    video in the text.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""How `select` picks among choices, from the log probabilities of their tokens."""
+"""How `select` chooses, from the log probabilities of the choices' tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TokenLogprob = Sequence[Any]  # (log probability or None, token id, text or None
 
 @dataclass(frozen=True, slots=True)
 class ChoicesDecision:
-    """The choice taken, and the scores that it was taken by."""
+    """The selected choice, and the scores of all."""
 
     decision: str
     meta_info: dict[str, Any] | None = None
@@ -117,7 +117,7 @@ def _padded(rows: Sequence[Sequence[TokenLogprob]]) -> list[list[float]]:
 
 
 class UnconditionalLikelihoodNormalized:
-    """The choice that the prompt makes more likely by most, on average over its tokens."""
+    """The choice whose likelihood the prompt increases most, on average over its tokens."""
 
     requires_unconditional_logprobs = True
 

@@ -15,10 +15,10 @@ Picture = tuple[Any, str]  # (as the program gave it, base64 data or a URL)
 
 @dataclass(slots=True, eq=False)
 class StateContext:
-    """One state. Only the thread that executes its nodes changes it.
+    """The contents of one state. Only the thread that executes its nodes changes it.
 
-    Backends get it as `s`; the names with an underscore at the end are those that backends
-    written for SGLang read.
+    Backends get it as `s`; names with a trailing underscore are those used by backends written for
+    SGLang.
     """
 
     chat_template: MessageFormat
@@ -31,15 +31,15 @@ class StateContext:
     text_: str = ""
     messages_: list[Message] = field(default_factory=list)
     images_: list[Picture] = field(default_factory=list)
-    cur_images: list[Picture] = field(default_factory=list)  # of the message begun
+    cur_images: list[Picture] = field(default_factory=list)  # of the open message
     cur_role: str | None = None
     cur_role_begin_pos: int = 0
     fork_start_text_pos: int = 0
 
     variables: dict[str, Any] = field(default_factory=dict)
     meta_info: dict[str, Any] = field(default_factory=dict)
-    spans: dict[str, tuple[int, int]] = field(default_factory=dict)  # of variables in `text_`
-    scopes: dict[str, int] = field(default_factory=dict)  # begin of variable scopes in `text_`
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)  # positions in `text_`
+    scopes: dict[str, int] = field(default_factory=dict)  # starts of variable scopes in `text_`
 
     def forked(self) -> StateContext:
         """An independent copy; nothing mutable is shared."""
@@ -62,7 +62,7 @@ class StateContext:
         )
 
     def end_message(self, suffix: str) -> None:
-        """Close the message begun: its text becomes a chat message, `suffix` ends its text."""
+        """Close the open message: add it to the chat messages, and append `suffix` to the text."""
         content = self.text_[self.cur_role_begin_pos :].lstrip()
         self.text_ += suffix
         assert self.cur_role is not None

@@ -10,16 +10,16 @@ from sylvan.lang.executor import StreamExecutor
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New text, and the meta info of the gen it is of."""
+    """New text, and the meta info of its gen."""
 
     text: str
     meta: Any = None
 
 
 class TextCursor:
-    """A reader's place in the text of a state, or in one of its variables.
+    """A reader's position in the text of a state, or in one of its variables.
 
-    Without streaming there is one piece: the whole, when it is complete.
+    Without streaming there is a single piece: the whole text, once it is complete.
     """
 
     def __init__(self, executor: StreamExecutor, name: str | None) -> None:

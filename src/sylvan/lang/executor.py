@@ -1,4 +1,4 @@
-"""Runs the nodes of one program state, in order, on whichever thread has time for it."""
+"""Executes the nodes of one program state, in order, on any available thread."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _EFFECTS = (ir.Gen, ir.Select, ir.CommitLazy, ir.Variable, ir.ConcatenateAndAppe
 class StreamExecutor:
     """A queue of nodes and at most one thread that executes them: the actor of a state.
 
-    Nodes with effects are given to the shared pool at once, so a program runs ahead of the model. A
-    thread that waits for this state executes its nodes itself if no worker has started: so a full
-    pool blocks no reader, and a program that reads each result at once pays no thread switch.
-    Invariants:
+    Nodes with effects are submitted to the shared pool at once, so a program runs ahead of the
+    model. A thread that waits for this state executes its nodes itself if no worker has started, so
+    a full pool blocks no reader, and a program that reads each result at once needs no thread
+    switch. Invariants:
 
     * `_draining` is True while one thread, the only one, changes `context`;
     * `_pending[name]` counts the appended nodes that have yet to set variable `name`;
@@ -43,15 +43,15 @@ class StreamExecutor:
 
     Args:
         context: The state; owned by this executor.
-        backend: Where gens go.
-        defaults: Sampling parameters that gens start from.
-        pool: Runs the nodes; None executes them as they are appended.
+        backend: Executes gens.
+        defaults: Default sampling parameters of gens.
+        pool: Executes the nodes; None executes them as they are appended.
 
     Attributes:
-        variables: Those of `context`.
+        variables: The variables of `context`.
         signal: Notified of every change.
-        failure: What a node failed with.
-        ended: Whether the program appends no more.
+        failure: The error of a failed node.
+        ended: Whether the program will append no more nodes.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class StreamExecutor:
     # Appending
 
     def submit(self, expr: ir.Expr) -> None:
-        """Append nodes. Does not wait, unless there is no pool.
+        """Append nodes. Does not block, unless there is no pool.
 
         Raises:
-            ProgramError: without a pool, what the node failed with.
+            ProgramError: without a pool, if a node fails.
         """
         where = _program_line()
         items = [(node, where) for node in ir.flatten(expr)]
@@ -103,7 +103,7 @@ class StreamExecutor:
             self._pool.submit(self._work)
 
     def _wants_worker(self) -> bool:
-        """Whether to ask the pool now; text alone can wait. Called with the lock held."""
+        """Whether to submit to the pool now; text alone can wait. Call with the lock held."""
         if self._draining or self._scheduled or self._pool is None:
             return False
         self._scheduled = any(isinstance(node, _EFFECTS) for node, _ in self._queue)
@@ -112,14 +112,14 @@ class StreamExecutor:
     # Executing
 
     def _work(self) -> None:
-        """A worker's task."""
+        """The task of a worker."""
         with self.signal.lock:
             self._scheduled = False
         with suppress(BaseException):  # kept as the state's error; the worker continues
             self._help(lambda: False)
 
     def _help(self, enough: Ready) -> None:
-        """Execute nodes on this thread, if no other does, until `enough` or none is left."""
+        """Execute nodes on this thread, if no other does, until `enough` or none are left."""
         with self.signal.lock:
             if self._draining:
                 return
@@ -137,7 +137,7 @@ class StreamExecutor:
             self._pool.submit(self._work)
 
     def _next(self, enough: Ready, *, executed: bool) -> Item | None:
-        """Count the node that was executed, and take the next."""
+        """Account for an executed node, and return the next one."""
         with self.signal.lock:
             if executed:
                 self._done += 1
@@ -151,7 +151,7 @@ class StreamExecutor:
         try:
             self.context.scope.check()
             self._contextvars.run(self._interpreter.execute, node)
-        except BaseException as error:  # whatever a backend raises belongs to the program
+        except BaseException as error:  # any error of a backend is the program's
             self._fail(node, where, error)
             if not isinstance(error, Exception):
                 raise
@@ -163,7 +163,7 @@ class StreamExecutor:
         if isinstance(error, ProgramError):
             kind = type(error)
         elif self.context.scope.cancelled:
-            kind = ProgramCancelledError  # the call broke because its connection was closed
+            kind = ProgramCancelledError  # cancelling closed the connection of the call
         text = str(error) if error.args else ""
         failed = kind(f"{node!r} failed: {type(error).__name__}: {text}", where)
         failed.__cause__ = error
@@ -172,7 +172,7 @@ class StreamExecutor:
         self.fail(failed)
 
     def fail(self, error: BaseException) -> None:
-        """End the state: no further node is executed; all waiters get `error`."""
+        """Fail the state: no further node is executed; all waiters get `error`."""
         with self.signal.lock:
             if self.failure is None:
                 self.failure = error
@@ -206,7 +206,7 @@ class StreamExecutor:
     # Waiting
 
     def wait(self, ready: Ready, timeout: float | None = None, *, helping: bool = True) -> None:
-        """Return when `ready()`, or when the state failed.
+        """Return when `ready()` is true, or when the state failed.
 
         Args:
             ready: Called with the lock held, after every change.
@@ -232,7 +232,7 @@ class StreamExecutor:
             self._help(lambda: self._settled(ready))
 
     async def wait_async(self, ready: Ready) -> None:
-        """Like `wait`, without a blocked thread."""
+        """Like `wait`, without blocking a thread."""
         with self.signal.lock:
             wake = bool(self._queue) and self._ask_worker()
         if wake and self._pool is not None:
@@ -252,11 +252,11 @@ class StreamExecutor:
     # Reading
 
     def is_set(self, name: str) -> bool:
-        """Whether all appended nodes that set `name` have done so."""
+        """Whether all appended nodes that set `name` have been executed."""
         return name not in self._pending
 
     def is_idle(self) -> bool:
-        """Whether all appended nodes were executed."""
+        """Whether all appended nodes have been executed."""
         return self._done == self._submitted
 
     @property
@@ -265,7 +265,7 @@ class StreamExecutor:
         return self.failure is not None or (self.ended and self.is_idle())
 
     def raise_error(self) -> None:
-        """Raise what the state failed with, if it did."""
+        """Raise the error of the state, if it failed."""
         if self.failure is not None:
             raise self.failure
 
@@ -328,7 +328,7 @@ def _names(node: ir.Expr) -> tuple[str, ...]:
 
 
 def _program_line() -> Where | None:
-    """The innermost line that is not of this package."""
+    """The innermost line outside of this package."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_LANG):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""`@function`: a Python function over a state as a program that can be run, batched and traced."""
+"""`@function`: turns a Python function over a state into a program to run, batch or trace."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from sylvan.lang.tracer import (
     trace_program,
 )
 
-MIN_PREFIX_CHARS = 64  # a shorter common prefix is not worth a request of its own
+MIN_PREFIX_CHARS = 64  # a shorter common prefix is not worth a request
 
 Bound = Mapping[str, Any]
 
 
 def resolve_backend(backend: Any) -> BaseBackend:
-    """The backend to run on: as given, a `Runtime`'s endpoint, an engine, or the default.
+    """The backend to run on: the given one, a `Runtime`'s endpoint, an engine, or the default.
 
     Raises:
         ValueError: none was given and there is no default.
@@ -56,14 +56,14 @@ def resolve_backend(backend: Any) -> BaseBackend:
 class SglFunction:
     """A program.
 
-    Keyword arguments of `run` and `run_batch` that are names of sampling parameters (see
-    `sampling.RUN_NAMES`) are defaults for the program's gens; others are the program's own.
+    Keyword arguments of `run` and `run_batch` with names of sampling parameters (see
+    `sampling.RUN_NAMES`) are defaults for the program's gens; others are arguments of the program.
 
     Args:
         func: Its body; the first parameter, named `s`, is the state. May be an `async def`.
-        num_api_spec_tokens: Ask services without a cache for this many tokens at a time, and
-            serve several gens from one answer.
-        timeout: Seconds that a run may take.
+        num_api_spec_tokens: Request this many tokens at a time from services without a cache, and
+          serve several gens from one answer.
+        timeout: Maximum seconds of a run.
         bind_arguments: Arguments already given.
     """
 
@@ -90,7 +90,7 @@ class SglFunction:
         return self._spec().defaults or ()
 
     def bind(self, **kwargs: Any) -> SglFunction:
-        """The program with some arguments given.
+        """The program with some arguments bound.
 
         Raises:
             TypeError: it has no such argument.
@@ -108,15 +108,15 @@ class SglFunction:
         use_thread: bool = True,
         **kwargs: Any,
     ) -> ProgramState:
-        """Run the program and wait for it; with `stream` return at once.
+        """Run the program and wait for it; with `stream`, return at once.
 
-        A gen that failed raises where its result is read; see `ProgramState.error`.
+        Reading the result of a failed gen raises its error; see `ProgramState.error`.
 
         Args:
             args: Arguments of the program.
-            stream: Results come bit by bit, for `text_iter` and `text_async_iter`.
-            backend: Where to run; the default backend if not given.
-            use_thread: Execute nodes in the shared pool; else where they are appended.
+            stream: Return results incrementally, through `text_iter` and `text_async_iter`.
+            backend: Backend to run on; default: the default backend.
+            use_thread: Execute nodes in the shared pool; otherwise where they are appended.
             kwargs: Sampling parameters and arguments of the program.
         """
         options, arguments = _split(kwargs)
@@ -138,15 +138,15 @@ class SglFunction:
         generator_style: bool = False,
         **options: Any,
     ) -> Any:
-        """Run the program with each of many arguments.
+        """Run the program once for each set of arguments.
 
-        The text that all runs begin with is cached first, if it is long enough.
+        If long enough, the common prefix of all runs is cached first.
 
         Args:
             batch_kwargs: Arguments of each run, by name or in order.
             backend: Where to run; the default backend if not given.
-            num_threads: How many programs run at a time.
-            progress_bar: Whether to show how many are done.
+            num_threads: Number of programs to run at a time.
+            progress_bar: Whether to show progress.
             generator_style: Return an iterator that starts programs as it is read.
             options: Sampling parameters, as for `run`.
 
@@ -174,18 +174,18 @@ class SglFunction:
         return states if generator_style else list(states)
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> TracerProgramState:
-        """Nodes of a run with these arguments, without running it."""
+        """Record the nodes of a run with these arguments, without executing them."""
         return trace_program(self._traceable(), kwargs, _template(backend))
 
     def cache(self, backend: Any = None) -> None:
-        """Have the backend cache the text that every run begins with, if it is long enough."""
+        """Let the backend cache the common prefix of all runs, if it is long enough."""
         backend = resolve_backend(backend)
         prefix = extract_prefix(self._traceable(), backend.get_chat_template())
         if len(prefix) > MIN_PREFIX_CHARS:
             backend.cache_prefix(prefix)
 
     def __call__(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """Run; while another program is traced, be traced as well."""
+        """Run the program; while another program is traced, trace it too."""
         tracer = current_tracer()
         if tracer is None:
             return self.run(*args, **kwargs)

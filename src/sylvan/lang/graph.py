@@ -1,4 +1,4 @@
-"""The graph of a traced program, and pictures of it."""
+"""The graph of a traced program, and its drawing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LABEL_CHARS = 28
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceNode:
-    """A node of a program with its place in the trace."""
+    """A node of a program, and its place in the trace."""
 
     node_id: int
     expr: ir.Expr
@@ -34,7 +34,7 @@ class TraceNode:
         return (*before, *(node for node in read if isinstance(node, TraceNode)))
 
     def print_graph_dfs(self) -> str:
-        """One line per node that leads to this one, in order of dependence."""
+        """The nodes that lead to this one, one per line, in order of dependence."""
         return "\n".join(_lines(self)) + "\n"
 
     def __repr__(self) -> str:
@@ -80,7 +80,7 @@ class TraceGraph:
         return "\n".join([*lines, "}"]) + "\n"
 
     def to_svg(self) -> str:
-        """A picture: a column per state, time downwards."""
+        """Draw the graph: a column per state, time downwards."""
         places = self._places()
         width = max((x for x, _ in places.values()), default=0) + _WIDTH + 20
         height = max((y for _, y in places.values()), default=0) + _HEIGHT + 20

@@ -17,7 +17,7 @@ from sylvan.media.encode import encode_image
 
 
 class Sink(Protocol):
-    """Hears of the interpreter's results; see `StreamExecutor`."""
+    """Receives the interpreter's results; see `StreamExecutor`."""
 
     def publish(self, name: str) -> None:
         """The variable `name` has its value."""
@@ -41,10 +41,10 @@ class Interpreter:
         self._spec = self._speculation()
 
     def execute(self, node: ir.Expr) -> None:
-        """Do what `node` says; returns when it is done.
+        """Execute `node`; returns when it is done.
 
         Raises:
-            Whatever the backend raises.
+            Any error of the backend.
         """
         handler = _HANDLERS.get(type(node))
         if handler is None:
@@ -78,11 +78,11 @@ class Interpreter:
             self.context.spans[name] = (start, len(self.context.text_))
 
     def fill(self, node: ir.ConstantText) -> None:
-        """Append text of the program."""
+        """Append the program's text."""
         self._append(node.value)
 
     def gen(self, node: ir.Gen) -> None:
-        """Append text of the model."""
+        """Append the model's text."""
         params = self.defaults.override(node.params, self.context.chat_template.stop_str)
         if self.context.stream:
             self._gen_stream(node.name, params)
@@ -157,7 +157,7 @@ class Interpreter:
         self.context.end_message(suffix)
 
     def _settle(self) -> None:
-        """Fetch what API speculation put off in this message."""
+        """Request what API speculation deferred in this message."""
         if self._spec is None or self.context.cur_role != "assistant":
             return
         for name, text in self._spec.end_message():
@@ -165,7 +165,7 @@ class Interpreter:
             self._set(name, text, {})
 
     def image(self, node: ir.Image) -> None:
-        """Append a picture."""
+        """Append an image."""
         template = self.context.chat_template
         self._add_picture(node.source, encode_image(node.source), template.image_token)
 
@@ -188,21 +188,21 @@ class Interpreter:
         self._append(str(self.context.arguments[node.name]))
 
     def scope_begin(self, node: ir.VarScopeBegin) -> None:
-        """Remember where the variable's text begins."""
+        """Remember the start of the variable's text."""
         self.context.scopes[node.name] = len(self.context.text_)
 
     def scope_end(self, node: ir.VarScopeEnd) -> None:
-        """The text since the scope began is the variable's value."""
+        """Set the variable to the text since the scope started."""
         begin = self.context.scopes.pop(node.name)
         self._set(node.name, self.context.text_[begin:])
 
     def commit(self, node: ir.CommitLazy) -> None:
-        """Have the backend cache the text, as a prefix of what will follow."""
+        """Let the backend cache the text, as a prefix of the text that follows."""
         del node
         self.backend.commit_lazy_operations(self.context)
 
     def concatenate(self, node: ir.ConcatenateAndAppend) -> None:
-        """Append what forked states added since the fork."""
+        """Append the text that forked states added since the fork."""
         if self.backend.support_concate_and_append:
             self.backend.concatenate_and_append(
                 [s.context.sid for s in node.states], self.context.sid
@@ -224,7 +224,7 @@ class Interpreter:
             self._set(name, answer)
 
     def _replace(self, name: str, text: str) -> None:
-        """Put `text` in the place of the variable's value."""
+        """Replace the variable's value in the text by `text`."""
         context = self.context
         start, end = context.spans[name]
         context.text_ = context.text_[:start] + text + context.text_[end:]

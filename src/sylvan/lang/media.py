@@ -1,4 +1,4 @@
-"""Videos of a program, as backends take them."""
+"""Encodes videos of a program for backends."""
 
 from __future__ import annotations
 

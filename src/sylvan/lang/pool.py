@@ -1,4 +1,4 @@
-"""The threads that run programs' nodes: shared by all programs, bounded, started on demand."""
+"""The threads that execute programs' nodes: shared by all programs, limited, started on demand."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Task = Callable[[], None]
 class WorkerPool:
     """Runs tasks in order of submission on at most `max_threads` daemon threads.
 
-    Tasks that wait for other tasks must be able to run them (see `StreamExecutor`), or a full
-    pool would wait for itself. A thread that found no task for `idle_s` ends.
+    Tasks that wait for other tasks must be able to execute them (see `StreamExecutor`), or a full
+    pool would deadlock. A thread without tasks ends after `idle_s`.
     """
 
     def __init__(self, max_threads: int = MAX_THREADS, idle_s: float = IDLE_S) -> None:
@@ -32,11 +32,11 @@ class WorkerPool:
 
     @property
     def num_threads(self) -> int:
-        """Threads that exist now."""
+        """Number of existing threads."""
         return self._threads
 
     def submit(self, task: Task) -> None:
-        """Run `task` on a worker, soon. It must not raise."""
+        """Run `task` on a worker. It must not raise."""
         with self._ready:
             self._tasks.append(task)
             if self._idle >= len(self._tasks):

@@ -1,4 +1,4 @@
-"""A progress line for batches of programs."""
+"""A progress bar for batches of programs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class ProgressBar:
         self._show()
 
     def update(self) -> None:
-        """One more is done."""
+        """Count one finished program."""
         with self._lock:
             self._done += 1
             self._show()
 
     def close(self) -> None:
-        """Leave the line."""
+        """End the line."""
         self._file.write("\n")
         self._file.flush()
 

@@ -1,4 +1,4 @@
-"""Splits thinking from answers, with the runtime's own parsers."""
+"""Separates thinking from answers, with the runtime's parsers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def split_reasoning(model_type: str, value: Any, prompt: str) -> tuple[Any, Any]
 
     Args:
         model_type: Name of a reasoning parser, e.g. "qwen3".
-        value: What the model wrote.
-        prompt: What it wrote it after.
+        value: The model's output.
+        prompt: The text before it.
 
     Raises:
         ConfigError: there is no such parser.
@@ -24,6 +24,6 @@ def split_reasoning(model_type: str, value: Any, prompt: str) -> tuple[Any, Any]
     parser = family(model_type)
     if parser is None:
         return "", value
-    # A switch of the server's chat template: the language does not use that template.
+    # A variable of the server's chat template, which the language does not use.
     switches = {} if parser.toggle is None else {parser.toggle[0]: False}
     return separate(value, parser, start_in_reasoning=parser.starts_in_reasoning(prompt, switches))

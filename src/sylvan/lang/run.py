@@ -1,4 +1,4 @@
-"""Runs programs: one, or a batch on a bounded number of threads."""
+"""Runs programs: a single one, or a batch on a limited number of threads."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from sylvan.utils.threads import call_in_thread
 
 MIN_BATCH_THREADS = 96
 BATCH_THREADS_PER_CPU = 16
-GENERATOR_WINDOW = 200  # programs of a generator-style batch that are under way at a time
+GENERATOR_WINDOW = 200  # concurrent programs of a generator-style batch
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """A program with everything to run it but its arguments."""
+    """A program with everything to run it except its arguments."""
 
     function: Callable[..., Any]
     backend: BaseBackend
@@ -45,7 +45,7 @@ class ProgramRun:
     bound: Mapping[str, Any] = field(default_factory=dict)
 
     def start(self, arguments: Mapping[str, Any]) -> ProgramState:
-        """A state with nothing in it yet."""
+        """An empty state."""
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
         context = StateContext(
             chat_template=self.backend.get_chat_template(),
@@ -60,11 +60,11 @@ class ProgramRun:
 
 
 def run_program(job: ProgramRun, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProgramState:
-    """Run a program; with `job.stream`, in a thread of its own.
+    """Run a program; with `job.stream`, in its own thread.
 
     Raises:
         ProgramError: the program read a result that failed.
-        Exception: exceptions of the program itself.
+        Exception: any exception of the program itself.
     """
     kwargs = {**kwargs, **job.bound}
     state = job.start(kwargs)
@@ -85,7 +85,7 @@ def run_program(job: ProgramRun, args: Sequence[Any], kwargs: Mapping[str, Any])
 async def run_program_async(
     job: ProgramRun, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> ProgramState:
-    """Run a program without blocking the event loop; it may be an `async def`. See above."""
+    """Run a program, which may be an `async def`, without blocking the event loop."""
     kwargs = {**kwargs, **job.bound}
     if not inspect.iscoroutinefunction(job.function):
         return await call_in_thread(run_program, job, args, kwargs)
@@ -114,13 +114,13 @@ def _call(
 
 def _finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run an `async def` program from plain code."""
-    import asyncio  # slow, and most programs never come here
+    import asyncio  # slow to import, and rarely needed
 
     return asyncio.run(coroutine)
 
 
 def batch_threads(num_threads: int | Literal["auto"], num_programs: int) -> int:
-    """How many programs run at a time.
+    """Number of programs to run at a time.
 
     Raises:
         ValueError: `num_threads` is neither "auto" nor a positive number.
@@ -142,11 +142,11 @@ def run_batch(
 ) -> Iterator[ProgramState]:
     """Run the program with each of the arguments; states in the order of `batch`.
 
-    A backend failure does not end the other programs: the state keeps the error and raises it when
+    A backend failure does not end the other programs: the state stores the error and raises it when
     read. At most `window` programs run ahead of the last state taken.
 
     Raises:
-        Exception: exceptions of a program itself.
+        Exception: any exception of a program itself.
     """
     threads = batch_threads(num_threads, len(batch))
     bar = ProgressBar(len(batch)) if progress_bar else None

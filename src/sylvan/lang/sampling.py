@@ -1,8 +1,8 @@
 """Sampling parameters of a `gen`: those of the runtime's protocol, as the program gave them.
 
 `sylvan.protocol.sampling.SamplingParams` defines names, types and ranges. The language adds only
-what is not sampling: which log probabilities to return, and a data type. Values travel as one
-mapping from `gen` and `run` to the backend, so none can be dropped on the way.
+the log probabilities to return, and a data type. Values travel as one mapping from `gen` and `run`
+to the backend, so that none is dropped on the way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOGPROB_OPTIONS = (
 SAMPLING_NAMES = SamplingParams.__struct_fields__
 NAMES = frozenset((*SAMPLING_NAMES, *LOGPROB_OPTIONS, "dtype"))
 
-# Names that `run` and `run_batch` take for themselves; anything else is the program's argument.
+# Names used by `run` and `run_batch`; all others are arguments of the program.
 RUN_NAMES = (
     "max_new_tokens",
     "n",
@@ -45,7 +45,7 @@ RUN_NAMES = (
     *LOGPROB_OPTIONS,
 )
 
-# Sent by SGLang's client with every `gen`, whether set or not, with its defaults.
+# SGLang's client sends these with every `gen`, with their defaults.
 _SENT: Mapping[str, Any] = MappingProxyType({
     "max_new_tokens": 128,
     "min_new_tokens": 0,
@@ -76,10 +76,10 @@ NUMBER_STOPS = (" ", "\n")
 
 
 def given(values: Mapping[str, Any], caller: str) -> Mapping[str, Any]:
-    """The values that are not None, with names checked.
+    """Check names, and return the values that are not None.
 
     Raises:
-        TypeError: a name is no sampling parameter.
+        TypeError: a name is not a sampling parameter.
         RequestError: an unknown `dtype`.
     """
     for name in values:
@@ -100,7 +100,7 @@ def given(values: Mapping[str, Any], caller: str) -> Mapping[str, Any]:
 
 
 def as_list(value: Any) -> list[Any]:
-    """A scalar or sequence as a list; None as an empty one."""
+    """Convert a scalar or sequence to a list; None to an empty one."""
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
@@ -113,7 +113,7 @@ class GenParams:
     values: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __getattr__(self, name: str) -> Any:
-        """The value in force: as given, else SGLang's default, else the protocol's."""
+        """The effective value: as given, else SGLang's default, else the protocol's."""
         if name in self.values:
             return self.values[name]
         if name in _SENT:
@@ -125,7 +125,7 @@ class GenParams:
         raise AttributeError(name)
 
     def override(self, values: Mapping[str, Any], template_stops: tuple[str, ...]) -> GenParams:
-        """These, with the values of a `gen` on top, ended also by the chat template's stops.
+        """Override with the values of a `gen`, and add the chat template's stops.
 
         Raises:
             RequestError: a value is out of range; names the parameter.
@@ -138,7 +138,7 @@ class GenParams:
         return result
 
     def with_values(self, **values: Any) -> GenParams:
-        """These with some values replaced, as they are."""
+        """Replace some values without checks."""
         return replace(self, values=MappingProxyType({**self.values, **values}))
 
     def typed(self) -> GenParams:
@@ -177,7 +177,7 @@ class GenParams:
         return {**wire, **extra}
 
     def logprob_options(self) -> dict[str, Any]:
-        """Those fields beside `sampling_params` that were given."""
+        """The fields outside of `sampling_params` that were given."""
         return {k: self.values[k] for k in LOGPROB_OPTIONS if self.values.get(k) is not None}
 
 

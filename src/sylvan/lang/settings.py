@@ -1,4 +1,4 @@
-"""Process-wide settings of the language; the contract's `global_config`."""
+"""Process-wide settings of the language (`global_config`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sylvan.lang.pool import WorkerPool
 class GlobalConfig:
     """Settings that programs may change.
 
-    `workers` runs the nodes of all programs; replace it to bound threads differently.
+    `workers` executes the nodes of all programs; replace it to change the number of threads.
     """
 
-    verbosity: int = 0  # 2 prints the text of every program that ends
+    verbosity: int = 0  # 2 prints the text of every finished program
     default_backend: Any = None
     skip_special_tokens_in_output: bool = True
     spaces_between_special_tokens_in_out: bool = True

@@ -1,4 +1,4 @@
-"""Waiting for a state to change, from threads and from event loops."""
+"""Waits for changes of a state, from threads and event loops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Ready = Callable[[], bool]
 
 
 class Signal:
-    """A reentrant lock, and a condition for everyone waiting on the state it guards."""
+    """A reentrant lock, and a condition for all that wait on the state it guards."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -18,13 +18,13 @@ class Signal:
         self._watchers: list[Callable[[], None]] = []
 
     def notify(self) -> None:
-        """Wake all who wait; with the lock held."""
+        """Wake all waiters; call with the lock held."""
         self._condition.notify_all()
         for watcher in self._watchers:
             watcher()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for `notify`, with the lock held, released meanwhile; False if it took too long."""
+        """Wait for `notify`; the lock is released meanwhile. False on timeout."""
         return self._condition.wait(timeout_s)
 
     def check(self, ready: Ready) -> bool:
@@ -33,8 +33,8 @@ class Signal:
             return ready()
 
     async def until(self, ready: Ready) -> None:
-        """Return when `ready()`, without a blocked thread."""
-        import asyncio  # slow, and most programs never wait here
+        """Return when `ready()` is true, without blocking a thread."""
+        import asyncio  # slow to import, and rarely needed
 
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()

@@ -1,9 +1,9 @@
 """API speculation: one long call serves several `gen` calls (SGLang, arXiv:2312.07104 s3.3).
 
 A service without a prefix cache bills and computes the prompt on every call. So the first call
-asks for more than its `gen` wants, and the rest is matched against the program's next texts and
-gens. What a gen gets never differs in kind from its own call: where the surplus cannot tell
-where a gen would have ended, it is dropped and the call made.
+requests more than its `gen` needs, and the surplus is matched against the program's next texts and
+gens. The result of a gen never differs in kind from a call of its own: if the surplus does not show
+where a gen would have ended, it is dropped and a call is made.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ Results = list[tuple[str | None, str]]  # (variable or None for the program's te
 
 
 class StateSpeculation(Protocol):
-    """How a state fills in texts and gens while it speculates."""
+    """Handles texts and gens of a state during speculation."""
 
     def fill(self, text: str, *, of_message: bool) -> bool:
-        """Take a text of the program; True if it is not to be appended now."""
+        """Handle a text of the program; True if it must not be appended now."""
         ...
 
     def gen(self, name: str | None, params: GenParams) -> tuple[Any, dict[str, Any]] | None:
-        """Text and meta info of a gen; None if `end_message` will bring it."""
+        """Text and meta info of a gen; None if `end_message` returns them."""
         ...
 
     def end_message(self) -> Results:
-        """Texts that were put off until the end of the message."""
+        """Texts that were deferred to the end of the message."""
         ...
 
 
 def find_stop(text: str, stops: list[str]) -> int:
-    """Where the earliest stop string begins; -1 if there is none."""
+    """Position of the earliest stop string; -1 if there is none."""
     found = [position for stop in stops if (position := text.find(stop)) >= 0]
     return min(found, default=-1)
 
 
 class CompletionSpeculation:
-    """For services that continue a text: the surplus is matched as the program goes on."""
+    """For services that continue a text: matches the surplus as the program continues."""
 
     def __init__(self, num_tokens: int, call: Call) -> None:
         self._num_tokens = num_tokens
         self._call = call
         self._surplus = ""
-        self._ended = False  # the model ended by itself after the surplus
+        self._ended = False  # the model ended its text after the surplus
 
     def fill(self, text: str, *, of_message: bool) -> bool:
         del of_message
@@ -92,7 +92,7 @@ class _Term:
 
 
 class ChatSpeculation:
-    """For chat services: a message of several gens and texts is asked for in one call."""
+    """For chat services: requests a message of several gens and texts in one call."""
 
     def __init__(self, num_tokens: int, call: Call) -> None:
         self._num_tokens = num_tokens
@@ -124,7 +124,7 @@ class ChatSpeculation:
         """See `StateSpeculation.end_message`.
 
         Raises:
-            BackendError: the model did not keep to the program's texts in any of the tries.
+            BackendError: the model's answer did not follow the program's texts in any try.
         """
         terms, params = self._terms, self._params
         self._terms, self._params = [], None

@@ -15,7 +15,7 @@ JoinMode = Literal["gather_variable", "concate_and_append"]
 
 
 class Scope:
-    """A pair of nodes around the body of a `with` block."""
+    """Nodes before and after the body of a `with` block."""
 
     def __init__(self, state: ProgramState, begin: ir.Expr, end: ir.Expr) -> None:
         self._state = state
@@ -36,10 +36,10 @@ class Scope:
 
 
 class Results:
-    """The reading half of a state: text, messages, variables.
+    """The reading interface of a state: text, messages, variables.
 
-    Reading blocks until the value is available, and raises `ProgramError`, which names the
-    program's line, if a node failed before.
+    Reading blocks until the value is available, and raises `ProgramError`, with the program's line,
+    if a node failed before.
     """
 
     def __init__(self, stream_executor: StreamExecutor) -> None:
@@ -47,22 +47,22 @@ class Results:
         self.ret_value: Any = None
 
     def text(self) -> str:
-        """The whole text, once everything is done."""
+        """The whole text, once all nodes are executed."""
         self.stream_executor.sync()
         self.stream_executor.raise_error()
         return self.stream_executor.context.text_
 
     def messages(self) -> list[dict[str, Any]]:
-        """The chat messages in the OpenAI format, once everything is done."""
+        """The chat messages in OpenAI's format, once all nodes are executed."""
         self.stream_executor.sync()
         self.stream_executor.raise_error()
         return self.stream_executor.context.messages_
 
     def sync(self, timeout: float | None = None) -> None:
-        """Wait until everything appended is done or failed.
+        """Wait until all appended nodes are executed, or one failed.
 
         Raises:
-            TimeoutError: that took longer than `timeout` seconds.
+            TimeoutError: it took longer than `timeout` seconds.
         """
         self.stream_executor.sync(timeout)
 
@@ -72,7 +72,7 @@ class Results:
         return self.stream_executor.failure
 
     def cancel(self) -> None:
-        """Stop this state and its forks; calls in flight are broken off."""
+        """Stop this state and its forks; aborts calls in flight."""
         self.stream_executor.context.scope.cancel()
 
     def get_var(self, name: str, timeout: float | None = None) -> Any:
@@ -107,10 +107,10 @@ class Results:
         await self.stream_executor.wait_async(self.stream_executor.is_idle)
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """Pieces of the text, or of a variable, as they come; one piece without `stream=True`.
+        """Pieces of the text or of a variable as they arrive; one piece without `stream=True`.
 
         Raises:
-            ProgramError: the program failed; after the pieces that came before.
+            ProgramError: the program failed; raised after the pieces before.
         """
         cursor = TextCursor(self.stream_executor, var_name)
         while (piece := cursor.next()) is not None:
@@ -152,7 +152,7 @@ class ProgramState(Results):
         return self
 
     def system(self, expr: Any = None) -> Any:
-        """A system message of `expr`; without it, a `with` block for its parts."""
+        """A system message with `expr`; without it, a `with` block for its parts."""
         return self._role("system", expr)
 
     def user(self, expr: Any = None) -> Any:
@@ -178,10 +178,10 @@ class ProgramState(Results):
     def fork(
         self, size: int = 1, position_ids_offset: Sequence[int] | None = None
     ) -> ProgramStateGroup:
-        """Copies that run in parallel from here and share what was computed so far.
+        """Copies that run in parallel from here, and share the text computed so far.
 
         Args:
-            size: How many.
+            size: Number of copies.
             position_ids_offset: Accepted for SGLang's programs; has no effect there either.
         """
         del position_ids_offset
@@ -189,7 +189,7 @@ class ProgramState(Results):
 
     @contextmanager
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[ProgramState]:
-        """One copy for the length of a `with` block; its variables are gathered as by `join`."""
+        """A single copy in a `with` block; its variables are gathered as by `join`."""
         group = self.fork(1, position_ids_offset)
         try:
             yield group[0]
@@ -197,7 +197,7 @@ class ProgramState(Results):
             group.join()
 
     def take_results(self, states: Sequence[ProgramState], mode: JoinMode) -> None:
-        """How `ProgramStateGroup.join` updates the forked state."""
+        """Update this state with the results of its forks; see `ProgramStateGroup.join`."""
         for state in states:
             state.stream_executor.raise_error()
         if mode == "concate_and_append":
@@ -212,7 +212,7 @@ class ProgramState(Results):
                     variables.setdefault(name, []).append(value)
 
     def end(self) -> None:
-        """No more nodes will be appended."""
+        """Declare that no more nodes will be appended."""
         self.stream_executor.end()
 
     def __repr__(self) -> str:
@@ -229,7 +229,7 @@ class ProgramStateGroup:
         self.src_state = src_state
 
     def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Wait for the states and bring their results to the state they were forked from.
+        """Wait for the states, and merge their results into the state they were forked from.
 
         Args:
             mode: `gather_variable` sets each variable that is new in a fork to the list of its
@@ -276,7 +276,7 @@ class ProgramStateGroup:
 
 
 def _share(other: object, index: int, size: int) -> object:
-    """The argument for state `index` of a group: a common value, its item, or a call's result."""
+    """The value for state `index` of a group: a common value, its item, or a call's result."""
     if isinstance(other, list | tuple):
         if len(other) != size:
             raise ValueError(f"{len(other)} items were appended to a group of {size} states")

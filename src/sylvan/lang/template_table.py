@@ -1,7 +1,7 @@
-"""The built-in chat templates, by name, and which models they are for.
+"""The built-in chat templates by name, and the models that they match.
 
-The strings are the models' own, from their tokenizer configurations and cards. The names and the
-default (`SYSTEM:`, `USER:`, `ASSISTANT:`) are those of SGLang's frontend.
+The strings come from the models' tokenizer configurations and cards. The names and the default
+(`SYSTEM:`, `USER:`, `ASSISTANT:`) are those of SGLang's frontend.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _roles(system: Turn, user: Turn, assistant: Turn) -> Mapping[str, Turn]:
 
 
 def _turns(pattern: str, end: str, *, assistant: str = "assistant") -> Mapping[str, Turn]:
-    """The same spelling for all roles: `pattern` has a `{}` for the role's name."""
+    """The same format for all roles: `pattern` contains `{}` for the role's name."""
     names = {"system": "system", "user": "user", "assistant": assistant}
     return {role: (pattern.format(name), end) for role, name in names.items()}
 

@@ -1,4 +1,4 @@
-"""Runs a program without a backend, to see its nodes."""
+"""Runs a program without a backend, to record its nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sylvan.lang.state import JoinMode, ProgramState, ProgramStateGroup
 
 
 class UntraceableError(Exception):
-    """The program reached something that is not constant text."""
+    """The program reached a node other than constant text."""
 
 
 _current: contextvars.ContextVar[TracerProgramState | None] = contextvars.ContextVar(
@@ -31,7 +31,7 @@ def current_tracer() -> TracerProgramState | None:
 
 @contextmanager
 def tracing(state: TracerProgramState) -> Iterator[None]:
-    """Programs called in the block are traced too, as children of `state`."""
+    """Context in which called programs are traced too, as children of `state`."""
     token = _current.set(state)
     try:
         yield
@@ -49,8 +49,8 @@ class _Chat:
 class TracerProgramState(ProgramState):
     """Records nodes instead of executing them.
 
-    Roles are spelt out with the chat template; variables are `ir.Variable` nodes, arguments not
-    given are `ir.Argument` nodes.
+    Roles are written with the chat template; variables become `ir.Variable` nodes, missing
+    arguments `ir.Argument` nodes.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class TracerProgramState(ProgramState):
     def fork(
         self, size: int = 1, position_ids_offset: Sequence[int] | None = None
     ) -> ProgramStateGroup:
-        """States whose nodes follow this one's."""
+        """States whose nodes follow this state's."""
         del position_ids_offset
         if self._only_prefix:
             raise UntraceableError
@@ -158,7 +158,7 @@ class TracerProgramState(ProgramState):
         """No-op: there is nothing to end."""
 
     def get_var(self, name: str, timeout: float | None = None) -> Any:
-        """A variable as a node; an argument as it was given."""
+        """A variable as a node; an argument with its value."""
         del timeout
         known = self.arguments.get(name)
         return self.variables[name] if known is None else known
@@ -211,7 +211,7 @@ class TracerProgramState(ProgramState):
 
 @dataclass(frozen=True, slots=True)
 class Traceable:
-    """A program to trace: its function, and the arguments that are bound."""
+    """A program to trace: its function, and its bound arguments."""
 
     function: Callable[..., Any]
     arg_names: Sequence[str]
@@ -221,7 +221,7 @@ class Traceable:
 def trace_program(
     program: Traceable, arguments: Mapping[str, Any], template: MessageFormat
 ) -> TracerProgramState:
-    """Nodes of a run with these arguments; those not given are unknown.
+    """Record the nodes of a run with these arguments; missing ones are unknown.
 
     Raises:
         TypeError: the program needs the value of an unknown argument.
@@ -235,10 +235,10 @@ def trace_program(
 
 
 def extract_prefix(program: Traceable, template: MessageFormat) -> str:
-    """The constant text that every run begins with, whatever the arguments."""
+    """The constant text with which every run starts, whatever its arguments."""
     values = {**{name: ir.Argument(name) for name in program.arg_names}, **program.bound}
     state = TracerProgramState(template, values, only_prefix=True)
-    # Without its arguments a program may fail in any way; the prefix ends there.
+    # Without arguments a program may fail in any way; the prefix ends there.
     with suppress(Exception), tracing(state):
         program.function(state, **values)
     texts = [node.value for node in state.flatten_nodes() if isinstance(node, ir.ConstantText)]

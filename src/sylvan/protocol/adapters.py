@@ -8,7 +8,7 @@ import msgspec
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     """An adapter by the name that clients use.
 
-    `id` is made of the name and the contents of its files; requests carry it to the scheduler.
+    `id` combines the name and a digest of its files; requests carry it to the scheduler.
     """
 
     name: str
@@ -20,7 +20,7 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_adapters(adapters: list[AdapterInfo]) -> str:
-    """As JSON."""
+    """Encode as JSON."""
     return msgspec.json.encode(adapters).decode()
 
 

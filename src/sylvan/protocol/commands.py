@@ -1,6 +1,6 @@
 """Commands to an executor, which runs them between two steps: weights, memory, health.
 
-They are data: from the API process they reach the scheduler in a `Control`, and it hands them on to
+They are data: the API process sends them to the scheduler in a `Control`, which forwards them to
 the executor, in this process, another one, or on each rank (see `core.wire`). Tensors travel as
 safetensors files, never as pickles: on a disk, in shared memory, or as bytes.
 """
@@ -30,9 +30,9 @@ class BytesTensors(msgspec.Struct, frozen=True, tag="bytes"):
 
 
 class SharedTensors(msgspec.Struct, frozen=True, tag="shared"):
-    """A safetensors file in POSIX shared memory of the executor's machine; it is only read.
+    """A safetensors file in POSIX shared memory of the executor's machine; only read.
 
-    `name` as `multiprocessing.shared_memory` gives it. The memory may be larger than the file.
+    `name` is that of `multiprocessing.shared_memory`. The memory may be larger than the file.
     """
 
     name: str
@@ -42,7 +42,7 @@ class SharedTensors(msgspec.Struct, frozen=True, tag="shared"):
 class GroupTensors(msgspec.Struct, frozen=True, tag="group"):
     """Tensors that rank 0 of an update group broadcasts, one after another in this order.
 
-    With `flat` it broadcasts once: the bytes of all, one after another, as uint8.
+    With `flat` it broadcasts once: the bytes of all tensors, concatenated, as uint8.
     """
 
     group: str
@@ -53,7 +53,7 @@ class GroupTensors(msgspec.Struct, frozen=True, tag="group"):
 
 
 class SocketTensors(msgspec.Struct, frozen=True, tag="socket"):
-    """Safetensors files that a ZeroMQ REP socket of this machine gives when asked, one a message.
+    """Safetensors files that a ZeroMQ REP socket of this machine sends on request, one per message.
 
     Each request is `next`; an empty answer ends the update.
     """
@@ -62,7 +62,7 @@ class SocketTensors(msgspec.Struct, frozen=True, tag="socket"):
 
 
 class NamedTensors(msgspec.Struct, frozen=True, tag="named"):
-    """All that `LoadWeights` has kept under a name."""
+    """All tensors that `LoadWeights` stored under a name."""
 
     name: str
 
@@ -73,7 +73,7 @@ TensorSource = (
 
 
 class LoadWeights(msgspec.Struct, frozen=True, tag="load_weights"):
-    """Keep tensors beside the model under a name, in addition to those already kept."""
+    """Store tensors next to the model under a name, in addition to those already stored."""
 
     name: str
     source: TensorSource
@@ -89,18 +89,18 @@ class ShareWeights(msgspec.Struct, frozen=True, tag="share_weights"):
 
 
 class UnloadWeights(msgspec.Struct, frozen=True, tag="unload_weights"):
-    """Free the tensors kept under a name."""
+    """Free the tensors stored under a name."""
 
     name: str
 
 
 class UpdateWeights(msgspec.Struct, frozen=True, tag="update_weights"):
-    """Replace weights of the model in place: all of those of the source, or none.
+    """Replace weights of the model in place: all tensors of the source, or none.
 
-    With `partial` it need not have all of the model's tensors. `version` is the new label of the
-    weights; None keeps the old one. With `flush` nothing that was computed with the old weights is
-    used any more: requests under way compute their KV again. With `abort` they end. With
-    `check_only` all is checked, and nothing is written.
+    With `partial`, the source may lack some of the model's tensors. `version` is the new label of
+    the weights; None keeps the old one. With `flush`, nothing computed with the old weights is used
+    any more: unfinished requests recompute their KV. With `abort` they end. With `check_only`
+    everything is checked, and nothing is written.
     """
 
     source: TensorSource
@@ -112,7 +112,7 @@ class UpdateWeights(msgspec.Struct, frozen=True, tag="update_weights"):
 
 
 class ReadWeights(msgspec.Struct, frozen=True, tag="read_weights"):
-    """The first rows of one tensor of the model, at most `most`."""
+    """Read the first rows of a tensor of the model, at most `most`."""
 
     name: str
     most: int = 100
@@ -125,43 +125,43 @@ class HashWeights(msgspec.Struct, frozen=True, tag="hash_weights"):
 
 
 class BalanceExperts(msgspec.Struct, frozen=True, tag="balance_experts"):
-    """Move experts between groups of ranks, by the rows that they had since the last time.
+    """Move experts between groups of ranks, by their rows since the last call.
 
-    The result has `moved`, how many experts came to a group that did not have them; and `before`
-    and `after`: the mean over layers of the mean work of a group by that of the busiest one.
+    The result has `moved`, the number of experts that are new to a group; and `before` and `after`:
+    the mean over layers of a group's mean work divided by that of the busiest group.
     """
 
 
 class ReleaseMemory(msgspec.Struct, frozen=True, tag="release_memory"):
-    """Give memory back to the system until `ResumeMemory`. Nothing is computed meanwhile.
+    """Release memory to the system until `ResumeMemory`. Nothing is computed meanwhile.
 
-    No tags: all that can be given.
+    No tags: everything that can be released.
     """
 
     tags: tuple[MemoryTag, ...] = ()
 
 
 class ResumeMemory(msgspec.Struct, frozen=True, tag="resume_memory"):
-    """Take memory again that was given back, and read weights again that came from a disk.
+    """Restore released memory, and reload weights that came from a disk.
 
-    No tags: all that was given back.
+    No tags: everything that was released.
     """
 
     tags: tuple[MemoryTag, ...] = ()
 
 
 class DescribeMemory(msgspec.Struct, frozen=True, tag="describe_memory"):
-    """Where the pages of each KV group lie, and how many bytes each tag has."""
+    """Report the pages of each KV group, and the bytes of each tag."""
 
 
 class CheckHealth(msgspec.Struct, frozen=True, tag="check_health"):
-    """Whether steps can be run, and if not, why."""
+    """Report whether steps can run, and if not, why."""
 
 
 class JoinGroup(msgspec.Struct, frozen=True, tag="join_group"):
-    """Become rank `rank` of a process group from which weights will come.
+    """Become rank `rank` of a process group that broadcasts weights.
 
-    `rank` is that of the first rank of the first replica; the others' follow, replica by replica.
+    `rank` is that of the first rank of the first replica; the others follow, replica by replica.
     """
 
     name: str
@@ -181,9 +181,9 @@ class LeaveGroup(msgspec.Struct, frozen=True, tag="leave_group"):
 
 
 class StartProfile(msgspec.Struct, frozen=True, tag="start_profile"):
-    """Record what steps spend their time on, from now on.
+    """Start to record where steps spend their time.
 
-    `folder` is of the executor's machine. `activities`: CPU and GPU, of PyTorch's profiler.
+    `folder` is on the executor's machine. `activities`: CPU and GPU, of PyTorch's profiler.
     """
 
     folder: str
@@ -194,15 +194,15 @@ class StartProfile(msgspec.Struct, frozen=True, tag="start_profile"):
 
 
 class StopProfile(msgspec.Struct, frozen=True, tag="stop_profile"):
-    """Write down what was recorded since `StartProfile`; its result names the `files`."""
+    """Write what was recorded since `StartProfile`; the result lists the `files`."""
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
-    """Read a LoRA adapter from a directory of the executor's machine, and keep it in host memory.
+    """Read a LoRA adapter from a directory of the executor's machine into host memory.
 
-    Its result tells the id by which requests name it (`GenerateRequest.lora`), its rank, and its
-    size in bytes. `pinned` it leaves neither host memory nor its slot on the device. Without `keep`
-    it is only checked, and read again when a request asks for it.
+    The result has the id by which requests name it (`GenerateRequest.lora`), its rank, and its size
+    in bytes. If `pinned`, it is never evicted from host memory or its device slot. Without `keep`
+    it is only checked, and read again when a request uses it.
     """
 
     name: str
@@ -235,7 +235,7 @@ class CommandResult(msgspec.Struct, frozen=True):
     """Result of a command, JSON-like.
 
     `error` is the reason of a failure that changed nothing, with its HTTP status. `blocked` is the
-    reason why no step may run afterwards, if so.
+    reason why no step may run afterwards, if any.
     """
 
     body: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What schedulers tell of KV that is handed from server to server."""
+"""Statistics of KV transfers between prefill and decode servers."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ SIZES_MB = (0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0, 5000.0)
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How often a value was at most each bound (the last count: above all), and their sum."""
+    """Histogram: how often a value was at most each bound (last: above all), and the sum."""
 
     counts: tuple[int, ...] = ()
     total: float = 0.0
 
 
 class DisaggLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Queues now, and counts and times since the start. Names are SGLang's.
+    """Current queue lengths, and counts and times since the start. Names are SGLang's.
 
     Attributes:
-        mode: What the server was started for.
-        prefill_bootstrap_queue_reqs: No decode server has asked for them yet.
-        prefill_inflight_queue_reqs: A decode server has asked, and does not have everything.
-        decode_prealloc_queue_reqs: They wait for memory.
-        decode_transfer_queue_reqs: They wait for KV.
-        decode_retracted_queue_reqs: They lost their memory, and get their KV again.
-        bootstrap_failed: Requests for which the two servers did not meet.
-        transfer_failed: Requests whose KV did not come.
+        mode: The role the server was started with.
+        prefill_bootstrap_queue_reqs: Requests that no decode server has asked for yet.
+        prefill_inflight_queue_reqs: Requests whose KV is being sent to a decode server.
+        decode_prealloc_queue_reqs: Requests that wait for memory.
+        decode_transfer_queue_reqs: Requests that wait for KV.
+        decode_retracted_queue_reqs: Retracted requests that get their KV again.
+        bootstrap_failed: Requests for which the two servers did not connect.
+        transfer_failed: Requests whose KV did not arrive.
         prefill_retries: Requests that asked a prefill server again.
-        speed_gb_s: Of transfers.
-        latency_ms: From the question for pages, or the last page, until all were there.
-        bootstrap_ms: From arrival until the servers had met.
-        alloc_ms: From arrival until there was memory.
-        total_mb: Of transfers.
-        last_speed_gb_s: Of the last transfer.
-        last_latency_ms: Of the last transfer.
+        speed_gb_s: Speed of transfers.
+        latency_ms: From the request for pages, or the last page computed, until all arrived.
+        bootstrap_ms: From arrival until the servers were connected.
+        alloc_ms: From arrival until memory was allocated.
+        total_mb: Size of transfers.
+        last_speed_gb_s: Speed of the last transfer.
+        last_latency_ms: Latency of the last transfer.
     """
 
     mode: str

@@ -1,4 +1,4 @@
-"""Every error raised on purpose.
+"""All errors that this package raises on purpose.
 
 * SylvanError
   - ConfigError        the operator's fault; refuse to start (exit code 2)
@@ -6,8 +6,8 @@
     - ContextLengthError the model cannot take as many tokens
   - CapacityError      nobody's fault; retry later (HTTP 429 or 503)
   - ExecutorError      a device or rank failed; its requests are retried or aborted
-    - DeviceMemoryError  a step did not fit; its requests are retried in smaller ones
-  - RankLostError      a rank of a group is gone; the whole group starts anew, requests are replayed
+    - DeviceMemoryError  a step ran out of memory; smaller ones follow
+  - RankLostError      a rank is gone; its group restarts and requests are replayed
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RequestError(SylvanError):
         self.setting = setting
 
     def renamed(self, message: str, param: str) -> Self:
-        """The same error with the field as the client spells it."""
+        """The same error with the client's name of the field."""
         error = copy(self)
         error.args, error.param = (message,), param
         return error
@@ -64,8 +64,8 @@ class ContextLengthError(RequestError):
 
     Attributes:
         limit: Maximum of prompt plus output tokens.
-        prompt_tokens: Tokens of the prompt; None where it was not tokenised.
-        max_new_tokens: Tokens asked for; None where the prompt alone is too long.
+        prompt_tokens: Tokens of the prompt; None if it was not tokenised.
+        max_new_tokens: Requested output tokens; None if the prompt alone is too long.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ContextLengthError(RequestError):
 
     @classmethod
     def of_text(cls, num_chars: int, limit: int, param: str) -> Self:
-        """The error for a text of that many characters, too long in any tokenisation."""
+        """The error for a text that is too long in any tokenisation."""
         message = (
             f"This model's maximum context length is {limit} tokens. However, {param} has "
             f"{num_chars} characters, far more than as many tokens hold."
@@ -93,7 +93,7 @@ class ContextLengthError(RequestError):
 
     @classmethod
     def of_prompt(cls, prompt_tokens: int, limit: int, param: str) -> Self:
-        """The prompt leaves no room for an output."""
+        """The error for a prompt that leaves no room for an output."""
         message = (
             f"This model's maximum context length is {limit} tokens. However, {param} has "
             f"{prompt_tokens} tokens: the input is longer than the model's context length."
@@ -102,7 +102,7 @@ class ContextLengthError(RequestError):
 
     @classmethod
     def of_output(cls, prompt_tokens: int, max_new_tokens: int, limit: int) -> Self:
-        """The prompt fits, but not together with as long an output."""
+        """The error for a prompt that fits, but not with the requested output."""
         message = (
             f"max_new_tokens: this model's maximum context length is {limit} tokens. However, you "
             f"requested {prompt_tokens + max_new_tokens} tokens: {prompt_tokens} of the prompt and "
@@ -146,8 +146,8 @@ class ExecutorError(SylvanError):
 
 
 class DeviceMemoryError(ExecutorError):
-    """The device had no memory for a step; a smaller one may fit."""
+    """The device ran out of memory in a step; a smaller one may fit."""
 
 
 class RankLostError(SylvanError):
-    """Another rank of this model has ended or does not answer, so all ranks stop."""
+    """Another rank of this model has ended or does not answer; all ranks stop."""

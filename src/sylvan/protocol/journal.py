@@ -1,10 +1,10 @@
-"""How a gateway and a worker serve one request so that another worker can continue it.
+"""Protocol that lets another worker continue a request served through a gateway.
 
-The gateway sends a ticket in a header: what the answer is to be made from besides the request, so
-that whoever makes it makes the same. The worker answers with frames. A frame carries bytes for the
-client and, opaque to the gateway, the entries of the journal that they were made from. To have
-another worker go on, the gateway sends the same request and ticket with the entries and the number
-of frames that it has passed on since the last of them, in front of the body.
+The gateway sends a ticket in a header: everything besides the request that determines the answer,
+so that any worker generates the same one. The worker answers with frames. A frame carries bytes for
+the client and, opaque to the gateway, the journal entries from which they were made. To let another
+worker continue, the gateway sends the same request and ticket, and in front of the body the entries
+and the number of frames that it has forwarded since the last entry.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import msgspec
 from sylvan.protocol.malformed import MALFORMED
 
 TICKET_HEADER = "x-sylvan-ticket"
-"""A ticket; or `PROBE`, which asks whether tickets are taken."""
+"""Header with a ticket, or `PROBE` to ask whether the worker accepts tickets."""
 KEY_HEADER = "x-sylvan-gateway-key"
-"""By which a worker knows its gateway."""
+"""Header with the key by which a worker recognises its gateway."""
 RESUME_HEADER = "x-sylvan-resume-bytes"
-"""Bytes of the body that are a `ResumeFrom`; the request follows them."""
+"""Header with the size of the `ResumeFrom` that precedes the request in the body."""
 JOURNAL_HEADER = "x-sylvan-journal"
-"""In answers: `1`, tickets are taken; `0`, they are refused."""
+"""Header of answers: `1` if tickets are accepted, `0` if not."""
 PROBE = "probe"
 MEDIA_TYPE = "application/x-sylvan-journal"
 BEAT_S = 1.0
-"""While a request is served, a frame comes at least so often."""
+"""Maximum interval between frames while a request is served, in seconds."""
 
 MAX_TICKET_CHARS = 8192
 MAX_FRAME_BYTES = 256 << 20
@@ -39,18 +39,18 @@ _HEADER = struct.Struct(">BII")
 
 
 class JournalError(ValueError):
-    """The other side does not keep to the protocol."""
+    """The other side violates the protocol."""
 
 
 class JournalTicket(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer is made from besides the request.
+    """Everything besides the request that determines an answer.
 
     Attributes:
-        name: From which all names in the answer are derived; no two requests have the same.
-        seed: For sampling, where neither the request nor the server says otherwise.
+        name: Unique name from which all ids in the answer are derived.
+        seed: Seed for sampling, unless the request or the server sets one.
         created: Time of the request, in seconds since the Unix epoch.
         tenant: Tenant of the request; None: the worker determines it.
-        elapsed_s: How long the request has been served elsewhere.
+        elapsed_s: Seconds for which other workers have served the request.
     """
 
     name: str
@@ -60,15 +60,15 @@ class JournalTicket(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float = 0.0
 
     def to_header(self) -> str:
-        """As it is sent."""
+        """Encode for the header."""
         return base64.urlsafe_b64encode(msgspec.json.encode(self)).decode()
 
     @classmethod
     def from_header(cls, text: str) -> JournalTicket:
-        """Read what `to_header` made.
+        """Decode the output of `to_header`.
 
         Raises:
-            JournalError: It is no ticket.
+            JournalError: it is malformed.
         """
         if len(text) > MAX_TICKET_CHARS:
             raise JournalError(f"a ticket has at most {MAX_TICKET_CHARS} characters")
@@ -80,26 +80,26 @@ class JournalTicket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResumeFrom(msgspec.Struct, frozen=True, array_like=True):
-    """How far a client has come.
+    """What a client has received so far.
 
     Attributes:
-        entries: Those of each frame that had any, as they came.
-        num_frames: Frames passed on since the last entry, that of the last entry included.
+        entries: Journal entries of all frames that had any.
+        num_frames: Frames forwarded since the last entry, including the frame of that entry.
     """
 
     entries: tuple[bytes, ...]
     num_frames: int
 
     def encode(self) -> bytes:
-        """As it is sent."""
+        """Encode for the body."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> ResumeFrom:
-        """Read what `encode` made.
+        """Decode the output of `encode`.
 
         Raises:
-            JournalError: It is malformed.
+            JournalError: it is malformed.
         """
         try:
             return msgspec.msgpack.decode(data, type=cls)
@@ -108,7 +108,7 @@ class ResumeFrom(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FrameKind(IntEnum):
-    """What a frame is."""
+    """Kind of a frame."""
 
     HEAD = 1  # status and headers, as `ResponseHead`
     DATA = 2  # bytes for the client, with the entries that they were made from
@@ -145,21 +145,21 @@ class JournalFrame:
 
 
 class FrameReader:
-    """Finds frames in bytes that arrive in pieces."""
+    """Parses frames from bytes that arrive in pieces."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
 
     @property
     def at_border(self) -> bool:
-        """Whether no frame has been begun."""
+        """Whether no frame is incomplete."""
         return not self._pending
 
     def feed(self, data: bytes) -> Iterator[JournalFrame]:
-        """Frames that are complete now.
+        """Yield the frames that are complete now.
 
         Raises:
-            JournalError: The bytes are no frames.
+            JournalError: the bytes are malformed.
         """
         pending = self._pending
         pending += data
@@ -182,10 +182,10 @@ _KINDS: Sequence[int] = tuple(FrameKind)
 
 
 def read_head(frame: JournalFrame) -> ResponseHead:
-    """The contents of a HEAD frame.
+    """Decode the body of a HEAD frame.
 
     Raises:
-        JournalError: It is malformed.
+        JournalError: it is malformed.
     """
     try:
         return msgspec.msgpack.decode(frame.body, type=ResponseHead)
@@ -194,10 +194,10 @@ def read_head(frame: JournalFrame) -> ResponseHead:
 
 
 def read_totals(frame: JournalFrame) -> Totals:
-    """The contents of an END frame.
+    """Decode the body of an END frame.
 
     Raises:
-        JournalError: It is malformed.
+        JournalError: it is malformed.
     """
     try:
         return msgspec.msgpack.decode(frame.body, type=Totals)

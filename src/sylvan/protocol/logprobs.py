@@ -1,4 +1,4 @@
-"""Runs of log probabilities, put together and cut. No tensors."""
+"""Joins and cuts runs of log probabilities, without tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OPTIONAL = ("top_ids", "top_logprobs", "chosen_logprobs")
 
 
 def join(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
-    """Consecutive runs of positions as one; at least one."""
+    """Join at least one run of consecutive positions."""
 
     def rows(name: str) -> np.ndarray | None:
         arrays = [getattr(part, name) for part in parts]

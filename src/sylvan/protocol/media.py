@@ -1,4 +1,4 @@
-"""Images, videos and sounds in a prompt, after processing; the same in every process."""
+"""Images, videos and audio of a prompt after processing; identical in every process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     """One image, video or sound of a prompt.
 
-    Positions [start, stop) of the prompt belong to it. Those among them whose token is `token_id`
-    are placeholders: the vectors of the encoder stand for their embeddings, in order. `digest`
-    tells it from all that the encoder would read differently. `features` are the encoder's inputs
-    by name; none where they were taken out. `grid` counts the vectors along time, height and width,
-    for models whose rotary positions have these three axes; `time_step` is from one time to the
-    next, in positions, which are rounded down. Where text divides the placeholders, each part has
-    some of the times.
+    Positions [start, stop) of the prompt belong to it. Those whose token is `token_id` are
+    placeholders: the encoder's vectors replace their embeddings, in order. `digest` identifies the
+    encoder's input. `features` are that input by name, empty if removed. `grid` counts the vectors
+    along time, height and width, for models whose rotary positions have these axes; `time_step` is
+    the distance between two times in positions, which are rounded down. If text separates the
+    placeholders, each part has some of the times.
     """
 
     kind: MediaKind
@@ -36,17 +35,17 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     time_step: float = 1.0
 
     def placeholders(self, input_ids: IntArray) -> IntArray:
-        """Positions in the prompt that vectors stand for, ascending."""
+        """Prompt positions that vectors replace, ascending."""
         found = np.flatnonzero(input_ids[self.start : self.stop] == self.token_id)
         return (found + self.start).astype(np.int32)
 
     def moved(self, by: int) -> MediaItem:
-        """The same, so many positions further on."""
+        """The item moved by `by` positions."""
         return msgspec.structs.replace(self, start=self.start + by, stop=self.stop + by)
 
 
 def media_tokens(input_ids: IntArray, media: Sequence[MediaItem]) -> dict[str, int]:
-    """How many tokens of a prompt are placeholders, by kind of item."""
+    """Number of placeholder tokens in a prompt, by kind of item."""
     found: dict[str, int] = {}
     for item in media:
         found[item.kind] = found.get(item.kind, 0) + len(item.placeholders(input_ids))

@@ -1,8 +1,8 @@
-"""Messages between the API, scheduler and detokenizer processes: one tagged union a direction.
+"""Messages between the API, scheduler and detokenizer processes: one tagged union per direction.
 
     API -> scheduler         ToScheduler
     scheduler -> detokenizer ToDetokenizer
-    detokenizer -> API       TextBatch       (all that concerns a request comes this one way)
+    detokenizer -> API       TextBatch       (everything about a request takes this way)
     detokenizer -> scheduler StopFound
     scheduler -> API         ControlReply, Heartbeat
 
@@ -82,8 +82,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     loaded_tokens: int = 0  # of these, tokens loaded from a KV store
     host_tokens: int = 0  # of these, tokens loaded from host memory
     retractions: int = 0
-    drafts: DraftCounts | None = None  # None: no guess of it was verified
-    media_tokens: dict[str, int] | None = None  # of the prompt, by kind of item; None: no items
+    drafts: DraftCounts | None = None  # None: no guesses were verified
+    media_tokens: dict[str, int] | None = None  # prompt tokens by kind of item; None: no items
     taken_back: int = 0  # sampled tokens that broke the schema and were removed from the output
 
 
@@ -103,10 +103,10 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token_ids: tuple[int, ...] = ()
     usage: Usage = Usage()
     logprobs: TokenLogprobs | None = None  # of `token_ids`
-    prompt_logprobs: TokenLogprobs | None = None  # once, with the first output
+    prompt_logprobs: TokenLogprobs | None = None  # only in the first output
     embedding: np.ndarray | None = None  # float32
     finish: Finish | None = None
-    timing: Timing | None = None  # with the finish
+    timing: Timing | None = None  # only with the finish
 
 
 class TextOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +115,7 @@ class TextOutput(msgspec.Struct, frozen=True, kw_only=True):
     rid: str
     text: str
     output: TokenOutput
-    weight_version: str | None = None  # set when the weights that produced it have changed
+    weight_version: str | None = None  # set when it differs from the last output's
 
 
 class TokenBatch(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
@@ -129,7 +129,7 @@ class StartDetokenizing(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """Detokenize the outputs of `rid` until its finish; sent before its first tokens.
 
     `output_ids` were detokenized before a restart: they restore the state and produce no text.
-    `interval` is that of the request.
+    `interval` is the request's.
     """
 
     rid: str
@@ -223,7 +223,7 @@ class CacheRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cache_request
 
 
 class CachePrompts(msgspec.Struct, frozen=True, kw_only=True, tag="cache_prompts"):
-    """Hashes of the blocks of recent prompts, from which hit rates can be computed."""
+    """Return hashes of the blocks of recent prompts, to compute hit rates."""
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
@@ -237,7 +237,7 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
 
 
 class SetWeightVersion(msgspec.Struct, frozen=True, kw_only=True, tag="weight_version"):
-    """Label the weights in force."""
+    """Set the label of the current weights."""
 
     version: str
 
@@ -245,7 +245,7 @@ class SetWeightVersion(msgspec.Struct, frozen=True, kw_only=True, tag="weight_ve
 class RegisterAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="register_adapter"):
     """Allow requests to name a known adapter by its id; it is read on first use.
 
-    `num_bytes` as `LoadAdapter` told.
+    `num_bytes` is the size that `LoadAdapter` reported.
     """
 
     id: str
@@ -255,7 +255,7 @@ class RegisterAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="register_a
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unload_adapter"):
-    """Serve no new requests with an adapter; with `abort`, those with it end now."""
+    """Reject new requests with an adapter; with `abort`, running ones end now."""
 
     id: str
     abort: bool = False
@@ -269,7 +269,7 @@ class AddCorpus(msgspec.Struct, frozen=True, kw_only=True, tag="add_corpus"):
 
 
 class RemoveCorpus(msgspec.Struct, frozen=True, kw_only=True, tag="remove_corpus"):
-    """Remove the texts of that name."""
+    """Remove the texts with this name."""
 
     id: str
 
@@ -338,37 +338,37 @@ class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
     retractions: int = 0
     verified_drafts: int = 0  # slices with guesses that steps verified
     proposed_draft_tokens: int = 0  # the guesses in them
-    accepted_draft_tokens: int = 0  # drafted tokens that were right
+    accepted_draft_tokens: int = 0  # drafted tokens that were accepted
     # estimated seconds saved, minus the cost of drafting and verifying
     draft_seconds_won: float = 0.0
     targets_set: int = 0  # finished requests that had a latency target
-    targets_met: int = 0  # and met it: goodput
-    repaired_pages: int = 0  # lost by a bug of ours, found and taken back
-    repaired_locks: int = 0  # tree nodes that such a bug had kept from eviction
-    repaired_states: int = 0  # slots of recurrent state
-    gen_throughput: float = 0.0  # tokens generated a second since the heartbeat before
+    targets_met: int = 0  # of these, requests that met it: goodput
+    repaired_pages: int = 0  # leaked pages that audits reclaimed
+    repaired_locks: int = 0  # wrong locks of tree nodes that audits repaired
+    repaired_states: int = 0  # leaked state slots that audits reclaimed
+    gen_throughput: float = 0.0  # tokens per second since the previous heartbeat
     last_gen_throughput: float = 0.0  # the same, from the last heartbeat with a value
     num_grammar_reqs: int = 0  # waiting requests whose grammar is being compiled
-    grammar_tries: int = 0  # times that an output went back, since it broke its schema
+    grammar_tries: int = 0  # rollbacks of outputs that violated their schema
     grammar_taken_back: int = 0  # tokens rolled back for a grammar
-    lora_slots_used: int = 0  # slots on the device with an adapter
+    lora_slots_used: int = 0  # device slots in use
     lora_slots_total: int = 0  # 0: no adapters are served
     lora_adapters: int = 0  # registered adapters
     lora_copies: int = 0  # of these, in host memory
     decode_sum_seq_lens: int = 0  # over running requests
-    retracted_input_tokens: int = 0  # prompts of requests that lost their memory, each time
-    retracted_output_tokens: int = 0  # and their outputs by then
+    retracted_input_tokens: int = 0  # prompt tokens of retracted requests
+    retracted_output_tokens: int = 0  # output tokens of retracted requests
     prefill_tokens: int = 0  # prompt tokens computed
     evicted_tokens: int = 0  # from the prefix cache of the device
     new_token_ratio: float = 0.0  # share of its limit that a request is expected to generate
-    forward_seconds: float = 0.0  # in which a step was under way
-    bubble_seconds: float = 0.0  # in which none was although there was work
+    forward_seconds: float = 0.0  # with at least one step in flight
+    bubble_seconds: float = 0.0  # without a step although there was work
     idle_seconds: float = 0.0  # without work
     cpu_seconds: float = 0.0  # processor time of the process, all threads
-    swa_used_tokens: int = 0  # of the fullest window KV group
-    swa_total_tokens: int = 0  # 0: there are none
+    swa_used_tokens: int = 0  # in the fullest window KV group
+    swa_total_tokens: int = 0  # 0: no such group
     mamba_used_states: int = 0  # slots of recurrent state
-    mamba_total_states: int = 0  # 0: there are none
+    mamba_total_states: int = 0  # 0: no recurrent layers
     grammars: int = 0  # grammars requested
     grammar_cache_hits: int = 0  # of these, already compiled
     grammars_refused: int = 0  # of these, rejected by the compiler
@@ -384,17 +384,17 @@ class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
     encoder_entries: int = 0  # items with cached vectors
     encoder_bytes: int = 0  # bytes of these vectors
     paused: bool = False  # nothing is computed until a Resume
-    tiers: TierLoad | None = None  # None: there are none
+    tiers: TierLoad | None = None  # None: no tiers
     disagg: DisaggLoad | None = None  # None: the server has no prefill or decode role
 
     @property
     def lora_utilization(self) -> float:
-        """Share of the slots that are used."""
+        """Share of the adapter slots in use."""
         return self.lora_slots_used / self.lora_slots_total if self.lora_slots_total else 0.0
 
     @property
     def accept_length(self) -> float:
-        """Tokens that a request gets of a step that verifies guesses of it; 0: none did yet."""
+        """Tokens per request and step that verifies guesses; 0 before the first."""
         steps = self.verified_drafts
         return 1 + self.accepted_draft_tokens / steps if steps else 0.0
 
@@ -406,13 +406,13 @@ class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
-    """Sign of life of a scheduler; sent at least twice a second between steps, also when idle."""
+    """Heartbeat of a scheduler, sent at least twice a second between steps, even when idle."""
 
     load: SchedulerLoad
 
 
 class Alive(msgspec.Struct, frozen=True, kw_only=True, tag="alive"):
-    """Heartbeat of a process without anything else to report."""
+    """Heartbeat of a process that has nothing else to report."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -435,9 +435,9 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
 
 
 class RankMeeting(msgspec.Struct, frozen=True, kw_only=True, tag="meeting"):
-    """Where the first rank gives its steps to ranks of other machines, before any is there.
+    """Address where the first rank sends its steps to ranks on other machines; sent at the start.
 
-    `tokens`: by which each rank is to show who it is.
+    `tokens`: authentication token of each rank.
     """
 
     port: int

@@ -2,9 +2,9 @@
 
 A request has one or more samples, and each may be submitted again after a process was lost. Inside
 the processes, sample 2 of request `abc` is called `abc.2#7.1`: 7 is the serial number of the
-request in its API process, 1 the epoch of its replica. The serial number keeps requests apart that
-have the same rid, one after the other or in two tenants. The epoch grows whenever a process of the
-replica is lost, so outputs under a name of an earlier epoch belong to abandoned work.
+request in its API process, 1 the epoch of its replica. The serial number distinguishes requests
+with the same rid, consecutive or of two tenants. The epoch grows whenever a process of the replica
+is lost, so outputs under a name of an earlier epoch belong to abandoned work.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the machines that serve one model together say to each other.
+"""Messages between the machines that serve one model together.
 
-Node 0 is the one with the HTTP server and the first rank; the others join it.
+Node 0 has the HTTP server and the first rank; the others join it.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import msgspec
 
 
 class JoinNode(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
-    """A machine is there.
+    """A machine asks to join.
 
     Attributes:
-        attempt: A random name; one that is known already has been answered.
+        attempt: Random id of the request, so that a repeated one is recognised.
         node: Its number.
-        nodes: How many it was told there are.
-        host: Its name, for messages.
-        version: Of Sylvan.
-        checkpoint: Digest of the checkpoint that it has.
-        settings: What its operator gave, as text by path.
+        nodes: The number of nodes that it was configured with.
+        host: Its host name, for messages.
+        version: Its version of Sylvan.
+        checkpoint: Digest of its checkpoint.
+        settings: Settings given by its operator, as text by path.
     """
 
     attempt: str
@@ -31,15 +31,15 @@ class JoinNode(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
 
 
 class RanksReady(msgspec.Struct, frozen=True, tag="ready"):
-    """All ranks of the sender hold their part of the model."""
+    """All ranks of the sender have loaded their shard of the model."""
 
     run: int
 
 
 class RanksEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """No rank of the sender runs any more; `reason`: why they could not start, or empty.
+    """All ranks of the sender have ended; `reason` says why they could not start, else empty.
 
-    `code` is an exit code, or minus the number of a signal.
+    `code` is an exit code, or the negative number of a signal.
     """
 
     run: int
@@ -48,15 +48,15 @@ class RanksEnded(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class NodeAlive(msgspec.Struct, frozen=True, tag="alive"):
-    """The sender runs."""
+    """Heartbeat of a node."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The machine takes part; ranks are to be started when it is told to."""
+    """The machine may join; it waits for `StartRanks`."""
 
 
 class NodeRefused(msgspec.Struct, frozen=True, tag="refused"):
-    """The machine cannot take part."""
+    """The machine may not join."""
 
     reason: str
 
@@ -65,9 +65,9 @@ class StartRanks(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """Start the ranks of the receiver.
 
     Attributes:
-        run: Number of the start; those before have ended.
-        port: Where the first rank's steps are, at the address of node 0.
-        tokens: By which ranks show there who they are.
+        run: Number of this start; earlier runs have ended.
+        port: Port of the first rank's steps, at the address of node 0.
+        tokens: Authentication tokens of the ranks.
     """
 
     run: int
@@ -82,15 +82,15 @@ class EndRanks(msgspec.Struct, frozen=True, tag="end"):
 
 
 class HeadAlive(msgspec.Struct, frozen=True, tag="alive"):
-    """Node 0 runs."""
+    """Heartbeat of node 0."""
 
 
 class AskJoin(msgspec.Struct, frozen=True, tag="ask"):
-    """Node 0 does not know the receiver: it has been started anew."""
+    """Node 0 does not know the receiver, because node 0 was restarted."""
 
 
 class StopNode(msgspec.Struct, frozen=True, tag="stop"):
-    """Node 0 stops; nothing follows."""
+    """Node 0 stops; no messages follow."""
 
 
 ToHead = JoinNode | RanksReady | RanksEnded | NodeAlive

@@ -1,4 +1,4 @@
-"""A request after tokenisation; immutable, and the same in every process."""
+"""Requests after tokenisation; immutable, and identical in every process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sylvan.protocol.sampling import SamplingParams
 class LogprobOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which log probabilities to return.
 
-    `start` is the first prompt position whose own log probability is wanted; None for outputs only.
+    `start` is the first prompt position whose log probability is wanted; None for outputs only.
     `top` is the number of most likely alternatives per position. `token_ids` are ids whose log
     probability is wanted at every position.
     """
@@ -28,9 +28,9 @@ class ThinkingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to find thinking in an output: a grammar starts after it, a budget ends it.
 
     `ends` are the markers that end thinking, as token ids; the first is forced after `budget`
-    tokens of thinking. With `inside` the prompt ended in thinking; else the output thinks if it
-    begins with one of `starts`. One of `headers` may stand before the answer, at the beginning of
-    the output and after the thinking; a grammar waits for its end, too.
+    tokens of thinking. With `inside`, the prompt ends within thinking; otherwise the output thinks
+    if it starts with one of `starts`. One of `headers` may precede the answer, at the start of the
+    output and after thinking; a grammar starts after it.
     """
 
     ends: tuple[tuple[int, ...], ...]
@@ -41,9 +41,9 @@ class ThinkingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bootstrap(msgspec.Struct, frozen=True, array_like=True):
-    """The rendezvous of a prefill and a decode server for a request: a room at the prefill server.
+    """Rendezvous of a prefill and a decode server for a request: a room at the prefill server.
 
-    `role` is this server's part; None: the role it was started with.
+    `role` is this server's role in the request; None: the role it was started with.
     """
 
     host: str
@@ -53,14 +53,14 @@ class Bootstrap(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes that pass whole from a body to the scheduler.
+    """Options that pass unchanged from the request body to the scheduler.
 
     `deadline_s` counts from arrival; `ttft_ms` and `tpot_ms` are targets for the first token and
-    for each later one: the request is served all the same when they are missed.
+    for each later one; a request that misses them is still served.
     """
 
     priority: int = 0  # larger is more urgent
-    deadline_s: float | None = None  # after which the request is ended
+    deadline_s: float | None = None  # after which the request is aborted
     ttft_ms: float | None = None
     tpot_ms: float | None = None
 
@@ -68,13 +68,13 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 class GenerateRequest(RequestOptions, frozen=True, kw_only=True, tag="generate"):
     """Generate one continuation of `input_ids`.
 
-    `n` samples are `n` requests that differ in `rid` and `sample`. `output_ids` is not empty when
-    a request is replayed after a restart: those tokens were given to the client already, count
-    against `max_new_tokens`, and are continued, never repeated.
+    `n` samples are `n` requests that differ in `rid` and `sample`. `output_ids` is not empty if a
+    request is replayed after a restart: the client already has those tokens; they count against
+    `max_new_tokens`, and are continued, never repeated.
 
-    `sampling.max_new_tokens` and `sampling.sampling_seed` are never None here. `interval` None says
-    that no reader waits for single tokens: they are sent together, at the end, and now and then
-    before it so that little is computed again when a process is lost.
+    `sampling.max_new_tokens` and `sampling.sampling_seed` are never None here. `interval` None
+    means that no reader waits for single tokens: they are sent together at the end, and
+    occasionally before, to limit recomputation after a process is lost.
     """
 
     rid: str
@@ -87,15 +87,15 @@ class GenerateRequest(RequestOptions, frozen=True, kw_only=True, tag="generate")
     lora: str | None = None  # id of the adapter: its name and its contents
     tenant: str = ""
     cache_salt: str = ""  # isolates the prefix cache; derived from tenant, extra_key, cache_salt
-    shared_tokens: int = 0  # leading ones that the salt does not set apart
+    shared_tokens: int = 0  # leading tokens that the salt does not isolate
     thinking: ThinkingOptions | None = None
     bootstrap: Bootstrap | None = None  # None: this server does everything
     media: tuple[MediaItem, ...] = ()  # in the order of the prompt
-    interval: int | None = 1  # emit every so many tokens; the first is always emitted
+    interval: int | None = 1  # emit every `interval` tokens; the first is always emitted
 
 
 class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
-    """Compute one vector (embedding, scores or logits of a head) of `input_ids`."""
+    """Compute a vector (embedding, scores or logits of a head) for `input_ids`."""
 
     rid: str
     input_ids: np.ndarray  # int32 (prompt_len,)

@@ -1,4 +1,4 @@
-"""Sampling parameters: the one definition, from the request body to the sampler."""
+"""Sampling parameters: the only definition, from the request body to the sampler."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to pick tokens and when to stop. Names, defaults and ranges are SGLang's.
 
-    A value that is None where the type allows it means "not given": the edge fills it (rest of
-    the context for `max_new_tokens`, a drawn number for `sampling_seed`).
+    None, where the type allows it, means "not given": the API layer fills it in (the remaining
+    context for `max_new_tokens`, a random number for `sampling_seed`).
     """
 
     max_new_tokens: NonNegativeInt | None = 128
@@ -63,7 +63,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     json_schema: str | None = None
-    strict_grammar: bool = False  # refuse schemas that the grammar does not hold by itself
+    strict_grammar: bool = False  # reject schemas that a grammar alone cannot enforce
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
@@ -75,12 +75,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
+        """Whether the most likely token is always chosen."""
         return self.temperature < 1e-6 or self.top_k == 1
 
     @property
     def grammar(self) -> tuple[str, str] | None:
-        """Kind and text of the one grammar that constrains the output, if any.
+        """Kind and text of the grammar that constrains the output, if any.
 
         The text of a choice is a JSON list.
         """
@@ -104,7 +104,7 @@ _grammars_of = attrgetter(*GRAMMARS)
 
 
 def fault_of(sampling: SamplingParams) -> Fault | None:
-    """The first fault that the types alone do not show, and no model is needed to see."""
+    """The first fault that types do not catch and that needs no model to find."""
     return next(_faults(sampling), None)
 
 

@@ -1,6 +1,6 @@
 """Sends sampling parameters that many requests share to the scheduler only once.
 
-A grammar may take megabytes, and a body may hold thousands of prompts, each a request.
+A grammar may take megabytes, and a body may contain thousands of prompts, each one a request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ParamsSender:
     """Sends large sampling parameters ahead of the first request that has them.
 
     Args:
-        send: Where messages go; they must arrive in order.
+        send: Sends a message; messages must arrive in order.
     """
 
     def __init__(self, send: Callable[[ToScheduler], None]) -> None:
@@ -42,7 +42,7 @@ class ParamsSender:
         if not _is_large(sampling):
             return message
         common = msgspec.structs.replace(sampling, max_new_tokens=None, sampling_seed=None)
-        if common in self._kept:  # those of one body are the same objects, compared at once
+        if common in self._kept:  # requests of one body share the object, so comparing is fast
             slot = self._kept.index(common)
         else:
             slot, self._next = self._next, (self._next + 1) % SLOTS
@@ -67,7 +67,7 @@ class ParamsReceiver:
         self._kept[message.slot] = message.sampling
 
     def request(self, message: Submit) -> Request:
-        """The whole request.
+        """Return the complete request.
 
         Raises:
             KeyError: the parameters of its slot have not arrived.

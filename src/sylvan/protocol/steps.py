@@ -1,8 +1,8 @@
-"""The last steps of a scheduler, in memory that outlives it: what a hang dump and a trace show.
+"""The last steps of a scheduler, in memory that outlives it, for hang dumps and traces.
 
-The ring is a buffer of fixed records, each with its number. In a process of its own the scheduler
-writes to a file that the API process maps, too: the record is there even if the scheduler hangs or
-was killed, and reading it costs the scheduler nothing.
+The ring is a buffer of fixed-size, numbered records. A scheduler process writes to a file that the
+API process maps too: the records survive if the scheduler hangs or is killed, and reading them
+costs the scheduler nothing.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ import msgspec
 import numpy as np
 
 CAPACITY = 4096
-"""Steps that a ring keeps."""
+"""Number of steps that a ring keeps."""
 
 _RECORD = struct.Struct("<QdddIIIIIIIII32s")
 _DONE = struct.Struct("<dI")
 _DONE_AT = 24  # `completed_s` and `failed` in a record
 _NUMBER = struct.Struct("<Q")
 _SIZE = _RECORD.size
-_write, _write_end = _RECORD.pack_into, _DONE.pack_into  # looked up here, not at each step
+_write, _write_end = _RECORD.pack_into, _DONE.pack_into  # looked up once, not in each step
 
 
 ForwardMode = Literal["EXTEND", "DECODE", "MIXED", "TARGET_VERIFY"]
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step was decided to compute, and when. Times: seconds of the monotonic clock.
+    """The planned work of a step, and its times in seconds of the monotonic clock.
 
     Attributes:
         number: Counts the steps that computed something, from 1.
-        planned_s: When planning began.
-        launched_s: When the executor was given the step.
-        completed_s: When its result was in; 0: it is under way, or was when the scheduler ended.
-        failed: It raised.
-        requests: Slices of it.
+        planned_s: When planning started.
+        launched_s: When the step was launched.
+        completed_s: When its result arrived; 0: in flight, or was when the scheduler ended.
+        failed: Whether it raised an error.
+        requests: Number of slices.
         decodes: Of these, plain decodes.
-        prompt_tokens: Tokens of prompts that it computes.
-        tokens: All tokens that it computes.
-        running: Requests that ran.
-        waiting: Requests that waited.
-        retractions: Requests that lost their memory, since the scheduler started.
-        guesses: Guesses of drafters that it verifies.
-        first_rid: Internal name of its first request, cut to 32 bytes.
+        prompt_tokens: Prompt tokens computed.
+        tokens: All tokens computed.
+        running: Running requests.
+        waiting: Waiting requests.
+        retractions: Retractions since the scheduler started.
+        guesses: Guesses verified.
+        first_rid: Internal name of its first request, truncated to 32 bytes.
     """
 
     number: int
@@ -66,7 +66,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def forward_mode(self) -> ForwardMode:
-        """What kind of forward pass it was, in SGLang's terms."""
+        """The kind of forward pass, in SGLang's terms."""
         if self.guesses:
             return "TARGET_VERIFY"
         if self.decodes == self.requests:
@@ -75,9 +75,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepLog:
-    """Writes the records of a scheduler's steps, in order, over the oldest ones.
+    """Writes the records of a scheduler's steps, in order, overwriting the oldest.
 
-    Not thread-safe, as the scheduler is not; others may read meanwhile.
+    Not thread-safe, like the scheduler; others may read concurrently.
     """
 
     def __init__(self) -> None:
@@ -86,11 +86,11 @@ class StepLog:
 
     @property
     def buffer(self) -> bytearray | mmap.mmap:
-        """What `read_steps` reads."""
+        """The buffer for `read_steps`."""
         return self._buffer
 
     def move_to(self, path: Path) -> None:
-        """Go on in a file, which others may map.
+        """Continue in a file, which others may map.
 
         Raises:
             OSError: it cannot be written.
@@ -103,7 +103,7 @@ class StepLog:
     def launched(
         self, planned_s: float, launched_s: float, counts: tuple[int, ...], first_rid: bytes
     ) -> int:
-        """A step was given to the executor; returns its number.
+        """Record a launched step; return its number.
 
         `counts`: requests, decodes, prompt tokens, tokens, running, waiting, retractions, guesses.
         """
@@ -113,22 +113,22 @@ class StepLog:
         return number
 
     def completed(self, number: int, now_s: float, *, failed: bool = False) -> None:
-        """The result of a step is in."""
+        """Record that the result of a step arrived."""
         if self._count - number < CAPACITY:
             _write_end(self._buffer, (number - 1) % CAPACITY * _SIZE + _DONE_AT, now_s, failed)
 
 
 def size() -> int:
-    """Bytes of a ring."""
+    """Size of a ring in bytes."""
     return CAPACITY * _SIZE
 
 
 def map_steps(path: Path, *, write: bool = False) -> mmap.mmap:
-    """The ring in a file.
+    """Map the ring in a file.
 
     Raises:
-        OSError: there is none.
-        ValueError: it is no ring.
+        OSError: the file does not exist.
+        ValueError: it is not a ring.
     """
     with path.open("r+b" if write else "rb") as file:
         return mmap.mmap(
@@ -137,7 +137,7 @@ def map_steps(path: Path, *, write: bool = False) -> mmap.mmap:
 
 
 def read_steps(buffer: bytearray | mmap.mmap, last: int = CAPACITY) -> list[StepRecord]:
-    """The last steps in a ring, oldest first; one that is being overwritten is left out."""
+    """The last steps in a ring, oldest first; omits one that is being overwritten."""
     numbers = np.ndarray(CAPACITY, np.uint64, buffer, strides=(_SIZE,))
     count = int(numbers.max())
     del numbers  # it would keep a mapped file from being closed

@@ -1,4 +1,4 @@
-"""Commands about the store of KV below the prefix cache. Each scheduler answers for itself."""
+"""Commands for the KV store below the prefix cache. Each scheduler answers separately."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ PrefetchWait = Literal["best_effort", "wait_complete", "timeout"]
 
 
 class AttachStore(msgspec.Struct, frozen=True, kw_only=True, tag="attach_store"):
-    """Use a store; refused while there is one. What is None stays as the server was started with.
+    """Attach a store; rejected if there is one. None keeps the setting of the server's start.
 
     Attributes:
-        url: Of the store.
-        write_policy: When KV goes there.
-        prefetch: How long requests wait for what it has.
-        prefetch_min_tokens: Fewer are computed.
-        prefetch_timeout_s: For any number of tokens, where `prefetch` is `timeout`.
-        prefetch_timeout_per_ki_token_s: And for each 1024 of them.
-        max_bytes: In the store.
-        namespace_bytes: In each namespace of it.
-        ttl_s: A page that was not used for so long is forgotten.
+        url: URL of the store.
+        write_policy: When KV is written to the store.
+        prefetch: How long requests wait for KV from the store.
+        prefetch_min_tokens: Shorter prefixes are computed instead.
+        prefetch_timeout_s: Base timeout if `prefetch` is `timeout`.
+        prefetch_timeout_per_ki_token_s: Additional timeout per 1024 tokens.
+        max_bytes: Maximum size of the store.
+        namespace_bytes: Maximum size of each namespace in it.
+        ttl_s: Unused pages are removed after this time.
     """
 
     url: str
@@ -37,7 +37,7 @@ class AttachStore(msgspec.Struct, frozen=True, kw_only=True, tag="attach_store")
 
 
 class DetachStore(msgspec.Struct, frozen=True, kw_only=True, tag="detach_store"):
-    """Use no store any more; what it holds stays there."""
+    """Detach the store; its contents stay."""
 
 
 class ClearStore(msgspec.Struct, frozen=True, kw_only=True, tag="clear_store"):
@@ -45,33 +45,33 @@ class ClearStore(msgspec.Struct, frozen=True, kw_only=True, tag="clear_store"):
 
 
 class DescribeTiers(msgspec.Struct, frozen=True, kw_only=True, tag="describe_tiers"):
-    """Which store there is, how it is used, and what was counted."""
+    """Describe the attached store, its settings and its statistics."""
 
 
 class TierLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """How much went to the store and came from it since the start.
+    """Statistics of KV tiers since the start.
 
     Attributes:
-        found_tokens: That the store had for requests.
+        found_tokens: Tokens found in the store for requests.
         fetched_tokens, fetched_bytes, fetch_seconds: Read into host memory.
-        unfulfilled_tokens: Found, but not there when the request began.
-        skipped_fetches: Not begun, because computing was expected to be faster.
-        loaded_tokens, loaded_bytes, load_seconds: Filled on the device.
-        failed_loads: Of requests, which computed instead.
-        saved_seconds: By loading instead of computing, as far as speeds were measured.
-        stored_tokens, stored_bytes, store_seconds: Written.
-        refused_tokens: Not written, because too much was on its way.
-        lost_pages: That could not be written.
-        wrong_pages: Torn, foreign or stale: not used.
-        errors: Calls of the store that failed.
-        known_pages: That the prefix tree knows to be there, now.
-        pending_bytes: On their way there, now.
+        unfulfilled_tokens: Found, but not fetched when the request started.
+        skipped_fetches: Not started, because computing was expected to be faster.
+        loaded_tokens, loaded_bytes, load_seconds: Loaded onto the device.
+        failed_loads: Failed loads; the requests computed instead.
+        saved_seconds: Estimated time saved by loading instead of computing.
+        stored_tokens, stored_bytes, store_seconds: Written to the store.
+        refused_tokens: Not written, because too many writes were pending.
+        lost_pages: Pages whose write failed.
+        wrong_pages: Torn, foreign or stale pages, which were not used.
+        errors: Failed calls of the store.
+        known_pages: Pages of the store that the prefix tree knows now.
+        pending_bytes: Bytes being written now.
         fetch_bytes_per_s, host_bytes_per_s: Measured speeds of the store and of the host tier.
-        stores: Schedulers that have a store, now.
-        host_used_tokens, host_total_tokens: Of the tier in host memory, now.
-        host_refused_tokens: Not copied there, because too much was on its way.
-        host_saved_bytes, host_save_seconds: Copied there.
-        host_loaded_tokens, host_loaded_bytes, host_load_seconds: Filled on the device from there.
+        stores: Schedulers with a store now.
+        host_used_tokens, host_total_tokens: Use and capacity of the host tier now.
+        host_refused_tokens: Not copied to the host, because too many copies were pending.
+        host_saved_bytes, host_save_seconds: Copied to the host tier.
+        host_loaded_tokens, host_loaded_bytes, host_load_seconds: Loaded from the host tier.
     """
 
     found_tokens: int = 0

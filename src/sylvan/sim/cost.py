@@ -14,6 +14,7 @@ from sylvan.sim.features import KNOTS, SEGMENTS, PlanShape
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+Shift = Annotated[float, msgspec.Meta(ge=-3600, le=3600)]
 DRAWS = 4096  # random numbers drawn at a time
 
 
@@ -60,38 +61,45 @@ class RequestCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Seconds that a request spends outside the scheduler: HTTP, tokenisation, channels, client.
 
     Attributes:
-        constant: Fixed cost of a request.
+        constant: Median cost of a request.
+        spread: Evenly spaced quantiles of the seconds by which answers reach their clients later
+            than the median. Empty: no noise.
     """
 
     constant: Seconds = 0.0
+    spread: Annotated[tuple[Shift, ...], msgspec.Meta(max_length=1025)] = ()
 
 
 class Scatter:
     """Draws from quantiles, reproducibly by seed.
 
     Args:
-        quantiles: Evenly spaced; empty: always draw 1.
-        seed: Random seed; None: always draw 1.
+        quantiles: Evenly spaced; empty: always draw `usual`.
+        seed: Random seed; None: always draw `usual`.
+        usual: What is drawn without noise.
     """
 
-    def __init__(self, quantiles: Sequence[float], seed: Sequence[int] | None) -> None:
+    def __init__(
+        self, quantiles: Sequence[float], seed: Sequence[int] | None, usual: float = 1.0
+    ) -> None:
+        self._usual = usual
         self._quantiles = np.asarray(() if seed is None else quantiles, np.float64)
         self._places = np.arange(len(self._quantiles))
         self._rng = np.random.default_rng(seed)
-        self._drawn = np.ones(DRAWS)
+        self._drawn = np.full(DRAWS, usual)
         self._at = DRAWS if len(self._quantiles) else 0
 
     def draw(self) -> float:
-        """Draw one ratio."""
+        """Draw one value."""
         if not len(self._quantiles):
-            return 1.0
+            return self._usual
         if self._at >= len(self._drawn):
             self.ahead(1)
         self._at += 1
         return self._drawn.item(self._at - 1)
 
     def ahead(self, count: int) -> NDArray[np.float64]:
-        """Return the next ratios without consuming them; at most `DRAWS`."""
+        """Return the next values without consuming them; at most `DRAWS`."""
         if self._at + count > len(self._drawn):
             at = self._rng.random(DRAWS) * (len(self._quantiles) - 1)
             fresh = np.interp(at, self._places, self._quantiles)
@@ -100,7 +108,7 @@ class Scatter:
         return self._drawn[self._at : self._at + count]
 
     def skip(self, count: int) -> None:
-        """Consume ratios returned by `ahead`."""
+        """Consume values returned by `ahead`."""
         if len(self._quantiles):
             self._at += count
 

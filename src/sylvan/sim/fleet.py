@@ -16,7 +16,7 @@ from sylvan.protocol.messages import TokenOutput
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.sim.clock import ReplicaClock
-from sylvan.sim.cost import NoisyStepTimes
+from sylvan.sim.cost import NoisyStepTimes, Scatter
 from sylvan.sim.executor import TOKEN
 from sylvan.sim.outcomes import Outcomes
 from sylvan.sim.profile import Profile
@@ -52,13 +52,19 @@ class _ActiveConversation:
 
 @dataclass(slots=True)
 class _Live:
-    """A request in flight. `place`: index in the outcomes; -1 while warming up."""
+    """A request in flight.
+
+    Attributes:
+        place: Index in the outcomes; -1 while warming up.
+        late_s: How much later than usual its answer reaches the client; may be negative.
+    """
 
     rid: str
     talk: _ActiveConversation
     turn: SimulatedTurn
     ids: Ids
     place: int
+    late_s: float
     sent: RoutedRequest | None = None
 
 
@@ -103,6 +109,7 @@ class Fleet:
         self.outcomes = Outcomes()
         self.most_concurrent = 0
         self._outside_s = profile.request.constant
+        self._late = Scatter(profile.request.spread, [seed] if scatter else None, 0.0)
         clock, held = ReplicaClock(), profile.engine.cache_tokens
         self._router = SimulatedRouter(routing, replicas, held, clock, seed)
         self._prompts = SimulatedPrompts()
@@ -182,7 +189,7 @@ class Fleet:
             base = self._began_s
             place = self.outcomes.add(due_s - base, now_s - base, len(ids))
         self._rids += 1
-        live = _Live(str(self._rids), talk, turn, ids, place)
+        live = _Live(str(self._rids), talk, turn, ids, place, self._late.draw())
         self._live[live.rid] = live
         self.most_concurrent = max(self.most_concurrent, len(self._live))
         self._push(now_s + self._outside_s, _ARRIVE, self._arrive, live)
@@ -249,7 +256,12 @@ class Fleet:
             live.sent.dispatch.answered()
         column = self.outcomes.first_s
         if live.place >= 0 and not column[live.place]:
-            column[live.place] = now_s - self._began_s
+            column[live.place] = self._received_s(live, now_s)
+
+    def _received_s(self, live: _Live, now_s: float) -> float:
+        """Return when the client receives what is sent now."""
+        at_s = now_s - self._began_s + live.late_s
+        return max(at_s, self.outcomes.sent_s[live.place])
 
     def _end(self, live: _Live, now_s: float, error: str, output: TokenOutput | None) -> None:
         """A request finished; the next one may start."""
@@ -274,7 +286,7 @@ class Fleet:
 
     def _note(self, live: _Live, now_s: float, error: str, output: TokenOutput | None) -> None:
         outcomes, place = self.outcomes, live.place
-        outcomes.end_s[place] = now_s - self._began_s
+        outcomes.end_s[place] = self._received_s(live, now_s)
         if error:
             outcomes.errors[place] = error
         if output is not None and output.usage is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import GenerateRequest
@@ -55,6 +57,7 @@ class Observed:
         hosts: Durations between them: from the end of one step's model part to the start of the
             next, if the loop did not wait. The shape is that of the step planned then.
         requests: With the times at which they reached the scheduler.
+        first_s: When the first token of each request was there, by its ID.
     """
 
     folder: Path
@@ -64,6 +67,7 @@ class Observed:
     requests: list[tuple[float, GenerateRequest]] = field(
         default_factory=list[tuple[float, GenerateRequest]]
     )
+    first_s: dict[str, float] = field(default_factory=dict[str, float])
 
 
 def observe(name: str) -> Observed:
@@ -100,6 +104,14 @@ def engine_of(setup: SchedulerSetup) -> SchedulerProfile:
     )
 
 
+class _Launched(NamedTuple):
+    """A step in flight: its launch time, and the requests of which it samples the first token."""
+
+    shape: PlanShape
+    launched_s: float
+    firsts: Sequence[str]
+
+
 class _Reader:
     """Follows the scheduler's loop through a recording.
 
@@ -111,7 +123,9 @@ class _Reader:
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
         self._overlaps = observed.setup.limits.get("inflight", 1) > 1
-        self._plans: deque[tuple[PlanShape, float]] = deque()  # in flight, with launch time
+        self._plans: deque[_Launched] = deque()  # in flight
+        self._slots: dict[int, str] = {}  # request IDs
+        self._prompts: dict[str, int] = {}  # lengths, until the first token is planned
         self._now_s = 0.0
         self._begin_s: float | None = None  # of the step call
         self._planned: PlanShape | None = None  # by it
@@ -143,6 +157,7 @@ class _Reader:
             raise self._unknown("embedding requests")
         if isinstance(following, Now):  # otherwise it was rejected
             self._observed.requests.append((following.seconds, request))
+            self._prompts[request.rid] = len(request.input_ids)
             self._now_s = following.seconds
 
     def _check(self, event: Called | CapabilitiesAnswered) -> None:
@@ -175,7 +190,8 @@ class _Reader:
             self._observed.hosts.append(TimedShape(shape, begin_s - done_s))
 
     def _complete(self, seconds: float) -> None:
-        shape, launched_s = self._plans.popleft()
+        shape, launched_s, firsts = self._plans.popleft()
+        self._observed.first_s.update(dict.fromkeys(firsts, seconds))
         began_s = self._begin_s or 0.0
         if self._overlaps:
             began_s = max(launched_s, self._done_s)
@@ -187,12 +203,25 @@ class _Reader:
         count = plan.num_slices
         numbers = np.frombuffer(plan.numbers, np.int32)
         starts, stops = numbers[count : 2 * count], numbers[2 * count : 3 * count]
+        self._slots.update((slot, rid) for slot, rid, _ in plan.joins)
         rows = int((stops - starts).sum())
         # slices that sample: what remains of the numbers besides slots, positions and IDs; steps in
         # flight have rows of their own there, two numbers each
         samples = count if rows == count else min(count, len(numbers) - 3 * count - rows)
         found = shape(numbers, rows, count, samples, len(plan.joins))
-        self._plans.append((found, self._now_s))
+        self._plans.append(_Launched(found, self._now_s, self._firsts(numbers[:count], stops)))
+        return found
+
+    def _firsts(self, slots: NDArray[np.int32], stops: NDArray[np.int32]) -> list[str]:
+        """Return the requests whose prompts end in a step."""
+        if not self._prompts:
+            return []
+        found: list[str] = []
+        for slot, stop in zip(slots.tolist(), stops.tolist(), strict=True):
+            rid = self._slots.get(slot, "")
+            if stop >= self._prompts.get(rid, stop + 1):
+                del self._prompts[rid]
+                found.append(rid)
         return found
 
     def _end(self) -> None:

@@ -1,4 +1,11 @@
-"""Fits the time that requests spend outside the scheduler: client times minus simulated times."""
+"""Fits the time that requests spend outside the scheduler.
+
+Its median is that of the clients' times minus that of simulated times. Its spread is measured: the
+recording tells when a request reached the scheduler and when its first token was there, the results
+when the client sent it and had the token. The two clocks differ by a constant, so the way back is
+known up to a constant. The way there is not, since requests wait for the end of a step
+before the scheduler sees them, which the simulation contains already.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +18,7 @@ from sylvan.config.route import RoutingConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.sim.cost import RequestCost
+from sylvan.sim.fit import LEAST_STEPS, QUANTILES, SCATTER_BETWEEN
 from sylvan.sim.fleet import Fleet
 from sylvan.sim.measured import MeasuredRequest
 from sylvan.sim.observed import Observed
@@ -87,6 +95,21 @@ def fit_outside(
     clients = np.array([measured.ttfts[place] for place, _ in pairs])
     # use medians: a slightly later queue makes single differences extreme
     constant = max(0.0, float(np.median(clients) - np.median(inside)))
-    cost = RequestCost(constant=constant)
+    cost = RequestCost(constant=constant, spread=_spread(measured, pairs, observed))
     origin = msgspec.structs.replace(profile.origin, model=measured.model, results=name)
     return msgspec.structs.replace(profile, request=cost, origin=origin)
+
+
+def _spread(
+    measured: MeasuredRequest, pairs: Sequence[tuple[int, GenerateRequest]], observed: Observed
+) -> tuple[float, ...]:
+    """Return quantiles of the way of first tokens to clients, relative to their median."""
+    ways = [
+        measured.sent[place] + measured.ttfts[place] - observed.first_s[request.rid]
+        for place, request in pairs
+        if request.rid in observed.first_s
+    ]
+    if len(ways) < LEAST_STEPS:
+        return ()
+    found = np.percentile(ways, np.linspace(*SCATTER_BETWEEN, QUANTILES))
+    return tuple((found - np.median(ways)).tolist())

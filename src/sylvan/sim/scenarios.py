@@ -16,7 +16,6 @@ from sylvan.config.sweep import loads
 from sylvan.gateway import policies as routing_policies
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.sched.policies import schedule_policy
-from sylvan.sim.cost import RequestCost
 from sylvan.sim.datasets import Draft, arranged
 from sylvan.sim.figures import figures, shares, times_ms
 from sylvan.sim.fleet import Fleet, Progress
@@ -99,7 +98,8 @@ class Study:
         """
         engine = self.profile.engine.with_cache(scenario.cache_tokens)
         engine = msgspec.structs.replace(engine, policy=scenario.schedule)
-        request = RequestCost(constant=self.profile.request.constant + self.gateway_s)
+        request = self.profile.request
+        request = msgspec.structs.replace(request, constant=request.constant + self.gateway_s)
         profile = msgspec.structs.replace(self.profile, engine=engine, request=request)
         workload = replace(arranged(self.turns, scenario.load, self.arrivals), slo=self.slo)
         fleet = Fleet(

@@ -15,9 +15,9 @@ class Affixes:
     """Special tokens added to every text.
 
     Attributes:
-        around: Ids before and after a text; None: they depend on it.
-        bos_id: The start token, or None.
-        bos_text: How it is spelt.
+        around: Ids before and after a text; None if they depend on the text.
+        bos_id: Start-of-text token, or None.
+        bos_text: Its spelling.
     """
 
     around: tuple[Sequence[int], Sequence[int]] | None
@@ -26,7 +26,7 @@ class Affixes:
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer, bos_id: int | None) -> Affixes:
-        """Find out by the letter `a`."""
+        """Determine the affixes by encoding the letter `a`."""
         ids = token_ids(backend, "a", add_special_tokens=False)
         whole = token_ids(backend, "a", add_special_tokens=True)
         places = range(len(whole) - len(ids) + 1) if ids else ()
@@ -36,12 +36,12 @@ class Affixes:
         return cls(around, bos_id, text or "")
 
     def added(self, ids: Sequence[int], text: str) -> list[int]:
-        """Ids of a text with special tokens, from those without."""
+        """Add special tokens to the ids of a text."""
         head, tail = self.around or ((), ())
         return self.without_second_bos([*head, *ids, *tail], text)
 
     def without_second_bos(self, ids: list[int], text: str) -> list[int]:
-        """Ids of a text less the start token that was added to the one which the text spells."""
+        """Drop the added start token if the text itself spells one."""
         if len(ids) > 1 and ids[0] == ids[1] == self.bos_id:
             name = self.bos_text
             if name and text.startswith(name) and not text.startswith(name * 2):

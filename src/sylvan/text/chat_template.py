@@ -1,7 +1,7 @@
-"""Chat messages to a prompt, as transformers does it, but with content that cannot forge control.
+"""Renders chat messages to prompts like transformers, but content cannot forge control tokens.
 
-The prompt's token ids equal those of `apply_chat_template(..., tokenize=True)` for every content
-that spells no control token.
+The prompt's token ids equal those of `apply_chat_template(..., tokenize=True)` for all content that
+spells no control token.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class RenderedPrompt(msgspec.Struct, frozen=True):
     """A prompt.
 
     Attributes:
-        text: What the template wrote.
-        input_ids: Its tokens.
+        text: The rendered text.
+        input_ids: Its token ids.
     """
 
     text: str
@@ -54,7 +54,7 @@ class RenderedPrompt(msgspec.Struct, frozen=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a template is asked to render.
+    """The input of a chat template.
 
     Attributes:
         messages: Messages in the OpenAI shape.
@@ -62,9 +62,9 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         documents: Documents for retrieval templates, or None.
         add_generation_prompt: End with the start of an assistant message.
         continue_final_message: Leave the last message open, for the model to continue.
-        template: Name of one of the checkpoint's templates, or None for the usual choice.
+        template: Name of one of the checkpoint's templates, or None for the default.
         kwargs: Further variables (`chat_template_kwargs`).
-        forge_ok: Let control tokens in contents count.
+        forge_ok: Recognise control tokens in contents.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -81,9 +81,9 @@ class ChatTemplate:
     """The chat templates of a tokenizer, compiled; safe to share between threads.
 
     Args:
-        tokenizer: Tokenises the prompts; its `chat_templates` are used.
-        encode: Instead of the tokenizer's own, for text in which control tokens count.
-        limits: What one rendering may use.
+        tokenizer: Tokenises the prompts, and provides the chat templates.
+        encode: Replaces the tokenizer's encoding of text whose control tokens are recognised.
+        limits: Limits of one rendering.
         now: Local time, for templates that print the date.
 
     Raises:
@@ -122,7 +122,7 @@ class ChatTemplate:
         return bool(self._compiled)
 
     def source(self, request: ChatRequest | None = None) -> str:
-        """Text of the template that the request would use, or of the usual one."""
+        """Text of the template for the request, or of the default template."""
         return self._sources.get(self._choose(request), "") if self._compiled else ""
 
     def takes_parts(self, request: ChatRequest | None = None) -> bool:
@@ -133,7 +133,7 @@ class ChatTemplate:
         """Render and tokenise.
 
         Raises:
-            RequestError: The template refuses the messages, or there is no template.
+            RequestError: the template rejects the messages, or there is no template.
         """
         self._check(request)
         name = self._choose(request)
@@ -219,7 +219,7 @@ class ChatTemplate:
         }
 
     def _is_suspect(self, request: ChatRequest) -> bool:
-        """Whether normalisation turns some content into a control token it does not spell."""
+        """Whether normalisation would turn content into a control token that it does not spell."""
         if not self._tokenizer.normalises_into_control:
             return False
         contents = [list(request.messages), request.tools, request.documents, request.kwargs]
@@ -230,7 +230,7 @@ def resolve_template(choice: str) -> str:
     """Text of a template given as a built-in name, a file, or the template itself.
 
     Raises:
-        ConfigError: It is none of these, cannot be read, or is not valid Jinja.
+        ConfigError: it is none of these, is unreadable, or is not valid Jinja.
     """
     source = _source(choice)
     name = "given" if source is choice else choice
@@ -275,8 +275,12 @@ def _source(choice: str) -> str:
 
 
 def _prepare(message: dict[str, Any], *, parts: bool) -> dict[str, Any]:
-    """Bring a message into the shape templates expect (as transformers and SGLang do)."""
-    message = {key: _plain(value) for key, value in message.items() if value is not None}
+    """Convert a message to the shape that templates expect, like transformers and SGLang."""
+    message = {
+        key: value if isinstance(value, str) else _plain(value)
+        for key, value in message.items()
+        if value is not None
+    }
     reasoning = next((message[key] for key in _REASONING_KEYS if key in message), None)
     if reasoning is not None:
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
@@ -313,8 +317,10 @@ def _parsed(arguments: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A deep copy made of plain JSON types; mappings become dicts, sequences lists."""
-    if isinstance(value, Mapping):
+    """A deep copy of plain JSON types: mappings become dicts, sequences lists."""
+    if value is None or isinstance(value, str):  # abstract types take longer to recognise
+        return value
+    if isinstance(value, dict | Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]

@@ -17,15 +17,15 @@ class TokenizerFiles:
     """Text-related files of a checkpoint.
 
     Attributes:
-        tokenizer_json: Content of tokenizer.json, or what was made of other files; None: neither.
-        config: tokenizer_config.json.
-        templates: Chat templates by name; the usual one is called "default".
-        eos_ids: End tokens that the model and generation configs name.
-        bos_id: Start token that they name.
-        pad_id: Padding token that they name.
+        tokenizer_json: Content of tokenizer.json, or converted from other files; None if neither.
+        config: Content of tokenizer_config.json.
+        templates: Chat templates by name; the default one is called "default".
+        eos_ids: End tokens in the model and generation configs.
+        bos_id: Start token in these configs.
+        pad_id: Padding token in these configs.
         architecture: First entry of `architectures`, or "".
         model_type: `model_type` of config.json, or "".
-        max_tokens: Longest text that an embedder was made for, if sentence-transformers' files say.
+        max_tokens: Maximum length of an embedder, if sentence-transformers' files define it.
     """
 
     tokenizer_json: str | None
@@ -40,7 +40,7 @@ class TokenizerFiles:
 
 
 def read_files(model_dir: str | Path) -> TokenizerFiles:
-    """Read every file that concerns text.
+    """Read all text-related files.
 
     Raises:
         ConfigError: The directory is missing, or one of the files is not valid JSON.
@@ -91,7 +91,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Collect chat templates; files win over tokenizer_config.json, as in transformers."""
+    """Collect chat templates; separate files override tokenizer_config.json, as in transformers."""
     templates: dict[str, str] = {}
     legacy = _read_json(folder / "chat_template.json").get("chat_template")
     for value in (config.get("chat_template"), legacy):
@@ -108,7 +108,7 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _max_tokens(folder: Path) -> int | None:
-    """`max_seq_length`; the file is named after the kind of model (`sentence_bert_config.json`)."""
+    """`max_seq_length` from a file named after the kind of model (`sentence_bert_config.json`)."""
     for path in sorted(folder.glob("sentence_*_config.json")):
         found = _read_json(path).get("max_seq_length")
         if isinstance(found, int) and found > 0:

@@ -1,9 +1,9 @@
-"""Keeps control tokens that users spell in their messages from becoming control tokens.
+"""Prevents user text from becoming control tokens.
 
-Before rendering, each forged control token is replaced by one private-use character; a template can
-trim, split and search the rest of the content as usual. After rendering, the literal text is put
-back in its place. Partial control tokens at the ends of a string are replaced too, because a
-template may join two strings.
+Before rendering, each forged control token is replaced by a private-use character, so a template
+can trim, split and search the rest of the content as usual. After rendering, the literal text is
+restored. Partial control tokens at the ends of a string are replaced too, because a template may
+join two strings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ControlTokenEscaper:
     Args:
         pattern: Finds whole control tokens.
         tokens: The control tokens.
-        assistant_tokens: Those that assistant messages may spell, since models write them.
+        assistant_tokens: Control tokens allowed in assistant messages, because models write them.
     """
 
     def __init__(
@@ -37,11 +37,14 @@ class ControlTokenEscaper:
         self._pattern = pattern
         self._assistant_tokens = assistant_tokens
         self._longest = max(map(len, tokens), default=0)
-        self._heads = _fragments(tokens, tails=True)
-        self._tails = _fragments(tokens, tails=False)
+        heads, tails = _fragments(tokens, tails=True), _fragments(tokens, tails=False)
+        self._heads = re.compile(_alternatives(heads))
+        self._tails = re.compile(rf"({_alternatives(tails)})\Z")
+        self._head_starts = frozenset(text[0] for text in heads)
+        self._tail_ends = frozenset(text[-1] for text in tails)
 
     def begin(self, value: Any) -> Marks:
-        """Start with one request; `value` holds all of its strings."""
+        """Start a request; `value` contains all of its strings."""
         return Marks(value)
 
     def message(self, message: Mapping[str, Any], marks: Marks) -> dict[str, Any]:
@@ -68,33 +71,36 @@ class ControlTokenEscaper:
         return value
 
     def text(self, text: str, marks: Marks, allowed: frozenset[str] = frozenset()) -> str:
-        """The text with a mark in place of each forged control token."""
+        """Replace each forged control token by a mark."""
         text = self._pattern.sub(
             lambda match: match[0] if match[0] in allowed else marks.of(match[0]), text
         )
         end = len(text.rstrip())
-        while found := self._tails.search(text, max(end - self._longest, 0), end):
+        while (
+            text[end - 1 : end] in self._tail_ends  # which most texts do not pass
+            and (found := self._tails.search(text, max(end - self._longest, 0), end))
+        ):
             place = found.start(1)
             text = text[:place] + marks.of(text[place]) + text[place + 1 :]
         start = len(text) - len(text.lstrip())
-        if self._heads.match(text, start):
+        if text[start : start + 1] in self._head_starts and self._heads.match(text, start):
             text = text[:start] + marks.of(text[start]) + text[start + 1 :]
         return text
 
 
 class Marks:
-    """The marks of one request: one private-use character for each replaced text."""
+    """Marks of one request: a private-use character for each replaced text."""
 
     def __init__(self, request: Any) -> None:
         self._request = request
-        self._free: Iterator[str] | None = None  # made for the first mark: most requests need none
+        self._free: Iterator[str] | None = None  # created on demand: most requests need no marks
         self._marks: dict[str, str] = {}
 
     def __bool__(self) -> bool:
         return bool(self._marks)
 
     def of(self, text: str) -> str:
-        """The mark that replaces `text`.
+        """Return the mark that replaces `text`.
 
         Raises:
             RequestError: The request itself uses every character that could be a mark.
@@ -113,11 +119,11 @@ class Marks:
         return self._marks[text]
 
     def split(self, rendered: str) -> list[tuple[str, bool]]:
-        """Cut rendered text into `(text, trusted)` segments, the literal texts put back."""
+        """Split rendered text into `(text, trusted)` segments, with the literal texts restored."""
         if not self._marks:
             return [(rendered, True)] if rendered else []
         literal = {mark: text for text, mark in self._marks.items()}
-        # templates may print JSON in ASCII, where a mark becomes an escape
+        # templates may print ASCII JSON, in which a mark is escaped
         literal |= {json.dumps(mark)[1:-1]: text for mark, text in literal.items()}
         pattern = re.compile("|".join(map(re.escape, literal)))
         segments: list[tuple[str, bool]] = []
@@ -131,7 +137,7 @@ class Marks:
 
 
 def _unused(request: Any) -> Iterator[str]:
-    """Characters for marks that no string of the request contains."""
+    """Private-use characters that no string of the request contains."""
     used = {char for text in strings_in(request) for char in _MARKS.findall(text)}
     return (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
 
@@ -143,18 +149,20 @@ def strings_in(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from strings_in(item)
-    elif isinstance(value, dict | Mapping):  # a dict is seen at once, another mapping is not
+    elif isinstance(value, dict | Mapping):  # the check for dict is faster
         for key, item in value.items():
             yield str(key)
             yield from strings_in(item)
 
 
-def _fragments(tokens: Sequence[str], *, tails: bool) -> re.Pattern[str]:
-    """Pattern of proper beginnings of tokens at the end of a text, or of endings at its start."""
+def _fragments(tokens: Sequence[str], *, tails: bool) -> set[str]:
+    """Proper prefixes of control tokens, or with `tails` proper suffixes."""
     cuts = ((token, cut) for token in tokens for cut in range(1, len(token)))
     found = {token[cut:] if tails else token[:cut] for token, cut in cuts}
-    # a control token that looks like a word would make every text suspect
-    found = {text for text in found if not text.isalnum()}
-    longest_first = sorted(found, key=len, reverse=True)
-    choice = "|".join(map(re.escape, longest_first)) or r"(?!)"
-    return re.compile(choice if tails else rf"({choice})\Z")
+    # fragments of word-like control tokens would match every text
+    return {text for text in found if not text.isalnum()}
+
+
+def _alternatives(texts: set[str]) -> str:
+    """A regular expression for these texts, the longest first."""
+    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"

@@ -1,4 +1,4 @@
-"""Token ids to text as they arrive: exact at UTF-8 borders and at stops across tokens."""
+"""Incremental detokenisation: exact at UTF-8 boundaries, and at stops that span tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sylvan.text.stops import StopFinder
 
 
 class DetokenizerVocabulary(Protocol):
-    """What detokenisation needs to know; `Tokenizer` is one."""
+    """The vocabulary interface of detokenisation; `Tokenizer` implements it."""
 
     @property
     def special_ids(self) -> Collection[int]:
@@ -30,7 +30,7 @@ class DetokenizerVocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetokenizerOptions:
-    """How one request wants its text.
+    """Text options of one request.
 
     Attributes:
         skip_special_tokens: Hide special tokens.
@@ -50,13 +50,13 @@ class DetokenizerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one push added.
+    """The result of one push.
 
     Attributes:
-        text: New text; it is never taken back.
+        text: New text; it is final.
         stop: The stop string or pattern that ended the output, else None.
-        kept_tokens: Tokens of the output so far that count: all, or up to and including the one
-            that completed the stop.
+        kept_tokens: Output tokens that count so far: all, or up to and including the one that
+          completed the stop.
     """
 
     text: str
@@ -67,21 +67,21 @@ class Delta:
 class IncrementalDetokenizer:
     """Detokenises one output.
 
-    The result depends on the tokens only, not on how they were pushed: the joined deltas are the
-    text of all tokens at once, and `kept_tokens` of the last one is the same. So a lost state is
-    rebuilt by pushing all earlier tokens in one call.
+    The result depends only on the tokens, not on how they are pushed: the joined deltas equal the
+    text of all tokens at once, and the last `kept_tokens` is the same. A lost state can therefore
+    be rebuilt by pushing all earlier tokens in one call.
 
     Text is held back while it may still become a stop, and bytes while they may still become a
     character. U+FFFD appears only where the model produced bytes that are not UTF-8.
 
     Args:
         vocabulary: Bytes of the tokens.
-        options: What the request asked for.
-        prompt_tail_ids: The last tokens of the prompt. With a visible one among them the output
-            continues a text, and its leading space is kept.
+        options: Options of the request.
+        prompt_tail_ids: Last tokens of the prompt. If one of them is visible, the output continues
+          a text, and its leading space is kept.
 
     Raises:
-        RequestError: One of the stop patterns cannot be used.
+        RequestError: a stop pattern is not supported.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class IncrementalDetokenizer:
         return self._stop is not None
 
     def push(self, ids: Iterable[int], *, final: bool = False) -> Delta:
-        """Add tokens, and with `final`, the last time, let go of all that is held back."""
+        """Add tokens; with `final`, release all text held back."""
         parts: list[str] = []
         if self._stops:
             for token in ids:

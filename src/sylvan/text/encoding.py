@@ -1,4 +1,4 @@
-"""Token ids from the library, without holding up other threads."""
+"""Encodes texts without blocking other threads."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import tokenizers
 from sylvan.protocol.errors import RequestError
 
 LONG_CHARS = 2048
-PANIC = "PanicException"  # of pyo3; it has no module to be imported from, and is no Exception
+PANIC = "PanicException"  # pyo3's; it cannot be imported, and is no Exception
 
 
 def token_ids(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
     """Token ids of a text.
 
-    Of a long one they come from the call for many texts: the other keeps Python's lock, seconds for
-    megabytes, and takes longer since it finds where each token stands.
+    Long texts use the library's batch call: the single call holds Python's lock, for seconds per
+    megabyte, and is slower because it computes token offsets.
 
     Raises:
-        RequestError: The library breaks off, as when a pattern of the tokenizer takes it too long.
+        RequestError: the library gives up, for example because a tokenizer pattern is too slow.
     """
     try:
         if len(text) <= LONG_CHARS:

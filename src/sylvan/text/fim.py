@@ -1,7 +1,7 @@
 """Fill-in-the-middle (FIM) prompts: the model writes the text between two others.
 
 FIM models mark the two texts with control tokens; the forms come from their model cards. In the
-table "<" is the text before the gap, ">" the text after it.
+table, BEFORE is the text before the gap, AFTER the text after it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIM_UNSUPPORTED = "suffix cannot be honoured: this model was not made to fill in
 
 
 class Infill:
-    """Writes such prompts for one tokenizer; false if its model was not made to fill in."""
+    """Builds FIM prompts for one tokenizer; false if its model does not support FIM."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""A sandboxed Jinja environment with what chat templates expect, and with limits."""
+"""A sandboxed, limited Jinja environment with the functions that chat templates expect."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_TEMPLATE_CHARS = 1_000_000
+_OF_DICTS = frozenset(dir(dict))
 
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """What one rendering may use.
+    """Limits of one rendering.
 
     Attributes:
-        seconds: Time; checked at each output and each call.
-        characters: Length of the output, and of any string that a template multiplies.
+        seconds: Maximum time; checked at each output and call.
+        characters: Maximum length of the output, and of strings that a template multiplies.
     """
 
     seconds: float = 5.0
@@ -33,7 +34,7 @@ class RenderLimits:
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Environment in which one template is compiled; every rendering has a deadline.
+    """Environment for compiling templates; every rendering has a deadline.
 
     Compatible with transformers: `trim_blocks`, `lstrip_blocks`, `break` and `continue`,
     `{% generation %}`, `raise_exception`, `strftime_now`, and a `tojson` that does not escape HTML.
@@ -54,13 +55,19 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda form: now().strftime(form)
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As in Jinja, which raises and catches an error first for each name of a dict."""
+        if obj.__class__ is dict and attribute in obj and attribute not in _OF_DICTS:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call something for a template, unless its time is up."""
+        """Call a function for a template, unless its time is up."""
         self.check_time(context)
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Multiply or raise, unless the result is huge."""
+        """Evaluate an operator, unless the result would be huge."""
         self.check_time(context)
         sizes = [len(x) for x in (left, right) if hasattr(x, "__len__")]
         factor = right if sizes and isinstance(right, int) else left
@@ -71,7 +78,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def check_time(self, context: Context) -> None:
-        """Raise when the rendering that `context` belongs to has used up its time."""
+        """Raise if the rendering of `context` has used up its time."""
         deadline = context.get("_deadline_s")
         if isinstance(deadline, float) and time.monotonic() > deadline:
             raise SecurityError(f"the template takes longer than {self.limits.seconds:g} s")

@@ -1,4 +1,4 @@
-"""Markers at the end of text that is not complete yet."""
+"""Finds possible markers at the end of incomplete text."""
 
 from __future__ import annotations
 

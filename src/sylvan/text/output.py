@@ -1,4 +1,4 @@
-"""The model's text taken apart while it comes: thinking, answer, tool calls."""
+"""Splits model output into thinking, answer and tool calls while it arrives."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ Piece = ReasoningDelta | TextDelta | CallStart | ArgumentsDelta
 
 
 class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How the outputs of one request are read.
+    """How to parse the outputs of a request.
 
     Attributes:
         reasoning: Format of thinking; None leaves it in the text.
-        starts_in_reasoning: The prompt ended inside thinking.
-        stream_reasoning: Thinking is passed on as it comes, not all at its end.
-        tools: Format of calls; None leaves them in the text.
-        specs: Functions that may be called.
-        parallel: More than one call is passed on.
+        starts_in_reasoning: Whether the prompt ends within thinking.
+        stream_reasoning: Whether to return thinking as it arrives, instead of at its end.
+        tools: Format of tool calls; None leaves them in the text.
+        specs: Callable functions.
+        parallel: Whether to return more than one call.
     """
 
     reasoning: ReasoningFamily | None = None
@@ -81,7 +81,7 @@ class OutputReader:
         return [*pieces, *self._answer(content, self._thinking.spans())]
 
     def finish(self) -> list[Piece]:
-        """Say that the text is complete; return what was held back."""
+        """End the output; return what was held back."""
         pieces: list[Piece] = []
         if self._thinking is not None:
             reasoning, content = self._thinking.finish()
@@ -93,7 +93,7 @@ class OutputReader:
         return pieces
 
     def spans(self) -> list[TextSpan]:
-        """Where thinking and text read since the last call stand in the output."""
+        """Positions in the output of the thinking and text read since the last call."""
         return self._spans.take()
 
     def _reasoned(self, text: str, *, done: bool) -> list[Piece]:
@@ -105,7 +105,7 @@ class OutputReader:
         return [ReasoningDelta(text)] if text else []
 
     def _answer(self, text: str, spans: list[TextSpan]) -> list[Piece]:
-        """Parse text that is not thinking; it is in the spans without `thinking`."""
+        """Parse text outside of thinking; `spans` without `thinking` locate it."""
         answered: list[TextSpan] = []
         for span in spans:
             if self._calls is not None and not span.thinking:
@@ -122,7 +122,7 @@ class OutputReader:
         return pieces
 
     def _place(self) -> None:
-        """Note where the text beside calls stands."""
+        """Record the position of the text outside of calls."""
         assert self._calls is not None, "there are calls to read"
         for span in self._calls.spans():
             for part in self._answered.find(span):
@@ -154,8 +154,8 @@ class ParsedOutput:
         reasoning: All thinking.
         text: All text.
         calls: All calls.
-        parts: The same in the order in which they came, as a stream brings them.
-        spans: Where thinking and text stand in the output.
+        parts: Thinking, text and calls in order of arrival.
+        spans: Positions of thinking and text in the output.
     """
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class ParsedOutput:
         self.spans: list[TextSpan] = []
 
     def add(self, pieces: Sequence[Piece]) -> None:
-        """Take in more."""
+        """Add pieces."""
         for piece in pieces:
             if isinstance(piece, ReasoningDelta):
                 self.reasoning += piece.text
@@ -189,7 +189,12 @@ class ParsedOutput:
 
 
 def read_whole(rules: OutputRules, text: str) -> ParsedOutput:
-    """The parts of a whole output, by the same code as in a stream."""
+    """Parse a whole output, with the same code as a stream; plain text needs no parsing."""
+    if rules.plain and text:
+        answer = ParsedOutput()
+        answer.add([TextDelta(text)])
+        answer.spans = [TextSpan(0, len(text))]
+        return answer
     reader, answer = OutputReader(rules), ParsedOutput()
     answer.add(reader.feed(text))
     answer.add(reader.finish())

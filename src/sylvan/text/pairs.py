@@ -1,4 +1,4 @@
-"""Two texts as one sequence, joined as the tokenizer's template says."""
+"""Encodes two texts as one sequence, according to the tokenizer's template."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PairEncoder:
         return ids, segments
 
     def separates(self) -> bool:
-        """Whether something stands between the two texts, or their segments differ."""
+        """Whether separator tokens stand between the two texts, or their segments differ."""
         pieces = self._template()
         places = [i for i, piece in enumerate(pieces) if piece.text is not None]
         apart = len(places) == 2 and places[1] - places[0] > 1

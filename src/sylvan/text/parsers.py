@@ -1,4 +1,4 @@
-"""Which parsers read the model's output."""
+"""Selects the parsers for a model's output."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sylvan.text.tools import ToolFamily
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parsers:
-    """Formats of reasoning and tool calls; None where the model has none.
+    """Formats of reasoning and tool calls; None if the model has none.
 
     Attributes:
-        reasoning: Where thinking begins and ends.
-        tools: How calls are written.
-        special_thinking: A marker of thinking is a special token, which the text must show.
-        special_tools: The same for calls.
-        marks: Where thinking begins and ends, as tokens; there if `reasoning` is.
-        headers: Ids of what may stand before an answer.
-        call_headers: Ids of what may stand before a call.
+        reasoning: Format of thinking.
+        tools: Format of tool calls.
+        special_thinking: Whether a thinking marker is a special token, which the text must show.
+        special_tools: Whether a marker of calls is a special token.
+        marks: Thinking markers as tokens; set if `reasoning` is.
+        headers: Token ids of headers that may precede an answer.
+        call_headers: Token ids of headers that may precede a call.
     """
 
     reasoning: ReasoningFamily | None
@@ -36,12 +36,12 @@ class Parsers:
 
     @property
     def think_starts(self) -> tuple[tuple[int, ...], ...]:
-        """Ids of the markers that begin thinking."""
+        """Token ids of the markers that start thinking."""
         return self.marks.starts if self.marks else ()
 
     @property
     def think_ends(self) -> tuple[tuple[int, ...], ...]:
-        """Ids of the markers that end it; see `ReasoningMarks`."""
+        """Token ids of the markers that end thinking; see `ReasoningMarks`."""
         return self.marks.ends if self.marks else ()
 
     @property
@@ -51,7 +51,7 @@ class Parsers:
 
     @property
     def tool_name(self) -> str | None:
-        """Name of the parser of tool calls."""
+        """Name of the tool-call parser."""
         return self.tools.name if self.tools else None
 
 
@@ -62,16 +62,16 @@ def make_parsers(
     tool_parser: str | None,
     architecture: str = "",
 ) -> Parsers:
-    """The parsers of these names; `auto`: those that the model's template calls for.
+    """Return the parsers of these names; `auto` selects by the model's chat template.
 
     Args:
-        tokenizer: Of the model.
-        reasoning_parser: Name of the format of thinking; None: it is left in the text.
-        tool_parser: Name of the format of calls; None: they are left in the text.
-        architecture: Of the model; "": not known.
+        tokenizer: The model's tokenizer.
+        reasoning_parser: Name of a reasoning format; None leaves thinking in the text.
+        tool_parser: Name of a tool-call format; None leaves calls in the text.
+        architecture: The model's architecture; "" if unknown.
 
     Raises:
-        ConfigError: There is no parser of that name.
+        ConfigError: there is no parser of that name.
     """
     template = "\n".join(tokenizer.chat_templates.values())
     thinking = calling = None

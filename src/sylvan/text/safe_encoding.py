@@ -1,9 +1,9 @@
-"""A copy of a tokenizer in which no text can be mistaken for a control token.
+"""A copy of a tokenizer that never mistakes user text for control tokens.
 
-In the copy the control tokens answer to secret names made at random for this process, so text that
-spells `<|im_end|>` is ordinary text there, while everything else about the tokenizer (normaliser,
-word splitting, rules at borders of control tokens) is unchanged. Text with real control tokens is
-encoded by the copy after their names were exchanged for the secret ones.
+In the copy, control tokens have random secret names, so text that spells `<|im_end|>` is ordinary
+text, while the rest of the tokenizer (normaliser, word splitting, rules at control tokens) is
+unchanged. In text with real control tokens, their names are replaced by the secret ones before
+encoding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LETTERS = "bcdfghjklmnpqrstvwxz"
 
 
 class UnforgeableEncoder:
-    """Encodes text whose parts are trusted (control tokens are meant) or literal (they are not).
+    """Encodes text with trusted parts (control tokens are recognised) and literal parts.
 
     Args:
         tokenizer: The ordinary tokenizer; it is not changed.

@@ -1,4 +1,4 @@
-"""Token ids of texts by their segments, which are the same in whatever text they stand."""
+"""Caches token ids of text segments, which do not depend on the surrounding text."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sylvan.text.safe_encoding import alternation
 from sylvan.text.tokenizer import Tokenizer
 
 ENTRY_BYTES = 256
-"""Approximate overhead of an entry beside its text and ids, in bytes."""
+"""Approximate memory of an entry besides its text and ids, in bytes."""
 
 
 class SegmentedEncoder:
     """Encodes like a tokenizer, but caches recent segments.
 
-    No merge crosses a control token, so a text is cut before each, and its ids are those of its
-    segments. A continued conversation reuses the segments of its last turn, and all conversations
+    No merge crosses a control token, so a text is split before each one, and its ids are those of
+    its segments. A continued conversation reuses the segments of its last turn, and conversations
     share those of a system prompt. Safe to share between threads.
 
     Args:
-        tokenizer: Encodes.
-        max_bytes: Bound on the memory of segments, about; 0 keeps none.
+        tokenizer: Encodes segments.
+        max_bytes: Approximate memory limit; 0 caches nothing.
 
     Attributes:
         hits: Characters that were not tokenised again.
@@ -57,7 +57,7 @@ class SegmentedEncoder:
         return self._tokenizer.affixes.added(joined, text)
 
     def _segments(self, text: str) -> list[str]:
-        """The text, cut before each control token."""
+        """Split the text before each control token."""
         starts = [m.start() for m in self._pattern.finditer(text) if m[0] in self._cuts]
         edges = [0, *(start for start in starts if start), len(text)]
         return [text[a:b] for a, b in pairwise(edges)]
@@ -84,11 +84,11 @@ class SegmentedEncoder:
 
 
 def _boundaries(tokenizer: Tokenizer) -> tuple[re.Pattern[str], frozenset[str]]:
-    """Where texts can be cut so that the ids of the whole are those of its parts.
+    """Where texts can be split so that the ids of the whole are those of its parts.
 
     Returns:
-        A pattern that finds added tokens as the tokenizer does, and those of them before which a
-        text may be cut; none if ids of parts are not ids of the whole.
+        A pattern that finds added tokens as the tokenizer does, and the tokens before which a text
+        may be split; none if the ids of parts differ from the ids of the whole.
     """
     exact = [each for each in tokenizer.added_tokens if each.content and not each.normalized]
     whole = tokenizer.affixes.around is not None

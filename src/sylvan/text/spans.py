@@ -1,4 +1,4 @@
-"""Where the text that a client sees stands in a model's output."""
+"""Positions of visible text in a model's output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class TextSpan(NamedTuple):
-    """The characters `start` to `stop` of an output; `thinking` says which kind of text."""
+    """Characters `start` to `stop` of an output; `thinking` says which kind of text."""
 
     start: int
     stop: int
@@ -14,7 +14,7 @@ class TextSpan(NamedTuple):
 
 
 class SpanLog:
-    """Collects spans in the order of the output; neighbours of a kind are one span."""
+    """Collects spans in output order; merges adjacent spans of a kind."""
 
     def __init__(self) -> None:
         self._spans: list[TextSpan] = []
@@ -36,10 +36,10 @@ class SpanLog:
 
 
 class SpanMap:
-    """Finds places of a text in the larger one from whose spans it was joined."""
+    """Maps positions of a joined text to positions of the text whose spans were joined."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[int, int, int]] = []  # place here, place there, length
+        self._parts: list[tuple[int, int, int]] = []  # position here, position there, length
         self._length = 0
 
     def extend(self, text: str, spans: list[TextSpan]) -> None:
@@ -55,7 +55,7 @@ class SpanMap:
         self._length = place
 
     def find(self, span: TextSpan) -> list[TextSpan]:
-        """The places of a span; earlier ones are not asked for again."""
+        """The positions of a span; spans must be queried in order."""
         while len(self._parts) > 1 and self._parts[1][0] <= span.start:
             del self._parts[0]
         found: list[TextSpan] = []

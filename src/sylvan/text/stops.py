@@ -1,4 +1,4 @@
-"""Finds stop strings and stop patterns in text that grows, without ever taking text back."""
+"""Finds stop strings and stop patterns in growing text, without ever retracting text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ MAX_HELD_CHARS = 1024
 class StopMatch:
     """A stop that was found.
 
-    Attributes:
-        pattern: The stop string or the regular expression, as the client gave it.
-        start: Offset of its first character in the text held back.
+    pattern: The stop string or regular expression given by the client.
+    start: Offset of its first character in the held text.
         end: Offset after its last character.
     """
 
@@ -31,13 +30,13 @@ class StopMatch:
 class StopFinder:
     """Searches growing text for stop strings, then for stop patterns.
 
-    Text before `MAX_HELD_CHARS` from the end is never waited for: a pattern that goes on for longer
-    (`a.*b`) stops the output all the same, which then ends where the text held back begins. Each
-    character takes as many steps as the patterns have states, at most.
+    At most `MAX_HELD_CHARS` characters are held back: a longer match of a pattern (`a.*b`) still
+    stops the output, which then ends where the held text starts. Each character takes at most as
+    many steps as the patterns have states.
 
     Raises:
-        RequestError: A pattern is not a regular expression, matches the empty text, needs what
-            cannot be matched while text arrives, or all together have too many states.
+        RequestError: a pattern is not a regular expression, matches the empty text, cannot be
+          matched incrementally, or all together have too many states.
     """
 
     def __init__(self, strings: Sequence[str] = (), patterns: Sequence[str] = ()) -> None:
@@ -56,9 +55,9 @@ class StopFinder:
         return self._held
 
     def push(self, text: str) -> StopMatch | None:
-        """Take in text; the stop that ends first in what is held back, if there is one.
+        """Add text; return the stop that ends first in the held text, if any.
 
-        Strings win over patterns. Nothing may be pushed after a stop.
+        Strings take precedence over patterns. Push nothing after a stop.
         """
         self._held += text
         matches = [(pattern, search.push(text)) for pattern, search in self._searches]
@@ -76,7 +75,7 @@ class StopFinder:
         return None
 
     def release(self) -> str:
-        """The text that no stop can begin in any more; it is held no longer."""
+        """Return the text in which no stop can start any more, and stop holding it."""
         start = possible_start(self._held, self._strings)
         for _, search in self._searches:
             if (pending := search.pending) is not None:

@@ -1,9 +1,9 @@
 """The exact bytes of each token, from a tokenizer's decoder description.
 
-Decoding is concatenation: the text of some tokens is their bytes in a row, decoded as UTF-8. That
-holds for byte-level BPE (GPT-2, Llama 3, Qwen), for SentencePiece models in either of their shapes
-(Llama 2, Gemma, Mistral), and closely enough for word pieces. The only context a token has is
-whether it is the first one: some decoders drop one space there.
+Decoding is concatenation: the text of a token sequence is the concatenation of the tokens' bytes,
+decoded as UTF-8. This holds for byte-level BPE (GPT-2, Llama 3, Qwen), for both kinds of
+SentencePiece models (Llama 2, Gemma, Mistral), and approximately for word pieces. A token's only
+context is whether it is the first one: some decoders drop one space there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 @cache
 def byte_of_char() -> Mapping[str, int]:
-    """Map the characters of byte-level vocabularies (GPT-2) to the bytes they stand for."""
+    """Map the characters of byte-level vocabularies (GPT-2) to bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}
@@ -32,12 +32,12 @@ class DecoderRules:
     """How the tokens of one vocabulary become bytes.
 
     Attributes:
-        byte_level: Characters stand for bytes.
-        byte_fallback: Tokens `<0xNN>` are single bytes.
+        byte_level: Whether characters represent bytes.
+        byte_fallback: Whether tokens `<0xNN>` are single bytes.
         replacements: Literal replacements inside a token, in order.
-        word_prefix: Marks a token that continues a word; others get a space before them.
-        word_suffix: Ends a word; becomes a space.
-        strips_first_space: The first token of a text loses one leading space.
+        word_prefix: Prefix of tokens that continue a word; a space precedes other tokens.
+        word_suffix: Suffix that ends a word; becomes a space.
+        strips_first_space: Whether the first token of a text loses one leading space.
     """
 
     byte_level: bool = False

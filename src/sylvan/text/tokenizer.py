@@ -1,4 +1,4 @@
-"""Text to token ids and back: exact bytes, and user text that cannot forge control tokens."""
+"""Encodes and decodes text: exact bytes, and user text that cannot forge control tokens."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Tokenizer:
         bos_id: Start token, or None.
         eos_ids: Tokens that end generation, the most specific source first.
         pad_id: Padding token, or None.
-        affixes: Special tokens that are added before and after a text.
-        added_tokens: Those outside of the vocabulary that was trained, and how they are found.
+        affixes: Special tokens added before and after a text.
+        added_tokens: Tokens outside of the trained vocabulary, and how they are matched.
         special_ids: Tokens that `skip_special_tokens` hides.
-        protected: Text and id of every token that user text must not forge: the special tokens, and
-            added tokens that a chat template writes (such as `<tool_call>`).
-        chat_templates: Templates by name; the usual one is "default".
-        vocab_size: One more than the largest id.
-        normalises_into_control: Normalisation may turn text into a protected token.
-        strips_first_space: The first token of a text loses one leading space.
-        files: What the checkpoint said.
+        protected: Text and id of every token that user text must not forge: special tokens, and
+          added tokens that a chat template writes (such as `<tool_call>`).
+        chat_templates: Templates by name; the default one is called "default".
+        vocab_size: Largest id plus one.
+        normalises_into_control: Whether normalisation may turn text into a protected token.
+        strips_first_space: Whether the first token of a text loses one leading space.
+        files: The checkpoint's files.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Tokenizer:
         Args:
             model_dir: The directory.
             chat_template: Text of a template that replaces all of the checkpoint's.
-            trusted: Python files of the directory may be run.
+            trusted: Whether Python files of the directory may run.
 
         Raises:
             ConfigError: Files are missing or broken; the message names them.
@@ -119,7 +119,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of trusted text: control tokens spelt in it are recognised.
 
-        A start token that the text spells itself is not added a second time.
+        A start token spelt in the text is not added a second time.
         """
         return self.affixes.without_second_bos(
             token_ids(self._backend, text, add_special_tokens=add_special_tokens), text
@@ -136,13 +136,13 @@ class Tokenizer:
         ]
 
     def encode_user(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of untrusted text: no protected token comes from what the text spells."""
+        """Token ids of untrusted text: protected tokens spelt in it stay plain text."""
         if self.may_forge(text):
             return self.encode_segments([(text, False)], add_special_tokens=add_special_tokens)
         return token_ids(self._backend, text, add_special_tokens=add_special_tokens)
 
     def encode_probe(self, first: str, second: str) -> list[tuple[int, int | None, int]]:
-        """Of a trusted pair: each token, which text it is of (None: of neither), its segment."""
+        """Encode a trusted pair: each token, its text (None for separators), its segment."""
         found = self._backend.encode(first, second)
         return list(zip(found.ids, found.sequence_ids, found.type_ids, strict=True))
 
@@ -157,7 +157,7 @@ class Tokenizer:
         return self._prepared().encode(segments, add_special_tokens=add_special_tokens)
 
     def prepare(self) -> None:
-        """Build what `encode_segments` needs now, so that no request has to wait for it."""
+        """Build the encoder of `encode_segments` now, so that no request waits for it."""
         self._prepared()
 
     def may_forge(self, text: str) -> bool:
@@ -191,7 +191,7 @@ class Tokenizer:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_name(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it, for grammars and debugging."""
+        """The token's vocabulary entry, for grammars and debugging."""
         return self._backend.id_to_token(token_id)
 
     def token_id(self, name: str) -> int | None:
@@ -264,9 +264,9 @@ def _first(backend: tokenizers.Tokenizer, text: str | None, fallback: int | None
 def _convert_slow(
     folder: Path, config: Mapping[str, Any], *, trusted: bool
 ) -> tokenizers.Tokenizer:
-    """Let transformers convert a tokenizer that comes without tokenizer.json.
+    """Let transformers convert a tokenizer without tokenizer.json.
 
-    A class that the checkpoint brings is used where that is allowed.
+    Uses a class in the checkpoint's code if that is trusted.
     """
     own = named_class(config, "AutoTokenizer")
     options: dict[str, Any] = {} if own and trusted else {"trust_remote_code": False}

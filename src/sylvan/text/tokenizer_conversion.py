@@ -1,6 +1,6 @@
-"""Tokenizers that come without tokenizer.json: SentencePiece, tiktoken and tekken files.
+"""Converts SentencePiece, tiktoken and tekken files to tokenizer.json when loading.
 
-They are rewritten as tokenizer.json when loaded, so that all tokenizers are one kind from there on.
+All tokenizers have the same form after that.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _RENUMBERED = (
     ),
     *("Plbart", "PLBart", "Speech2Text", "SeamlessM4T", "CPM", "Ernie"),
 )
-"""Starts of tokenizer classes whose ids are not those of their SentencePiece model."""
+"""Prefixes of tokenizer classes whose ids differ from their SentencePiece model's."""
 _WITHOUT_START = ("Baichuan", "T5", "Qwen")
 _CHATGLM = (
     *("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop"),
     *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
 )
-"""What the code of ChatGLM 2 and 3 adds behind the pieces of its model."""
+"""Tokens that the code of ChatGLM 2 and 3 adds to its model's pieces."""
 
 
 def foreign_tokenizer(
     folder: Path, config: Mapping[str, Any], model: Mapping[str, Any]
 ) -> str | None:
-    """Text of a tokenizer.json made of the other files of `folder`; None: none is known.
+    """A tokenizer.json built from other files of `folder`; None if there is no known one.
 
     Args:
         folder: The checkpoint.
@@ -57,7 +57,7 @@ def foreign_tokenizer(
         model: Its config.json.
 
     Raises:
-        ConfigError: a file is there and cannot be used; names it.
+        ConfigError: a file exists but is not usable; names it.
     """
     if PROBLEM in config:
         raise ConfigError(str(config[PROBLEM]))

@@ -1,4 +1,4 @@
-"""Which tokens of a sample stand in the text that its client is given."""
+"""Finds the tokens of a sample that are part of its visible text."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class _Token(Generic[Entry]):
 
 
 class VisibleTokens(Generic[Entry]):
-    """Passes on what belongs to the tokens of visible text, and keeps the rest.
+    """Passes on entries of tokens of visible text, and drops the others.
 
-    The rest are end tokens, stop strings, the marks of thinking, and calls. A token is visible if
-    one of its characters is. What comes out does not depend on how the output was cut.
+    Invisible are end tokens, stop strings, thinking markers, and calls. A token is visible if one
+    of its characters is. The result does not depend on how the output was split.
 
     Args:
-        tokenizer: Knows the bytes of tokens.
-        skip_special_tokens: The text of the sample leaves special tokens out.
+        tokenizer: Provides the bytes of tokens.
+        skip_special_tokens: Whether the sample's text omits special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
@@ -43,7 +43,7 @@ class VisibleTokens(Generic[Entry]):
         self._waiting: list[_Token[Entry]] = []
 
     def add(self, ids: Sequence[int], entries: Sequence[Entry], text: str) -> None:
-        """Add tokens, and the text that came with them: all of theirs, or less for now."""
+        """Add tokens and the text that arrived with them, which may lag behind."""
         for token, entry in zip(ids, entries, strict=True):
             data = b"" if token in self._skipped else self._bytes_of(token)
             if self._may_lose_space and data and not self._waiting:
@@ -59,7 +59,7 @@ class VisibleTokens(Generic[Entry]):
                 self._shift()
 
     def take(self, spans: Sequence[TextSpan]) -> list[Entry]:
-        """What became visible, given where more visible text stands in the sample's text."""
+        """Entries that became visible, given the positions of new visible text."""
         taken: list[Entry] = []
         for span in spans:
             first = bisect_right(self._waiting, span.start, key=lambda token: token.stop)
@@ -69,7 +69,7 @@ class VisibleTokens(Generic[Entry]):
         return taken
 
     def _shift(self) -> None:
-        """The text lacks the space that the first token begins with."""
+        """Account for the dropped space of the first token."""
         self._length -= 1
         for token in self._waiting:
             token.start -= 1

@@ -1,4 +1,4 @@
-"""The tokens by which Whisper is told what to write, and by which it says when something is said.
+"""Whisper's control tokens: task and language in the prompt, times in the output.
 
 Source: arXiv:2212.04356, section 2.3, and OpenAI's published code.
 """
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 WINDOW_S = 30.0
-"""What the model hears at once."""
+"""Length of the audio that the model processes at once."""
 
 TIME_STEP_S = 0.02
-_MAX_BEFORE = 223  # tokens of text before, and at most half of the context
+_MAX_BEFORE = 223  # tokens of preceding text, at most half of the context
 _LANGUAGES = (
     "en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th "
     "ur hr bg lt la mi ml cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr "
@@ -23,7 +23,7 @@ _LANGUAGES = (
 
 
 class WhisperVocabulary(Protocol):
-    """What is asked of a tokenizer."""
+    """The part of a tokenizer that is needed."""
 
     def token_id(self, name: str) -> int | None:
         """The id of a token."""
@@ -32,7 +32,7 @@ class WhisperVocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A part of a window: ids of its text, and when it begins and ends, in seconds."""
+    """A segment of a window: ids of its text, start and end in seconds."""
 
     start: float
     end: float
@@ -43,11 +43,11 @@ class WhisperTokens:
     """Control tokens of one checkpoint.
 
     Args:
-        vocabulary: Of its tokenizer.
-        context_len: Tokens of a text, with what stands before it.
+        vocabulary: The checkpoint's vocabulary.
+        context_len: Maximum tokens of prompt and text.
 
     Raises:
-        KeyError: the vocabulary is not Whisper's; names the token that it lacks.
+        KeyError: the vocabulary is not Whisper's; names the missing token.
     """
 
     def __init__(self, vocabulary: WhisperVocabulary, context_len: int = 448) -> None:
@@ -64,13 +64,13 @@ class WhisperTokens:
     def prompt(
         self, language: str, task: str, before: Sequence[int], *, times: bool
     ) -> tuple[int, ...]:
-        """What stands before a text.
+        """The prompt for a text.
 
         Args:
-            language: Of what is said; models of one language have none.
+            language: Spoken language; models of one language have none.
             task: `transcribe`, or `translate` to English.
-            before: Text before; its end is taken.
-            times: Whether times are to be written.
+            before: Preceding text; its end is used.
+            times: Whether to write times.
         """
         parts: list[int] = []
         if before and self._before is not None:
@@ -83,9 +83,9 @@ class WhisperTokens:
         return tuple(parts)
 
     def spoken(self, ids: Sequence[int], seconds: float) -> tuple[list[Spoken], float]:
-        """Parts of a window of so many seconds, and where the next window begins.
+        """Segments of a window of `seconds`, and the start of the next window.
 
-        A text that the window cuts off is left to the next one.
+        A segment that the window cuts off is left to the next one.
         """
         found: list[Spoken] = []
         text: list[int] = []
@@ -99,7 +99,7 @@ class WhisperTokens:
                 found.append(Spoken(start, max(start, time), tuple(text)))
                 text, last = [], time
             start = time
-        if text and last < 1.0:  # nothing but this, or almost
+        if text and last < 1.0:  # nothing but this segment
             found.append(Spoken(start, seconds, tuple(text)))
             text = []
         return found, last if text else seconds

@@ -41,3 +41,34 @@ class Shared(Generic[T]):
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(work())
         return await asyncio.shield(self._task)
+
+
+class SingleWaiterEvent:
+    """As `asyncio.Event`, for one waiter: a stream waits once for each token."""
+
+    __slots__ = ("_is_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """Wake the waiter, now or when it comes."""
+        self._is_set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def clear(self) -> None:
+        """Let the next `wait` wait again."""
+        self._is_set = False
+
+    async def wait(self) -> None:
+        """Wait until it is set."""
+        if self._is_set:
+            return
+        assert self._waiter is None, "another one waits"
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None

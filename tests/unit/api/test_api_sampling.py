@@ -24,6 +24,18 @@ def test_one_string_stands_for_a_list():
     assert (found.stop, found.stop_regex, found.stop_token_ids) == (("a",), ("b+",), (1,))
 
 
+def test_equal_numbers_are_one_object_and_equal_values_of_other_types_are_not():
+    params = {"temperature": 0.5, "n": 2, "max_new_tokens": None}
+    assert read_sampling(params, {"top_k": 3}) is read_sampling(dict(params), {"top_k": 3})
+    assert read_sampling(params, {"top_k": 4}).top_k == 4
+    assert read_sampling({"n": 1}, {}).n == 1
+    for wrong in (True, 1.0):
+        for _ in range(2):
+            with pytest.raises(RequestError) as caught:
+                read_sampling({"n": wrong}, {}, "", {"n": "best_of"})
+            assert caught.value.param == "best_of"
+
+
 def test_null_length_means_the_rest_of_the_context():
     assert read_sampling({"max_new_tokens": None}, {}).max_new_tokens is None
     assert read_sampling({}, {}).max_new_tokens == 128

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sylvan.api.strict_json import DEFAULT_LIMITS, decode_json
+from sylvan.api.strict_json import DEFAULT_LIMITS, JsonLimits, decode_json
 from sylvan.protocol.errors import RequestError
 
 DEEP = DEFAULT_LIMITS.depth + 1
@@ -64,3 +64,42 @@ def test_numbers_at_the_limits_are_kept():
     assert decode_json(b'"\\ud83d\\ude00"') == "\U0001f600"
     deepest = b"[" * DEFAULT_LIMITS.depth + b"]" * DEFAULT_LIMITS.depth
     assert json.dumps(decode_json(deepest)).encode() == deepest
+
+
+@given(value=VALUES, spaced=st.booleans(), ascii_only=st.booleans())
+def test_both_decoders_give_the_same(value, spaced, ascii_only):
+    separators = (" , ", "\t:\n") if spaced else (",", ":")
+    text = json.dumps(value, ensure_ascii=ascii_only, separators=separators)
+    assert repr(decode_json(text.encode())) == repr(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": "\\":", "a": 1}',
+        '{"a" \n: 1, "a": 2}',
+        '[{"b": 1}, {"a\\"": 1, "a\\"": "\\" : "}]',
+        '{"a": 1, "\\u0061": 2}',
+    ],
+)
+def test_no_name_is_lost_whatever_texts_look_like(text):
+    with pytest.raises(RequestError, match="occurs twice"):
+        decode_json(text.encode())
+
+
+@pytest.mark.parametrize(
+    "text", ["-0", "-0.0", "1E2", "1e+2", "0.1e-1", "1e-400", "123456789012345678"]
+)
+def test_numbers_have_the_type_and_sign_that_python_gives_them(text):
+    assert repr(decode_json(f"[{text}]".encode())) == repr(json.loads(f"[{text}]"))
+
+
+def test_names_are_limited_in_short_bodies_too():
+    limits = JsonLimits(names=2)
+    assert decode_json(b'{"a": 1, "b": 2}', limits) == {"a": 1, "b": 2}
+    with pytest.raises(RequestError, match=r"limits\.body_names=2"):
+        decode_json(b'{"a": 1, "b": 2, "c": 3}', limits)
+    nested = b'{"a": [{"b": 1}]}'
+    assert decode_json(nested, JsonLimits(depth=3)) == {"a": [{"b": 1}]}
+    with pytest.raises(RequestError, match="deeper"):
+        decode_json(nested, JsonLimits(depth=2))

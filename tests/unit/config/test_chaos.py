@@ -19,7 +19,10 @@ def test_faults_are_read_with_their_units():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"kill-schedule": "0.1"}, r"no fault 'kill-schedule' \(did you mean kill-scheduler\?\)"),
+        (
+            {"kill-schedule": "0.1"},
+            r"unknown fault 'kill-schedule' \(did you mean kill-scheduler\?\)",
+        ),
         ({"kill-scheduler": "2"}, "kill-scheduler: expected a number from 0 to 1"),
         ({"disk-full": "nan"}, "disk-full: expected a number"),
         ({"ipc-delay": "-1ms"}, "ipc-delay: expected a time"),

@@ -75,15 +75,15 @@ BROKEN = {
     ),
     "ranks in one process": (
         {"parallel.tp": 2, "processes": "one"},
-        "parallel.tp=2 ranks are processes of their own, but processes=one",
+        "parallel.tp=2 ranks are separate processes, but processes=one",
     ),
     "ranks on this device": (
         {"parallel.tp": 2, "device": "cuda"},
-        "parallel.tp=2: ranks share a model on the CPU only so far, not on device=cuda",
+        "parallel.tp=2: ranks can share a model only on the CPU so far, not on device=cuda",
     ),
     "devices of one process": (
         {"parallel.devices": 2},
-        "parallel.devices=2: only on JAX one process divides a model among devices, not on "
+        "parallel.devices=2: one process can share a model among devices only on JAX, not on "
         "device=cpu",
     ),
     "adapters on JAX": (
@@ -96,7 +96,7 @@ BROKEN = {
     ),
     "ranks with tiers": (
         {"parallel.tp": 2, "tiers": TiersConfig()},
-        "parallel.tp=2: KV tiers are kept by one rank only so far",
+        "parallel.tp=2: KV tiers support one rank only so far",
     ),
     "ranks with overlap": (
         {"parallel.tp": 2, "scheduler.overlap": "on"},
@@ -104,7 +104,7 @@ BROKEN = {
     ),
     "experts in groups of ranks": (
         {"parallel.tp": 4, "parallel.ep": 3},
-        "parallel.ep=3: parallel.tp=4 ranks do not divide into so many groups",
+        "parallel.ep=3: parallel.tp=4 ranks do not divide into that many groups",
     ),
     "copies of experts without groups": (
         {"parallel.tp": 2, "parallel.redundant_experts": 2},
@@ -124,7 +124,7 @@ BROKEN = {
     ),
     "number of the machine": (
         {"parallel.node_rank": 1},
-        "parallel.node_rank=1: parallel.nodes=1 machines have the numbers from 0 on",
+        "parallel.node_rank=1: parallel.nodes=1 machines are numbered from 0",
     ),
     "memory of several machines": (
         {**NODES, "parallel.backend": "shared"},
@@ -136,11 +136,11 @@ BROKEN = {
     ),
     "roles on several machines": (
         {**NODES, "disagg": DisaggConfig(role="prefill")},
-        "disagg: ranks on parallel.nodes=2 machines hand over no KV yet",
+        "disagg: ranks on parallel.nodes=2 machines transfer no KV yet",
     ),
     "the same bits with others": (
         {"parallel.same_bits": True, "quantization": "w8a8"},
-        "parallel.same_bits and quantization=w8a8 exclude each other: ranks round",
+        "parallel.same_bits and quantization=w8a8 exclude each other: ranks quantise",
     ),
     "registered where nobody listens": (
         {"server.register": ("http://g:1",), "server.uds": "/tmp/s"},
@@ -252,11 +252,11 @@ BROKEN = {
     ),
     "draft model of another vocabulary": (
         {"speculative": STANDALONE},
-        "speculative.draft_model=d: its tokenizer is another one than that of model=sapling",
+        "speculative.draft_model=d: its tokenizer differs from that of model=sapling",
     ),
     "draft model that writes no text": (
         {"speculative": STANDALONE},
-        "speculative.draft_model=d writes no text",
+        "speculative.draft_model=d does not generate text",
     ),
     "draft model with recurrent layers": (
         {"speculative": STANDALONE},
@@ -264,7 +264,7 @@ BROKEN = {
     ),
     "trees without a head": (
         {"speculative": SpeculativeConfig(algorithm="ngram", topk=4)},
-        "speculative.topk=4: speculative.algorithm=ngram guesses one continuation",
+        "speculative.topk=4: speculative.algorithm=ngram drafts one continuation",
     ),
     "tree too large": (
         {"speculative": SpeculativeConfig(algorithm="nextn", topk=17)},
@@ -280,7 +280,7 @@ BROKEN = {
     ),
     "texts without use": (
         {"speculative": SpeculativeConfig(algorithm="nextn", corpus="f")},
-        "speculative.algorithm=nextn looks in no texts; leave speculative.corpus=f and",
+        "speculative.algorithm=nextn searches no texts; leave speculative.corpus=f and",
     ),
     "match longer than what is compared": (
         {"speculative": SpeculativeConfig(algorithm="ngram", min_match=5, max_match=4)},
@@ -288,7 +288,7 @@ BROKEN = {
     ),
     "guesses not on this device": (
         {"speculative": SpeculativeConfig(algorithm="nextn"), "device": "odd"},
-        "speculative.algorithm=nextn: steps on device=odd verify guesses of ngram only",
+        "speculative.algorithm=nextn: steps on device=odd verify only ngram drafts",
     ),
     "guesses on ranks of devices": (
         {
@@ -296,24 +296,24 @@ BROKEN = {
             "device": "odd",
             "parallel.tp": 2,
         },
-        "ranks on device=odd verify no guesses; lower parallel.tp=2 to 1",
+        "ranks on device=odd verify no drafts; lower parallel.tp=2 to 1",
     ),
     "guesses where nothing is generated": (
         {"speculative": SpeculativeConfig(algorithm="ngram"), "task": "embed"},
-        "with task=embed nothing is generated",
+        "task=embed generates nothing",
     ),
     "guesses without the newest token": (
         {"speculative": SpeculativeConfig(algorithm="ngram"), "scheduler.overlap": "on"},
         "which is not known yet with scheduler.overlap=on",
     ),
-    "unknown faults": ({"chaos": {"sun": "1"}}, "there is no fault 'sun'"),
+    "unknown faults": ({"chaos": {"sun": "1"}}, "unknown fault 'sun'"),
     "chaos for strangers": (
         {"chaos": {"disk-full": "0.1"}, "server.host": "0.0.0.0"},
         "server.host=0.0.0.0 is a public address",
     ),
     "chaos without processes": (
         {"chaos": {"ipc-delay": "1s"}, "processes": "one"},
-        "processes=one leaves no processes to harm",
+        "processes=one leaves no processes for these faults",
     ),
     "TLS key without certificate": ({"server.ssl_keyfile": "k"}, "needs server.ssl_certfile"),
     "certificates of clients without TLS": (
@@ -460,8 +460,8 @@ def inexact(**changes):
 @pytest.mark.parametrize(
     ("values", "facts", "words"),
     [
-        ({"runner": "eager"}, inexact(), "with runner=eager PyTorch computes"),
-        ({"attention": "exact"}, inexact(), "with runner=eager PyTorch computes"),
+        ({"runner": "eager"}, inexact(), "runner=eager uses PyTorch"),
+        ({"attention": "exact"}, inexact(), "runner=eager uses PyTorch"),
         (
             {},
             inexact(runners=("eager",), exact_runners=frozenset()),

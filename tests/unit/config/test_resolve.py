@@ -269,4 +269,4 @@ def test_context_shrinks_to_the_cache_only_if_auto(facts):
     resolved = resolve(config_with(cache__max_tokens=1024), facts)
 
     assert resolved.config.context_len == 1024
-    assert "does not fit" in resolved.decisions["context_len"].reason
+    assert "holds no more" in resolved.decisions["context_len"].reason

@@ -102,6 +102,30 @@ def test_times_outside_the_scheduler_are_what_clients_saw_more(recorded, tmp_pat
     assert (found.origin.model, found.origin.results) == ("m", str(file))
 
 
+def test_the_spread_of_the_way_back_is_measured(recorded, tmp_path):
+    """Clients that saw every first token by so much later than another, by a clock of their own."""
+    observed, rng = observe(str(recorded)), np.random.default_rng(3)
+    way_back_s = 0.002 + rng.exponential(0.004, len(observed.requests))
+    sent = np.array([added for added, _ in observed.requests]) - 0.0005
+    first = np.array([observed.first_s[request.rid] for _, request in observed.requests])
+    assert len(observed.first_s) == len(observed.requests)
+    line = {
+        "input_lens": [len(request.input_ids) for _, request in observed.requests],
+        "output_lens": [request.sampling.max_new_tokens for _, request in observed.requests],
+        "sent": (sent + 77.0).tolist(), "ttfts": (first + way_back_s - sent).tolist(),
+        "latencies": [1.0] * len(sent), "errors": [""] * len(sent),
+    }  # fmt: skip
+    file = tmp_path / "runs.jsonl"
+    file.write_text(json.dumps(line))
+
+    spread = fit_outside(fit(observed), measured(str(file)), observed, str(file)).request.spread
+
+    assert len(spread) > 100
+    shares = np.linspace(0, 99.9, len(spread))
+    wanted = np.percentile(way_back_s, shares) - np.median(way_back_s)
+    assert np.allclose(spread, wanted, atol=1e-7)
+
+
 def test_results_of_another_server_are_refused(recorded, tmp_path):
     line = {
         "input_lens": [7] * 20, "output_lens": [3] * 20, "sent": [0.0] * 20, "ttfts": [0.1] * 20,

@@ -96,6 +96,26 @@ def test_another_seed_gives_other_times():
     )
 
 
+def test_answers_reach_clients_as_much_later_as_measured():
+    """The spread moves the tail of times to the first token; the scheduler sees nothing of it."""
+    work, plain = workload(200), profile()
+    request = msgspec.structs.replace(plain.request, spread=(-0.001, 0.0, 0.0, 0.1))
+    spread = msgspec.structs.replace(plain, request=request)
+    usual, late, still = (
+        Fleet(made, RoutingConfig(policy="round_robin"), 2, seed=4, scatter=scatter).run(work)
+        for made, scatter in ((plain, True), (spread, True), (spread, False))
+    )
+
+    more = late.ttft_s - usual.ttft_s
+    assert -0.001 <= more.min() < 0.0 < more.max() <= 0.1
+    assert np.median(more) == pytest.approx(0.0, abs=2e-3)
+    assert np.percentile(more, 95) == pytest.approx(0.085, abs=0.02)
+    assert late.latency_s - usual.latency_s == pytest.approx(more)
+    assert usual.replica == late.replica
+    unscattered = Fleet(plain, RoutingConfig(policy="round_robin"), 2, scatter=False).run(work)
+    assert still.end_s == unscattered.end_s
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     count=st.integers(1, 50),

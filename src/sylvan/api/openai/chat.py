@@ -17,6 +17,7 @@ MAX_TOOLS = 1024
 MAX_TOOL_NAME = 256
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_SHORT = {"role", "content"}
 _DROPPED_PARTS = ("thinking", "reasoning", "redacted_thinking")
 
 
@@ -189,7 +190,7 @@ def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _template_message(i: int, message: ChatMessage) -> dict[str, Any]:
-    plain = message.model_dump(exclude_none=True, exclude={"prefix"})
+    plain = _plain_message(message)
     if message.role == "developer":
         plain["role"] = "system"
     elif message.role == "function":
@@ -207,6 +208,13 @@ def _template_message(i: int, message: ChatMessage) -> dict[str, Any]:
     for call in plain.get("tool_calls") or ():
         call["function"].setdefault("arguments", "{}")
     return plain
+
+
+def _plain_message(message: ChatMessage) -> dict[str, Any]:
+    """Return the fields of a message, as plain JSON values, without null ones and `prefix`."""
+    if message.model_fields_set == _SHORT and isinstance(message.content, str):  # most messages
+        return {"role": message.role, "content": message.content}
+    return message.model_dump(exclude_none=True, exclude={"prefix"})
 
 
 def _part(part: str | ContentPart, path: str) -> dict[str, Any] | None:

@@ -50,7 +50,7 @@ class Catalog:
     def __init__(self, upstreams: Upstreams, http: HttpUpstream) -> None:
         self._upstreams = upstreams
         self._http = http
-        self._told: dict[str, tuple[str, ...]] = {}  # by address
+        self._listed: dict[str, tuple[str, ...]] = {}  # by address
 
     @property
     def models(self) -> Sequence[str]:
@@ -86,10 +86,10 @@ class Catalog:
             answer = await self._http.call(request, TIMEOUT_S, MAX_BYTES)
             cards: Any = msgspec.json.decode(answer.body, type=_Cards)
         except (UpstreamError, *MALFORMED) as error:
-            if spec.url not in self._told:
+            if spec.url not in self._listed:
                 logger.warning("the models of %s are not known yet: %s", spec.shown, error)
             return False
-        self._told[spec.url] = tuple(card.id for card in cards.data)
+        self._listed[spec.url] = tuple(card.id for card in cards.data)
         return True
 
     def _of(self, name: str) -> list[CatalogTarget]:
@@ -97,9 +97,9 @@ class Catalog:
         for spec in self._upstreams.upstreams:
             if name in spec.aliases:
                 targets.append(CatalogTarget(spec, spec.aliases[name]))
-            elif name in self._told.get(spec.url, ()):
+            elif name in self._listed.get(spec.url, ()):
                 targets.append(CatalogTarget(spec, name))
         return targets
 
     def _names(self, spec: UpstreamSpec) -> Sequence[str]:
-        return tuple(spec.aliases) or self._told.get(spec.url, ())
+        return tuple(spec.aliases) or self._listed.get(spec.url, ())

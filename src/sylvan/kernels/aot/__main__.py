@@ -22,7 +22,7 @@ from sylvan.kernels.aot.target import TARGETS, ChipTarget, compile_for
 
 
 def main() -> int:
-    """Exit status: 0 if every kernel is fit for every chip asked for."""
+    """Exit status: 0 if every kernel compiles well for every requested chip."""
     parser = argparse.ArgumentParser(prog="python -m sylvan.kernels.aot", description=__doc__)
     names = [target.name for target in TARGETS]
     parser.add_argument("--target", action="append", choices=names, help="default: all")

@@ -1,4 +1,4 @@
-"""What the compiler made of a kernel: registers, spills, shared memory, matrix instructions."""
+"""Measures compiled kernels: registers, spills, shared memory, matrix instructions."""
 
 from __future__ import annotations
 

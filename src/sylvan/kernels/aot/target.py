@@ -64,7 +64,7 @@ class _Absent(_Driver):
         return self._gpu
 
     def get_active_torch_device(self) -> torch.device:
-        """Of tensors without data."""
+        """Device of tensors without data."""
         return torch.device("meta")
 
     def get_current_device(self) -> int:

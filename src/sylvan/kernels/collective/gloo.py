@@ -102,7 +102,7 @@ def join_ranks(
 
 
 def file_store(path: str, size: int) -> Any:
-    """A store for ranks on one machine: a file that none of them has made yet."""
+    """A store for ranks on one machine: a file that does not exist yet."""
     c10d: Any = importlib.import_module("torch.distributed")
     return c10d.FileStore(path, size)
 
@@ -157,5 +157,5 @@ def remote_store(host: str, port: int, timeout_s: float) -> Any:
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
-    """The numbers of x as bytes, one behind the other: gloo does not know every type."""
+    """View x as contiguous bytes, because gloo does not support every type."""
     return x.detach().contiguous().view(-1).view(torch.uint8)

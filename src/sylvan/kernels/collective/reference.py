@@ -57,7 +57,7 @@ def all_to_all(x: torch.Tensor, ranks: Communicator) -> torch.Tensor:
 
 
 def mean_of_squares(x: torch.Tensor, over: RowParts | None) -> torch.Tensor:
-    """Of each row of x, which may be this rank's part of longer ones. Shape: (T, N) -> (T, 1)."""
+    """Mean square of each row of x, or of the longer row it is part of. Shape: (T, N) -> (T, 1)."""
     squares = x.float().square()
     if over is None:
         return squares.mean(-1, keepdim=True)

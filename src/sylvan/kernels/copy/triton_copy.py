@@ -20,7 +20,7 @@ from sylvan.kernels.gpu.launch import launch
 from sylvan.kernels.gpu.tiles import ceil_div
 
 _PROGRAMS = 32
-"""Of a copy to or from the host: each has 8 KiB on its way, which the bus takes 1 to 2 us for."""
+"""Programs of a copy to or from the host; each has 8 KiB in flight, 1 to 2 us of bus time."""
 _BLOCK = 1024  # words
 _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 

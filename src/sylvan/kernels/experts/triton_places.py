@@ -70,7 +70,7 @@ def _place_few_kernel(
 
 @triton.jit(do_not_specialize=["pairs", "slots"])
 def _count_kernel(ids_ptr, slot_ptr, load_ptr, pairs, slots, BLOCK: tl.constexpr):
-    """How many pairs each expert has; all slots are made empty."""
+    """Count the pairs of each expert, and mark all slots as empty."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(slot_ptr + at, -1, mask=at < slots)
     expert = tl.load(ids_ptr + at, mask=at < pairs, other=0)

@@ -20,13 +20,13 @@ from sylvan.kernels.experts import routing as reference
 from sylvan.kernels.gpu.launch import launch
 from sylvan.kernels.gpu.tiles import ceil_div, power_of_two
 
-_NO_KEY = tl.constexpr(-(1 << 63))  # below that of any number
+_NO_KEY = tl.constexpr(-(1 << 63))  # below the key of any number
 _ELEMENTS = 64  # of a program's block at least
 
 
 @triton.jit
 def _keys(x, place, PLACES: tl.constexpr):
-    """Whole numbers that order as x does, equal ones by falling place. Shape: that of x."""
+    """Integer keys in the order of x, ties by descending position. Shape: that of x."""
     x = tl.where(x >= float("-inf"), x, float("-inf"))
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # one zero, not two
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -59,7 +59,7 @@ def _in_kept_groups(
     GROUP_BLOCK: tl.constexpr,
     SIZE_BLOCK: tl.constexpr,
 ):
-    """Which experts are of a group that is kept. Shape: that of keys."""
+    """Whether each expert's group is kept. Shape: that of keys."""
     grouped = tl.reshape(keys, [ROWS, GROUP_BLOCK, SIZE_BLOCK])
     best = tl.max(grouped, 2)
     value = _numbers(best)

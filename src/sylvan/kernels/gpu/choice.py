@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @functools.cache
 def triton_installed() -> bool:
-    """Whether the extra `gpu` is there."""
+    """Whether the extra `gpu` is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
@@ -30,9 +30,9 @@ def on_gpu(x: torch.Tensor) -> bool:
 
 
 class KernelDispatch(Generic[P, T]):
-    """A function of an op by where its tensors are.
+    """Selects an op's implementation by the device of its tensors.
 
-    `module` holds a function of the same name and signature as `reference`.
+    `module` contains a function with the name and signature of `reference`.
     """
 
     def __init__(self, reference: Callable[P, T], module: str) -> None:
@@ -41,7 +41,7 @@ class KernelDispatch(Generic[P, T]):
         self._triton: Callable[P, T] | None = None
 
     def on(self, x: torch.Tensor) -> Callable[P, T]:
-        """The function to call with tensors that are where x is."""
+        """The function for tensors on the device of x."""
         if not on_gpu(x):
             return self._reference
         if self._triton is None:

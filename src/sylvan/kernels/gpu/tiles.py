@@ -28,7 +28,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Holds for heads (or rows) up to `width`, elements up to `size` bytes, on `arch` (or any)."""
+    """Applies to heads (or rows) up to `width`, elements up to `size` bytes, on `arch` (or any)."""
 
     op: str
     arch: Arch | None
@@ -117,12 +117,12 @@ def tile(op: str, width: int, size: int, arch: Arch) -> Tile:
 
 
 def row_warps(width: int) -> int:
-    """Warps of a program that holds one row of `width` (a power of two) elements."""
+    """Number of warps for a program with one row of `width` (a power of two) elements."""
     return max(1, min(16, width // 512))
 
 
 def ceil_div(a: int, b: int) -> int:
-    """How many pieces of b cover a."""
+    """Ceiling division."""
     return -(-a // b)
 
 

@@ -35,7 +35,7 @@ IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 1
 IQ3_XXS = (4, 12, 20, 28, 36, 44, 52, 62)
 IQ3_S = (1, 3, 5, 7, 9, 11, 13, 15)
 IQ2 = (8, 25, 43, 1, 7, 9, 0, 0)
-"""Magnitudes in the grids of ggml's IQ2 kinds, then eight times those of its IQ1 kinds."""
+"""Magnitudes of ggml's IQ2 grids, then eight times those of its IQ1 grids."""
 
 
 def _signed(sizes: Sequence[float]) -> tuple[float, ...]:

@@ -36,7 +36,7 @@ def gptq_int4(weight: torch.Tensor, moments: Moments, group: int) -> CodedWeight
     """Symmetric levels of four bits with a float16 scale for each `group` inputs.
 
     Raises:
-        ValueError: the sums are not those of finite rows.
+        ValueError: the sums are not finite.
     """
     w, inverse = weight.float().clone(), _inverse(moments.sums)
     rows, cols = w.shape

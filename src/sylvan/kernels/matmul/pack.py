@@ -102,7 +102,7 @@ def _check_same(weight: torch.Tensor | QuantisedWeight, packed: PackedWeight) ->
 
 
 def form_of(weight: torch.Tensor | QuantisedWeight) -> Form:
-    """How contents are kept."""
+    """Storage form of a weight's contents."""
     return weight.form if isinstance(weight, QuantisedWeight) else DENSE
 
 
@@ -131,7 +131,7 @@ def _up(value: int, step: int) -> int:
 
 
 def _padded(part: torch.Tensor, width: int) -> torch.Tensor:
-    """Zeros behind the columns and rows that are missing; the matrix itself where none are."""
+    """Pad columns and rows with zeros; the matrix itself if nothing is missing."""
     rows, cols = part.shape
     below = _up(rows, _OUT_PAD) - rows
     return F.pad(part, (0, width - cols, 0, below)) if below or cols < width else part

@@ -68,7 +68,7 @@ class QuantisedWeight(ABC):
     @property
     @abstractmethod
     def form(self) -> Form:
-        """How its numbers are kept."""
+        """Storage form of its numbers."""
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -87,7 +87,7 @@ class QuantisedWeight(ABC):
 
     @abstractmethod
     def like(self, tensors: Sequence[torch.Tensor]) -> Self:
-        """The same with other `tensors`."""
+        """A copy with other `tensors`."""
 
     @abstractmethod
     def columns(self, start: int, stop: int) -> Self:
@@ -108,11 +108,11 @@ class QuantisedWeight(ABC):
         return self.rows(torch.arange(self.shape[0], device=self.q.device))
 
     def to(self, device: torch.device | str) -> Self:
-        """The same on a device."""
+        """The weight on a device."""
         return self.like([part.to(device) for part in self.tensors])
 
     def stacked(self, count: int) -> Self:
-        """As many matrices of equal rows, which lie below each other, as a stack."""
+        """A stack of `count` matrices with equally many rows."""
         return self.like([part.unflatten(0, (count, -1)) for part in self.tensors])
 
     def flat(self) -> Self:
@@ -298,7 +298,7 @@ class CodedWeight(QuantisedWeight):
 
 
 def as_codes(weight: QuantisedWeight) -> CodedWeight:
-    """The same numbers for rows that are not rounded; shares what it can."""
+    """The same weight for activations that are not quantised; shares memory if possible."""
     if isinstance(weight, Int8Weight):
         q = (weight.q.view(torch.uint8) ^ 128).contiguous()
         return CodedWeight(q, weight.scale[..., None].contiguous(), "int8", 0)
@@ -336,7 +336,7 @@ def _alike(parts: Sequence[CodedWeight], count: int) -> Sequence[CodedWeight]:
 
 
 def _widened(part: CodedWeight) -> CodedWeight:
-    """Codes of four bits that stand for integers, in eight."""
+    """Convert 4-bit integer codes to 8-bit codes."""
     if part.code == "int8":
         return part
     if part.zero is not None and part.code == "int4":

@@ -23,7 +23,7 @@ from sylvan.kernels.native.tracer import PARTS_MIB, NativeTracer
 from sylvan.kernels.paged.cache import LayerPages
 
 _MOST_KINDS = 512  # more would mean that a layer is new in each step: they are forgotten
-_SLACK = 64  # numbers behind the rows that vector loads may touch
+_SLACK = 64  # numbers after the rows that vector loads may read
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Kind:
 
 
 Norms = tuple[HeadNorm | None, HeadNorm | None]
-"""Of query heads and of key heads."""
+"""Norms of query heads and of key heads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +133,7 @@ class NativePagedAttention:
             layer: Constant over the life of a model; each kind of layer is compiled once.
             heads: Queries (T, N, H), keys (T, K, H) and values (T, K, V) of any strides.
             step: Its `tokens`, `seqs`, `slots`, `row_start`, `kv_len` and page tables.
-            work: What is done to the heads first.
+            work: Norms and rotary embedding applied to the heads first.
 
         Returns: (T, N, V) in the dtype of the queries, owned by the caller.
         """
@@ -152,7 +152,7 @@ class NativePagedAttention:
         if work.table_TR is not None:
             places += ((kind.table, work.table_TR.data_ptr()),)
         kind.program.run_at(step, *places)
-        if len(kind.shape) == 1:  # with columns behind those of the heads
+        if len(kind.shape) == 1:  # with columns after those of the heads
             width = layer.num_heads * layer.value_dim
             out = out[:, :width].unflatten(1, (layer.num_heads, layer.value_dim))
         return out if out.dtype == heads[0].dtype else out.to(heads[0].dtype)
@@ -165,7 +165,7 @@ class NativePagedAttention:
         norms: Norms,
         step: StepRun,
     ) -> torch.Tensor:
-        """Norm and turn the heads of a joined projection, then attend.
+        """Apply head norms and rotary embedding to a joined projection, then attend.
 
         Args:
             layer: As of `run`.
@@ -269,7 +269,7 @@ class NativePagedAttention:
         return _Kind(program, rows_at, keys, values, out_at, table, work.key, shape, kept)
 
     def _tracer(self) -> NativeTracer:
-        # Rows and results lie where each call says: a program needs no memory of its own.
+        # Each call passes its rows and results: the program needs no memory.
         limits = ProgramLimits(max_tokens=1, max_outputs=1)
         return NativeTracer(self._dtype, limits, self._pages, self._library.constants)
 

@@ -1,4 +1,4 @@
-"""C++ structs of the ops, and the digest by which a library is known to be made of the same ones.
+"""Generates the C++ structs of ops, and a digest that ties a compiled library to them.
 
 Standard library only.
 """

@@ -14,7 +14,7 @@ def compile_graph(graph: Graph, kept: KeptWeights | None = None) -> ProgramLayou
 
     Args:
         graph: Traced.
-        kept: Weights that were packed before; takes those that were not.
+        kept: Cache of packed weights; receives newly packed ones.
 
     Raises:
         Unsupported: see `pack_weights`.

@@ -30,7 +30,7 @@ class WeightCopy(Protocol):
 
     @property
     def form(self) -> Form:
-        """How its numbers are kept."""
+        """Storage form of its numbers."""
         ...
 
     @property
@@ -94,7 +94,7 @@ class MatrixCopy:
         weight: LinearWeight = content
         if self.derive is not None:
             if not isinstance(content, torch.Tensor):
-                raise Unsupported("a quantised matrix in the place of one that others are made of")
+                raise Unsupported("a quantised matrix, where other copies derive from it")
             weight = self.derive(content)
         repack(weight, self.packed, self.dtype)
 

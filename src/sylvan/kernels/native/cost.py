@@ -79,7 +79,7 @@ def _timed(library: Library, address: int) -> float:
 
 
 def describe_costs(costs: Sequence[OpCost], bytes_per_s: float) -> list[str]:
-    """A line for each op, for people."""
+    """One line per op, for display."""
     return [
         f"{cost.name:20} {cost.rows:8} weights {cost.weight_bytes:>13,} B  "
         f"rows {cost.row_bytes:>9,} B  floor {cost.floor_us(bytes_per_s):9.1f} us"

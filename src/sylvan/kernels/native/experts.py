@@ -59,7 +59,7 @@ def trace_experts(
 def trace_chosen(
     builder: ProgramBuilder, x: TracedTensor, top_k: int, weights: ExpertWeights
 ) -> tuple[TracedTensor, TracedTensor, TracedTensor]:
-    """The same for rows whose experts the caller knows.
+    """Experts for rows whose expert ids the caller provides.
 
     Returns: their numbers (rows, top_k) as int32 and their weights (rows, top_k) as float32, both
         without gaps between rows and without memory until they are bound; and the weighted sums.

@@ -24,10 +24,10 @@ class ProgramLimits:
     max_outputs: int
 
     def most_rows(self, rows: Rows, times: int = 1) -> int:
-        """The most rows there can be, and as many as a tile may read behind them."""
+        """Maximum number of rows, plus the rows that a tile may read beyond them."""
         most = self.max_tokens if rows == "tokens" else self.max_outputs
         most = -(-most * times // _TILE_ROWS) * _TILE_ROWS
-        return most if times == 1 else most + _TILE_ROWS  # tiles of experts begin anywhere
+        return most if times == 1 else most + _TILE_ROWS  # tiles of experts may start at any row
 
 
 @operands
@@ -84,7 +84,7 @@ class Graph:
         return ~(len(self.constants) - 1)
 
     def with_ops(self, ops: Iterable[Op]) -> Graph:
-        """The same with other ops; buffers and constants that are added are its own."""
+        """A copy with other ops; buffers and constants added to it are not shared."""
         return replace(
             self,
             ops=list(ops),

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 SUFFIX = ".weights"
 MOST_FILES = 8
-"""In one directory; those that were not used for longest go."""
+"""Maximum number of files in a directory; the least recently used are deleted."""
 _SPARE_BYTES = 1 << 30  # that stay free on the disk
 
 
@@ -85,7 +85,7 @@ class KeptWeights:
         return self._found.get(weight.key)
 
     def keep(self, weight: LinearWeight, packed: PackedWeight) -> None:
-        """Have `write` keep a weight; those that have no name in the checkpoint are not kept."""
+        """Store a weight with `write`; weights without a checkpoint name are not stored."""
         if isinstance(weight, DeferredWeight):
             self._new[weight.key] = packed, list(weight.shape)
 

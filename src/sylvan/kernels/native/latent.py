@@ -64,7 +64,7 @@ def _linear_in_place(
     out: tuple[TracedTensor, int],
     groups: int,
 ) -> None:
-    """Heads of x, so many columns apart, times a matrix each, into heads of out."""
+    """Multiply each head of x by its own matrix, into heads of out; strides in columns."""
     builder.linear_heads(x[0], stack, out[0], groups, (x[1], out[1]))
 
 
@@ -75,7 +75,7 @@ def _linear_by_stacks(
     out: tuple[TracedTensor, int],
     groups: int,
 ) -> None:
-    """The same for heads of any columns."""
+    """As above, for heads of any number of columns."""
     heads, made, read = stack.shape
     rows = builder.repeated(read, builder.dtype, "tokens", heads)
     op = ToStack(x=x[0].id, stack=rows.id, num_heads=heads, width=read, step=x[1], cols=x[0].cols)

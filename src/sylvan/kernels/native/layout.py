@@ -40,7 +40,7 @@ class ProgramLayout:
         return sum(c.packed.num_bytes for c in self.copies if isinstance(c, MatrixCopy))
 
     def entry(self, ref: int) -> int:
-        """Of a virtual buffer or a constant."""
+        """Index of the memory of a virtual buffer or a constant."""
         return ~ref if ref < 0 else self.home[ref]
 
 

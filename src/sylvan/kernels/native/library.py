@@ -43,7 +43,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The library in use on this machine and why; `lines` is for people."""
+    """The library selected on this machine and why; `lines` is for display."""
 
     variant: str | None
     cpu_features: tuple[str, ...]
@@ -80,7 +80,7 @@ def load(variant: str | None = None, folder: Path = LIB) -> Library:
     """Load a variant, or the best one that works here.
 
     Raises:
-        LibraryMissing: nothing is compiled, or the variant asked for cannot run.
+        LibraryMissing: no library is compiled, or the requested variant cannot run.
     """
     obstacles = usable(folder)
     if variant is not None and variant not in obstacles:
@@ -94,7 +94,7 @@ def load(variant: str | None = None, folder: Path = LIB) -> Library:
 
 
 def describe(folder: Path = LIB) -> Description:
-    """What is in use and why; never raises."""
+    """The selected library and why; never raises."""
     try:
         obstacles = usable(folder)
         best = load(folder=folder).variant
@@ -134,7 +134,7 @@ def _obstacle(folder: Path, name: str, bits: int) -> str:
         dll = ctypes.CDLL(str(_path(folder, name)))
         if _is_stale(dll):
             return "compiled from other sources; run: python -m sylvan.kernels.build"
-        return "the system refuses it the tile registers" if dll.sylvan_start() else ""
+        return "the system denies access to tile registers" if dll.sylvan_start() else ""
     except (OSError, AttributeError) as error:
         return f"cannot be loaded: {error}"
 

@@ -1,4 +1,4 @@
-"""Traces what adapters add to a linear layer: two ops behind it, which do nothing without rows."""
+"""Traces the adapters of a linear layer: two ops after it, which do nothing without rows."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _TILE_ROWS = 16
 def trace_lora(
     builder: ProgramBuilder, x: TracedTensor, y: TracedTensor, layer: LoraLayer
 ) -> TracedTensor:
-    """Add to y what the adapters of `layer` make of x, in place. Shapes: (T, K), (T, N).
+    """Add the adapter outputs of `layer` for x to y, in place. Shapes: (T, K), (T, N).
 
     Raises:
-        Unsupported: rows that are not those of a step, or of too many columns.
+        Unsupported: the rows are not those of a step, or have too many columns.
     """
     if (x.rows, x.times) != ("outputs" if layer.of_outputs else "tokens", 1):
         raise Unsupported("adapters of rows that are not a step's")
@@ -43,7 +43,7 @@ def trace_lora_pairs(
     """Find out which pairs of rows of x and their experts have adapters; for `trace_lora_rows`.
 
     Raises:
-        Unsupported: rows that are not those of a step.
+        Unsupported: the rows are not those of a step.
     """
     if (x.rows, x.times) != ("tokens", 1):
         raise Unsupported("adapters of rows that are not a step's")
@@ -88,7 +88,7 @@ def trace_lora_rows(
 def trace_lora_embedding(
     builder: ProgramBuilder, y: TracedTensor, layer: LoraLayer
 ) -> TracedTensor:
-    """Add to y what the adapters of `layer` make of the ids of a step, in place. Shape: (T, N)."""
+    """Add the adapter outputs of `layer` for a step's ids to y, in place. Shape: (T, N)."""
     tables = _tables(builder, layer)
     inner = _inner(builder, y, tables)
     lookup = LoraLookup(inner=inner, tables=tables, num_ids=layer.inputs)
@@ -111,7 +111,7 @@ def _tables(builder: ProgramBuilder, layer: LoraLayer) -> LoraTables:
 
 def _inner(builder: ProgramBuilder, y: TracedTensor, tables: LoraTables) -> int:
     """Rows between the two products."""
-    # tiles read whole ones behind the last row of a slot, wherever that is
+    # tiles may read a whole tile beyond the last row of a slot
     most = builder.num_rows(y.rows, y.times) + _TILE_ROWS
     return builder.graph.buffer(most * tables.parts * tables.width * ELEMENT_BYTES[builder.dtype])
 

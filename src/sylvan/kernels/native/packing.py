@@ -38,7 +38,7 @@ def pack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int = 0) -> bo
 
     Args:
         rows_NK: bfloat16 or float32; of a dense matrix the type that it is packed in.
-        packed: Of which padding stays as it is; see `can_pack`.
+        packed: Target; its padding stays unchanged; see `can_pack`.
         first: The output that the first row is.
 
     Returns: whether all numbers are finite; else what was written is of no use.
@@ -69,7 +69,7 @@ def pack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int = 0) -> bo
 
 
 def repack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int, count: int) -> bool:
-    """Write plain numbers over some outputs, rounded as those that lie there; see `can_pack`.
+    """Overwrite some outputs by plain numbers, quantised to the existing form; see `can_pack`.
 
     Args:
         rows_NK: bfloat16 or float32; of a dense matrix the type that it is packed in.

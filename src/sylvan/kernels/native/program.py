@@ -71,7 +71,7 @@ class Program:
             step: Its numbers and where they lie.
             context: Given to host calls.
 
-        Returns how many of the rows that were sampled had no possible token.
+        Returns the number of sampled rows without a valid token.
         """
         if self._spent is not None:
             return self._run_measured(step, context, self._spent)
@@ -93,7 +93,7 @@ class Program:
         out[:, op.cols :] = 0
 
     def number(self, value: TracedTensor) -> int:
-        """Of a value's memory, for `bind`."""
+        """Index of a value's memory, for `bind`."""
         return self._layout.home[value.id]
 
     def bind(self, number: int, address: int) -> None:
@@ -122,7 +122,7 @@ class Program:
         return self._run(self._handle, ctypes.byref(step))
 
     def measure(self, *, on: bool) -> list[tuple[Op, int]]:
-        """Measure all later runs, or none; returns each op with its nanoseconds so far.
+        """Start or stop measuring runs; returns each op with its nanoseconds so far.
 
         `num_measured` counts the runs.
         """
@@ -153,7 +153,7 @@ class Program:
         return undrawn
 
     def profile(self, step: StepRun, context: object = None) -> list[tuple[Op, int]]:
-        """Run once and return each op with its nanoseconds."""
+        """Run once; return each op with its nanoseconds."""
         found: list[tuple[Op, int]] = []
         for part in self._parts:
             if isinstance(part, HostCall):

@@ -134,7 +134,7 @@ class _Quantising:
 
 
 def row_bytes(linear: Linear) -> int:
-    """Of a quantised row that `linear` reads."""
+    """Bytes of a quantised row that `linear` reads."""
     return linear.words * (4 if isinstance(linear, LinearInt8) else 8)
 
 

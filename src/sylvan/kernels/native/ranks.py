@@ -15,7 +15,7 @@ from sylvan.kernels.native.library import Library
 from sylvan.protocol.errors import ConfigError, RankLostError
 
 ROOM_BYTES = 1 << 20
-"""What a rank tells at a time; longer messages go in parts. Each rank has two such rooms."""
+"""Bytes that a rank sends at once; longer messages are split. Each rank has two such buffers."""
 
 
 class SharedRanks:

@@ -121,7 +121,7 @@ def members_of(cls: type[Operands]) -> tuple[tuple[str, Any], ...]:
 
 
 def is_group(hint: Any) -> bool:
-    """Whether a field holds a group of operands."""
+    """Whether a field is a group of operands."""
     return isinstance(hint, type) and issubclass(hint, Operands)
 
 
@@ -165,7 +165,7 @@ class Operand:
 
 
 def buffers_of(op: Op) -> Iterator[Operand]:
-    """Its buffers, but for those that are absent."""
+    """Its buffers, without absent ones."""
     for part in fields_of(type(op)):
         if part.kind == "buffer" and (ref := part.of(op)) is not None:
             about: Buffer = part.type

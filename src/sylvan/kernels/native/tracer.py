@@ -108,11 +108,11 @@ class NativeTracer:
 
     @property
     def dtype(self) -> Dtype:
-        """Of the model's rows."""
+        """Type of the model's rows."""
         return self._builder.dtype
 
     def next_segment(self) -> int:
-        """Begin another part of the program, and return its number."""
+        """Start a new segment of the program, and return its number."""
         self._builder.segment += 1
         return self._builder.segment
 
@@ -212,12 +212,12 @@ class NativeTracer:
 
     def lora(self, x: TracedTensor, y: TracedTensor, layer: LoraLayer) -> TracedTensor:
         if not self._whole_steps:
-            raise Unsupported("adapters of rows that are not those of a step")
+            raise Unsupported("adapters on rows that are not those of a step")
         return trace_lora(self._builder, x, y, layer)
 
     def lora_embedding(self, ids: TracedTensor, y: TracedTensor, layer: LoraLayer) -> TracedTensor:
         if not self._whole_steps or ids.id != _IDS:
-            raise Unsupported("adapters of ids that are not those of a step")
+            raise Unsupported("adapters on ids that are not those of a step")
         return trace_lora_embedding(self._builder, y, layer)
 
     def glu(self, gate_up: TracedTensor, kind: ActivationKind) -> TracedTensor:

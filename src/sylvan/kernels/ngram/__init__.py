@@ -33,7 +33,7 @@ def longest_match(corpus: IntArray, text: IntArray, longest: int) -> tuple[int, 
 
 @functools.cache
 def _implementation() -> Match:
-    """The compiled kernel, or the reference where there is none."""
+    """The compiled kernel if there is one, else the reference."""
     try:
         return compiled()
     except LibraryMissing:

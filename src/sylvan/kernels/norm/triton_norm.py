@@ -81,7 +81,7 @@ def _norm(
     how: tuple[float, float, bool],
     h: torch.Tensor,
 ) -> torch.Tensor:
-    """Write h, and return the float32 sum that was normed."""
+    """Write h, and return the float32 sum before the norm."""
     weight, bias = scales
     eps, offset, centred = how
     if x.stride(-1) != 1 or x.dim() != 2:

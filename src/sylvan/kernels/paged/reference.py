@@ -27,7 +27,7 @@ def head_norm(x_TNH: torch.Tensor, norm: HeadNorm | None) -> torch.Tensor:
 
 
 def rotate(x_TNH: torch.Tensor, positions_T: torch.Tensor, rope: Rope | None) -> torch.Tensor:
-    """Turn the first rotary_dim columns of every head by its position; float32 in and out."""
+    """Apply rotary embedding to the first rotary_dim columns of every head; float32 in and out."""
     if rope is None:
         return x_TNH
     dim = rope.cos_sin.shape[1]

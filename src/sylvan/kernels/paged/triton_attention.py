@@ -20,7 +20,7 @@ from sylvan.kernels.paged.triton_extend import extend_kernel
 
 _PROGRAMS = 2048  # enough to fill any GPU several times over
 _MOST_SPLITS = 64
-_FEW = 8  # for the interpreter, which runs them one by one
+_FEW = 8  # for the interpreter, which runs programs one by one
 _LEAST_SPLIT = 128  # tokens: a shorter one costs many requests more than it gains few
 _LEAST_COLUMNS = 16  # smallest block of a matrix unit
 

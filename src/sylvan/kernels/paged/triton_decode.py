@@ -24,7 +24,7 @@ def _span(
     LEAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """First token looked at (rounded down to a block), tokens of a split, number of splits."""
+    """First visible token (rounded down to a block), tokens per split, number of splits."""
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0) // BLOCK * BLOCK

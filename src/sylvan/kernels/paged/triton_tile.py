@@ -39,7 +39,7 @@ def rows_of(ptr, place, stride, valid, first, WIDTH: tl.constexpr, BLOCK: tl.con
 
 @triton.jit
 def columns_of(ptr, place, stride, valid, first, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """The same, a column a token: keys as the product wants them. Shape: (BLOCK, tokens)."""
+    """Transposed tile, one column per token, as the product needs keys. Shape: (BLOCK, tokens)."""
     col = tl.arange(0, BLOCK)
     mask = valid[None, :] & (col < WIDTH)[:, None]
     return tl.load(ptr + place[None, :] * stride + (first + col)[:, None], mask=mask, other=0.0)

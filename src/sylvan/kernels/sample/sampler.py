@@ -54,7 +54,7 @@ class SampleCall:
 
     Attributes:
         struct: For the library; whoever fills `slots` and `positions` sets its `rows`.
-        slots, positions: Of each row: its request slot, and the position of its token.
+        slots, positions: Request slot and token position of each row.
         ids, failed: Results by row; `failed` says that no token was possible.
     """
 
@@ -93,13 +93,13 @@ class SampleCall:
         self.struct.masks = self._masks.ctypes.data
         self.struct.mask_stride = self._masks.shape[1]
 
-    def tell(self, logprobs: LogprobRows | None) -> None:
+    def collect_logprobs(self, logprobs: LogprobRows | None) -> None:
         """Set where log probabilities are written for rows that want them; None: no row does."""
         self.struct.logprobs = Logprobs() if logprobs is None else logprobs.struct
 
 
 def sample(library: Library, call: SampleCall) -> int:
-    """Choose one id a row, as the runtime's sampler defines it; returns how many rows failed."""
+    """Sample one id per row, like the runtime's sampler; return the number of failed rows."""
     return library.dll.sylvan_sample(ctypes.byref(call.struct))
 
 

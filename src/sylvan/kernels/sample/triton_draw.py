@@ -1,4 +1,4 @@
-"""The last launch of sampling on GPUs: a program a row draws, and tells log probabilities.
+"""The last launch of sampling on GPUs: one program per row samples, and returns logprobs.
 
 A draw is a number u in [0, 1) times the mass that filters leave, and the first id, in the order of
 ids, at which that much has been collected. Without filters the mass of every part is known, and one

@@ -76,11 +76,11 @@ def _entries_kernel(logits_ptr, row_ptr, id_ptr, value_ptr, count, stride, BLOCK
 
 
 def edit(logits_RV: torch.Tensor, edits: LogitEdits) -> None:
-    """Change logits in place: penalties, then what is allowed, then bias; the contract's order."""
+    """Edit logits in place: penalties, then masks, then bias."""
     assert logits_RV.dtype == torch.float32
     assert logits_RV.stride(1) == 1
     rows, vocab = logits_RV.shape
-    x = logits_RV  # stands for what is not there
+    x = logits_RV  # placeholder for absent tensors
     if edits.counts is not None or edits.mask_bits is not None:
         bits = x if edits.mask_bits is None else edits.mask_bits
         launch(
@@ -123,7 +123,7 @@ def edit(logits_RV: torch.Tensor, edits: LogitEdits) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """How rows are cut: ids of a part and of a block, ids that a row may gather, pivots."""
+    """Partition of rows: ids per part and per block, gathered ids per row, pivots."""
 
     part: int = 8192
     block: int = 32
@@ -160,7 +160,7 @@ class _Found:
 
 
 def _cut(logits_RV: torch.Tensor) -> tuple[_Sizes, dict[str, int]]:
-    """How these rows are cut, and the same for kernels: one looks at all blocks of a row."""
+    """Partition of these rows, and of the kernel that reads all blocks of a row."""
     vocab = logits_RV.shape[1]
     if arch_of(logits_RV) == "interpreter":
         sizes = _SMALL  # where many parts of a small vocabulary are tested
@@ -291,7 +291,7 @@ def draw(logits_RV: torch.Tensor, rows: RowParams, *, filtered: bool = True) -> 
     sizes, cut = _cut(logits_RV)
     parts = _first_pass(logits_RV, rows, cut)
     ids, sums = parts.ids, parts.sums
-    found = _Found(ids, ids, ids, ids, sums, ids.view(torch.int16))  # stand for what is not read
+    found = _Found(ids, ids, ids, ids, sums, ids.view(torch.int16))  # unread placeholders
     if filtered:
         found = _find(logits_RV, rows, parts, sizes, cut)
     drawn = logits_RV.new_empty(count, dtype=torch.int32)

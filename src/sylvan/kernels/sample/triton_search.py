@@ -36,7 +36,7 @@ def level_among(w, bits, low, high, k, wanted, over, over_mass):
 
 @triton.jit
 def level_in_row(row_ptr, vocab, top, scale, low, high, k, wanted, CHUNK: tl.constexpr):
-    """The same over all of a row, by one program: for rows that are neither sparse nor narrowed."""
+    """The search over a whole row by one program, for rows that are neither sparse nor narrowed."""
     index = tl.arange(0, _PIVOTS)
     while low < high:
         pivots = pivots_of(low, high, index, _PIVOTS)
@@ -70,7 +70,7 @@ def parts_at(
     PART_BLOCK: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Of each part of a row, by one program: mass and number above a level, and number at it."""
+    """Per part of a row, by one program: mass and count above a level, and count at it."""
     part = tl.arange(0, PART_BLOCK)
     masses = tl.zeros([PART_BLOCK], tl.float64)
     counts = tl.zeros([PART_BLOCK], tl.int32)

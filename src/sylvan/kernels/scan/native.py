@@ -170,7 +170,7 @@ class NativeScans:
     def _compiled(
         self, op: type[Op], buffers: tuple[str, ...], sizes: Mapping[str, float]
     ) -> Program:
-        """One op; its buffers are numbered in their order, those of `StateSlots` at last."""
+        """A single op; its buffers are numbered in order, those of `StateSlots` last."""
         graph = Graph(ProgramLimits(max_tokens=1, max_outputs=1), self._dtype)
         refs = {name: graph.buffer(0) for name in buffers}
         slots = StateSlots(
@@ -183,7 +183,7 @@ class NativeScans:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """The same, each row in one piece; rows may lie apart."""
+    """The tensor with contiguous rows; rows may be strided."""
     flat = x.flatten(1)
     return flat if flat.shape[1] == 1 or flat.stride(1) == 1 else flat.contiguous()
 

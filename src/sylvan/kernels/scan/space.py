@@ -15,7 +15,7 @@ from sylvan.kernels.scan.spans import Spans, scan
 
 @dataclass(frozen=True, slots=True)
 class SpaceInputs:
-    """`decay`: what A_log stands for, negative: (H,), or (H, N) where channels differ."""
+    """`decay`: -exp(A_log): (H,), or (H, N) if channels differ."""
 
     x_THP: torch.Tensor
     dt_TH: torch.Tensor

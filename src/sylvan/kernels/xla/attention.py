@@ -38,7 +38,7 @@ class Tiles:
         return x.at[self.rows].get(mode="fill", fill_value=0)
 
     def scatter(self, x: Array, count: int) -> Array:
-        """Tiles (N, B, ...) as `count` rows; those of no request are zeros."""
+        """Tiles (N, B, ...) as `count` rows; unused rows are zeros."""
         if self.rows is None:
             return x[:, 0]
         out = jnp.zeros((count, *x.shape[2:]), x.dtype)

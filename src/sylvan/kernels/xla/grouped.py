@@ -64,7 +64,7 @@ def _by_expert(v: Values, op: Linear, groups: ExpertGroups, stack: Array) -> Non
 
 
 def _in_place(v: Values, op: Linear, groups: HeadRows, stack: Array) -> None:
-    """Heads are columns, so many apart, of x and of what is written."""
+    """Heads are strided column ranges of x and of the output."""
     x, heads = v.rows(op.x), groups.num_heads
     step, made = op.x_head_step // DTYPES[op.dtype].dtype.itemsize, stack.shape[1]
     columns = x[:, : heads * step].reshape(-1, heads, step)[..., : op.cols]

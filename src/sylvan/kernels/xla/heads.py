@@ -62,7 +62,7 @@ def _heads(x: Array, size: int) -> Array:
 def _norm_weight(
     v: Values, ref: int | None, heads: int, kv: KVPages, *, whole: bool
 ) -> Array | None:
-    """Of a head (D,), or of all heads (H, D)."""
+    """Norm weights of a head (D,), or of all heads (H, D)."""
     if ref is None:
         return None
     if whole:
@@ -93,7 +93,7 @@ def _head_norm(x_THD: Array, weight: Array | None, eps: float) -> Array:
 
 
 def rotate(x_THD: Array, table_TR: Array, *, interleaved: bool) -> Array:
-    """Turn the first columns of every head by its position; float32 in and out."""
+    """Apply rotary embedding to the first columns of every head; float32 in and out."""
     dim = table_TR.shape[1]
     cos, sin = jnp.split(table_TR[:, None], 2, -1)
     turning, passing = x_THD[..., :dim], x_THD[..., dim:]

@@ -190,7 +190,7 @@ class _Index:
         return n, k, 0, 0
 
     def page(self, n: Any, k: Any, p: Any, tables: Any, spans: Any) -> tuple[Any, ...]:
-        """Pages beyond those seen are the last one again, which is there already."""
+        """Pages beyond the visible ones repeat the last one, which is already loaded."""
         last = jnp.maximum(spans[n, 1] - 1, 0)
         return tables[n, jnp.clip(p, jnp.minimum(spans[n, 0], last), last)], k, 0, 0
 

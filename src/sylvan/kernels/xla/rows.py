@@ -151,7 +151,7 @@ def take_rows(v: Values, op: TakeRows) -> None:
 
 
 def add(v: Values, op: Add) -> None:
-    """Of a's type."""
+    """Compute a + scale b, in the type of a."""
     v.put(op.out, v.wide(op.a) + v.wide(op.b) * op.scale, op, wide=op.a_f32)
 
 

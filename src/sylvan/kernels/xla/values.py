@@ -56,7 +56,7 @@ class Values:
     """Buffers of a program by their number, as far as it has been traced.
 
     Attributes:
-        pages: Of each attention layer, replaced when rows are stored.
+        pages: Pages of each attention layer, replaced when rows are stored.
         loads: By the number of a constant, rows of each expert, int32 (E,).
     """
 
@@ -75,7 +75,7 @@ class Values:
         return jnp.concatenate(found, axis=-1) if isinstance(found, tuple) else found
 
     def wide(self, ref: int) -> Array:
-        """The same in float32."""
+        """The value in float32."""
         return self.rows(ref).astype(jnp.float32)
 
     def parts(self, ref: int, sizes: Sequence[int]) -> tuple[Array, ...]:
@@ -93,7 +93,7 @@ class Values:
         return self.weights.vectors[~ref][:count]
 
     def optional(self, ref: int | None, count: int) -> Array | None:
-        """The same, or None."""
+        """The first numbers of a constant; None if it is absent."""
         return None if ref is None else self.vector(ref, count)
 
     def table(self, ref: int, cols: int) -> Array:
@@ -116,6 +116,6 @@ class Values:
 
 
 def precision(dtype: Any) -> jax.lax.Precision:
-    """Of products: TPUs would compute float32 in bfloat16 by default."""
+    """Precision of products: by default, TPUs would compute float32 in bfloat16."""
     exact = dtype == jnp.float32
     return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT

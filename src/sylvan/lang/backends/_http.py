@@ -1,8 +1,7 @@
-"""A small HTTP client for many threads: kept connections, cancellation, deadlines.
+"""A small HTTP client for many threads: connection reuse, cancellation, deadlines.
 
-Only the standard library: a call costs little of the interpreter's time, importing it almost
-none, and a connection can be shut down from another thread, which is how servers learn that a
-program was cancelled.
+Uses only the standard library: calls and import are cheap, and another thread can shut down a
+connection, which is how servers notice that a program was cancelled.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class HttpClient:
         base_url: `http://host:port` or `https://...`, with or without a path.
         api_key: Sent as a bearer token.
         verify: File of certificates to trust, instead of the system's.
-        timeout_s: Longest silence of the server; None waits forever.
+        timeout_s: Longest time without data from the server; None waits forever.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class HttpClient:
         """Make a call and return its JSON, or its text if it is not JSON.
 
         Raises:
-            BackendError: the server cannot be reached, or answered with an error.
+            BackendError: the server is unreachable, or answered with an error.
             ProgramTimeoutError: `scope`'s deadline passed.
         """
         with self._exchange(method, path, body, scope) as response:
@@ -95,7 +94,7 @@ class HttpClient:
             raise BackendError("the server broke off its answer")
 
     def close(self) -> None:
-        """Close the connections that are kept."""
+        """Close idle connections."""
         with self._lock:
             kept, self._kept = self._kept, []
         for entry in kept:
@@ -127,7 +126,7 @@ class HttpClient:
     def _send(
         self, method: str, path: str, payload: bytes | None, scope: CancelScope
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        """Send a request and wait for the answer's head."""
+        """Send a request and wait for the answer's headers."""
         while True:
             kept = self._take()
             connection = kept or self._connect(scope)
@@ -138,7 +137,7 @@ class HttpClient:
                     return connection, connection.getresponse()
                 except _BROKEN:
                     connection.close()
-                    # The server closed a kept connection just as it was used: ask again.
+                    # The server closed an idle connection just as it was reused: retry.
                     if kept is None or scope.cancelled:
                         raise
                 except BaseException:
@@ -192,7 +191,7 @@ class HttpClient:
 
 
 def _shut(connection: http.client.HTTPConnection) -> None:
-    """Break off a call that another thread waits for."""
+    """Abort a call that another thread is waiting for."""
     sock: socket.socket | None = connection.sock
     if sock is not None:
         with suppress(OSError):
@@ -201,7 +200,7 @@ def _shut(connection: http.client.HTTPConnection) -> None:
 
 @contextmanager
 def _translated(scope: CancelScope) -> Iterator[None]:
-    """Turn network errors into the language's, by what they come from."""
+    """Convert network errors to the language's errors."""
     try:
         yield
     except TimeoutError as error:

@@ -1,4 +1,4 @@
-"""Shared by the providers' backends: messages of a state, SDKs loaded on demand, usage."""
+"""Helpers shared by provider backends: messages, on-demand SDK imports, token usage."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def split_system(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str, An
 
 
 def warn_unsupported(params: GenParams, provider: str, *names: str) -> None:
-    """Say which parameters that the program gave a provider does not know."""
+    """Warn about parameters of the program that a provider does not support."""
     lost = [name for name in names if params.values.get(name) is not None]
     if lost:
         warnings.warn(f"{provider} does not support {', '.join(lost)}; ignored", stacklevel=2)

@@ -1,4 +1,4 @@
-"""Backends that speak the runtime's own `/generate`: over HTTP, or in this process."""
+"""Backends that use the runtime's own `/generate`, over HTTP or in this process."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _PREFILL = 0  # max_new_tokens of a request that only computes and caches its pr
 
 
 class NativeBackend(BaseBackend):
-    """Programs in terms of generate requests. Subclasses carry the requests."""
+    """Maps programs to generate requests. Subclasses send the requests."""
 
     def send(self, body: Body, scope: CancelScope | None = None) -> Any:
-        """The answer to a request: an object, or a list for a batch or several samples."""
+        """Send a request; return an object, or a list for a batch or several samples."""
         raise NotImplementedError
 
     def send_stream(self, body: Body, scope: CancelScope) -> Iterator[Body]:
-        """The chunks of the answer; each has the whole text so far, or only the new text."""
+        """Yield the chunks of the answer; each has the whole text so far, or only new text."""
         raise NotImplementedError
 
     def generate(self, s: StateContext, sampling_params: GenParams) -> tuple[Any, Any]:
@@ -117,19 +117,19 @@ class NativeBackend(BaseBackend):
 
 @dataclass(slots=True)
 class _Stream:
-    """The stream of one sample, for both chunk formats.
+    """The stream of one sample, in either chunk format.
 
-    By default a chunk has everything so far; a server with `--incremental-streaming-output` sends
-    only new output, which the number of token ids reveals.
+    By default a chunk contains everything so far; a server with `--incremental-streaming-output`
+    sends only new output, which the number of token ids reveals.
     """
 
     incremental: bool = False
     num_tokens: int = 0
     num_chars: int = 0
-    lists: Meta = field(default_factory=dict[str, Any])  # of the meta data, by key
+    lists: Meta = field(default_factory=dict[str, Any])  # lists in the metadata, by key
 
     def take(self, chunk: Body) -> tuple[str, Meta]:
-        """New text, and the meta data of all so far."""
+        """New text, and the accumulated metadata."""
         text: str = chunk["text"]
         meta: Meta = chunk["meta_info"]
         total = meta.get("completion_tokens") or 0
@@ -146,7 +146,7 @@ class _Stream:
 
 
 def _choice_tokens(meta: Meta, prompt_len: int, prompt: str) -> list[TokenLogprob]:
-    """The tokens of a choice: those after the prompt, and one that it merged with the prompt.
+    """The tokens of a choice: those after the prompt, and one that merged with the prompt.
 
     `input_token_logprobs` ends with the request's last token. The token in the place of the
     prompt's last one is that very token if its text ends the prompt, else a merged ("healed") one.

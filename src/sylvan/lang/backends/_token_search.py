@@ -1,16 +1,16 @@
-"""`select` for services that take a logit bias but do not score text."""
+"""`select` for services with a logit bias but without scoring."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-FORCE = 100  # a bias that leaves the biased tokens alone
+FORCE = 100  # a bias that excludes all other tokens
 MAX_BIASED = 300  # limit of the OpenAI API
 
 
 class TokenEncoding(Protocol):
-    """A tokenizer, as `tiktoken` has them."""
+    """A tokenizer with `tiktoken`'s interface."""
 
     n_vocab: int
 
@@ -24,7 +24,7 @@ class TokenEncoding(Protocol):
 
 
 def integer_bias(encoding: TokenEncoding) -> dict[int, int]:
-    """A bias that allows digits and a space only."""
+    """A bias that allows only digits and a space."""
     texts = [str(n) for n in range(1000)] + [f"0{n}" for n in range(10)] + [" "]
     found: dict[int, int] = {}
     for text in texts:
@@ -41,16 +41,16 @@ def search_choice(
     choices: Sequence[str],
     next_token: Callable[[list[int], dict[int, int]], str],
 ) -> list[int]:
-    """Let the service walk down the tree of the choices' tokens.
+    """Let the service descend the tree of the choices' tokens.
 
     Args:
         encoding: The model's tokenizer.
         prompt: Text before the choice.
-        choices: What to choose from.
-        next_token: Asks for one token after a prompt of tokens, under a bias.
+        choices: The choices.
+        next_token: Requests one token after a prompt of tokens, with a bias.
 
     Returns:
-        How many tokens of each choice the service took.
+        Number of tokens of each choice that the service generated.
     """
     tokens = [encoding.encode(choice) for choice in choices]
     scores = [0] * len(choices)

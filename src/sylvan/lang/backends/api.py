@@ -15,16 +15,16 @@ StreamItem = tuple[str, Meta] | tuple[str, Meta, int]  # (delta, meta so far[, s
 
 
 class ProgramHooks:
-    """Hooks on the life of programs. By default they do nothing: they only save work."""
+    """Hooks on the life of programs. The defaults do nothing; hooks only save work."""
 
     def cache_prefix(self, prefix_str: str) -> None:
-        """Compute and keep a text that many programs begin with."""
+        """Compute and cache a text that many programs start with."""
 
     def uncache_prefix(self, rid: str) -> None:
-        """Give up a prefix kept."""
+        """Release a cached prefix."""
 
     def commit_lazy_operations(self, s: StateContext) -> None:
-        """Compute and keep the text of `s`, which is about to fork."""
+        """Compute and cache the text of `s`, which is about to fork."""
 
     def fork_program(
         self,
@@ -35,22 +35,22 @@ class ProgramHooks:
         """`src` was copied to `dst`."""
 
     def fill_image(self, s: StateContext) -> None:
-        """Compute and keep the pictures of `s`."""
+        """Compute and cache the images of `s`."""
 
     def begin_program(self, s: StateContext) -> None:
         """A program starts."""
 
     def end_program(self, s: StateContext) -> None:
-        """A program, or a fork of it, ended."""
+        """A program or a fork of it ended."""
 
     def end_request(self, rid: str | Sequence[str]) -> None:
-        """A request is not needed any longer."""
+        """A request is no longer needed."""
 
 
 class BaseBackend(ProgramHooks):
     """A model service. Called from many threads at once; calls block.
 
-    Subclasses override what their service can do: `generate` at least. `s` is read, never changed.
+    Subclasses override what their service supports, at least `generate`. `s` is read only.
     """
 
     is_chat_model = False  # messages in, one message out; the text cannot be continued
@@ -64,15 +64,15 @@ class BaseBackend(ProgramHooks):
         raise NotImplementedError(f"{type(self).__name__} does not know its model")
 
     def get_chat_template(self) -> MessageFormat:
-        """How the roles of a program are spelt for the model."""
+        """Format of the program's roles for the model."""
         return self.chat_template
 
     def generate(self, s: StateContext, sampling_params: GenParams) -> tuple[Any, Any]:
         """Continue `s`: text and meta info, or a list of each if `n` is above 1.
 
         Raises:
-            BackendError: the service refused.
-            ProgramCancelledError, ProgramTimeoutError: `s.scope` ended meanwhile.
+            BackendError: the service rejected the request.
+            ProgramCancelledError, ProgramTimeoutError: `s.scope` was cancelled or timed out.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot generate")
 
@@ -101,4 +101,4 @@ class BaseBackend(ProgramHooks):
         """The service's info."""
 
     def shutdown(self) -> None:
-        """Let go of connections and processes."""
+        """Close connections and stop processes."""

@@ -15,10 +15,10 @@ class EngineBackend(NativeBackend):
     """A `sylvan.Engine`, or any object with its `generate`.
 
     Args:
-        engine: `generate(prompt=..., sampling_params=..., stream=..., rid=...)` must be safe to
-            call from many threads, and return an object, a list, or with `stream` an iterator of
-            chunks; `abort_request(rid)` ends it.
-        chat_template_name: Template of the language's registry; by the model's path if not given.
+        engine: `generate(prompt=..., sampling_params=..., stream=..., rid=...)` must be
+          thread-safe, and return an object, a list, or with `stream` an iterator of chunks;
+          `abort_request(rid)` aborts it.
+        chat_template_name: Template of the language's registry; default: by the model's path.
     """
 
     def __init__(self, engine: Any, chat_template_name: str | None = None) -> None:
@@ -53,7 +53,7 @@ class EngineBackend(NativeBackend):
                 yield chunk
 
     def _abortable(self, body: Body) -> tuple[Body, Callable[[], None]]:
-        """Arguments of `generate`, and what ends the request that they start."""
+        """Arguments of `generate`, and a function that aborts the request."""
         rid = uuid.uuid4().hex
         arguments = {**_arguments(body), "rid": rid}
 
@@ -74,7 +74,7 @@ class EngineBackend(NativeBackend):
 
 
 def _arguments(body: Body) -> Body:
-    """A request body as arguments of `generate`, where the text is called `prompt`."""
+    """A request body as arguments of `generate`, which calls the text `prompt`."""
     arguments = dict(body)
     if "text" in arguments:
         arguments["prompt"] = arguments.pop("text")

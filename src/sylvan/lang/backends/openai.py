@@ -1,4 +1,4 @@
-"""OpenAI's API, chat and completion, and every service that speaks it."""
+"""OpenAI's chat and completion APIs, and compatible services."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _UNSUPPORTED = ("regex", "json_schema", "ebnf", "top_k", "min_p", "stop_regex", 
 class OpenAI(BaseBackend):
     """A model behind the OpenAI API.
 
-    A chat model answers whole messages: a `gen` must follow the opening of an assistant message,
-    unless the program has `num_api_spec_tokens`.
+    A chat model generates whole messages: a `gen` must follow the opening of an assistant message,
+    unless the program uses `num_api_spec_tokens`.
 
     Args:
         model_name: The model.
@@ -103,7 +103,7 @@ class OpenAI(BaseBackend):
         temperature: float,
         choices_method: ChoicesMethod = token_length_normalized,
     ) -> ChoicesDecision:
-        """Token by token; `choices_method` has no say."""
+        """Select token by token; ignores `choices_method`."""
         del choices_method
         if self.is_chat_model:
             raise NotImplementedError(
@@ -192,7 +192,7 @@ class OpenAI(BaseBackend):
 
 
 class _Translated:
-    """Turns the SDK's errors into ours."""
+    """Converts the SDK's errors to ours."""
 
     def __init__(self, api_error: type[Exception]) -> None:
         self._api_error = api_error

@@ -1,4 +1,4 @@
-"""A server process for the length of a program: `sylvan.Runtime`."""
+"""A server process that lives as long as the program: `sylvan.Runtime`."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from sylvan.utils.threads import call_in_thread
 
 LAST_PORT = 40000
 POLL_S = 0.1
-GRACE_S = 10.0  # a server that has not ended this long after it was asked to is killed
+GRACE_S = 10.0  # seconds until a server that does not stop is killed
 
 
 class LocalServer:
-    """Starts a server on a free port and stops it with the program.
+    """Starts a server on a free port, and stops it with the program.
 
-    Give it to `run(backend=...)` or `set_default_backend`; `endpoint` is the backend proper.
+    Pass it to `run(backend=...)` or `set_default_backend`; `endpoint` is the actual backend.
 
     Args:
         log_level: Of the server.
-        launch_timeout: Seconds to wait until it answers.
+        launch_timeout: Seconds to wait for the server to start.
         model_path: Model directory; the built-in model if not given.
         server_args: Further options of `sylvan serve`, with underscores for dashes.
 
     Raises:
-        BackendError: the server ended, or did not answer in time.
+        BackendError: the server ended, or did not start in time.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class LocalServer:
             except BackendError:
                 time.sleep(POLL_S)
             else:
-                if self.pid is not None:  # and it is ours that answers
+                if self.pid is not None:  # and it is our server that answers
                     return
         raise BackendError(f"the server did not answer within {timeout_s} s")
 
@@ -109,15 +109,15 @@ class LocalServer:
         return json.dumps(self._http.call("POST", "/encode", {"text": prompt}))
 
     def cache_prefix(self, prefix: str) -> None:
-        """Compute and keep a text."""
+        """Compute and cache a text."""
         self.endpoint.cache_prefix(prefix)
 
     def start_profile(self) -> None:
-        """Have the server record a profile."""
+        """Start a profile on the server."""
         self.endpoint.start_profile()
 
     def stop_profile(self) -> None:
-        """Have the server write the profile."""
+        """Stop the profile; the server writes it."""
         self.endpoint.stop_profile()
 
     async def get_server_info(self) -> Any:

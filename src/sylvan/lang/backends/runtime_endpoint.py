@@ -16,13 +16,13 @@ class RuntimeEndpoint(NativeBackend):
 
     Args:
         base_url: Its address, such as `http://127.0.0.1:30000`.
-        api_key: Its key, if it wants one.
+        api_key: The server's API key, if it needs one.
         verify: File of certificates to trust.
         chat_template_name: Template of the language's registry; by the model's path if not given.
-        timeout: Seconds of silence after which a call fails; None waits forever.
+        timeout: Seconds without data after which a call fails; None waits forever.
 
     Raises:
-        BackendError: there is no such server.
+        BackendError: the server is unreachable.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RuntimeEndpoint(NativeBackend):
         return self._http.stream("POST", "/generate", body, scope)
 
     def concatenate_and_append(self, src_rids: Sequence[str], dst_rid: str) -> None:
-        """Current servers do not have the route."""
+        """Not supported by current servers."""
         body = {"src_rids": list(src_rids), "dst_rid": dst_rid}
         self._http.call("POST", "/concate_and_append_request", body)
 
@@ -64,11 +64,11 @@ class RuntimeEndpoint(NativeBackend):
         return self._http.call("GET", "/server_info")
 
     def start_profile(self) -> None:
-        """Have the server record a profile."""
+        """Start a profile on the server."""
         self._http.call("GET", "/start_profile")
 
     def stop_profile(self) -> None:
-        """Have the server write the profile."""
+        """Stop the profile; the server writes it."""
         self._http.call("GET", "/stop_profile")
 
     def shutdown(self) -> None:

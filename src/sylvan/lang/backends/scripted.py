@@ -1,4 +1,4 @@
-"""A backend whose answers the test writes: instant, deterministic, no model."""
+"""A backend with scripted answers for tests: instant, deterministic, without a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Scorer = Callable[[str, str], float]  # (prompt, choice) -> log probability of e
 
 @dataclass(frozen=True, slots=True)
 class BackendCall:
-    """One call that the backend got. `kind` is generate, stream, select, cache or commit."""
+    """A call to the backend. `kind` is generate, stream, select, cache or commit."""
 
     kind: str
     text: str
@@ -36,15 +36,15 @@ def _prefer_first(prompt: str, choice: str) -> float:
 
 
 class Scripted(BaseBackend):
-    """Answers gens from a script, and keeps the calls it got.
+    """Answers gens from a script, and records the calls.
 
-    Stop strings and the number of samples are honoured, token limits are not.
+    Stop strings and the number of samples are respected, token limits are not.
 
     Args:
-        answer: What every gen gets; a list gives them in turn, again from the start after the
-            last; a function gets the text so far.
+        answer: The answer to every gen; a list gives its items in turn, cyclically; a function gets
+          the text so far.
         score: Log probability of each word of a choice after a prompt, for `select`.
-        is_chat_model: Whether to behave as a service that takes messages only.
+        is_chat_model: Whether to act like a service that only accepts messages.
         chunk_len: Characters per piece when streaming.
     """
 

@@ -1,8 +1,8 @@
-"""What an audit of the cache compares with what requests hold, and what it says.
+"""Compares the cache's accounts with what requests hold, and describes the differences.
 
-A bug of ours that loses memory is to cost nobody a request, so owners are compared while serving.
-What is compared is proportional to what requests hold, not to what is cached; only a difference
-makes the whole tree be walked.
+A bug that leaks memory must not fail requests, so ownership is checked during serving. The check
+costs time in proportion to what requests hold, not to what is cached; only a difference triggers a
+walk over the whole tree.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from sylvan.runtime.cache.types import Node
 
 @dataclass(frozen=True, slots=True)
 class Repairs:
-    """What was found without an owner, and taken back.
+    """Resources without an owner that an audit reclaimed.
 
-    `pages` of the allocator; `locks`: nodes of the tree that were locked more often, or less, than
-    requests use them, or were not found for eviction; `states`: slots of recurrent state.
+    `pages`: pages of the allocator; `locks`: tree nodes with a wrong lock count, or missing from
+    the eviction heap; `states`: slots of recurrent state.
     """
 
     pages: int = 0
@@ -38,12 +38,12 @@ class Repairs:
 
     @property
     def total(self) -> int:
-        """All of them together."""
+        """Sum of all counts."""
         return self.pages + self.locks + self.states
 
 
 def locks_of(ends: Iterable[Node]) -> dict[Node, int]:
-    """How often each node is to be locked if every one of `ends` was; roots never are."""
+    """Expected lock count of each node if every one of `ends` is locked; roots have none."""
     locks: dict[Node, int] = {}
     for end in ends:
         locks[end] = locks.get(end, 0) + 1
@@ -51,7 +51,7 @@ def locks_of(ends: Iterable[Node]) -> dict[Node, int]:
         while node is not None and node not in locks:
             locks[node] = 0
             node = node.parent
-    # children begin after their parents: what ends at or below a node is known when its turn comes
+    # children start after their parents, so this order visits all nodes below a node before it
     for node in sorted(locks, key=attrgetter("start"), reverse=True):
         if node.parent is not None:
             locks[node.parent] += locks[node]
@@ -59,14 +59,14 @@ def locks_of(ends: Iterable[Node]) -> dict[Node, int]:
 
 
 def unowned(is_free: NDArray[np.bool_], owned: Iterable[IntArray]) -> IntArray:
-    """Pages that are neither free nor among those of an owner."""
+    """Pages that are neither free nor owned."""
     for pages in owned:
         is_free[pages] = True
     return np.flatnonzero(~is_free).astype(np.int32)
 
 
 def agrees(tree: PrefixCache, locks: Mapping[Node, int]) -> bool:
-    """Whether `tree` has these locks and no others, without looking at unlocked nodes."""
+    """Whether `tree` has exactly these locks; does not visit unlocked nodes."""
     if any(node.locks != count for node, count in locks.items()):
         return False
     locked = sum(len(node.pages) for node in locks)

@@ -1,4 +1,4 @@
-"""Makes a cache manager from plain settings."""
+"""Builds a cache manager from settings."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from sylvan.runtime.cache.windows import WindowPages
 PrefixKind = Literal["radix", "none"]
 
 COUNTED_PER_WINDOW_PAGE = 16
-"""Without a full group: tree pages per page of the first window group. They cost only token ids,
-but need a bound.
+"""Tree pages per page of the first window group, for models without a full group. Such pages
+store only token ids, but need a bound.
 """
 
 
@@ -35,16 +35,16 @@ def kv_cache(
     """Build the manager for the KV groups of a model.
 
     Args:
-        groups: The full or latent group, if there is one, comes first. Page tables of a request
-            have the order of the paged ones.
+        groups: The full or latent group comes first, if there is one. A request's page tables are
+          in the order of the paged groups.
         prefix: Whether prefixes are cached.
-        eviction: Name of the policy.
+        eviction: Name of the eviction policy.
         tiers: Tiers below the device, nearest first.
         tier_policy: Needed with tiers.
 
     Raises:
         ConfigError: no such eviction policy.
-        ValueError: the groups do not fit together, or the tiers cannot be used with them.
+        ValueError: the groups are inconsistent, or do not support the tiers.
     """
     check_groups(groups)
     policy = eviction_policy(eviction)

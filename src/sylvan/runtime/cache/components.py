@@ -16,7 +16,7 @@ class Component(Protocol):
     """
 
     def on_split(self, upper: Node, lower: Node, num_pages: int) -> None:
-        """The first `num_pages` pages of `lower` are a node of their own now, `upper`."""
+        """The first `num_pages` pages of `lower` became a separate node, `upper`."""
         ...
 
     def on_leave(self, node: Node, keep: int) -> None:

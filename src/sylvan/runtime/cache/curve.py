@@ -1,4 +1,4 @@
-"""How the hit rate would change with the size of the cache: LRU stack distances of past prompts."""
+"""Hit rate as a function of cache size, from LRU stack distances of past prompts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Hashes = NDArray[np.uint64]
 
 
 def block_hashes(key: CacheKey) -> Hashes:
-    """One hash per whole block of `BLOCK_TOKENS`, of the prefix up to its end.
+    """One hash per whole block of `BLOCK_TOKENS`, of the prefix up to the block's end.
 
-    Keys with different namespaces or media have no hash in common.
+    Keys with different namespaces or media share no hash.
     """
     count = len(key.tokens) // BLOCK_TOKENS
     blocks = key.tokens[: count * BLOCK_TOKENS].reshape(count, BLOCK_TOKENS).astype(np.uint64)

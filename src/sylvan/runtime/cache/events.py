@@ -1,4 +1,4 @@
-"""What happened to the prefix tree, for those who follow it from outside."""
+"""Events of the prefix tree, for external subscribers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kind = Literal["insert", "evict"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeEvent:
-    """The tokens of `key` from position `start` on were inserted into a place, or evicted there."""
+    """Tokens of `key` from position `start` on were inserted into, or evicted from, a place."""
 
     kind: Kind
     key: CacheKey
@@ -27,23 +27,23 @@ class TreeEvent:
 
     @property
     def tokens(self) -> IntArray:
-        """What was inserted or evicted."""
+        """The inserted or evicted tokens."""
         return self.key.tokens[self.start :]
 
 
 class EventLog:
-    """Collects events, once somebody follows the tree; the newest `MAX_EVENTS` of them."""
+    """Collects the newest `MAX_EVENTS` events, once there is a subscriber."""
 
     def __init__(self) -> None:
         self._events: deque[TreeEvent] | None = None
 
     @property
     def on(self) -> bool:
-        """Whether somebody follows the tree."""
+        """Whether events are recorded."""
         return self._events is not None
 
     def record(self) -> None:
-        """Keep events from now on."""
+        """Start recording events."""
         self._events = self._events or deque(maxlen=MAX_EVENTS)
 
     def take(self) -> list[TreeEvent]:
@@ -54,7 +54,7 @@ class EventLog:
         return events
 
     def add(self, kind: Kind, node: Node, count: int, place: Place = Place.DEVICE) -> None:
-        """The last `count` tokens of a node were inserted or evicted."""
+        """Record that the last `count` tokens of a node were inserted or evicted."""
         if self._events is None or not count:
             return
         path = [*path_to(node)][::-1]

@@ -1,4 +1,4 @@
-"""How much of a cached prefix a request can use, where nodes hold more than pages of one group."""
+"""Finds how much of a cached prefix is usable when nodes hold more than pages of one group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sylvan.runtime.cache.types import CacheKey, Node
 
 @dataclass(slots=True, eq=False)
 class Extent:
-    """What of a walk can be used: `length` tokens in whole pages, and then `tail`."""
+    """Usable part of a walk: `length` tokens in whole pages, and then `tail`."""
 
     length: int
     tail: Tail | None = None
@@ -31,7 +31,7 @@ class Extent:
 
 
 class Extents:
-    """Finds the longest prefix after which every component of the nodes can go on."""
+    """Finds the longest prefix from which every component of the nodes can continue."""
 
     def __init__(self, nodes: NodeTree, states: NodeStates | None, min_load_tokens: int) -> None:
         self._nodes, self._states = nodes, states
@@ -52,7 +52,7 @@ class Extents:
         return Walk(whole_path(node, self._nodes.page_size), length, tail, node)
 
     def match(self, found: Walk, *, step: int, load: int) -> Match:
-        """What a request may use of a walk; see `RadixCache.match`."""
+        """The part of a walk that a request may use; see `RadixCache.match`."""
         assert found.end is not None
         if found.tail is not None and found.tail.node.computed_at >= step:
             found.tail = None
@@ -66,9 +66,9 @@ class Extents:
         return match
 
     def _extent(self, found: Walk, *, load: int) -> Extent:
-        """The longest prefix that can be used, from the device alone if that is nearly as long.
+        """The longest usable prefix; prefers the device alone if that is nearly as long.
 
-        `load`: longest one for which lower tiers may be read.
+        `load`: longest prefix for which lower tiers may be read.
         """
         size = self._nodes.page_size
         path, tail, length = found.path, found.tail, found.length
@@ -88,7 +88,7 @@ class Extents:
         return Extent(near)
 
     def _longest(self, path: Sequence[MatchedPages], limit: int, *, lower: bool) -> int:
-        """At most `limit` tokens, on which all components agree."""
+        """Longest prefix, at most `limit` tokens, that all components support."""
         while True:
             before = limit
             for component in self._components:
@@ -103,7 +103,7 @@ class Extents:
         return all(c.can_end(path, tail.node, tail.page, tokens) for c in self._components)
 
     def _tail(self, node: Node, tokens: IntArray, key: CacheKey, pos: int) -> Tail | None:
-        """The part of a page below `node` that shares most tokens, and can be gone on from."""
+        """The page below `node` with the longest partial match that a request can continue from."""
         size = self._nodes.page_size
         if self._states is None:
             leaf, count = nearest_tail(node, tokens, key, pos, size)

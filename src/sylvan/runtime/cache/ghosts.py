@@ -1,4 +1,4 @@
-"""What was cached once: tells evicted prefixes from those never seen."""
+"""Remembers evicted prefixes, to distinguish them from prefixes that were never cached."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ MAX_GHOSTS = 65_536
 
 
 class Ghosts:
-    """Remembers where evicted runs began, the newest `MAX_GHOSTS` of them.
+    """Remembers the starts of the newest `MAX_GHOSTS` evicted runs.
 
-    A run is known by its namespace, position, the token before it and its first page. That is less
-    than the whole prefix: enough to explain a miss, not to decide anything.
+    A run is identified by its namespace, position, preceding token and first page. That is less
+    than the whole prefix: enough to explain a miss, but not to base decisions on.
     """
 
     def __init__(self) -> None:
         self._seen: OrderedDict[int, None] = OrderedDict()
 
     def note(self, namespace: str, start: int, before: int, page: bytes) -> None:
-        """A run that began here was evicted."""
+        """Record that a run with this start was evicted."""
         name = hash((namespace, start, before, page))
         if name in self._seen:
             self._seen.move_to_end(name)
@@ -28,5 +28,5 @@ class Ghosts:
             self._seen.popitem(last=False)
 
     def known(self, namespace: str, start: int, before: int, page: bytes) -> bool:
-        """Whether such a run was evicted."""
+        """Whether a run with this start was evicted."""
         return hash((namespace, start, before, page)) in self._seen

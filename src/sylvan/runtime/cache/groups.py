@@ -11,16 +11,16 @@ GroupKind = Literal["full", "latent", "window", "state"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVGroup:
-    """Memory that a set of layers shares.
+    """Memory shared by a set of layers.
 
     Attributes:
-        name: For logs and statistics.
-        kind: "full" and "latent" layers read the KV of all earlier tokens, "window" layers that of
-            the last `window` ones, "state" layers one recurrent state of fixed size.
-        num_pages: Pages of the group, the padding page 0 included; of a "state" group, its slots,
-            the empty slot 0 included.
-        page_size: Tokens of a page; the same in all paged groups of a model.
-        window: Tokens that a token of a "window" layer attends to, itself included.
+        name: Name for logs and statistics.
+        kind: "full" and "latent" layers read the KV of all earlier tokens, "window" layers only of
+          the last `window` tokens, "state" layers one recurrent state of fixed size.
+        num_pages: Pages of the group, including the padding page 0; for a "state" group its slots,
+          including the empty slot 0.
+        page_size: Tokens per page; equal in all paged groups of a model.
+        window: Number of tokens that a token of a "window" layer attends to, including itself.
     """
 
     name: str
@@ -30,7 +30,7 @@ class KVGroup:
     window: int = 0
 
     def first_page(self, computed: int) -> int:
-        """First page that tokens from position `computed` on still read; 0 without a window."""
+        """First page that tokens from position `computed` on read; 0 without a window."""
         return max(0, computed - self.window + 1) // self.page_size if self.window else 0
 
     def min_pages(self, step_tokens: int) -> int:
@@ -44,7 +44,7 @@ class KVGroup:
     def max_step_tokens(self) -> int:
         """Most tokens that one request can compute in a step at any position; see `min_pages`.
 
-        0: a window and one token do not fit, so requests must not be longer than all pages.
+        0 if a window and one more token do not fit; requests must then fit into all pages.
         """
         return max(0, (self.num_pages - 2) * self.page_size - (self.window - 1))
 
@@ -61,7 +61,7 @@ def check_groups(groups: Sequence[KVGroup]) -> None:
     if any(group.kind != "window" for group in paged[1:]):
         raise ValueError("only the first KV group may be full or latent: such layers share pages")
     if sum(group.kind == "state" for group in groups) > 1 or groups[0].kind == "state":
-        raise ValueError("at most one KV group holds states, and it is not the first")
+        raise ValueError("at most one KV group may hold states, and not the first")
     for group in groups:
         if group.page_size != paged[0].page_size and group.kind != "state":
             raise ValueError(

@@ -20,7 +20,7 @@ class Victims(Protocol):
         ...
 
     def forget(self, node: Node) -> None:
-        """`node` must not be evicted any more."""
+        """Remove `node` from the candidates for eviction."""
         ...
 
     def holds(self, node: Node) -> bool:
@@ -61,7 +61,7 @@ class EvictionHeap:
         self._insert(node, rank)
 
     def forget(self, node: Node) -> None:
-        """`node` must not be evicted any more."""
+        """Remove `node` from the candidates for eviction."""
         if not node.queued:
             return
         node.queued = 0
@@ -72,7 +72,7 @@ class EvictionHeap:
             self._void = 0
 
     def __len__(self) -> int:
-        """Upper bound of the nodes that `pop` may return."""
+        """Upper bound of the number of nodes that `pop` may return."""
         return len(self._heap) - self._void
 
     def holds(self, node: Node) -> bool:
@@ -113,7 +113,7 @@ class StagedHeap:
         self._unwritten: OrderedDict[Node, int] = OrderedDict()
 
     def push(self, node: Node) -> None:
-        """Nodes without pages on the device are not pushed."""
+        """Add a node; ignored if it has no pages on the device."""
         self._unstage(node)
         if len(node.pages):
             self._heap.push(node)
@@ -136,21 +136,21 @@ class StagedHeap:
 
     @property
     def num_unstaged(self) -> int:
-        """Leaves that are not staged; more than there are, but 0 once all have been looked at."""
+        """Upper bound of the leaves that are not staged; 0 once all have been visited."""
         return len(self._heap)
 
     def pop_unstaged(self) -> Node | None:
-        """The next leaf to be staged, or None; push it if it is not."""
+        """Return the next leaf to stage, or None; push it again if it is not staged."""
         return self._heap.pop()
 
     def stage(self, node: Node, *, written: bool) -> None:
-        """Let `node` be evicted before all that are not staged."""
+        """Let `node` be evicted before all leaves that are not staged."""
         staged = self._written if written else self._unwritten
         staged[node] = len(node.pages)
         self.staged_pages += len(node.pages)
 
     def mark_written(self, node: Node) -> None:
-        """A tier has all of `node` now."""
+        """Record that a tier now holds all of `node`."""
         pages = self._unwritten.pop(node, None)
         if pages is not None:
             self._written[node] = pages

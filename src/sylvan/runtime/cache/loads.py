@@ -1,7 +1,7 @@
 """Loads of KV from lower tiers to the device, for waiting requests.
 
-A load owns its target pages until it succeeds, so a failed or abandoned load leaves no page that a
-later match could find.
+A load owns its target pages until it succeeds, so that a failed or abandoned load leaves no page
+that a later match could find.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sylvan.runtime.cache.windows import WindowPages
 
 
 class Loads:
-    """Begins and ends loads. Group 0 is the first one, then window groups."""
+    """Starts and ends loads. Group 0 is the first group, followed by window groups."""
 
     def __init__(
         self,
@@ -51,23 +51,23 @@ class Loads:
 
     @property
     def running(self) -> Sequence[Load]:
-        """Loads that have not ended."""
+        """Loads in progress."""
         return tuple(self._running.values())
 
     def take(self) -> tuple[Load, ...]:
-        """Loads to be started now; from here on only a report ends them."""
+        """Return the loads to start now; after this, only a report ends them."""
         new = tuple(load for load in self._running.values() if not load.taken)
         for load in new:
             load.taken = True
         return new
 
     def targets(self, group: int) -> list[IntArray]:
-        """Pages of a group that are being filled."""
+        """Pages of a group that loads are filling."""
         loads = self._running.values()
         return [p.targets for load in loads for p in load.pages if p.group == group]
 
     def plan(self, match: Match, kv: KVHandle) -> list[PageLoad]:
-        """Plan which pages the handle lacks and which tier has them; assigns no targets yet."""
+        """List the pages that the handle lacks, by tier; assigns no targets yet."""
         found: list[PageLoad] = []
         size = self._nodes.page_size
         for node in reversed([*path_to(match.node)]):
@@ -113,7 +113,7 @@ class Loads:
             self._nodes.unlock(load.node)
 
     def succeed(self, number: int) -> KVHandle | None:
-        """Give the loaded pages to the nodes; return the waiting handle, if it still waits."""
+        """Move the loaded pages to their nodes; return the waiting handle, if any."""
         load = self._running[number]
         kv = load.kv
         for node in reversed([*path_to(load.node)]):
@@ -132,9 +132,9 @@ class Loads:
         return None
 
     def fail(self, number: int) -> KVHandle | None:
-        """Forget what could not be loaded; returns the handle that waited, if it still does.
+        """Forget the pages that could not be loaded; return the waiting handle, if any.
 
-        That is of no use any more, and to be released.
+        The handle is useless then, and must be released.
         """
         load = self._running[number]
         self._free_targets(load)
@@ -153,7 +153,7 @@ class Loads:
     def brings(self, key: CacheKey, limit: int) -> bool:
         """Whether a load in progress brings some of the first `limit` tokens of `key`.
 
-        A request that waits for it need not load the same.
+        A request that waits for it need not load them again.
         """
         if not self._running:
             return False
@@ -164,7 +164,7 @@ class Loads:
     # ---- inside
 
     def _brought(self, load: Load, place: Place) -> int:
-        """Tokens that a load took from one place."""
+        """Tokens that a load read from one tier."""
         parts = (part for part in load.pages if not part.group and part.place is place)
         return sum(len(part.entries) for part in parts) * self._nodes.page_size
 
@@ -175,7 +175,7 @@ class Loads:
         return StateLoad(place, lower[place].state, slot)
 
     def _arrive(self, node: Node, part: PageLoad, kv: KVHandle | None) -> None:
-        """Give a node its loaded pages, unless it got pages meanwhile."""
+        """Give a node its loaded pages, unless it received others meanwhile."""
         own = _of_node(part, node, self._nodes.page_size)
         entries, targets = part.entries[own], part.targets[own]
         if not len(entries):
@@ -195,7 +195,7 @@ class Loads:
             kv.pages[entries] = node.pages
 
     def _end(self, load: Load) -> None:
-        """A load is over, except for its lock."""
+        """End a load, but keep its lock."""
         del self._running[load.number]
         if load.kv is not None:
             load.kv.loading = None
@@ -203,7 +203,7 @@ class Loads:
             parts_of(node).readers -= 1
 
     def _forget(self, node: Node, place: Place) -> None:
-        """A node is not in that place, unless another load reads it from there just now."""
+        """Record that a node is no longer in a tier, unless another load is reading it there."""
         parts = parts_of(node)
         if node.parent is not None and place in parts.lower and not parts.readers:
             self._nodes.forget_lower(node, place)

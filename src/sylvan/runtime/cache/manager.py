@@ -1,4 +1,4 @@
-"""The scheduler's one door to KV memory."""
+"""The scheduler's single interface to KV memory."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class KVCacheManager:
         *,
         has_full: bool = True,
     ) -> None:
-        """`has_full`: False if pages of `allocator` only count tokens, of a model with windows."""
+        """`has_full` is False if pages of `allocator` only count tokens, in window-only models."""
         self.page_size = allocator.page_size
-        self.tree = tree  # to look at; only this class changes it
+        self.tree = tree  # for reading; only this class changes it
         self.states = states
         self.loads = loads
         self._allocator = allocator
@@ -89,7 +89,7 @@ class KVCacheManager:
 
     @property
     def used_tokens(self) -> int:
-        """Tokens that requests hold, and the total; of the fullest KV group."""
+        """Tokens that requests hold, and the capacity, of the fullest KV group."""
         pages = self._allocator.num_pages
         share = (pages - self._available_pages) / pages
         for window in self._windows:
@@ -99,9 +99,9 @@ class KVCacheManager:
 
     @property
     def spare_pages(self) -> int:
-        """Pages to be had without evicting anything, where requests own nothing but such pages.
+        """Pages available without eviction, if requests own only such pages.
 
-        0 for models with window groups or states, and above lower tiers.
+        0 for models with window groups or states, and with lower tiers.
         """
         plain = not self._windows and self.states is None and self.loads is None
         return self._allocator.free_pages if plain else 0
@@ -111,9 +111,9 @@ class KVCacheManager:
         return self._allocator.free_pages + self._tree.evictable_pages
 
     def peek(self, key: CacheKey, limit: int, *, on_device: bool = False) -> int:
-        """Tokens of `key` that are cached, at most `limit`; changes nothing.
+        """Number of cached tokens of `key`, at most `limit`; changes nothing.
 
-        `on_device`: lower tiers do not count.
+        `on_device`: ignore lower tiers.
         """
         return self._tree.peek(key, limit, 0 if on_device else ANY)
 
@@ -141,8 +141,8 @@ class KVCacheManager:
     def extend(self, kv: KVHandle, num_tokens: int, *, computed: int = 0) -> bool:
         """Grow `kv` to hold `num_tokens` in all; False, changing nothing, if memory is short.
 
-        Window pages that no token from position `computed` on reads are given back: the slice that
-        is planned begins there.
+        Frees window pages that no token from position `computed` on reads; the planned slice starts
+        there.
         """
         held = kv.num_pages
         count = -(-num_tokens // self.page_size) - held
@@ -152,7 +152,7 @@ class KVCacheManager:
             return self._extend_all(kv, count, computed)
         has_room = count == 1 and held < len(kv.pages) and kv.tail is None
         if has_room and (page := self._allocator.alloc_one()):
-            # most calls by far: a decoding request needs its next page
+            # by far the most frequent case: a decoding request needs its next page
             kv.pages[held] = page
             kv.num_pages = held + 1
             return True
@@ -164,9 +164,9 @@ class KVCacheManager:
         return True
 
     def grow(self, handles: Sequence[KVHandle]) -> IntArray | None:
-        """A page more for each of these; None, giving none to any, if memory is short.
+        """Add one page to each handle; None, changing nothing, if memory is short.
 
-        All tokens in the pages that they have are computed. Returns the pages of the first group.
+        All tokens in their present pages must be computed. Returns the pages of the first group.
         """
         if [kv for kv in handles if kv.tail] or not self._make_free(len(handles)):
             return None
@@ -175,7 +175,7 @@ class KVCacheManager:
         pages = self._allocator.alloc(len(handles))
         for kv, page in zip(handles, pages.tolist(), strict=True):
             held = kv.num_pages
-            try:  # to ask for the length costs as much as all the rest
+            try:  # checking the length first would cost as much as the rest
                 kv.pages[held] = page
             except IndexError:
                 self._make_room(kv, held + 1)
@@ -188,7 +188,7 @@ class KVCacheManager:
     ) -> None:
         """Add the whole pages of the first `num_tokens` of `tokens` to the prefix cache.
 
-        Their KV is computed by `step` or earlier. Does nothing if all of them are cached already.
+        Their KV is computed by `step` or earlier. Does nothing if all of them are already cached.
         """
         if num_tokens // self.page_size <= kv.shared:
             return
@@ -214,7 +214,7 @@ class KVCacheManager:
         kv.num_pages = kv.shared = 0
 
     def take_copies(self) -> Sequence[Copy]:
-        """Page copies to be done before the next forward pass.
+        """Page copies to execute before the next forward pass.
 
         Groups count from 0 as in `KVHandle.tables`.
         """
@@ -222,7 +222,7 @@ class KVCacheManager:
         return copies
 
     def clear(self) -> None:
-        """Forget all cached prefixes that no request uses, in all places."""
+        """Forget all cached prefixes that no request uses, in all tiers."""
         if self.loads is not None:
             self.loads.residency.clearing()
         self._allocator.free(self._tree.clear())
@@ -278,7 +278,7 @@ class KVCacheManager:
         kv.windows, kv.has_full = tuple(tables), self._has_full
 
     def _load(self, match: Match, kv: KVHandle, loads: Loads) -> bool:
-        """Begin to load what the handle lacks; False, changing nothing, if memory is short."""
+        """Start loading what the handle lacks; False, changing nothing, if memory is short."""
         if self.states is not None and kv.state is None:
             return True  # no state slot is free; the caller releases the handle
         parts = loads.plan(match, kv)
@@ -326,7 +326,7 @@ class KVCacheManager:
         return True
 
     def _copy_tail(self, kv: KVHandle, tail: tuple[int, int]) -> None:
-        """Let the start of the page after the shared ones be copied from a page of the tree."""
+        """Plan a copy of the start of the page after the shared ones, from a page of the tree."""
         page, tokens = tail
         if self._has_full:
             self._copies.append((page, int(kv.pages[kv.shared]), tokens, 0))
@@ -343,8 +343,8 @@ class KVCacheManager:
             key, kv.view(), with_tail=with_tail, step=step, priority=priority, held=kv.node
         )
         self._allocator.free(done.freed)
-        # ---- pages of kv: [0, shared) the tree's | [shared, known) ours, computed twice |
-        #      [known, given) ours until now, the tree's from now on | [given, num_pages) ours
+        # ---- pages of kv: [0, shared) owned by the tree | [shared, known) ours, computed twice |
+        #      [known, given) moving from us to the tree | [given, num_pages) ours
         known, given = done.cached // size, -(-done.length // size)
         if known > kv.shared:
             self._allocator.free(kv.pages[kv.shared : known])
@@ -357,16 +357,16 @@ class KVCacheManager:
     # ---- pages
 
     def _make_free(self, count: int) -> bool:
-        """Evict until that many pages are free, or no more can be evicted."""
+        """Evict until `count` pages are free, or nothing more can be evicted."""
         short = count - self._allocator.free_pages
         if short <= 0:
             return True
         if short > self._tree.evictable_pages:
             return False
-        # a little more than needed, so that not each token of each request evicts its page
+        # evict some extra pages, so that not every token triggers an eviction
         wanted = min(short + self._slack, self._tree.evictable_pages)
         evicted = self._tree.evict(wanted)
-        self._evicted_short |= len(evicted) < wanted  # some leaf is not found: for the next audit
+        self._evicted_short |= len(evicted) < wanted  # the next audit repairs this
         self.evicted_pages += len(evicted)
         self._allocator.free(evicted)
         return count <= self._allocator.free_pages

@@ -1,4 +1,4 @@
-"""How prompts are compared with nodes of the prefix tree. Functions that change nothing."""
+"""Compares prompts with nodes of the prefix tree; functions without side effects."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Tail:
 
 @dataclass(slots=True, eq=False)
 class Walk:
-    """How far a prompt follows the tree: `length` tokens in whole pages.
+    """Result of following a prompt down the tree: `length` tokens in whole pages.
 
-    `tail` is set if they end inside a node that shares part of the next page too; `end` is the node
-    they end at otherwise.
+    `tail` is set if they end inside a node that also shares part of the next page; otherwise `end`
+    is the node where they end.
     """
 
     path: Sequence[MatchedPages]
@@ -104,9 +104,9 @@ def nearest_tail(
 def contained_leaves(
     node: Node, tokens: IntArray, key: CacheKey, pos: int, page_size: int
 ) -> Iterator[Node]:
-    """Leaves below `node` of less than a page that are a start of the tokens left, longest first.
+    """Partial-page leaves below `node` that are a prefix of the remaining tokens, longest first.
 
-    Positions with media are not looked for.
+    Skips positions with media.
     """
     rest = min(len(tokens) - pos, page_size - 1)
     for size in range(rest, 0, -1) if node.children and not key.media else ():
@@ -116,7 +116,7 @@ def contained_leaves(
 
 
 def path_to(node: Node) -> Iterator[Node]:
-    """The nodes from `node` up to the child of the root."""
+    """The nodes from `node` up to the root's child."""
     while node.parent is not None:
         yield node
         node = node.parent

@@ -10,8 +10,7 @@ from sylvan.protocol.arrays import IntArray
 class PageAllocator:
     """Stack of free pages 1..num_pages-1; page 0 absorbs the writes of padding rows.
 
-    A page is free or given out, never both; `free` of a page that is free is our own bug and is
-    asserted against.
+    A page is either free or allocated. Freeing a free page is a bug, which an assertion catches.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -20,7 +19,7 @@ class PageAllocator:
         self._stack: IntArray = np.arange(num_pages - 1, 0, -1, dtype=np.int32)
         self._top = num_pages - 1
         self._is_free = np.ones(num_pages, np.bool_)
-        # a view for single numbers: three times as fast as indexing the array
+        # a memoryview: three times as fast for single numbers as indexing the array
         self._numbers, self._flags = self._stack.data, self._is_free.data
 
     @property
@@ -32,7 +31,7 @@ class PageAllocator:
         """Take `count` pages.
 
         Raises:
-            MemoryError: fewer are free; callers check `free_pages` first.
+            MemoryError: fewer pages are free; callers check `free_pages` first.
         """
         if count > self._top:
             raise MemoryError(f"{count} pages wanted, {self._top} free")

@@ -21,9 +21,9 @@ class Match:
     Attributes:
         tail: The leaf below `node` whose first page matches `tail_tokens` more tokens.
         state: Device slot of the recurrent state after all of them; 0: none, or in a lower tier.
-        cached_tokens: Cached tokens in whole pages, whether or not all KV groups can continue from
-            there.
-        loads: Some of the KV has to be loaded from lower tiers.
+        cached_tokens: Cached tokens in whole pages, even if some KV group cannot continue from
+          there.
+        loads: Whether some of the KV must be loaded from lower tiers.
     """
 
     node: Node
@@ -44,7 +44,7 @@ class Match:
 class Insertion:
     """`length` leading tokens now end at `node`; the first `cached` were on the device before.
 
-    `freed` are pages that the new entry replaced; the caller owns them now.
+    `freed` are pages that the new entry replaced; the caller now owns them.
     """
 
     node: Node
@@ -58,30 +58,30 @@ class PrefixCache(Protocol):
 
     @property
     def evictable_pages(self) -> int:
-        """Pages that `evict` could return."""
+        """Number of pages that `evict` could return."""
         ...
 
     @property
     def total_pages(self) -> int:
-        """Pages that it owns."""
+        """Number of pages that the cache owns."""
         ...
 
     def peek(self, key: CacheKey, limit: int, load: int = ANY) -> int:
-        """Tokens that `match` would find; changes nothing."""
+        """Number of tokens that `match` would find; changes nothing."""
         ...
 
     def first_page(self, key: CacheKey) -> bytes:
-        """Name of the first page of `key` among the children of a root; empty if it is shorter."""
+        """Child key of the first page of `key`; empty if `key` is shorter."""
         ...
 
     def roots(self) -> Mapping[str, Node]:
-        """Namespace -> root; always the same mapping. Read only."""
+        """Maps namespaces to roots; always the same mapping. Read only."""
         ...
 
     def match(
         self, key: CacheKey, limit: int, *, step: int = 0, priority: int = 0, load: int = 0
     ) -> Match:
-        """Longest cached prefix of `limit` tokens; of `load` tokens including lower tiers."""
+        """Find the longest cached prefix of `limit` tokens; of `load` tokens with lower tiers."""
         ...
 
     def insert(
@@ -102,7 +102,7 @@ class PrefixCache(Protocol):
         ...
 
     def all_pages(self) -> Iterator[IntArray]:
-        """The pages it owns, in any order."""
+        """Yield the pages that the cache owns, in any order."""
         ...
 
     def lock(self, node: Node) -> None:
@@ -122,12 +122,12 @@ class PrefixCache(Protocol):
         ...
 
     def restore(self, locks: Mapping[Node, int]) -> int:
-        """Recompute the locks; return how many were wrong, or not evictable."""
+        """Recompute the locks; return how many were wrong or not evictable."""
         ...
 
 
 class NoPrefixCache:
-    """Remembers nothing: the off switch of prefix reuse."""
+    """Caches nothing: used when prefix caching is off."""
 
     def __init__(self) -> None:
         self.evictable_pages = 0
@@ -158,7 +158,7 @@ class NoPrefixCache:
         priority: int = 0,
         held: Node | None = None,
     ) -> Insertion:
-        """Caches nothing."""
+        """Return the pages to the caller."""
         return Insertion(self._node, 0, 0, EMPTY_IDS)
 
     def pages(self, node: Node) -> IntArray:

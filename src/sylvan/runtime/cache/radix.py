@@ -1,4 +1,4 @@
-"""Longest-prefix cache over token ids: which KV pages already hold the start of a prompt."""
+"""Longest-prefix cache over token ids: maps the start of a prompt to KV pages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from sylvan.runtime.cache.windows import WindowPages
 
 
 class RadixCache:
-    """Radix tree of cached prefixes (RadixAttention, arXiv:2312.07104 s3), one root a namespace.
+    """Radix tree of cached prefixes (RadixAttention, arXiv:2312.07104 s3), one root per namespace.
 
     Owns every page passed to `insert` until `evict` or `Insertion.freed` returns it. Further KV
     groups are components of a node (see `Component`): a match is the longest prefix from which all
@@ -52,7 +52,7 @@ class RadixCache:
         states: NodeStates | None = None,
         min_load_tokens: int = 0,
     ) -> None:
-        """`min_load_tokens`: fewer are not worth loading from lower tiers; 0: there are none."""
+        """`min_load_tokens`: shorter loads from lower tiers are not worthwhile; 0 without tiers."""
         self.page_size = page_size
         self.states = states
         components = (*windows, states) if states is not None else tuple(windows)
@@ -119,7 +119,7 @@ class RadixCache:
         return pos + shared
 
     def first_page(self, key: CacheKey) -> bytes:
-        """Name of the prompt's first page among the children of a root; empty if it is shorter."""
+        """Child key of the prompt's first page; empty if the prompt is shorter."""
         return page_name(key, 0, len(key.tokens), self.page_size)
 
     def match(
@@ -127,8 +127,8 @@ class RadixCache:
     ) -> Match:
         """Find the longest cached prefix of `key`, at most `limit` tokens, and mark it used.
 
-        A tail inside a page is offered only if an earlier step than `step` computed it. Prefixes in
-        lower tiers of at most `load` tokens are found too, if they are enough longer.
+        A tail inside a page is returned only if a step before `step` computed it. Prefixes of at
+        most `load` tokens in lower tiers also count, if they are sufficiently longer.
         """
         tokens = key.tokens[:limit]
         node, length = self._descend(key, tokens, priority)
@@ -143,10 +143,10 @@ class RadixCache:
         return Match(node, length, leaf, count)
 
     def find(self, key: CacheKey, *, use: bool = False) -> Node | None:
-        """The node that ends with the last token of `key`; None if not all is on the device.
+        """The node that ends with the last token of `key`; None if some KV is not on the device.
 
-        A last page that is not whole is not found if it has media. With `use` the whole pages are
-        marked as used now.
+        A partial last page with media is not found. With `use`, the whole pages are marked as used
+        now.
         """
         stop, node = len(key.tokens), None
         found = walk(self._roots.get(key.namespace), key, stop, self.page_size)
@@ -177,7 +177,7 @@ class RadixCache:
         return (node.pages for node in below(self._roots.values()))
 
     def roots(self) -> dict[str, Node]:
-        """Namespace -> root; always the same mapping. Read only."""
+        """Maps namespaces to roots; always the same mapping. Read only."""
         return self._roots
 
     # ---- changing
@@ -225,7 +225,7 @@ class RadixCache:
         if self._tiered:
             cached = self._fill(node, pages, cached, step)
             twin = node.children.get(node_name(leaf, size))
-            if twin is not None:  # less than a page, in a lower tier only
+            if twin is not None:  # a partial page that is only in a lower tier
                 self.nodes.lock_down(node if held is not None else None, twin)
                 self.nodes.fill(twin, leaf.pages, step)
                 return Insertion(twin, len(tokens), cached, freed)
@@ -235,7 +235,7 @@ class RadixCache:
     def evict(self, num_pages: int) -> IntArray:
         """Evict at least `num_pages` device pages of unlocked nodes, or all of them.
 
-        Leaves are shortened from their end.
+        Leaves are shortened from the end.
         """
         freed: list[IntArray] = []
         need, nodes, heap = num_pages, self.nodes, self.heap
@@ -248,13 +248,13 @@ class RadixCache:
         return np.concatenate(freed) if freed else EMPTY_IDS
 
     def clear(self) -> IntArray:
-        """Forget everything that is not locked; return its device pages."""
+        """Forget all unlocked nodes; return their device pages."""
         pages = self.evict(self.evictable_pages)
         if self._tiered:
             self.nodes.forget_all_lower()
         return pages
 
-    # ---- followers
+    # ---- subscribers
 
     def record_events(self) -> None:
         """Start recording events."""
@@ -271,7 +271,7 @@ class RadixCache:
     ) -> tuple[Node, int]:
         """Walk down whole pages, splitting the last edge where `tokens` leave it.
 
-        The path to a locked node is known, but counts as used too.
+        The path to a locked node is known, but is marked as used too.
         """
         pos, size, clock = 0, self.page_size, self._clock
         if held is None or held.parent is None:

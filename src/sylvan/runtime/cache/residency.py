@@ -1,8 +1,8 @@
-"""Lower tiers: memories for KV that does not fit on the device.
+"""Manages lower tiers: memories for KV that does not fit on the device.
 
-Eviction frees device pages at once, in the same order as without a tier. The leaves next in line
-are written to the tiers ahead of time (`Residency.poll`). A slow or full tier therefore costs hits
-but never delays a request, and device pages belong to the tree until they are evicted.
+Eviction frees device pages at once, in the same order as without tiers. The next leaves in eviction
+order are written to the tiers ahead of time (`Residency.poll`). A slow or full tier therefore costs
+hits but never delays a request, and device pages belong to the tree until they are evicted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sylvan.runtime.cache.types import (
 )
 
 MAX_SINKING = 65_536
-"""Most nodes queued for writing to one tier; the oldest beyond that are not written."""
+"""Maximum queue of nodes to write to a tier; the oldest excess nodes are not written."""
 _SLACK = 1024  # dead entries tolerated before a rebuild
 
 
@@ -41,8 +41,8 @@ class Tier(Protocol):
     """Control side of one tier below the device; it moves the KV itself.
 
     Attributes:
-        place: Where it is.
-        whole_prefixes: A node is useful to it only together with its whole prefix.
+        place: The tier's place.
+        whole_prefixes: Whether a node is useful only together with its whole prefix.
     """
 
     place: Place
@@ -50,16 +50,16 @@ class Tier(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it accepts writes now."""
+        """Whether the tier accepts writes now."""
         ...
 
     @property
     def free_pages(self) -> int:
-        """Pages that it can accept now."""
+        """Number of pages that the tier can accept now."""
         ...
 
     def wants(self, node: Node) -> bool:
-        """Whether it would ever accept this node, regardless of free space."""
+        """Whether the tier would ever accept this node, regardless of free space."""
         ...
 
     def offer(self, number: int, node: Node, source: Place) -> Locator | None:
@@ -71,8 +71,8 @@ class Tier(Protocol):
         the copy is then dropped.
 
         Returns:
-            Where the tier will keep it. Pages of the first group are obligatory, but for a last one
-                that is not whole.
+            Where the tier will store the node. Pages of the first group are obligatory, except a
+              partial last page.
         """
         ...
 
@@ -86,13 +86,13 @@ class Tier(Protocol):
 
 
 class Stored(Protocol):
-    """A prefix found in a tier whose pages another process wrote.
+    """A prefix found in a tier, written by another process.
 
     Each number is reported once, and only for newly known pages.
 
     Attributes:
-        first: First page present.
-        stop: Page after the last one.
+        first: First available page.
+        stop: Page after the last available one.
     """
 
     first: int
@@ -103,11 +103,11 @@ class Stored(Protocol):
         ...
 
     def window(self, group: int, page: int) -> int:
-        """Number of a page of a window group; `ABSENT` if it is not there."""
+        """Number of a page of a window group; `ABSENT` if unavailable."""
         ...
 
     def state(self, stop: int) -> int:
-        """Number of the recurrent state after that many pages; `ABSENT` if the tier has none."""
+        """Number of the recurrent state after `stop` pages; `ABSENT` if unavailable."""
         ...
 
 
@@ -116,9 +116,9 @@ class TierPolicy:
     """How lower tiers are used.
 
     Attributes:
-        write_ahead_pages: Device pages, next to be evicted, that are to lie in a lower tier too. As
-            many as the device has: everything is written as soon as no request uses it.
-        min_load_tokens: Fewer tokens are computed rather than loaded; at least 1.
+        write_ahead_pages: Number of device pages, next to be evicted, to write to a lower tier
+          ahead of time. If this covers the device, everything is written once no request uses it.
+        min_load_tokens: Shorter prefixes are computed rather than loaded; at least 1.
     """
 
     write_ahead_pages: int
@@ -126,7 +126,7 @@ class TierPolicy:
 
 
 class Residency:
-    """Fills tiers, nearest first, and frees what is no longer needed."""
+    """Fills tiers, nearest first, and frees memory that is no longer needed."""
 
     def __init__(
         self,
@@ -147,8 +147,8 @@ class Residency:
         self._shelves = {place: _Shelf(eviction, place) for place in self._tiers}
         self._writes: dict[int, Tier] = {}
         self._numbers = itertools.count(1)
-        self._refused = False  # a write, since the last `poll` began
-        self._distrusted: set[int] = set()  # writes of nodes that `clear` removed meanwhile
+        self._refused = False  # whether a write was refused since the last `poll` began
+        self._distrusted: set[int] = set()  # running writes of nodes that `clear` removed
 
     @property
     def places(self) -> Iterable[Place]:
@@ -159,8 +159,8 @@ class Residency:
     def has_unwritten(self) -> bool:
         """Whether `poll` could start a write without any other event.
 
-        A write refused while none was running stays refused until the tree changes: no tier has
-        room.
+        A write that was refused while no other was running stays refused until the tree changes,
+        because no tier has room.
         """
         if self._refused and not self._writes:
             return False
@@ -173,7 +173,7 @@ class Residency:
         """Process finished writes, and start new ones.
 
         Args:
-            completed: Last step whose results are in; KV of later steps is not written.
+            completed: Last step whose results have arrived; KV of later steps is not written.
         """
         for tier in self._tiers.values():
             for number, succeeded in tier.poll():
@@ -184,7 +184,7 @@ class Residency:
         self.collect()
 
     def back_up(self, node: Node, completed: int) -> bool:
-        """Begin to write a node and all above it, where no tier has them; False if one refuses.
+        """Start writing a node and its ancestors that no tier has; False if a tier refuses one.
 
         Args:
             node: A node on the device.
@@ -192,7 +192,7 @@ class Residency:
         """
         path = [*path_to(node)][::-1]
         for each in path:
-            parts_of(each).readers += 1  # room is not made at the cost of this very prefix
+            parts_of(each).readers += 1  # do not evict this prefix to make room for itself
         try:
             return all(self._back_up_node(each, completed) for each in path)
         finally:
@@ -200,7 +200,7 @@ class Residency:
                 parts_of(each).readers -= 1
 
     def was_evicted(self, number: int) -> bool:
-        """Whether device pages of a write were reused, other than by clearing the cache."""
+        """Whether device pages of a write were reused, except by clearing the cache."""
         if number in self._distrusted:
             return False
         for node in self._nodes.writing.get(number, ()):
@@ -210,11 +210,11 @@ class Residency:
         return False
 
     def clearing(self) -> None:
-        """All nodes are about to be forgotten, because their KV is not to be used any more."""
+        """Called before all nodes are forgotten because their KV became invalid."""
         self._distrusted.update(self._writes)
 
     def found_in(self, places: Place, key: CacheKey, limit: int) -> int:
-        """Tokens in whole pages of `key`, at most `limit`, that lie in `places`; no changes."""
+        """Tokens in whole pages of `key`, at most `limit`, present in `places`; no changes."""
         found, nodes = 0, self._nodes
         root = nodes.roots.get(key.namespace)
         for node, count in walk(root, key, limit, nodes.page_size).path:
@@ -226,7 +226,7 @@ class Residency:
     def learn(self, key: CacheKey, place: Place, stored: Stored) -> bool:
         """Add newly discovered pages of a tier to the tree.
 
-        False, changing nothing, if the prefix before them is no longer cached.
+        Returns False, changing nothing, if the prefix before them is no longer cached.
         """
         size, tier = self._nodes.page_size, self._tiers[place]
         node, reached = self._reach(key, stored.stop * size)
@@ -253,7 +253,7 @@ class Residency:
         return True
 
     def forget(self, place: Place) -> None:
-        """Forget everything in a tier that was cleared or removed, except what loads read now."""
+        """Forget the contents of a tier that was cleared or removed, except running loads."""
         if (waiting := self._sinking.get(place)) is not None:
             waiting.clear()
         self._nodes.forget_all_lower(place)
@@ -301,7 +301,7 @@ class Residency:
         return node.computed_at <= completed and self._write_anywhere(node)
 
     def _is_wanted(self, node: Node) -> bool:
-        """Whether any tier would accept a node; nodes shorter than a page are useless there."""
+        """Whether any tier would accept a node; tiers cannot use nodes shorter than a page."""
         whole = len(node.tokens) >= self._nodes.page_size
         return whole and any(tier.wants(node) for tier in self._tiers.values())
 
@@ -315,14 +315,14 @@ class Residency:
         return False
 
     def _sink(self, completed: int) -> None:
-        """Copy from each tier to the next lower one, in order, as long as writes are accepted."""
+        """Copy nodes from each tier to the next lower one, as long as writes are accepted."""
         for place, waiting in self._sinking.items():
             tier = self._tiers[place]
             while waiting and self._sink_node(waiting[0], tier, completed):
                 waiting.popleft()
 
     def _sink_node(self, node: Node, tier: Tier, completed: int) -> bool:
-        """Start writing a node to a lower tier too; False if the tier refuses now."""
+        """Start writing a node to a lower tier too; False if the tier refuses it now."""
         path = [*path_to(node)][::-1] if tier.whole_prefixes else [node]
         for each in path:
             parts_of(each).readers += 1  # as in `back_up`
@@ -345,7 +345,7 @@ class Residency:
         return source is None or self._write(node, source, tier)
 
     def _stage(self, node: Node, completed: int) -> bool:
-        """Write a node before its eviction, together with the prefix it depends on."""
+        """Write a node before its eviction, together with its prefix."""
         if any(tier.whole_prefixes for tier in self._tiers.values()):
             return self.back_up(node, completed)
         return not self._is_wanted(node) or self._write_anywhere(node)
@@ -413,7 +413,7 @@ class Residency:
                 self._sinking[below].append(node)
 
     def _shed(self, place: Place, num_pages: int) -> None:
-        """Drop the least valuable nodes of a tier until that many pages are free."""
+        """Drop the least valuable nodes of a tier until `num_pages` pages are free."""
         shelf, passed = self._shelves[place], list[Node]()
         while num_pages > 0 and (node := shelf.pop()):
             if not _may_go(node, place):
@@ -430,9 +430,9 @@ class Residency:
 
 
 class _Shelf:
-    """The nodes of one tier, least valuable first.
+    """Heap of the nodes of one tier, least valuable first.
 
-    Each node in the tier is in this heap, or a node below it is.
+    For each node in the tier, the heap contains the node or one of its descendants.
     """
 
     def __init__(self, policy: EvictionPolicy, place: Place) -> None:
@@ -474,7 +474,7 @@ class _Shelf:
 
 
 def parts_of(node: Node) -> NodeParts:
-    """The parts of a node; in a tree with tiers all nodes have some."""
+    """The parts of a node; in a tree with tiers, every node has them."""
     assert node.parts is not None
     return node.parts
 

@@ -24,14 +24,14 @@ from sylvan.runtime.cache.types import (
 
 
 class NodeStates:
-    """The states that nodes of the prefix tree end in; a `Component` of the tree."""
+    """Recurrent states at the ends of tree nodes; a `Component` of the tree."""
 
     def __init__(self) -> None:
-        self.holders: dict[int, Node] = {}  # by slot
+        self.holders: dict[int, Node] = {}  # node by slot
         self.dropped: list[int] = []  # slots of removed nodes; `StateSlots` collects them
 
     def keep(self, node: Node, slot: int) -> bool:
-        """Let `node` end in the state of `slot`; False if it has a state already."""
+        """Store the state of `slot` at the end of `node`; False if it already has one."""
         parts = node.parts
         if parts is None:
             parts = node.parts = NodeParts()
@@ -42,7 +42,7 @@ class NodeStates:
         return True
 
     def drop_oldest(self, sparing: Collection[int]) -> int:
-        """Take the least recently used state from its node, which stays; 0 if no node has one."""
+        """Take the least recently used state from its node; return its slot, 0 without one."""
         free = [node for slot, node in self.holders.items() if slot not in sparing]
         if not free:
             return 0
@@ -52,7 +52,7 @@ class NodeStates:
         return self._take(node)
 
     def on_split(self, upper: Node, lower: Node, num_pages: int) -> None:
-        """A state stays with the end of its node."""
+        """The state stays at the end of the lower node."""
 
     def on_leave(self, node: Node, keep: int) -> None:
         if slot := self._take(node):
@@ -77,7 +77,7 @@ class NodeStates:
 
 
 def has_state(node: Node, *, lower: bool) -> bool:
-    """Whether a node ends in a state, on the device or, if asked for, in a lower tier."""
+    """Whether a node has a state, on the device or, with `lower`, in a lower tier."""
     parts = node.parts
     if parts is None:
         return False
@@ -87,7 +87,7 @@ def has_state(node: Node, *, lower: bool) -> bool:
 
 
 class StateTree(Protocol):
-    """What `StateSlots` needs from the prefix tree."""
+    """The interface of the prefix tree that `StateSlots` uses."""
 
     @property
     def states(self) -> NodeStates | None:
@@ -95,9 +95,9 @@ class StateTree(Protocol):
         ...
 
     def find(self, key: CacheKey, *, use: bool = False) -> Node | None:
-        """The node that ends with the last token of `key`, if all of it is on the device.
+        """The node that ends with the last token of `key`, if all its KV is on the device.
 
-        With `use` it is marked as used now.
+        With `use`, mark it as used now.
         """
         ...
 
@@ -116,16 +116,16 @@ class StateSlots:
         nodes = tree.states if tree is not None else None
         self._nodes = nodes if nodes is not None else NodeStates()
         self._free = list(range(num_slots - 1, 0, -1))
-        self._fresh = {0}  # to be filled by the step being planned
+        self._fresh = {0}  # slots that the step being planned fills
         self._waiting: list[RunningState] = []  # states not yet copied from their sources
 
     @property
     def free_slots(self) -> int:
-        """Slots without an owner."""
+        """Number of slots without an owner."""
         return len(self._free) + len(self._nodes.dropped)
 
     def begin(self, match: Match) -> RunningState | None:
-        """A slot for a request that continues `match`; None while running requests have all."""
+        """Take a slot for a request that continues `match`; None if running requests own all."""
         slot = self._take({*self._fresh, match.state}) or self._take(self._fresh)
         if not slot:
             return None
@@ -137,7 +137,7 @@ class StateSlots:
         return state
 
     def end(self, kv: KVHandle, key: CacheKey) -> None:
-        """The request is over after the tokens of `key`: its state goes to the tree, if it fits."""
+        """End a request after the tokens of `key`; move its state to the tree if possible."""
         state, kv.state = kv.state, None
         if state is None:
             return
@@ -147,9 +147,9 @@ class StateSlots:
             self.give(state.slot)
 
     def keep(self, key: CacheKey, slot: int) -> bool:
-        """Let the cached prefix `key` end in the state of `slot`.
+        """Move the state of `slot` to the end of the cached prefix `key`.
 
-        False: it is not cached, or has a state already; the slot stays the caller's.
+        False if the prefix is not cached or has a state already; the caller then keeps the slot.
         """
         if self._tree is None or not len(key.tokens):
             return False
@@ -157,7 +157,7 @@ class StateSlots:
         return node is not None and self._nodes.keep(node, slot)
 
     def slot_after(self, key: CacheKey) -> int:
-        """Slot of the state that the cached prefix `key` ends in, which is used now; 0: none."""
+        """Slot of the state at the end of the cached prefix `key`, marked as used; 0 if none."""
         node = self._tree.find(key, use=True) if self._tree is not None else None
         return node.parts.state if node is not None and node.parts is not None else 0
 
@@ -167,9 +167,9 @@ class StateSlots:
             self.give(slot)
 
     def save(self, key: CacheKey) -> int:
-        """A slot for the state after the cached prefix `key`, which the next step is to fill.
+        """Take a slot for the state after the cached prefix `key`, for the next step to fill.
 
-        0 if none is free, or the tree has that state.
+        0 if no slot is free, or the tree has that state.
         """
         node = self._tree.find(key) if self._tree is not None else None
         if node is None or has_state(node, lower=False):
@@ -184,7 +184,7 @@ class StateSlots:
         return 0
 
     def audit(self, held: Collection[int]) -> int:
-        """Free slots that have no owner: no request (`held`), no node, not the free list.
+        """Free slots without an owner: no request (`held`), no node, not the free list.
 
         Returns their number. Cheap unless the counts disagree.
         """
@@ -198,11 +198,11 @@ class StateSlots:
         return len(lost)
 
     def launched(self) -> None:
-        """Called when the step that fills the saved slots was launched: they may be evicted."""
+        """Called after launching the step that fills saved slots; they may then be evicted."""
         self._fresh = {0}
 
     def give(self, slot: int) -> None:
-        """Free a slot of a request."""
+        """Free a request's slot."""
         assert slot not in self._free, "a state slot is freed twice"
         self._free.append(slot)
 
@@ -217,6 +217,6 @@ class StateSlots:
         return self._nodes.drop_oldest(sources.union(sparing))
 
     def _sources(self) -> set[int]:
-        """Slots that requests which have not begun are to copy."""
+        """Slots that requests without a first step will copy from."""
         self._waiting = [state for state in self._waiting if state.at < 0]
         return {state.source for state in self._waiting}

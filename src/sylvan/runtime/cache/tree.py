@@ -1,4 +1,4 @@
-"""The nodes of the prefix tree, and the accounts of their pages."""
+"""The nodes of the prefix tree, and page accounting."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class NodeTree:
         self.heap = heap
         self.ghosts = Ghosts()
         self.dropped: list[tuple[Place, Locator]] = []  # freed tier memory; `Residency` collects it
-        self.writing: dict[int, list[Node]] = {}  # nodes that a write to a tier copies, by number
+        self.writing: dict[int, list[Node]] = {}  # nodes of each running write to a tier, by number
         self._ordered = page_size > 1  # keep children sorted, to find partial-page hits
         self.num_windows = num_windows
         self.events = EventLog()  # for external subscribers (KV events)
@@ -121,7 +121,7 @@ class NodeTree:
         return upper
 
     def node_at(self, node: Node, stop: int) -> Node:
-        """The node above or at `node` that ends before position `stop`, split there if need be."""
+        """The node at or above `node` that ends at position `stop`, split there if necessary."""
         while node.start >= stop and node.parent is not None:
             node = node.parent
         return node if node.stop == stop else self.split(node, stop - node.start)
@@ -182,7 +182,7 @@ class NodeTree:
             node = parent
 
     def lock_down(self, held: Node | None, node: Node) -> None:
-        """Let a lock that reaches down to `held` reach down to `node`."""
+        """Extend a lock on `held` down to its descendant `node`."""
         while held is not None and node is not held and node.parent is not None:
             if node.locks == 0:
                 self.evictable_pages -= len(node.pages)
@@ -215,7 +215,7 @@ class NodeTree:
     # ---- lower tiers
 
     def fill(self, node: Node, pages: IntArray, step: int | None = None) -> None:
-        """Give device pages to a node without any; `step` computes them, or a load filled them."""
+        """Give device pages to a node without any; computed by `step`, or loaded if None."""
         node.pages = pages.copy()
         if step is not None:
             node.computed_at = step
@@ -244,10 +244,10 @@ class NodeTree:
         return pages
 
     def forget_lower(self, node: Node, place: Place) -> None:
-        """A node does not lie in that place any more; it goes if that was the last one."""
+        """Record that a node is no longer in a tier; remove it if that was the last one."""
         parts = node.parts
         assert parts is not None
-        assert not parts.readers, "a load reads from there"
+        assert not parts.readers, "a load is reading from it"
         self.events.add("evict", node, len(node.tokens), place)
         self.dropped.append((place, parts.lower.pop(place)))
         self._void_writes(node, place)
@@ -257,7 +257,7 @@ class NodeTree:
     def forget_all_lower(self, only: Place | None = None) -> None:
         """Drop all KV in lower tiers except what running loads read.
 
-        `only`: restrict this to one tier.
+        `only`: a single tier.
         """
         nodes = sorted(below(self.roots.values()), key=attrgetter("start"), reverse=True)
         for node in nodes:
@@ -283,12 +283,12 @@ class NodeTree:
             node.parts.windows = [pages[:keep].copy() for pages in node.parts.windows]
 
     def _void_writes(self, node: Node, source: Place) -> None:
-        """Void running writes from a tier whose memory is being reused."""
+        """Void running writes that read from a tier whose memory is being reused."""
         for write in node.parts.writes_from(source) if node.parts else ():
             write.is_void = True
 
     def _drop_below(self, node: Node) -> None:
-        """Forget all that lower tiers have of a node that goes, and the nodes below it."""
+        """Forget all tier copies of a removed node and of its descendants."""
         if self.events.on:
             for gone in (*below((node,)), node):
                 for place in gone.parts.lower if gone.parts is not None else ():
@@ -321,7 +321,7 @@ class NodeTree:
             parent.parts.on_device += change
 
     def _forget(self, node: Node, cut: int, before: int) -> bytes:
-        """Tokens of a node from `cut` on are lost; returns the name of their first page."""
+        """Record that the tokens of a node from `cut` on are lost; return their first child key."""
         gone, start = node.tokens[cut:], node.start + cut
         if len(node.pages):
             self.events.add("evict", node, len(gone))

@@ -28,20 +28,20 @@ _FOREVER = 1 << 62
 
 
 def tenant_span(start: int, salt: str) -> MediaSpan:
-    """A span that separates the positions from `start` on by their salt.
+    """A span that isolates the positions from `start` on by their salt.
 
-    Positions before it, a public system prompt, are shared.
+    Earlier positions, such as a public system prompt, stay shared.
     """
     return MediaSpan(start, _FOREVER, TENANT + salt.encode())
 
 
 @dataclass(slots=True, eq=False)  # not frozen: a frozen constructor takes three times as long
 class CacheKey:
-    """Identifies a prefix: two equal keys have the same KV.
+    """Identifies a prefix: equal keys have equal KV.
 
-    `namespace` separates KV that must never be shared: adapters, tenants, salts. These three fields
-    are immutable. The others speed up repeated lookups: `first` is the child key of the first page,
-    `cursor` the node that the last lookup reached.
+    `namespace` isolates KV that must never be shared: adapters, tenants, salts. The first three
+    fields are immutable. The others speed up repeated lookups: `first` is the child key of the
+    first page, `cursor` the node that the last lookup reached.
     """
 
     tokens: IntArray
@@ -66,12 +66,12 @@ NO_TIER_IDS: TierIds = np.empty(0, np.int64)
 
 @dataclass(slots=True, eq=False)
 class Locator:
-    """Where a tier keeps the KV of a node, in numbers opaque to the cache.
+    """Where a tier stores the KV of a node, in numbers opaque to the cache.
 
     Attributes:
         pages: One number for each page of the node.
-        windows: The same for each window group; `ABSENT` for pages that the tier does not have.
-        state: The recurrent state after the last token; `ABSENT` if the tier does not have it.
+        windows: The same for each window group; `ABSENT` for missing pages.
+        state: The recurrent state after the last token; `ABSENT` if missing.
     """
 
     pages: TierIds
@@ -104,8 +104,8 @@ class Locator:
 class Writing:
     """A running write of KV from `source` to `locator` in the tier `target`.
 
-    Parts that the source reused meanwhile are discarded: everything if the write is void, else the
-    parts in `lost`.
+    Parts that the source overwrote meanwhile are discarded: all of them if the write is void,
+    otherwise the parts in `lost`.
     """
 
     locator: Locator
@@ -122,8 +122,8 @@ class NodeParts:
     Attributes:
         windows: For each window group the device page of each page of the node, or 0.
         state: Device slot of the recurrent state after the last token; 0 if there is none.
-        lower: Where lower tiers keep the KV of the node.
-        writing: Writes to tiers that have not ended, by number.
+        lower: Locators of the node's KV in lower tiers.
+        writing: Running writes to tiers, by number.
         readers: Loads in progress that read from `lower`.
         on_device: Children with pages on the device.
     """
@@ -136,7 +136,7 @@ class NodeParts:
     on_device: int = 0
 
     def writes_from(self, source: Place) -> Iterator[Writing]:
-        """Writes that read from there."""
+        """Running writes that read from `source`."""
         return (write for write in self.writing.values() if write.source is source)
 
 
@@ -162,7 +162,7 @@ class Node:
     start: int = 0  # position of the first token
     namespace: str = ""
     children: dict[bytes, Node] = field(default_factory=lambda: NO_CHILDREN)  # read only
-    order: list[bytes] = field(default_factory=lambda: NO_ORDER)  # their names, sorted, if kept
+    order: list[bytes] = field(default_factory=lambda: NO_ORDER)  # sorted child keys, if maintained
     media: tuple[MediaSpan, ...] = ()
     locks: int = 0
     last_used: int = 0  # logical clock; larger is more recent
@@ -189,7 +189,7 @@ class Node:
         return found
 
     def use(self, now: int, priority: int) -> None:
-        """A request of that priority uses this part of its prefix."""
+        """Mark as used by a request of that priority."""
         self.last_used = now
         self.hits += 1
         if priority > self.priority:  # noqa: PLR1730 (a call less for each node of a match)
@@ -224,7 +224,7 @@ def below(roots: Iterable[Node]) -> Iterator[Node]:
 
 @dataclass(slots=True, eq=False)
 class MatchCursor:
-    """The last node completely within the first `limit` tokens of a key.
+    """The last node within the first `limit` tokens of a key.
 
     It ends at position `stop`, where `next_page` is the child key. `found` is the result of the
     lookup at that `version` of the namespace.
@@ -238,7 +238,7 @@ class MatchCursor:
     version: int = 0
 
     def is_valid(self, limit: int) -> bool:
-        """Whether the node is still in the tree; a node never leaves before those below it."""
+        """Whether the node is still in the tree; nodes never leave before their descendants."""
         node = self.node
         in_tree = node.parent is not None and node.start + len(node.tokens) == self.stop
         return in_tree and limit == self.limit
@@ -304,7 +304,7 @@ class PageLoad:
 
 @dataclass(frozen=True, slots=True)
 class StateLoad:
-    """A recurrent state on its way to device slot `target`."""
+    """A recurrent state being loaded into device slot `target`."""
 
     place: Place
     source: int
@@ -359,7 +359,7 @@ class KVHandle:
 
     @property
     def tables(self) -> tuple[PageTable, ...]:
-        """One for each paged KV group, in their order."""
+        """One page table per paged KV group, in group order."""
         if not self.windows:
             return (self,)
         return (self, *self.windows) if self.has_full else self.windows
@@ -377,9 +377,9 @@ def overlapping(media: tuple[MediaSpan, ...], start: int, stop: int) -> tuple[Me
 
 
 def digests(media: tuple[MediaSpan, ...], start: int, stop: int) -> bytes:
-    """A digest of the media and salts at positions [start, stop).
+    """Digest of the media and salts at positions [start, stop).
 
-    A span that starts inside also adds its offset, since equal tokens may diverge from there.
+    A span that starts inside also adds its offset, because equal tokens may diverge from there.
     """
     return b"".join(
         s.digest + b"@%d" % (s.start - start) if s.start > start else s.digest

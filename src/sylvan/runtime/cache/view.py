@@ -1,4 +1,4 @@
-"""The prefix tree as others may see it: bounded, plain data."""
+"""Bounded, plain-data views of the prefix tree, for the API and the UI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import TENANT, CacheKey, MediaSpan, Node, Place, digests
 
 HEAD_TOKENS = 16
-MAX_HIDDEN = 10_000  # nodes of nobody that are passed on the way to those of a tenant
+MAX_HIDDEN = 10_000  # shared nodes traversed in search of a tenant's nodes
 MAX_NAMESPACES = 1000
 
 Reason = Literal["all_cached", "never_seen", "evicted", "other_namespace"]
@@ -19,10 +19,10 @@ Reason = Literal["all_cached", "never_seen", "evicted", "other_namespace"]
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where a prompt left what is cached.
+    """Where a prompt diverges from the cache.
 
-    `ours` are the prompt's own tokens from there on, `theirs` those of the nearest cached branch,
-    up to `HEAD_TOKENS` each.
+    `ours` are the prompt's tokens from there on, `theirs` those of the nearest cached branch, up to
+    `HEAD_TOKENS` each.
     """
 
     position: int
@@ -31,11 +31,11 @@ class Divergence:
 
 
 def tree_view(tree: RadixCache, *, max_nodes: int, owner: str | None = None) -> Mapping[str, Any]:
-    """The biggest nodes first, breadth first, at most `max_nodes` of them.
+    """The largest nodes first, breadth first, at most `max_nodes`.
 
-    Each node has its id and that of its parent, position, length in tokens, first tokens, pages on
-    the device, locks, hits, last use, the salt that it is kept apart by, and where its KV lies.
-    With an `owner` (see `owned`) what others hold is left out, and so are the counts over all.
+    Each node has its id, its parent's id, position, length in tokens, first tokens, device pages,
+    locks, hits, last use, salt, and the tiers that hold its KV. With an `owner` (see `owned`),
+    nodes of other tenants and global counts are left out.
     """
     nodes: list[Mapping[str, Any]] = []
     roots, hidden = tree.roots(), 0
@@ -65,9 +65,9 @@ def tree_view(tree: RadixCache, *, max_nodes: int, owner: str | None = None) -> 
 
 
 def owned(namespace: str, media: tuple[MediaSpan, ...], owner: str | None) -> bool:
-    """Whether a node is of the tenant whose salts begin with `owner`; None owns everything.
+    """Whether a node belongs to the tenant whose salts start with `owner`; None owns everything.
 
-    The salt is part of the namespace, `adapter:salt`, or of a span below a shared start.
+    The salt is part of the namespace, `adapter:salt`, or of a span after a shared start.
     """
     if owner is None or namespace.partition(":")[2].startswith(owner):
         return True
@@ -75,13 +75,13 @@ def owned(namespace: str, media: tuple[MediaSpan, ...], owner: str | None) -> bo
 
 
 def _may_own(namespace: str, owner: str | None) -> bool:
-    """Whether something of a tenant may be in a namespace: its own, or one without a salt."""
+    """Whether a namespace may contain a tenant's nodes: its own, or one without a salt."""
     salt = namespace.partition(":")[2]
     return owner is None or not salt or salt.startswith(owner)
 
 
 def _ways(node: Node, owner: str | None) -> Iterable[Node]:
-    """The children that may lead to something of `owner`; nothing below another tenant's does."""
+    """Children that may lead to nodes of `owner`; other tenants' nodes lead to none."""
     children = node.children.values()
     if owner is None:
         return children
@@ -89,7 +89,7 @@ def _ways(node: Node, owner: str | None) -> Iterable[Node]:
 
 
 def why_missed(tree: RadixCache, key: CacheKey, cached: int, limit: int) -> Reason:
-    """Why `key` found only `cached` tokens, of at most `limit` it could have found."""
+    """Why a lookup of `key` found only `cached` of `limit` tokens."""
     if cached >= limit:
         return "all_cached"
     start = cached // tree.page_size * tree.page_size
@@ -110,7 +110,7 @@ def divergence(
 ) -> Divergence:
     """Where `key` leaves the tree after `cached` tokens, and what is cached there instead.
 
-    An `owner` (see `owned`) is told of its own branches only.
+    With an `owner` (see `owned`), only its own branches are reported.
     """
     ours = tuple(key.tokens[cached : cached + HEAD_TOKENS].tolist())
     node, pos = tree.roots().get(key.namespace), 0
@@ -144,17 +144,17 @@ def _name(key: CacheKey, pos: int, page_size: int) -> bytes:
 
 
 def _of_another(node: Node, key: CacheKey) -> bool:
-    """Whether `node` holds what another tenant added to a shared start."""
+    """Whether another tenant added `node` to a shared start."""
     return any(s.digest.startswith(TENANT) and s not in key.media for s in node.media)
 
 
 def _of_tenant(node: Node) -> bool:
-    """Whether `node` holds what some tenant added to a shared start."""
+    """Whether any tenant added `node` to a shared start."""
     return any(span.digest.startswith(TENANT) for span in node.media)
 
 
 def _salt(node: Node) -> str:
-    """What sets a node apart from those of others; empty if nothing does."""
+    """The salt that isolates a node; empty if it is shared."""
     salt = node.namespace.partition(":")[2]
     for span in node.media:
         if span.digest.startswith(TENANT):

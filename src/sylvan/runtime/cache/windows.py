@@ -1,8 +1,8 @@
 """Pages of sliding-window layers.
 
 A request holds the pages of its window and frees older ones. Tree nodes keep window pages until the
-memory is needed: a hit of L tokens needs the window before L, so pages that no hit at the end of a
-node needs are evicted first.
+memory is needed. A hit of L tokens needs only the window before L, so pages that no hit at the end
+of a node needs are evicted first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class WindowPages:
     """
 
     def __init__(self, group: KVGroup, index: int) -> None:
-        """`index`: among the window groups of the model."""
+        """`index`: position among the window groups of the model."""
         self.group, self.index = group, index
         self.page_size = group.page_size
         self.allocator = PageAllocator(group.num_pages, group.page_size)
@@ -38,12 +38,12 @@ class WindowPages:
         self._num_readers = 0  # sum of all counts
         self._readers = [0] * group.num_pages
         self._owner: Any = np.empty(group.num_pages, np.object_)  # node that has a page, or None
-        self._entry = [0] * group.num_pages  # index of a node's page in its whole prefix
-        self._idle: OrderedDict[int, None] = OrderedDict()  # next to be taken first
+        self._entry = [0] * group.num_pages  # index of a node's page in the node's whole prefix
+        self._idle: OrderedDict[int, None] = OrderedDict()  # next page to take first
 
     @property
     def available_pages(self) -> int:
-        """Pages that can be had now."""
+        """Number of pages available now."""
         return self.allocator.free_pages + len(self._idle)
 
     def make_free(self, count: int) -> bool:
@@ -139,7 +139,7 @@ class WindowPages:
         return int(kept[0])
 
     def release(self, table: WindowTable, shared: int, held: int) -> None:
-        """A request is over; `shared` and `held` as in `advance`."""
+        """End a request; `shared` and `held` as in `advance`."""
         middle = min(max(shared, table.first), held)
         pages = table.pages[table.first : middle]
         self._let_go(pages[pages != 0])
@@ -211,7 +211,7 @@ class WindowPages:
     # ---- inside
 
     def _hold(self, pages: IntArray) -> None:
-        """A request reads these pages of nodes."""
+        """Register a request as reader of these node pages."""
         readers, idle = self._readers, self._idle
         for page in pages.tolist():
             if not readers[page]:
@@ -266,7 +266,7 @@ class WindowPages:
                 yield owner, max(start, offset), end
 
     def _present(self, path: Sequence[MatchedPages], *, lower: bool) -> NDArray[np.bool_]:
-        """Which pages of a path there are."""
+        """Which pages of a path are present."""
         found: list[NDArray[np.bool_]] = [np.empty(0, np.bool_)]
         for node, count in path:
             there = _windows(node)[self.index][:count] != 0

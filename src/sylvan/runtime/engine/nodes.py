@@ -66,14 +66,14 @@ class RemoteNode:
 
     pid = 0
 
-    def __init__(self, name: str, run: int, tell: Callable[[ToNode], bool]) -> None:
+    def __init__(self, name: str, run: int, send: Callable[[ToNode], bool]) -> None:
         loop = asyncio.get_running_loop()
         self.name, self.run = name, run
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.ended: asyncio.Future[int] = loop.create_future()
         self.heartbeat_s: float | None = None
         self.is_started = False
-        self._tell = tell
+        self._send = send
 
     def send(self, message: object) -> None:
         """NodeRefused: requests go to the first rank."""
@@ -83,7 +83,7 @@ class RemoteNode:
         """End the ranks; a machine that does not answer has ended, too. Stacks stay there."""
         if self.ended.done() or number == signal.SIGUSR1:
             return
-        if not self.is_started or not self._tell(EndRanks(self.run)):
+        if not self.is_started or not self._send(EndRanks(self.run)):
             self.end(-number, "")
             return
         loop = asyncio.get_running_loop()
@@ -162,7 +162,7 @@ class NodeHub:
     def start(self, node: int, name: str, run: int) -> RemoteNode:
         """Have a machine start its ranks once it has joined, and the first rank can be met."""
         place, parallel = self._places[node], self._config.parallel
-        ranks = place.ranks = RemoteNode(name, run, lambda message: self._tell(place, message))
+        ranks = place.ranks = RemoteNode(name, run, lambda message: self._send(place, message))
         late = (
             f"node {node} of {parallel.nodes} did not join within {parallel.join_timeout_s:g} s; "
             f"start it with --nnodes {parallel.nodes} --node-rank {node} "
@@ -184,7 +184,7 @@ class NodeHub:
         for task in self._tasks:
             task.cancel()
         for place in self._places.values():
-            self._tell(place, StopNode())
+            self._send(place, StopNode())
             place.peer = None
         self._centre.close()
 
@@ -198,9 +198,9 @@ class NodeHub:
             return
         meeting = self._met[1]
         start = StartRanks(run=ranks.run, port=meeting.port, tokens=meeting.tokens)
-        ranks.is_started = self._tell(place, start)
+        ranks.is_started = self._send(place, start)
 
-    def _tell(self, place: _Place, message: ToNode) -> bool:
+    def _send(self, place: _Place, message: ToNode) -> bool:
         if place.peer is None:
             return False
         self._centre.send(place.peer, message)
@@ -210,7 +210,7 @@ class NodeHub:
         while True:
             await asyncio.sleep(self._config.parallel.rank_timeout_s / BEATS_PER_LIMIT)
             for place in self._places.values():
-                self._tell(place, HeadAlive())
+                self._send(place, HeadAlive())
 
     async def _listen(self) -> None:
         while True:
@@ -226,9 +226,9 @@ class NodeHub:
             if place is None:
                 self._centre.send(peer, AskJoin())
             elif (ranks := place.ranks) is not None:
-                self._hear(ranks, message)
+                self._on_message(ranks, message)
 
-    def _hear(self, ranks: RemoteNode, message: ToHead) -> None:
+    def _on_message(self, ranks: RemoteNode, message: ToHead) -> None:
         match message:
             case RanksReady(run=run) if run == ranks.run:
                 ranks.get_ready(self._clock())
@@ -253,7 +253,7 @@ class NodeHub:
         place.peer, place.attempt = peer, asked.attempt
         if place.ranks is not None and place.ranks.is_started:
             place.ranks.end(1, f"node {asked.node} was started anew")
-        self._tell(place, Welcome())
+        self._send(place, Welcome())
         logger.info("node %d has joined: %s", asked.node, asked.host)
         self._start_if_possible(place)
 

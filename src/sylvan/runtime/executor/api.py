@@ -26,9 +26,9 @@ class ExecutorCaps:
     max_running_reqs: int
     kv_groups: tuple[KVGroup, ...] = ()
     lockstep: bool = False
-    both_ways: bool = False  # tokens see those after them: texts are never divided nor cached
-    makes_vectors: bool = False  # `EmbedRequest` is served
-    pools_all: bool = False  # embeddings pool over all tokens, so none may come from the cache
+    both_ways: bool = False  # bidirectional attention: prompts are neither chunked nor cached
+    makes_vectors: bool = False  # serves `EmbedRequest`
+    pools_all: bool = False  # pooling reads all tokens, so none may come from the cache
     max_samples: int = 0
     draft_chains: bool = False
     draft_trees: bool = False
@@ -52,14 +52,14 @@ class Pending(Protocol):
 
 
 class PendingCommand(Protocol):
-    """A command that is being carried out."""
+    """A running command."""
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
         ...
 
     def wait(self) -> CommandResult:
-        """Block until it is carried out, or refused: the result says why."""
+        """Block until the command has run or was rejected; the result says which."""
         ...
 
 
@@ -89,9 +89,10 @@ class Executor(Protocol):
         ...
 
     def control(self, command: ExecutorCommand) -> PendingCommand:
-        """Start to carry out a command after the steps launched so far.
+        """Start a command after all steps launched so far.
 
-        The caller has waited for these, and launches none before the command is done.
+        The caller must have waited for these steps, and must not launch another one before the
+        command is done.
         """
         ...
 

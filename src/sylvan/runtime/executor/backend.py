@@ -18,7 +18,7 @@ from sylvan.runtime.sampling.params import SamplingBatch
 
 
 class Drawing(Protocol):
-    """Tokens that were drawn, or that a device will draw."""
+    """Tokens that were sampled, or that a device will sample."""
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
@@ -38,8 +38,8 @@ class StepBackend(Protocol):
 
     Attributes:
         batch: Inputs of the forward pass.
-        immediate: Whether everything has happened when a method returns. If not, it is queued, and
-            tokens that constraints correct afterwards are handed to `correct` with the next step.
+        immediate: Whether methods return only when their work is done. If not, work is queued, and
+          tokens that constraints change afterwards reach `correct` with the next step.
     """
 
     batch: ForwardBatch
@@ -91,11 +91,11 @@ class StepBackend(Protocol):
         ...
 
     def finish(self, drawing: Drawing) -> None:
-        """Everything queued so far belongs to the step of `drawing`."""
+        """Mark the end of a step: all work queued so far belongs to `drawing`."""
         ...
 
     def discard(self) -> None:
-        """Release what a failed step took."""
+        """Release the resources of a failed step."""
         ...
 
     # ---- for worker halves of capabilities

@@ -93,18 +93,18 @@ def build_executor(
     platform: Platform | None = None,
     mesh: Mesh = ONE_RANK,
 ) -> tuple[Executor, LoadedModelInfo]:
-    """Load a model, or this rank's part of it, and make the executor that runs it.
+    """Load a model, or this rank's shard of it, and build the executor that runs it.
 
     Args:
-        model_dir: Its directory.
-        options: Options.
+        model_dir: Model directory.
+        options: How to serve the model.
         progress: Called with the number of bytes loaded.
         parts: Parts that capabilities add.
         platform: Overrides the platform of `options.device`.
         mesh: The ranks that share the model; each of them calls this.
 
     Raises:
-        ConfigError: the model or an option cannot be served; one clear sentence.
+        ConfigError: the model or an option is not supported; the message is one sentence.
     """
     config = load_config(model_dir, headless=options.headless, trusted=options.trusted)
     check_division(config, mesh)
@@ -163,7 +163,7 @@ def build_executor(
 def _in_memory(
     plan: ModelPlan, parts: ExecutorParts, facts: LoadedModelInfo
 ) -> tuple[Executor, LoadedModelInfo]:
-    """Build the executor for memory of this process: steps run in turn, or one ahead."""
+    """Build the executor of a model in host memory: overlapped, or on the caller's thread."""
     options, config, pooling = plan.options, plan.config, plan.pooling
     late = LateParts()
     workers = worker_halves(plan, parts, late)
@@ -225,7 +225,7 @@ def _in_memory(
 def _with_pages_beside(
     groups: Sequence[PageMemory], beside: Sequence[PagedBuffer]
 ) -> Sequence[PageMemory]:
-    """KV groups for transfers: pages kept beside the first group are moved with it."""
+    """KV groups for transfers: pages that capabilities keep move with the first group."""
     if not beside or not groups or not isinstance(groups[0], PagedBuffer):
         return groups
     return [JoinedPages([groups[0], *beside]), *groups[1:]]
@@ -246,7 +246,7 @@ def _control(
     pages = ReleasedAhead(TensorMemory(kept), ahead)
     memory: dict[MemoryTag, Occupation] = {"kv_cache": pages, "graphs": graphs}
     if not _host_groups(made.pool):
-        memory = {}  # of a device whose memory is not ours to give back
+        memory = {}  # a device owns the memory; we cannot release it
     if isinstance(made.weights, LiveWeights):
         memory["weights"] = TensorMemory(made.weights.memory)
     control = ExecutorControl(made.weights, memory, made.pool.groups, plan.checkpoints)
@@ -273,25 +273,25 @@ def _sampler(made: BuiltModel, parts: ExecutorParts) -> TokenSampler:
 
 
 def _host_groups(pool: KVCachePool) -> Sequence[PageMemory]:
-    """The KV groups of a pool whose pages are tensors; none of another's."""
+    """KV groups whose pages are tensors of this process; empty for other pools."""
     return [group for group in pool.groups if isinstance(group, PagedBuffer)]
 
 
 def _lowered(plan: ModelPlan) -> BuiltModel | None:
-    """By the platform's own lowering of step programs; None: it has none."""
+    """Build the model with the platform's lowering of step programs; None if it has none."""
     if plan.platform is None or not plan.platform.facts.lowering:
         return None
     module, _, function = plan.platform.facts.lowering.partition(":")
     build = getattr(importlib.import_module(module), function)
     if plan.config.path == "transformers":
-        return build(plan, None)  # which says that it cannot be
+        return build(plan, None)  # raises the ConfigError that explains why not
     model = _deferred(plan)
     plan.adapt(model)
     return build(plan, model)
 
 
 def _with_program(plan: ModelPlan) -> BuiltModel | None:
-    """A step program; None where it cannot be had and was not asked for by name."""
+    """Build a step program; None if it is not possible and `runner` does not require it."""
     options = plan.options
     if options.runner == "eager" and not options.deterministic:
         return None
@@ -300,8 +300,8 @@ def _with_program(plan: ModelPlan) -> BuiltModel | None:
     except (Unsupported, LibraryMissing) as why:
         if options.deterministic:
             raise ConfigError(
-                f"deterministic=true cannot be kept: {why}, and bits of what serves the model "
-                "instead of a step program depend on the batch; leave runner and deterministic "
+                f"deterministic=true cannot be kept: {why}, and without a step program results "
+                "depend on the batch; leave runner and deterministic "
                 "at auto"
             ) from None
         if options.runner == "program":
@@ -377,7 +377,7 @@ def _with_tensors(plan: ModelPlan) -> BuiltModel:
         )
     attention = _attention(plan, plan.platform)
     if not plan.config.causal:
-        attention = NullAttention()  # such layers attend by themselves
+        attention = NullAttention()  # encoder layers attend without the KV cache
     layers = plan.hidden_layers
     model, native, weights = _with_kernels(plan)
     name, library = (native.name, native.library) if native else ("eager", None)
@@ -390,9 +390,9 @@ def _with_tensors(plan: ModelPlan) -> BuiltModel:
 
 
 def _with_kernels(plan: ModelPlan) -> tuple[Any, NativeKernels | None, LiveWeights | str]:
-    """A model that runs on tensors, the kernels within it, and its weights.
+    """Build a model that runs on tensors; return it, its native kernels, and its weights.
 
-    There are no kernels where they cannot be had or are declined.
+    The kernels are None if they are unavailable or disabled.
     """
     options, dtype = plan.options, plan.build.dtype
     if plan.platform or options.runner == "eager":
@@ -418,7 +418,7 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, NativeKernels | None, LiveWeigh
 def _with_kernels_inside(
     plan: ModelPlan, pages: tuple[ModelConfig, KVShape] | None
 ) -> tuple[Any, NativeKernels | None, LiveWeights | str]:
-    """The same of a model of transformers."""
+    """As `_with_kernels`, for models of the transformers library."""
     from sylvan.runtime.executor.graphs.hf_acceleration import use_kernels  # for these models only
     from sylvan.runtime.executor.graphs.origins import Origins
 
@@ -540,7 +540,7 @@ def _on_device(
 
 
 def _kv_bytes(pool: KVCachePool) -> int:
-    """Bytes of all pages, padding pages apart."""
+    """Bytes of all pages except padding pages."""
     return sum((group.num_pages - 1) * group.page_bytes for group in pool.groups)
 
 

@@ -1,8 +1,8 @@
-"""Rounds the linear layers of a model by what they read in texts: GPTQ, one layer at a time.
+"""Quantises the linear layers of a model with calibration texts: GPTQ, one layer at a time.
 
-Each layer reads what the layers before it make once they are rounded. Experts, which few rows
-visit, are rounded without. A layer that is done is in a file of its own, so that a run that was
-interrupted goes on behind it.
+The inputs of each layer come from the quantised layers before it. Experts are quantised without
+calibration, because few rows visit each of them. Finished layers are written to one file each, so
+an interrupted run resumes after the last one.
 
 Shapes: T tokens of a text.
 """
@@ -51,17 +51,17 @@ def calibrated(
     progress: Progress = lambda done, total: None,
     load_format: LoadFormat = "auto",
 ) -> Mapping[str, CodedWeight]:
-    """The matrices of linear layers in four bits, by the names of the checkpoint's tensors.
+    """Return the 4-bit matrices of linear layers, by the names of the checkpoint's tensors.
 
     Args:
-        model_dir: The checkpoint; its model is held in float32.
-        texts: Tokens of each text.
-        folder: Keeps the layers that are done, of this model with these texts.
-        progress: Told after each layer.
-        load_format: Of the checkpoint.
+        model_dir: The checkpoint; its model is loaded in float32.
+        texts: Token ids of each text.
+        folder: Stores finished layers, keyed by model and texts.
+        progress: Called after each layer.
+        load_format: Load format of the checkpoint.
 
     Raises:
-        ConfigError: it is no native decoder, or there are no texts.
+        ConfigError: the model is not a native decoder, or there are no texts.
     """
     config, model, kept = prepared("w4a16-gptq", model_dir, texts, load_format)
     chosen = {name for name, _ in matrices(model, _FORMAT)}
@@ -117,7 +117,7 @@ def run_folder(folder: Path, model_dir: Path, texts: Sequence[Sequence[int]]) ->
 
 
 def _identity(model_dir: Path, texts: Sequence[Sequence[int]]) -> str:
-    """Of a run: its texts, and the files of its model."""
+    """Digest that identifies a run: its texts, and the files of its model."""
     hashed = xxhash.xxh3_128()
     for text in texts:
         hashed.update(np.array([len(text), *text], np.int64).tobytes())
@@ -184,7 +184,7 @@ class _Run(CalibrationRun):
     """Layers are rounded before the texts go on."""
 
     def round(self, index: int, chosen: Sequence[Slot]) -> dict[str, CodedWeight]:
-        """Round the layer's matrices by what they read."""
+        """Quantise the layer's matrices with the inputs that they read."""
         seen: dict[str, Moments] = {}
         hooks = []
         for slot in chosen:
@@ -206,7 +206,7 @@ class _Run(CalibrationRun):
         return made
 
     def take(self, chosen: Sequence[Slot], made: Mapping[str, CodedWeight]) -> None:
-        """Use what an earlier run made of a layer."""
+        """Use a layer that an earlier run quantised."""
         for slot in chosen:
             for number, source in enumerate(slot.sources):
                 slot.parameter[source_rows(slot, number)] = made[source].numbers()

@@ -26,9 +26,9 @@ from sylvan.runtime.pool.pages import PagedBuffer
 from sylvan.runtime.sampling.constraints import Constraints
 
 Report = Callable[[], Any]
-"""Makes the report of a step; called once its results have arrived."""
+"""Builds the report of a step; called once the step's results have arrived."""
 Handler = Callable[[Any], dict[str, Any]]
-"""Carries out a command, and returns the body of its result; a ConfigError refuses it."""
+"""Runs a command and returns the body of its result; raises ConfigError to reject it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,7 @@ class StepContext:
     Attributes:
         plan: What the step computes.
         may_use_graph: Whether a captured graph may be replayed.
-        errors: Slice index -> why its request fails.
+        errors: Slice index -> the error of its request.
     """
 
     plan: StepPlan
@@ -66,15 +66,15 @@ class StepContext:
     def token_logprobs(
         self, rows: IntArray, token_ids: IntArray, options: LogprobOptions
     ) -> Callable[[], TokenLogprobs]:
-        """Log probabilities of `token_ids` as rows of the step predict them.
+        """Log probabilities of `token_ids` as predicted by rows of the step.
 
-        Returns: reads them, in a `Report`.
+        Returns: reads the log probabilities, for use in a `Report`.
         """
         return self.backend.token_logprobs(rows, token_ids, options)
 
     @contextmanager
     def guard(self, index: int, what: str) -> Iterator[None]:
-        """A failure inside fails the request of slice `index` only."""
+        """Context in which a failure fails only the request of slice `index`."""
         try:
             yield
         except FAILURES as error:
@@ -82,19 +82,19 @@ class StepContext:
 
 
 class CapabilityWorker:
-    """Override the hooks it needs; `work` comes from the control half and is never None.
+    """Base class: override the hooks you need. `work` comes from the control half, never None.
 
-    The hooks around a step are called for steps that carry work for this capability only. Any of
-    them may run before the step's results are on the host.
+    The hooks around a step are called only for steps with work for this capability. They may run
+    before the step's results are on the host.
 
     Attributes:
-        name: Of the capability.
+        name: Name of the capability.
         reads_rows: Whether `after_forward` reads logits or hidden vectors of rows that are not
             sampled; such a step is not replayed from a captured graph.
         edits_inputs: Whether `before_forward` sets `ForwardBatch.input_embeds`.
         hidden_layers: Layers whose output is read after the forward pass.
-        beside: Its own pages, numbered as those of the model's first KV group and moved or freed
-            with them; None without any.
+        beside: Pages of this capability, which mirror the pages of the model's first KV group: same
+          numbers, moved and freed together; None without any.
     """
 
     name: ClassVar[str] = ""
@@ -105,51 +105,51 @@ class CapabilityWorker:
 
     @property
     def constraints(self) -> Constraints | None:
-        """Masks and follows sampled tokens, if the capability constrains outputs."""
+        """Masks sampling and follows sampled tokens, if the capability constrains outputs."""
         return None
 
     @property
     def commands(self) -> Mapping[type[ExecutorCommand], Handler]:
-        """Commands that it carries out, beside the steps."""
+        """Commands that this capability handles."""
         return {}
 
     def adapt(self, model: nn.Module) -> None:
-        """The model is about to be recorded, captured or run: the last time to change its layers.
+        """Change layers of the model: the last chance before it is traced, captured or run.
 
-        Called again with another one where that turned out to be impossible.
+        Called again with a new model if tracing the first one failed.
         """
 
     def prepare(self, work: Any) -> None:
-        """Called first in a step: `join` of the same step may need data from `work`."""
+        """First call of a step: `join` in the same step may need data from `work`."""
 
     def join(self, join: Join) -> None:
-        """A request enters a slot; a failure (ValueError, ...) fails this request only."""
+        """A request enters a slot; a ValueError or similar fails this request only."""
 
     def leave(self, slot: int) -> None:
         """The request in `slot` has ended; the slot may never have been joined."""
 
     def before_forward(self, step: StepContext, work: Any) -> None:
-        """Before the model runs."""
+        """Called before the model runs."""
 
     def before_head(self, rows: IntArray | torch.Tensor | None) -> None:
-        """Called before the head runs on these rows; None: on vectors outside the step.
+        """Called before the head runs on these rows; None for vectors outside the step.
 
-        Not called by step programs and graphs.
+        Step programs and graphs do not call it.
         """
 
     def after_forward(self, step: StepContext, work: Any) -> Report | None:
-        """The model has run, or is queued on a device."""
+        """Called after the model has run, or was queued on a device."""
         return None
 
     def idle_step(self, work: Any) -> Report | None:
-        """Instead of the three hooks around the model, in a step without slices."""
+        """Called instead of the three hooks around the model, in a step without slices."""
         return None
 
     def after_result(self, step: StepContext, work: Any, result: StepResult) -> None:
-        """The step's result is on the host and verified; called before `reports`."""
+        """Called when the step's result is on the host and verified, before `reports`."""
 
     def close(self) -> None:
-        """The executor ends."""
+        """Free resources; the executor ends."""
 
 
 def heads_of(workers: tuple[CapabilityWorker, ...]) -> Callable[[Any], None]:
@@ -164,6 +164,6 @@ def heads_of(workers: tuple[CapabilityWorker, ...]) -> Callable[[Any], None]:
 
 
 def overriding(workers: tuple[CapabilityWorker, ...], hook: str) -> tuple[CapabilityWorker, ...]:
-    """Workers that override a hook."""
+    """Return the workers that override `hook`."""
     base = getattr(CapabilityWorker, hook)
     return tuple(w for w in workers if getattr(type(w), hook) is not base)

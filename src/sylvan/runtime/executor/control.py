@@ -48,21 +48,21 @@ from sylvan.runtime.pool.occupation import Occupation
 logger = logging.getLogger(__name__)
 
 _MOST_BYTES_PER_NUMBER = 8
-"""Bytes of tensors kept for an update: trainers send float32, and may send tied tensors."""
+"""Limit for stored tensors, in bytes: trainers send float32, and may send tied tensors."""
 ELSEWHERE = "elsewhere"
-"""Key of what a rank says of a tensor that only others have."""
+"""Key under which a rank reports a tensor that only other ranks hold."""
 Body = dict[str, Any]
 """Size limit of a result; JSON-like."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Checkpoints of the model that is served.
+    """Checkpoints of the served model.
 
     Attributes:
-        loaded_from: Where the weights were read; None: they were made up.
-        check: Refuses the directory of another model, with a ConfigError.
-        num_ranks: How many executors hold a part of the model.
+        loaded_from: Directory of the weights; None for random weights.
+        check: Raises ConfigError for the directory of another model.
+        num_ranks: Number of executors that share the model.
     """
 
     loaded_from: DiskTensors | None = None
@@ -72,7 +72,7 @@ class Checkpoints:
 
 @dataclass(slots=True)
 class StepGate:
-    """Whether steps may run; `closed` says why not, None: they may."""
+    """Whether steps may run: `closed` is the reason why not, None if they may."""
 
     closed: str | None = None
 
@@ -83,10 +83,10 @@ class ExecutorControl:
     Args:
         weights: The model's weights, or the reason why they cannot be read or replaced.
         memory: Memory that can be released, by tag.
-        groups: Pages of KV.
+        groups: KV groups.
         checkpoints: The model's checkpoints.
         on_release: Called after memory was released.
-        on_resume: Called after all memory was restored, possibly at other addresses.
+        on_resume: Called after all memory was restored, possibly at new addresses.
 
     Attributes:
         gate: Closed while weights or memory are released.
@@ -133,22 +133,22 @@ class ExecutorControl:
         self._profiling.program = program
 
     def move_experts(self, mover: Callable[[Callable[[], WeightFiles]], Handler]) -> None:
-        """Carry out `BalanceExperts` by what `mover` makes, given what opens the checkpoint."""
+        """Handle `BalanceExperts` with the handler that `mover` builds from a checkpoint opener."""
         self._handlers[BalanceExperts] = mover(self._served_files)
 
     def _served_files(self) -> WeightFiles:
         if self._origin is None:
-            raise ConfigError("experts stay where they are: the weights are not of a checkpoint")
+            raise ConfigError("experts cannot be moved: the weights do not come from a checkpoint")
         return self._sources.open(self._origin)
 
     def extend(self, workers: Sequence[CapabilityWorker]) -> None:
-        """Commands that the worker halves of capabilities carry out are taken from now on."""
+        """Register the commands that worker halves of capabilities handle."""
         for worker in workers:
             self._handlers |= worker.commands
 
     @property
     def blocked(self) -> str | None:
-        """Why no step may run now; None: one may."""
+        """Why no step may run now; None if steps may run."""
         if self._released:
             return f"the memory of {', '.join(self._released)} was given back"
         return self._weights.missing if isinstance(self._weights, LiveWeights) else None
@@ -265,14 +265,14 @@ class ExecutorControl:
         self._check_tags(tags)
         again: list[MemoryTag] = [tag for tag in self._released if not tags or tag in tags]
         for tag in again:
-            if tag != "graphs":  # they follow once the memory that they name is there
+            if tag != "graphs":  # restored last: they hold addresses of the other memory
                 self._memory[tag].resume()
             del self._released[tag]
         if "weights" in again and self._origin is not None:
             try:
                 self._live.update(self._sources.open(self._origin), partial=False)
             except ConfigError as error:
-                logger.warning("weights cannot be read again, they must be sent: %s", error)
+                logger.warning("the weights cannot be reloaded, they must be sent: %s", error)
         if again and not self._released:
             self._on_resume()
         return {"resumed": again, "released": list(self._released)}
@@ -282,7 +282,7 @@ class ExecutorControl:
             if tag not in self._memory:
                 there = ", ".join(t for t in MEMORY_TAGS if t in self._memory)
                 raise ConfigError(
-                    f"tags: this executor has no memory {tag!r} to give; it has {there}"
+                    f"tags: this executor cannot release memory {tag!r}; it has {there}"
                 )
 
     def _describe(self, command: DescribeMemory) -> Body:

@@ -1,4 +1,4 @@
-"""Whether a model can be divided among ranks, found without loading it."""
+"""Checks whether a model can be divided among ranks, without loading it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_division(config: ModelConfig, mesh: Mesh) -> None:
     """Reject a model that cannot be split over that many ranks.
 
     Raises:
-        ConfigError: names what does not divide, and the rank counts that work.
+        ConfigError: names what does not divide, and the possible rank counts.
     """
     size = mesh.tp.size
     if size == 1:
@@ -41,7 +41,7 @@ def check_division(config: ModelConfig, mesh: Mesh) -> None:
 
 
 def _obstacle(config: ModelConfig, mesh: Mesh, size: int) -> str:
-    """What does not divide evenly; empty: everything does."""
+    """Name of what does not divide evenly; empty if everything does."""
     if size % mesh.ep:
         return f"{size} ranks do not divide into parallel.ep={mesh.ep} groups"
     there = Mesh(NoRanks(size), mesh.ep, mesh.placement, mesh.same_bits)

@@ -1,6 +1,6 @@
-"""Moves experts between groups of ranks while the model is served.
+"""Moves experts between groups of ranks during serving.
 
-All ranks count the same rows, so each decides alike by itself. Bits of answers do not change.
+All ranks count the same rows, so each reaches the same decision alone. Answers do not change.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from sylvan.runtime.models.slots import Slot
 from sylvan.runtime.models.stored import WeightFiles
 
 _LEAST_GAIN = 0.01
-"""A layer whose balance would grow by less keeps its placement."""
+"""Minimum gain in balance for which a layer's experts are moved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """One layer of experts: the rows that each has had, int64 (E,), and where they are."""
+    """A layer of experts: rows per expert so far, int64 (E,), and the placement."""
 
     load: torch.Tensor
     spread: ExpertRanks
 
 
 class ExpertMover:
-    """Carries out `BalanceExperts` on one rank.
+    """Handles `BalanceExperts` on one rank.
 
     Args:
-        mesh: The ranks; its placement is changed.
-        layers: Of experts, by number.
-        weights: Into which experts are read.
-        files: Opens the checkpoint that is served; raises ConfigError if that is none.
+        mesh: The ranks; its placement is updated.
+        layers: Layers of experts, by number.
+        weights: Receives the moved experts.
+        files: Opens the served checkpoint; raises ConfigError if there is none.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class ExpertMover:
         """See `BalanceExperts`.
 
         Raises:
-            ConfigError: the weights are not those of a checkpoint.
-            ExecutorError: the checkpoint changed meanwhile; the weights are no model's now.
+            ConfigError: the weights do not come from a checkpoint.
+            ExecutorError: the checkpoint changed on disk; the weights are now inconsistent.
         """
         wished, before, after = self._wished()
         moved = sum(_moves(self._slots(layer), experts) for layer, experts in wished.items())
@@ -73,7 +73,7 @@ class ExpertMover:
         return self._placement.of_layer(layer, len(self._layers[layer].load))
 
     def _wished(self) -> tuple[dict[int, tuple[int, ...]], float, float]:
-        """Placements that are better, and the balance before and after."""
+        """Better placements, and the balance before and after."""
         wished: dict[int, tuple[int, ...]] = {}
         before: list[float] = []
         after: list[float] = []
@@ -91,7 +91,7 @@ class ExpertMover:
         return wished, sum(before) / count, sum(after) / count
 
     def _move(self, wished: Mapping[int, tuple[int, ...]]) -> None:
-        """Read experts to their new places, then have rows go there."""
+        """Load experts at their new places, then route rows there."""
         files = self._files()
         kept = dict(self._placement.given)
         self._placement.given.update(wished)
@@ -112,7 +112,7 @@ class ExpertMover:
 
 
 def _moves(now: LayerSlots, experts: tuple[int, ...]) -> int:
-    """Experts that come to a group which has not had them."""
+    """Number of experts that are new to a group."""
     then = LayerSlots(experts, now.num_experts, now.per_group)
     groups = range(len(experts) // now.per_group)
     return sum(len({*then.of_group(g)} - {*now.of_group(g)}) for g in groups)

@@ -27,14 +27,14 @@ from sylvan.utils.json_files import read_json
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModelInfo:
-    """Properties of a model that other packages need; known without its weights.
+    """Properties of a model that other packages need, known without its weights.
 
-    `runner` is the step runner; empty before the executor is built. `exact`: results do not depend
-    on the batch, bit for bit. `num_pages` is the size of a KV cache sized by profiling a device,
-    else 0; `kv_bytes` is the size of all KV groups. `state_bytes` is the size of one of
-    `num_states` recurrent states; 0 where all layers attend. `expert_load` counts, by layer name,
-    the rows of each expert so far: int64 (E,). `use` tells how its steps fit what was compiled for
-    them, where functions are compiled for sizes of steps.
+    `runner` is the step runner, empty before the executor is built. `exact`: results are
+    batch-invariant, bit for bit. `num_pages` is the size of a KV cache that was sized by profiling
+    a device, else 0; `kv_bytes` is the size of all KV groups. `state_bytes` is the size of one of
+    `num_states` recurrent states; 0 without recurrent layers. `expert_load` counts the rows of each
+    expert so far, by layer name: int64 (E,). `use` returns padding statistics of runners that
+    compile functions for step sizes.
     """
 
     architecture: str
@@ -52,9 +52,9 @@ class LoadedModelInfo:
     num_states: int = 0
     generates: bool = True
     causal: bool = True
-    reads_all: bool = False  # pooling reads the vectors of all tokens
+    reads_all: bool = False  # pooling reads the hidden vectors of all tokens
     num_labels: int = 0
-    vector_size: int = 0  # numbers of an embedding; 0: none are made
+    vector_size: int = 0  # dimensions of an embedding; 0 if the model makes none
     runner: str = ""
     exact: bool = False
     program: Sequence[OpCost] = field(default=(), compare=False)  # ops of a step program
@@ -73,16 +73,16 @@ def read_facts(
     *,
     trusted: bool = False,
 ) -> LoadedModelInfo:
-    """Read the configuration files; allocate nothing.
+    """Read the configuration files; allocates no weights.
 
     Args:
         model_dir: The checkpoint.
-        dtype: Of weights, or "auto".
+        dtype: Type of the weights, or "auto".
         quantization: Weight format to quantise to.
         trusted: Whether Python files of the checkpoint may run.
 
     Raises:
-        ConfigError: the model cannot be served; one clear sentence.
+        ConfigError: the model is not supported; the message is one sentence.
     """
     return facts_of(load_config(model_dir, trusted=trusted), model_dir, dtype, quantization)
 
@@ -90,7 +90,7 @@ def read_facts(
 def facts_of(
     config: ModelConfig, model_dir: Path, dtype: str = "auto", quantization: str | None = None
 ) -> LoadedModelInfo:
-    """The same for a config that has been read already."""
+    """As `read_facts`, for a config that has been read already."""
     name = _dtype_name(config, dtype)
     build = Build(dtype=getattr(torch, name), length=1, device=torch.device("meta"))
     model = family_of(config).model(config, build)
@@ -115,12 +115,12 @@ def facts_of(
 
 
 def check_tensors(config: ModelConfig, model_dir: Path) -> int:
-    """Compare names and shapes of a checkpoint's tensors with the model's; how many were compared.
+    """Compare names and shapes of a checkpoint's tensors with the model's; return their number.
 
-    Reads headers, and allocates nothing.
+    Reads headers only.
 
     Raises:
-        ConfigError: one is missing, unexpected, cut off or of another shape; names it.
+        ConfigError: a tensor is missing, unexpected, truncated or of another shape; names it.
     """
     build = Build(dtype=torch.float32, length=1, device=torch.device("meta"))
     return WeightReader(family_of(config).model(config, build), open_weights(model_dir)).check()
@@ -134,7 +134,7 @@ def _dtype_name(config: ModelConfig, dtype: str) -> str:
 
 
 def _eos_ids(config: ModelConfig, model_dir: Path) -> tuple[int, ...]:
-    """EOS ids from generation_config.json, which has the chat's end of turn; else config.json."""
+    """EOS ids from generation_config.json, which has the end of a chat turn, or config.json."""
     path = model_dir / "generation_config.json"
     try:
         found = read_json(path).get("eos_token_id")

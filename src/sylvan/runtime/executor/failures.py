@@ -1,4 +1,4 @@
-"""Maps exceptions of a step to errors of the scheduler."""
+"""Maps exceptions of a step to scheduler errors."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 from sylvan.protocol.errors import DeviceMemoryError, ExecutorError
 
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, MemoryError)
-"""Exceptions of arithmetic on bad data; any other is a bug and propagates."""
+"""Arithmetic errors that bad data can cause; any other exception is a bug and propagates."""
 _TORCH_SHORTAGE = re.compile(r"you tried to allocate (\d+) bytes")
 
 
 def shortage(error: Exception) -> str | None:
-    """Which memory ran out, if an allocation failed."""
+    """Which allocation failed; None if `error` is not about memory."""
     if isinstance(error, MemoryError):
-        return str(error) or "the system refuses more"
+        return str(error) or "the system has no more memory"
     found = _TORCH_SHORTAGE.search(str(error))
-    return f"the system refuses {int(found[1]):,} bytes" if found else None
+    return f"the system cannot allocate {int(found[1]):,} bytes" if found else None
 
 
 def failure(error: Exception) -> ExecutorError:
-    """The error for a forward pass that raised `error`."""
+    """Wrap an exception of the forward pass."""
     message = f"the forward pass failed: {error}"
     short = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return DeviceMemoryError(message) if short else ExecutorError(message)

@@ -1,4 +1,4 @@
-"""Computes steps in the caller's thread: on the CPU, or on a device that is waited for.
+"""Computes steps synchronously in the caller's thread, on the CPU or a device.
 
 Shapes: T rows of the step, S sampled rows, V vocabulary.
 """
@@ -102,11 +102,11 @@ class ImmediateBackend:
                 drawn = self._sampler.sample(logits_RV, batch, masks)
             except FAILURES:
                 drawn = self._draw_each(rows, batch, masks)
-        self._last_token[batch.slots] = drawn.token_ids  # not read for slices with guesses
+        self._last_token[batch.slots] = drawn.token_ids  # unused for slices with guesses
         return drawn
 
     def correct(self, plan: StepPlan) -> None:
-        """Results are never late."""
+        """Do nothing: results are never late."""
 
     def accept(
         self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, RowOutcome]
@@ -122,7 +122,7 @@ class ImmediateBackend:
         tokens: list[tuple[int, ...]] = [(token,) for token in drawn.token_ids.tolist()]
         for row, outcome in outcomes.items():
             tokens[row] = outcome.tokens
-            # a step in flight may read the first; the others are on the host by then
+            # a step in flight may read the newest; older ones are on the host by then
             if outcome.tokens:
                 self._last_token[slots[row]] = outcome.tokens[0]
         if params.counts:
@@ -148,10 +148,10 @@ class ImmediateBackend:
                 self.batch.kv.move(group, slots[sources], slots[targets])
 
     def finish(self, drawing: Drawing) -> None:
-        """Everything has happened."""
+        """Do nothing: all work is done."""
 
     def discard(self) -> None:
-        """A failed step leaves nothing to release."""
+        """Do nothing: a failed step leaves nothing to release."""
 
     def logits(self, rows: IntArray) -> torch.Tensor:
         with torch.inference_mode():
@@ -168,7 +168,7 @@ class ImmediateBackend:
     def token_logprobs(
         self, rows: IntArray, token_ids: IntArray, options: LogprobOptions
     ) -> Callable[[], TokenLogprobs]:
-        """See `StepContext.token_logprobs`: in blocks, so that memory does not grow with rows."""
+        """Compute in blocks to bound memory; see `StepContext.token_logprobs`."""
         parts: list[TokenLogprobs] = []
         with torch.inference_mode():
             for start in range(0, len(rows), self._prompt_rows):
@@ -179,11 +179,11 @@ class ImmediateBackend:
         return lambda: found
 
     def _computed(self, rows: IntArray) -> IntArray:
-        """Where rows of the plan are in the step that was computed."""
+        """Map rows of the plan to rows of the computed step."""
         return rows if self._trees is None else self._trees.rows(rows)
 
     def _is_fusible(self, plan: StepPlan) -> bool:
-        """Whether each row has a token id, and the rows of each slice follow one another."""
+        """Whether each row has a token id, and the rows of each slice are consecutive."""
         batch = self.batch
         if batch.input_embeds or batch.rotary_positions is not None or plan.positions is not None:
             return False
@@ -202,7 +202,7 @@ class ImmediateBackend:
             arrays["positions"][: plan.num_tokens] = batch.rotary_positions
         ids = arrays["input_ids"][: plan.num_tokens]
         ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
-        # An id outside the vocabulary fails its own request when that is sampled; see RequestSlots.
+        # An id outside the vocabulary fails its request at the next sample; see RequestSlots.
         np.clip(ids, 0, self._vocab_size - 1, out=ids)
         types = plan.token_types
         arrays["token_types"][: plan.num_tokens] = 0 if types is None else types
@@ -211,7 +211,7 @@ class ImmediateBackend:
     def _draw_each(
         self, sampled: IntArray, rows: SamplingBatch, masks: Masks | None
     ) -> SampleOutput:
-        """One request's parameters are to blame, but not known which: each by itself."""
+        """Sample rows one by one, to find the request whose parameters caused an error."""
         count = len(rows.slots)
         logits_SV = self._runner.logits(self.batch.host.sample_rows[sampled])
         found = SampleOutput(np.zeros(count, np.int32), {}, {})

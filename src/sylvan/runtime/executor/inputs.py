@@ -20,7 +20,7 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Rows, slices and samples of a step, and the bucket that it is padded to, if any."""
+    """Rows, slices and samples of a step, and its padded size, if any."""
 
     tokens: int
     requests: int
@@ -36,7 +36,7 @@ def fill_step(
     bucket: GraphBucket | None = None,
     shifts: IntArray | None = None,
 ) -> Sizes:
-    """Ids, positions, slots and lengths; `tables` are the page tables of the KV groups (G, S, P).
+    """Write ids, positions, slots and lengths; `tables` are the page tables (G, S, P).
 
     `shifts` (S,) are added to the rotary positions of each request slot.
 
@@ -77,7 +77,7 @@ def _pad(arrays: Arrays, sizes: Sizes, bucket: GraphBucket) -> None:
     some = slice(sizes.requests, bucket.requests)
     for name in ("kv_lens", "req_slots"):
         arrays[name][some] = 0
-    # In a decode-only bucket every padding request has one padding row, else none.
+    # In a decode-only bucket each padding request has one padding row, in others none.
     ends = np.arange(some.start + 1, some.stop + 1) if bucket.decodes else sizes.tokens
     arrays["q_starts"][some.start + 1 : some.stop + 1] = ends
     arrays["sample_rows"][sizes.samples : bucket.requests] = 0

@@ -1,4 +1,4 @@
-"""Which packed weights in `load_cache` are those of a model, served in this way."""
+"""Finds a model's packed weights in the directory `load_cache`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from sylvan.runtime.models.shards import picked
 from sylvan.runtime.models.slots import slots
 
 _LAYOUT = 1
-"""To be counted up when weights are packed in another order, or other numbers are packed."""
+"""Increment when the layout or the values of packed weights change."""
 
 
 def kept_weights(plan: ModelPlan) -> KeptWeights | None:
-    """The file of this model's packed weights, whether or not it is there yet.
+    """The file for this model's packed weights, which may not exist yet.
 
-    None without `load_cache`, and for weights that are made up.
+    None without `load_cache`, and for random weights.
     """
     folder, options = plan.options.load_cache, plan.options
     if folder is None or options.load_format == "dummy":
         return None
     mesh = plan.build.mesh.tp
     said = {
-        "layout": (_LAYOUT, __version__, str(torch.__version__)),  # whose rounding is kept
+        "layout": (_LAYOUT, __version__, str(torch.__version__)),  # rounding depends on the version
         "ops": ops_digest(),
         "files": _identity(plan.model_dir),
         "dtype": str(plan.build.dtype),
@@ -44,13 +44,13 @@ def kept_weights(plan: ModelPlan) -> KeptWeights | None:
 
 
 def _experts(plan: ModelPlan) -> list[tuple[int, ...]]:
-    """Which of them this rank has, layer by layer; none where it has a share of each."""
+    """Expert ids of this rank by layer; empty if ranks hold shares of all experts."""
     stacks = (slot for slot in slots(plan.skeleton()) if picked(slot.splits) is not None)
     return [own.numbers for slot in stacks if (own := picked(slot.splits)) is not None]
 
 
 def _identity(model_dir: Path) -> list[tuple[str, int, int, int]]:
-    """All files of a checkpoint, with what changes when one of them does."""
+    """Name, size and times of all files of a checkpoint."""
     paths = [model_dir] if model_dir.is_file() else sorted(model_dir.iterdir())
     found = [(path.name, path.stat()) for path in paths if path.is_file()]
     return [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found]

@@ -1,4 +1,4 @@
-"""Runs steps in this process: beside the scheduler, or in its turn."""
+"""Runs steps in this process, on the scheduler's thread or a thread of their own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sylvan.runtime.executor.worker import LaunchedStep, StepWorker
 
 
 class LocalExecutor:
-    """One worker, whose backend is immediate.
+    """Runs one worker whose backend is immediate.
 
-    With `overlap` steps run in a thread of their own, one after another; else when they are waited
-    for, so that outputs of the step before are emitted first.
+    With `overlap`, steps run in their own thread, one after another. Without, a step runs when it
+    is waited for, so that the outputs of the step before are emitted first.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LocalExecutor:
 
 
 class DeviceExecutor:
-    """One worker, whose backend queues: `launch` returns while the device still works."""
+    """Runs one worker whose backend queues work: `launch` does not wait for the device."""
 
     def __init__(self, worker: StepWorker, caps: ExecutorCaps, control: ExecutorControl) -> None:
         self.caps = caps
@@ -60,13 +60,13 @@ class DeviceExecutor:
         return self._commands.start(command)
 
     def close(self) -> None:
-        """The device's memory goes with the process."""
+        """Do nothing: the device's memory is freed with the process."""
         self._commands.close()
         self._worker.close()
 
 
 class _Commands:
-    """Carries out one command at a time in a thread, so that the scheduler's thread goes on."""
+    """Runs one command at a time in a thread, so that the scheduler's thread is not blocked."""
 
     def __init__(self, control: ExecutorControl) -> None:
         self._control = control
@@ -94,7 +94,7 @@ class _Command:
 
 
 class _Threaded:
-    """A step in the executor's thread."""
+    """A step that runs in the executor's thread."""
 
     def __init__(self, future: Future[LaunchedStep]) -> None:
         self._future = future
@@ -107,14 +107,14 @@ class _Threaded:
 
 
 class _Lazy:
-    """A step that runs when it is waited for, after all launched before it."""
+    """A step that runs when it is waited for, after all steps launched before it."""
 
     def __init__(self, worker: StepWorker, plan: StepPlan, waiting: deque[_Lazy]) -> None:
         self._worker, self._plan, self._waiting = worker, plan, waiting
         self._step: LaunchedStep | None = None
 
     def done(self) -> bool:
-        """There is nothing to wait for: `wait` itself does the work."""
+        """Return True: `wait` itself does the work."""
         return True
 
     def wait(self) -> StepResult:
@@ -123,5 +123,5 @@ class _Lazy:
         return self._step.wait()
 
     def run(self) -> None:
-        """Do the work and keep what came of it."""
+        """Run the step and store its result."""
         self._step = self._worker.launch(self._plan)

@@ -1,4 +1,4 @@
-"""How a model is to be served by an executor of this process."""
+"""Options and inputs of an executor in this process."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ RunnerName = Literal["auto", "eager", "program", "graph"]
 class LocalOptions:
     """How to serve a model in this process.
 
-    `num_pages` counts page 0, which takes the writes of padding rows. `context_len` None is what
-    the model was made for. `load_format` "dummy" fills in seeded random weights. `num_states` are
-    the slots of recurrent state, the empty slot 0 included, of models that have any; 0: enough for
-    all running requests, and as many again for cached prefixes. `quantization` is the name of a
-    format that matrices are rounded to while loading; None: as the checkpoint has them. With `fill`
-    a device's KV cache gets as many pages as fit, up to `most_pages`, whatever `num_pages` says.
-    `kv_dtype` as `cache.dtype` of the configuration. With `deterministic` a model is refused whose
-    bits would depend on the batch. `devices` of a platform with a lowering share the model.
+    `num_pages` includes page 0, which takes the writes of padding rows. `context_len` None is the
+    model's maximum. `load_format` "dummy" fills in seeded random weights. `num_states` are the
+    slots of recurrent state, including the empty slot 0; 0 is enough for all running requests and
+    as many cached prefixes. `quantization` names a format that matrices are quantised to while
+    loading; None keeps the checkpoint's. With `fill`, a device's KV cache gets as many pages as
+    fit, up to `most_pages`, regardless of `num_pages`. `kv_dtype` is `cache.dtype` of the
+    configuration. With `deterministic`, models whose results depend on the batch are rejected.
+    `devices` is the number of devices that share the model, on platforms with a lowering.
     """
 
     page_size: int
@@ -55,18 +55,18 @@ class LocalOptions:
     runner: RunnerName = "auto"
     deterministic: bool = False
     load_format: LoadFormat | Literal["dummy"] = "auto"
-    trusted: bool = False  # Python files of the checkpoint may be run
+    trusted: bool = False  # Python files of the checkpoint may run
     quantization: str | None = None
     overlap: bool = False
     num_states: int = 0
-    max_samples: int = 0  # rows of a step that are sampled, guesses too; 0: one a request
-    tree_paths: int = 0  # of trees of guesses in one step, beside the first of each
-    tree_depth: int = 0  # guesses of a path at most
-    embed: PoolingWish | None = None  # set: vectors are made, also by a model that generates
-    headless: bool = False  # the head of a model that generates is left out
-    threads: int = 0  # of the step program; 0: as many as torch uses
+    max_samples: int = 0  # sampled rows per step, with guesses; 0: one per request
+    tree_paths: int = 0  # extra paths of draft trees per step, beyond the first of each
+    tree_depth: int = 0  # maximum guesses per path
+    embed: PoolingWish | None = None  # set: serve embeddings, even of a generative model
+    headless: bool = False  # omit the head of a generative model
+    threads: int = 0  # threads of the step program; 0: as many as torch uses
     seed: int = 0
-    load_cache: Path | None = None  # where packed weights are kept for later starts
+    load_cache: Path | None = None  # stores packed weights for later starts
 
 
 class Draw(Protocol):
@@ -85,34 +85,34 @@ class Draw(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSite:
-    """What the worker half of a capability may be made from.
+    """What the worker half of a capability can use of the model.
 
     Attributes:
         vocab_size: Columns of logits.
-        pooling: How vectors are made; None: the model makes none.
-        labels: Whether the model's head gives numbers of labels.
-        has_states: Whether some layers keep a recurrent state.
-        head: The model's head on vectors that are no rows of a step.
-        memory: KV groups and the bytes of their pages, in this order, states last; to be asked once
-            the executor is built.
-        split: Makes a `SplitPrompt`, which computes prompts op by op; raises Unsupported where
-            there is no step program. To be asked once the executor is built.
-        draw: Tokens drawn from float32 logits (R, W), which are overwritten, for request slots and
-            positions (R,): as the model's own logits there would be; of immediate backends only.
-            With ids, int64 (W,), of the only tokens that are possible; None: all are.
-        model_dir: Its directory.
-        config: Of the model.
-        build: What it is built with.
-        limits: Of a step.
-        kv_shape: Pages of its KV.
+        pooling: How embeddings are pooled; None: the model makes none.
+        labels: Whether the model's head outputs class scores.
+        has_states: Whether some layers have a recurrent state.
+        head: Applies the model's head to vectors outside of steps.
+        memory: Returns KV groups and the bytes of their pages, in this order, states last. Call it
+          after the executor is built.
+        split: Builds a `SplitPrompt`, which computes prompts op by op; raises Unsupported without a
+          step program. Call it after the executor is built.
+        draw: Samples tokens from float32 logits (R, W), which are overwritten, for request slots
+            and positions (R,), as the model's own logits would be; immediate backends only. Ids,
+            int64 (W,), restrict the tokens; None allows all.
+        model_dir: Model directory.
+        config: The model's config.
+        build: Build options of the model.
+        limits: Limits of a step.
+        kv_shape: Shape of the KV pages.
         load_format: See `LocalOptions`.
-        skeleton: Makes the model without contents; None: it is not of layers of ours.
-        dtype: Of its rows.
-        device: Where it computes.
+        skeleton: Builds the model without weights; None: it is not a native model.
+        dtype: Type of its rows.
+        device: Device that computes.
         max_tokens: Rows of the largest step.
-        constant: Where steps read a float32 constant of the model, such as a rotary table: a step
-            program has a copy; to be asked once the executor is built.
-        position_shifts: See `HostArrays`; to be asked once the executor is built.
+        constant: Returns the tensor that steps read for a float32 constant of the model, such as a
+          rotary table, because a step program has a copy. Call it after the executor is built.
+        position_shifts: See `HostArrays`. Call it after the executor is built.
     """
 
     vocab_size: int
@@ -139,10 +139,10 @@ class ModelSite:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorParts:
-    """What is added to an executor.
+    """Optional parts of an executor.
 
     Attributes:
-        workers: Make the worker halves of capabilities; None: this model needs none.
+        workers: Factories of the worker halves of capabilities, which return None if not needed.
         custom: Logits processors.
     """
 

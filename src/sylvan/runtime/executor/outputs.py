@@ -1,4 +1,4 @@
-"""Keeps what layers of a model put out, while it runs or while it is recorded."""
+"""Captures the outputs of layers while the model runs or is traced."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sylvan.protocol.errors import ConfigError
 def keep_outputs(
     model: Any, layers: Sequence[int], kept: dict[int, Any]
 ) -> Sequence[RemovableHandle]:
-    """From now on, have each run of `model` put the outputs of some layers into `kept`.
+    """Store the outputs of some layers in `kept` during each run of `model`.
 
-    An output is the whole residual stream after the layer, (T, D).
+    An output is the residual stream after the layer, (T, D).
 
     Raises:
         ConfigError: the model does not have these layers.
@@ -33,7 +33,7 @@ def keep_outputs(
 
 @contextmanager
 def layer_outputs(model: Any, layers: Sequence[int]) -> Iterator[Mapping[int, Any]]:
-    """What the layers put out in a run of `model` inside, by layer."""
+    """Context in which a run of `model` stores the outputs of these layers, by layer."""
     kept: dict[int, Any] = {}
     handles = keep_outputs(model, layers, kept)
     try:

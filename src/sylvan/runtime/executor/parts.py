@@ -1,4 +1,4 @@
-"""What an executor is made from: everything known of a model before it is loaded, and after."""
+"""Data structures from which an executor is built: the model before and after loading."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from sylvan.runtime.pool.mha import NIBBLES, KVShape
 from sylvan.runtime.pool.states import TensorStates
 
 _OF_NO_WEIGHT = ("raw", "dtype", "eos_ids", "bos_id")
-"""Fields of a config by which checkpoints of one model may differ."""
+"""Config fields that may differ between checkpoints of the same model."""
 
 
 _LEVELS = {"int8": torch.int8, "int4": NIBBLES}
 """Of pages of step programs, by `cache.dtype`."""
 _WIDE = {"float8_e4m3fn": "float8_e5m2", "float8_e4m3fnuz": "float8_e5m2fnuz"}
-"""Types with five bits of exponent, by those with four that a chip has."""
+"""Maps float8 types with 4 exponent bits to the ones with 5 that a chip supports."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelPlan:
-    """What both ways of running a model are made from."""
+    """Inputs for building a model, shared by all kinds of runners."""
 
     model_dir: Path
     config: ModelConfig
@@ -59,15 +59,15 @@ class ModelPlan:
     progress: Progress | None
     pooling: PoolingSpec | None = None
     platform: Platform | None = None
-    hidden_layers: tuple[int, ...] = ()  # whose output capabilities read
-    edits_inputs: bool = False  # whether a capability gives inputs as vectors
+    hidden_layers: tuple[int, ...] = ()  # layers whose output capabilities read
+    edits_inputs: bool = False  # whether a capability provides input embeddings
     adapt: Callable[[nn.Module], None] = lambda model: None  # lets capabilities change layers
     on_head: OnHead = lambda rows: None  # see `EagerRunner`
     loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     spreads: dict[int, Mixture] = field(default_factory=dict[int, Mixture])
 
     def model(self, *, late: bool = False) -> Any:
-        """A new model without contents; its counts are those that `loads` shows.
+        """Build the model without weights; sets the counters that `loads` returns.
 
         `late`: see `Build`.
         """
@@ -82,12 +82,12 @@ class ModelPlan:
         return model
 
     def skeleton(self) -> nn.Module:
-        """A model of the same parameters without memory."""
+        """Build a model with the same parameters, without memory."""
         build = replace(self.build, device=torch.device("meta"))
         return family_of(self.config).model(self.config, build)
 
     def names(self, model: Any) -> ParameterNames:
-        """Which parameter of `model` is which."""
+        """Names of the parameters of `model`."""
         return ParameterNames(model, slots(self.skeleton()))
 
     def live(
@@ -97,9 +97,9 @@ class ModelPlan:
         copies: Sequence[WeightCopy] = (),
         changed: Callable[[], None] = lambda: None,
     ) -> LiveWeights | str:
-        """The weights of `model` as it is run now, or why they cannot be had.
+        """The weights of the running `model`, or the reason why they are not accessible.
 
-        `changed` is called after contents have changed.
+        `changed` is called after weights have changed.
         """
         return self.live_in(names.holders(model, copies), changed)
 
@@ -108,14 +108,14 @@ class ModelPlan:
         holders: Mapping[str, Sequence[Holder]],
         changed: Callable[[], None] = lambda: None,
     ) -> LiveWeights | str:
-        """The same of weights that `holders` keep, by parameter."""
+        """As `live`, for weights stored by `holders`, by parameter."""
         kind = self.options.load_format
         if kind == "dummy":
             return LiveWeights(self.skeleton, holders, changed)
         sees = self.config.media is not None and self.edits_inputs
         seeing = open_weights(self.model_dir, kind) if sees else None
         live = LiveWeights(self.skeleton, holders, changed, seeing)
-        if self.config.path == "transformers":  # which may read other tensors than it has
+        if self.config.path == "transformers":  # its tensors may differ from the checkpoint's
             try:
                 live.fits(open_weights(self.model_dir, kind))
             except ConfigError as why:
@@ -124,16 +124,16 @@ class ModelPlan:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Those of the model."""
+        """Checkpoints of the model."""
         kind = self.options.load_format
         loaded = None if kind == "dummy" else DiskTensors(str(self.model_dir), kind)
         return Checkpoints(loaded, self._check_config, self.build.mesh.tp.size)
 
     def _check_config(self, model_dir: Path) -> None:
-        """Refuse a checkpoint whose config.json describes another model; one without is taken.
+        """Reject a checkpoint whose config.json describes another model; accept one without it.
 
         Raises:
-            ConfigError: it does; names what differs.
+            ConfigError: names the field that differs.
         """
         if not (model_dir / "config.json").exists():
             return
@@ -143,24 +143,24 @@ class ModelPlan:
             if name not in _OF_NO_WEIGHT and mine != its:
                 raise ConfigError(
                     f"config.json in {str(model_dir)!r} describes another model: {name} is "
-                    f"{its}, that of the model served is {mine}"
+                    f"{its}, the served model has {mine}"
                 )
 
     @property
     def threads(self) -> int:
-        """Of native kernels."""
+        """Threads of native kernels."""
         return self.options.threads or torch.get_num_threads()
 
     @property
     def suits_device(self) -> bool:
-        """Whether steps can be launched without waiting for them: plain generation."""
+        """Whether steps can be launched without waiting for results: plain generation."""
         config = self.config
         others = self.pooling is not None or bool(config.states) or not config.causal
         return not others and config.path != "transformers"
 
     @property
     def kv_type(self) -> torch.dtype:
-        """Of keys and values in the pool."""
+        """Type of keys and values in the pool."""
         if self.options.kv_dtype == "model":
             return self.build.dtype
         small = self.options.kv_dtype in _LEVELS
@@ -178,20 +178,20 @@ class ModelPlan:
 
     @property
     def formats(self) -> Formats:
-        """How matrices are quantised."""
+        """Quantised formats of the matrices."""
         return choose(self.config, self.options.quantization, by=self.multiplier)
 
     @property
     def multiplier(self) -> Multiplier:
         """Whose kernels multiply by quantised matrices."""
         if self.platform is None or self.platform.facts.lowering:
-            return "cpu"  # step programs hold all formats, whatever runs them
+            return "cpu"  # step programs support all formats on any platform
         on_gpu = self.build.device.type == "cuda" and triton_installed()
         return "triton" if on_gpu else "none"
 
     @property
     def kv_shape(self) -> KVShape:
-        """What the pool holds."""
+        """Shape of the KV pool."""
         config, latent = self.config, self.config.latent
         heads = config.num_attention_heads, config.num_key_value_heads
         attends = config.kv_layers and not latent
@@ -205,7 +205,7 @@ class ModelPlan:
 
     @property
     def states(self) -> TensorStates | None:
-        """Memory for recurrent states, if the model has any."""
+        """Memory for recurrent states; None if the model has none."""
         if not self.config.states:
             return None
         parts = [
@@ -219,7 +219,7 @@ class ModelPlan:
 
     @property
     def _state_parts(self) -> Sequence[StatePart]:
-        """The states of this rank's share of the layers."""
+        """Recurrent states of this rank's shard of the layers."""
         whole = self.config.states
         if self.build.mesh.tp.size == 1:
             return whole
@@ -231,18 +231,18 @@ class ModelPlan:
 class BuiltModel:
     """A model that is ready to run, and what its steps need.
 
-    `exact`: bits of an answer do not depend on what else is batched, cached or chunked. `weights`
-    may be why they cannot be had. `buffers`: memory of which nothing outlives a step. `program`:
-    its ops, where there is one. `use`: numbers of its steps that are shown with the server's state.
+    `exact`: answers are bit-identical whatever is batched, cached or chunked. `weights` may be the
+    reason why they are not accessible. `buffers`: scratch memory of steps. `program`: the ops of a
+    step program, if there is one. `use`: statistics of its steps for the server's state.
     """
 
     name: str
     runner: ModelRunner
     pool: KVCachePool
     attention: AttentionBackend
-    library: Library | None = None  # of kernels that compute on the CPU
+    library: Library | None = None  # CPU kernels
     exact: bool = False
-    weights: LiveWeights | str = "the weights of this model can neither be read nor replaced"
+    weights: LiveWeights | str = "the weights of this model can be neither read nor updated"
     buffers: Sequence[torch.Tensor] = ()
     program: Sequence[OpCost] = ()
     use: Callable[[], Mapping[str, float]] | None = None

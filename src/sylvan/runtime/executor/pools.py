@@ -1,4 +1,4 @@
-"""The KV pool that fits a model and the way it is run."""
+"""Sizes and builds the KV pool of a model."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from sylvan.runtime.pool.transfers import DeviceTransfers
 
 
 def pages_shape(config: ModelConfig, shape: KVShape, options: LocalOptions) -> KVShape:
-    """`shape` with the pages of each KV group.
+    """Return `shape` with the pages of each KV group.
 
-    With `options.fill` the pages of `shape` are the memory there is, in pages of all layers; they
-    are divided so that as many tokens as possible fit. Else `shape` says how many tokens fit, and
-    layers with a window take less memory for them.
+    With `options.fill`, the pages of `shape` are the available memory, in pages of all layers; it
+    is divided so that as many tokens as possible fit. Otherwise `shape` says how many tokens must
+    fit, and layers with a sliding window take less memory for them.
     """
     groups = kv_groups(config)
     if len(groups) < 2:
@@ -48,7 +48,7 @@ def pages_shape(config: ModelConfig, shape: KVShape, options: LocalOptions) -> K
 
 
 def with_paths(shape: KVShape, options: LocalOptions) -> KVShape:
-    """`shape` with spare pages in each KV group, for paths of trees of guesses."""
+    """Return `shape` with spare pages in each KV group for paths of draft trees."""
     more = options.tree_paths * pages_of_path(options.tree_depth, shape.page_size)
     if not more:
         return shape
@@ -59,18 +59,18 @@ def with_paths(shape: KVShape, options: LocalOptions) -> KVShape:
 def _fitting(
     groups: Sequence[LayerGroup], shape: KVShape, most_pages: int | None, load: PlannedLoad
 ) -> int:
-    """Tokens that fit into the memory of all pages but one of each group, which takes padding."""
-    sizes = [GroupBytes(len(group.layers), group.window) for group in groups]  # in layers
+    """Number of tokens that fit into all pages, except one padding page per group."""
+    sizes = [GroupBytes(len(group.layers), group.window) for group in groups]  # sizes in layers
     layer_tokens = (shape.num_pages - 1) * shape.page_size * shape.num_layers
     found = fitting_tokens(sizes, layer_tokens, load)
     return found if most_pages is None else min(found, (most_pages - 1) * shape.page_size)
 
 
 def cache_groups(config: ModelConfig, shape: KVShape, num_states: int = 0) -> tuple[KVGroup, ...]:
-    """The KV groups of a model whose pages are those of `shape`, in the order of its page tables.
+    """KV groups of a model with the pages of `shape`, in the order of its page tables.
 
-    Where nothing attends, pages of one full group count tokens. `num_states`: slots of recurrent
-    state, the empty one included.
+    Without attention layers, pages of one full group count tokens. `num_states`: slots of recurrent
+    state, including the empty one.
     """
     groups = kv_groups(config) or (LayerGroup("full", ()),)
     found = [
@@ -110,7 +110,7 @@ def tensor_pool(
     dtype: torch.dtype,
     platform: Platform | None = None,
 ) -> KVCachePool:
-    """The pool of what a model's attention keeps of a token; `platform` is the device's, if any."""
+    """Build a pool of tensors; `platform` is that of the device, if any."""
     if not config.causal:
         return NoPool(shape.num_pages, shape.page_size)
     transfers = DeviceTransfers(platform) if platform is not None else None

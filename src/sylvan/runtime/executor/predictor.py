@@ -1,4 +1,4 @@
-"""What a model predicts at every place of a text that is given, without a server."""
+"""Predicts the tokens of given texts without a server, to evaluate models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAGE, ROWS = 64, 64
 
 
 class Predictor:
-    """A model as a step program; predicts whole texts, one at a time.
+    """Runs a model as a step program and predicts whole texts, one at a time.
 
     Args:
         model: The checkpoint.
@@ -78,7 +78,7 @@ class Predictor:
             table[0] = np.arange(1, pages + 1)
 
     def log_probs(self, ids: Sequence[int], rows: IntArray) -> Iterator[torch.Tensor]:
-        """Log probabilities after the tokens at `rows`, `ROWS` of these at a time.
+        """Yield log probabilities of the tokens after `rows`, `ROWS` rows at a time.
 
         Shape: float64 (rows, vocabulary).
         """
@@ -105,12 +105,12 @@ def _check(config: ModelConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Of a model, over all tokens that it had to predict; against the first model.
+    """Quality of a model over all predicted tokens, compared with the first model.
 
     Attributes:
-        kl: Mean divergence of its distributions from the first model's, in nats.
-        perplexity: Of the tokens of the text.
-        same_top: Share of places where both hold the same token for the likeliest.
+        kl: Mean KL divergence of its distributions from the first model's, in nats.
+        perplexity: Perplexity of the text.
+        same_top: Share of positions where both models have the same most likely token.
     """
 
     kl: float
@@ -119,9 +119,9 @@ class Loss:
 
 
 def losses(predictors: Sequence[Predictor], texts: Sequence[Sequence[int]]) -> list[Loss]:
-    """What each predictor loses where every token of the texts but the first is to be predicted.
+    """Quality of each predictor over all tokens of the texts but the first of each.
 
-    The first predictor is what the others are compared with.
+    The first predictor is the reference for the others.
     """
     totals = np.zeros((len(predictors), 3))
     count = 0
@@ -137,7 +137,7 @@ def losses(predictors: Sequence[Predictor], texts: Sequence[Sequence[int]]) -> l
 
 
 def compared(found: Sequence[torch.Tensor], targets: torch.Tensor) -> np.ndarray:
-    """Sums over rows of divergence from the first, negative log likelihood, and agreement.
+    """Sums over rows: divergence from the first, negative log likelihood, agreement.
 
     Shapes: log probabilities (T, V) of each model, `targets` (T, 1) -> (models, 3).
     """

@@ -1,6 +1,6 @@
-"""Profiles of a running executor: PyTorch's, the ops of the step program, and Python's by py-spy.
+"""Profiles a running executor: PyTorch, the ops of the step program, and Python (py-spy).
 
-All are off, and cost nothing, until somebody asks. What cannot be written fails the command only.
+Profilers cost nothing until started. A file that cannot be written fails only the command.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _PY_SPY_RATE = 100
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
-    """What the ops of a step program took.
+    """Measured times of the ops of a step program.
 
     Attributes:
-        steps: Runs that were measured.
-        costs: Of each op, in the order in which they run.
-        nanoseconds: Of each op, all runs together.
-        bytes_per_s: What the machine reads from memory; None: it was not measured.
+        steps: Number of measured steps.
+        costs: Cost of each op, in execution order.
+        nanoseconds: Time of each op, summed over all steps.
+        bytes_per_s: The machine's memory bandwidth; None if not measured.
     """
 
     steps: int
@@ -53,18 +53,18 @@ class MeasuredSteps:
 
 
 class MeasuredProgram(Protocol):
-    """A step program whose ops can be measured while it serves."""
+    """A step program whose ops can be measured during serving."""
 
     def measure(self, *, on: bool) -> MeasuredSteps:
-        """Measure all later steps, or none; returns what was measured until now."""
+        """Start or stop measuring; returns what was measured until now."""
         ...
 
 
 class OpTime(msgspec.Struct, frozen=True, kw_only=True):
     """One op of the step program.
 
-    `floor_share` is how much of its time reading the weights takes at the rate that the machine
-    reads memory with: 1 is as fast as can be.
+    `floor_share` is the share of its time that reading its weights takes at the machine's memory
+    bandwidth: 1 is optimal.
     """
 
     op: str
@@ -77,10 +77,10 @@ class OpTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profiling:
-    """At most one profile at a time.
+    """Records at most one profile at a time.
 
     Attributes:
-        program: The step program; None: there is none.
+        program: The step program; None if there is none.
     """
 
     def __init__(self) -> None:
@@ -90,10 +90,10 @@ class Profiling:
         self._spy: subprocess.Popen[bytes] | None = None
 
     def start(self, command: StartProfile) -> dict[str, Any]:
-        """Begin.
+        """Start a profile.
 
         Raises:
-            ConfigError: A profile is under way, or what is asked for cannot be had.
+            ConfigError: a profile is being recorded already, or an activity is not available.
         """
         if self._asked is not None:
             raise ConfigError("a profile is being recorded; stop it first")
@@ -119,10 +119,10 @@ class Profiling:
         return {"folder": str(folder)}
 
     def stop(self, command: StopProfile) -> dict[str, Any]:
-        """End, and write files.
+        """Stop the profile and write its files.
 
         Raises:
-            ConfigError: There is no profile, or its files cannot be written.
+            ConfigError: no profile is being recorded, or its files cannot be written.
         """
         asked, self._asked = self._asked, None
         if asked is None:
@@ -142,7 +142,7 @@ class Profiling:
         return {"files": files}
 
     def close(self) -> None:
-        """Leave off without files."""
+        """Discard a running profile without writing files."""
         if self._spy is not None:
             self._spy.kill()
             self._spy.wait()
@@ -155,10 +155,10 @@ class Profiling:
         recorded.stop()
         path = folder / f"{name}-torch.trace.json"
         try:
-            recorded.export_chrome_trace(str(path))  # which may not say that the disk was full
+            recorded.export_chrome_trace(str(path))  # does not report a full disk
             msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
         except (OSError, RuntimeError, msgspec.DecodeError) as error:
-            path.unlink(missing_ok=True)  # half of it is of no use
+            path.unlink(missing_ok=True)  # a truncated file is useless
             raise OSError(f"{path}: {error}; is the disk full?") from error
         return path
 
@@ -181,20 +181,20 @@ class Profiling:
         if spy is None:
             return None
         path = folder / f"{name}-python.speedscope.json"
-        spy.send_signal(signal.SIGINT)  # has it write what it has
+        spy.send_signal(signal.SIGINT)  # py-spy writes its file on SIGINT
         try:
             spy.wait(_PY_SPY_S)
         except subprocess.TimeoutExpired:
             spy.kill()
             spy.wait()
-        if not path.exists():  # it may not look into this process
+        if not path.exists():  # py-spy lacks permission to read this process
             logger.warning("py-spy recorded nothing (exit code %s)", spy.returncode)
             return None
         return path
 
 
 def op_times(measured: MeasuredSteps) -> list[OpTime]:
-    """Each op's time per step, and how much of it its bytes account for."""
+    """Time per step of each op, and the share that its memory traffic explains."""
     found: list[OpTime] = []
     for cost, ns in zip(measured.costs, measured.nanoseconds, strict=True):
         us = ns / 1e3 / max(1, measured.steps)
@@ -214,7 +214,7 @@ def op_times(measured: MeasuredSteps) -> list[OpTime]:
 
 
 def _own_name(command: StartProfile) -> str:
-    """Ranks and replicas write to the same folder."""
+    """File name that is unique per rank and replica, because all write to the same folder."""
     return f"{command.name}-{os.getpid()}"
 
 

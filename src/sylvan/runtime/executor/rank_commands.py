@@ -1,7 +1,7 @@
-"""Commands that several ranks carry out together: what each is told, and one result of theirs.
+"""Commands that several ranks run together: the command for each rank, and one result.
 
-An update is checked by every rank before any writes: a tensor that does not fit, or is not finite
-in the share of one rank, changes nothing on all of them.
+Every rank checks an update before any rank writes: if a tensor does not fit or is not finite in the
+share of one rank, no rank changes anything.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from sylvan.runtime.executor.sources import SHARED
 _NAME = "update of ranks"
 
 Round = Sequence[ExecutorCommand]
-"""What is told next: one command to the first rank alone, or one to each."""
+"""Commands of one round: one for the first rank alone, or one per rank."""
 Plan = Generator[Round, list[CommandResult], CommandResult]
-"""Asks for rounds, is sent their results in the order of ranks, and returns one result."""
+"""Yields rounds, receives their results in rank order, and returns one result."""
 
 
 class CommandRound(Protocol):
-    """A round on its way."""
+    """A round in progress."""
 
     def done(self) -> bool:
-        """Whether `wait` returns at once."""
+        """Whether `wait` would return at once."""
         ...
 
     def wait(self) -> list[CommandResult]:
-        """The results, in the order of ranks.
+        """Block until all ranks are done; return the results in rank order.
 
         Raises:
             RankLostError: a rank has ended.
@@ -59,15 +59,15 @@ class CommandRound(Protocol):
 
 
 class Rounds:
-    """Implements `PendingCommand`: each round is carried out by all before the next begins."""
+    """Implements `PendingCommand`: all ranks finish a round before the next one starts."""
 
-    def __init__(self, plan: Plan, tell: Callable[[Round], CommandRound]) -> None:
-        self._plan, self._tell = plan, tell
+    def __init__(self, plan: Plan, send: Callable[[Round], CommandRound]) -> None:
+        self._plan, self._send = plan, send
         self._result: CommandResult | None = None
-        self._told = tell(next(plan))
+        self._current = send(next(plan))
 
     def done(self) -> bool:
-        while self._result is None and self._told.done():
+        while self._result is None and self._current.done():
             self._advance()
         return self._result is not None
 
@@ -75,29 +75,29 @@ class Rounds:
         """See `PendingCommand.wait`.
 
         Raises:
-            RankLostError: some ranks carried it out and others could not, or one has ended.
+            RankLostError: the command failed on some ranks only, or a rank has ended.
         """
         while self._result is None:
             self._advance()
         return self._result
 
     def _advance(self) -> None:
-        results = self._told.wait()
+        results = self._current.wait()
         try:
-            self._told = self._tell(self._plan.send(results))
+            self._current = self._send(self._plan.send(results))
         except StopIteration as end:
             self._result = end.value
 
 
 def plan_of(command: ExecutorCommand, size: int) -> Plan | str:
-    """How `size` ranks carry out a command; or why they cannot."""
+    """The rounds in which `size` ranks run a command, or the reason why they cannot."""
     if isinstance(command, DescribeMemory):
         return "DescribeMemory is not possible while several ranks share the model"
     return _PLANS.get(type(command), _alike)(command, size)
 
 
 def _alike(command: ExecutorCommand, size: int) -> Plan:
-    """The same for every rank; the result is the first one's."""
+    """Send the same command to every rank; return the first rank's result."""
     return _agreed((yield [command] * size))
 
 
@@ -108,7 +108,7 @@ def _join(command: JoinGroup, size: int) -> Plan:
 
 
 def _load(command: LoadWeights, size: int) -> Plan:
-    """A socket gives its files once: the first rank asks, and the others read its copy."""
+    """A socket sends its files only once: the first rank receives, the others read its copy."""
     if not isinstance(command.source, SocketTensors):
         return _agreed((yield [command] * size))
     [shared] = yield [ShareWeights(command.source)]
@@ -122,7 +122,7 @@ def _load(command: LoadWeights, size: int) -> Plan:
 
 
 def _update(command: UpdateWeights, size: int) -> Plan:
-    """Received once, checked by all, and written by all or by none."""
+    """Receive once; all ranks check, then all or none write."""
     comes_once = isinstance(command.source, GroupTensors | SocketTensors)
     if comes_once:
         loaded = yield from _load(LoadWeights(_NAME, command.source), size)
@@ -133,7 +133,7 @@ def _update(command: UpdateWeights, size: int) -> Plan:
     result = next((found for found in checked if found.error), None)
     if result is None:
         written = yield [command] * size
-        most = max(found.body.get("num_tensors", 0) for found in written)  # some have fewer experts
+        most = max(found.body.get("num_tensors", 0) for found in written)  # experts may differ
         result = _agreed(written)
         result = msgspec.structs.replace(result, body={**result.body, "num_tensors": most})
     if comes_once:
@@ -156,23 +156,23 @@ def _read(command: ReadWeights, size: int) -> Plan:
 
 
 def _hash(command: HashWeights, size: int) -> Plan:
-    """One checksum of each tensor: of those that the ranks have of their shares, in order."""
+    """One checksum per tensor: combined from the ranks' checksums of their shares, in order."""
     results = yield [command] * size
     first = _agreed(results)
     if first.error:
         return first
     every: list[dict[str, str]] = [found.body["checksums"] for found in results]
-    names = {name: None for sums in every for name in sums}  # some ranks have some of them
+    names = {name: None for sums in every for name in sums}  # a rank may lack some tensors
     joined = {name: " ".join(s[name] for s in every if name in s).encode() for name in names}
     sums: dict[str, Any] = {name: xxhash.xxh3_128_hexdigest(all_) for name, all_ in joined.items()}
     return msgspec.structs.replace(first, body={"checksums": sums})
 
 
 def _agreed(results: Sequence[CommandResult]) -> CommandResult:
-    """The first rank's result.
+    """Return the first rank's result.
 
     Raises:
-        RankLostError: some ranks carried it out and others could not.
+        RankLostError: the command failed on some ranks only.
     """
     errors = [found.error for found in results]
     if any(errors) and not all(errors):

@@ -1,7 +1,7 @@
-"""Ranks that hold one model together: the others follow the stream of the first one's steps.
+"""Runs one model on several ranks: the other ranks follow the first rank's stream of steps.
 
-Every rank is sent the same plans and does all of a step, sampling included, so that collectives
-meet whatever capabilities do. Only the results of the first rank count.
+Every rank gets the same plans and computes the whole step, including sampling, so that collectives
+match whatever capabilities do. Only the first rank's results are used.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from sylvan.transport.api import DuplexChannel
 logger = logging.getLogger(__name__)
 
 AGREE_TIMEOUT_S = 5.0
-"""A step that failed on one rank has failed on all of them by then, or the group is lost."""
+"""Timeout for ranks to agree that a step failed on all; otherwise the group is lost."""
 _POLL_S = 0.5
 
 
 class RunStep(msgspec.Struct, tag=True, frozen=True):
-    """Run this step; `data` is its plan."""
+    """Run a step; `data` is its encoded plan."""
 
     data: bytes
 
 
 class RunCommand(msgspec.Struct, tag=True, frozen=True):
-    """Carry out this command between steps."""
+    """Run a command between steps."""
 
     data: bytes
 
 
 class StepFailed(msgspec.Struct, tag=True, frozen=True):
-    """The step failed on the sender; its requests are ended."""
+    """The step failed on the sender; its requests have ended."""
 
     number: int
 
 
 class Close(msgspec.Struct, tag=True, frozen=True):
-    """Nothing follows."""
+    """End the stream."""
 
 
 class CommandDone(msgspec.Struct, tag=True, frozen=True):
-    """What came of a command."""
+    """Result of a command."""
 
     data: bytes
 
@@ -66,14 +66,14 @@ FromRank = StepFailed | CommandDone
 
 
 class RankedExecutor:
-    """Implements `Executor` over this rank's own and the streams to the others.
+    """Implements `Executor` over this rank's executor and streams to the others.
 
     Args:
-        executor: Of the first rank; it runs a step when that is waited for.
-        others: The other ranks, in order.
-        codec: Of the steps.
+        executor: Executor of the first rank; it runs a step when the step is waited for.
+        others: Streams to the other ranks, in order.
+        codec: Encodes plans.
         check: Raises RankLostError if a collective of the step has failed.
-        several_machines: Ranks share no memory: tensors come from files or process groups.
+        several_machines: Whether ranks share no memory; tensors then come from files or groups.
     """
 
     def __init__(
@@ -102,17 +102,17 @@ class RankedExecutor:
         plan = plan or plan_of(command, 1 + len(self._others))
         if isinstance(plan, str):
             return Carried(CommandResult(error=plan))
-        return Rounds(plan, self._tell)
+        return Rounds(plan, self._send_round)
 
-    def _tell(self, commands: Round) -> CommandRound:
+    def _send_round(self, commands: Round) -> CommandRound:
         own, *theirs = commands
-        told = self._others[: len(theirs)]
-        for other, command in zip(told, theirs, strict=True):
+        targets = self._others[: len(theirs)]
+        for other, command in zip(targets, theirs, strict=True):
             other.send(RunCommand(self._codec.encode(command)))
-        return _ToldRanks(self._executor.control(own), told, self._codec)
+        return _RankRound(self._executor.control(own), targets, self._codec)
 
     def close(self) -> None:
-        """End the other ranks. The creator of the channels closes them."""
+        """Stop the other ranks. The creator of the channels closes them."""
         self._send(Close())
         self._executor.close()
 
@@ -121,10 +121,10 @@ class RankedExecutor:
             other.send(message)
 
     def _agree_on_failure(self, number: int) -> None:
-        """Go on only if all ranks know that this step counts for nothing.
+        """Return only if all ranks agree that this step failed.
 
         Raises:
-            RankLostError: one of them does not answer: it waits for what never comes.
+            RankLostError: a rank does not answer; it is stuck in a collective.
         """
         self._send(StepFailed(number))
         until = time.monotonic() + self._agree_timeout_s
@@ -135,7 +135,7 @@ class RankedExecutor:
 
 
 def _of_one_machine(command: ExecutorCommand) -> str:
-    """Why a command cannot reach ranks of several machines; empty: it can."""
+    """Why a command cannot reach ranks on several machines; empty if it can."""
     source = getattr(command, "source", None)
     if isinstance(source, SharedTensors | SocketTensors):
         return "this memory is of one machine, and ranks are on several; send files or a group"
@@ -157,7 +157,7 @@ class _RankedStep:
         """See `Pending.wait`.
 
         Raises:
-            RankLostError: another rank has ended, or does not answer.
+            RankLostError: another rank has ended or does not answer.
         """
         try:
             result = self.pending.wait()
@@ -169,8 +169,8 @@ class _RankedStep:
         return result
 
 
-class _ToldRanks:
-    """Implements `CommandRound`: done when all ranks are."""
+class _RankRound:
+    """Implements `CommandRound`: done when all ranks are done."""
 
     def __init__(
         self,
@@ -198,18 +198,18 @@ class _ToldRanks:
             if answer is None:
                 continue
             if not isinstance(answer, CommandDone):
-                raise RankLostError(f"rank {rank} failed on a step that went well elsewhere")
+                raise RankLostError(f"rank {rank} failed on a step that succeeded on other ranks")
             self._found[rank] = self._codec.answer(answer.data)
             del self._missing[rank]
 
 
 class Follower:
-    """Another rank: runs what the first one runs.
+    """Another rank: runs the steps and commands of the first rank.
 
     Args:
-        executor: Of this rank; it runs a step when that is waited for.
-        first: The first rank.
-        codec: Of the steps.
+        executor: Executor of this rank; it runs a step when the step is waited for.
+        first: Stream from the first rank.
+        codec: Decodes plans.
         check: Raises RankLostError if a collective of the step has failed.
     """
 
@@ -226,7 +226,7 @@ class Follower:
         self._agree_timeout_s = agree_timeout_s
 
     def run(self) -> None:
-        """Follow until the first rank closes.
+        """Follow the first rank until it closes.
 
         Raises:
             RankLostError: another rank has ended, or this one cannot follow any more.

@@ -1,4 +1,4 @@
-"""Turns sampled rows into slice outputs, for every backend.
+"""Converts sampled rows to slice outputs; shared by all backends.
 
 Shapes: R slices of the step, S sampled rows.
 """
@@ -12,7 +12,7 @@ from sylvan.runtime.executor.verify import verified
 from sylvan.runtime.sampling.api import NO_VALID_TOKEN, SampleOutput
 from sylvan.runtime.sampling.constraints import RowOutcome
 
-CONSTRAINED_STATUS = 400  # the request's constraints caused the error, not the engine
+CONSTRAINED_STATUS = 400  # the request's constraints caused the error
 
 
 def step_result(
@@ -24,10 +24,10 @@ def step_result(
     """Build the result of a step.
 
     Args:
-        plan: Of the step.
+        plan: The step's plan.
         drawn: Its sampled rows.
         outcomes: Outcomes of constrained rows.
-        errors: Slice index -> the error that fails its request.
+        errors: Slice index -> the error of its request.
     """
     if plan.drafts:
         return verified(plan, drawn, errors)
@@ -50,7 +50,7 @@ def step_result(
 
 
 def failing(outputs: Sequence[SliceOutput], errors: Mapping[int, str]) -> StepResult:
-    """Outputs by slice, except for requests that fail."""
+    """Return outputs by slice, with errors in place of the outputs of failed requests."""
     failed = {index: SliceOutput(error=why) for index, why in errors.items()}
     return StepResult.of([failed.get(i) or output for i, output in enumerate(outputs)])
 
@@ -67,5 +67,5 @@ def _output(row: int, token: int, drawn: SampleOutput, outcome: RowOutcome | Non
 
 
 def hopeless(token_ids: list[int]) -> dict[int, str]:
-    """Errors for rows with a negative id: no valid token to sample."""
+    """Errors for rows with a negative id, which means that no token is valid."""
     return {row: NO_VALID_TOKEN for row, token in enumerate(token_ids) if token < 0}

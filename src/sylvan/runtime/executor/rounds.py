@@ -1,9 +1,9 @@
 """Samples a step with guesses position by position.
 
-Penalties count the tokens before a row, and a grammar allows what follows them: with guesses, the
-allowed tokens of a row are known only after the guess before it is verified. One forward pass
-computes all logits; each round samples one row per slice, updates constraints and counts, and
-continues with slices whose guess was right.
+Penalties count the tokens before a row, and a grammar depends on them: with guesses, the allowed
+tokens of a row are known only after the previous guess is verified. One forward pass computes all
+logits; each round samples one row per slice, updates constraints and counts, and continues with
+slices whose guess was right.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Chain:
     Attributes:
         first: Its first sampled row.
         parents, guesses: Its guesses, as in `DraftRows`.
-        path: The accepted guesses.
+        path: Accepted guesses.
         row: Row to sample next; None: done.
     """
 
@@ -51,8 +51,8 @@ class _Chain:
     def take(self, outcome: RowOutcome, logprobs: TokenLogprobs | None, error: str) -> None:
         """Add the outcome of its row.
 
-        An error after accepted tokens is dropped: the next step raises it again unless the output
-        ends.
+        An error after accepted tokens is dropped, because the next step raises it again unless the
+        output ends.
         """
         self.row = None
         if error:
@@ -68,7 +68,7 @@ class _Chain:
             self.row = self.first + 1 + self.path[-1]
 
     def _follow(self, token: int) -> bool:
-        """Whether `token` was guessed after the accepted guesses."""
+        """Whether `token` is a guess that follows the accepted guesses."""
         last = self.path[-1] if self.path else -1
         children = (i for i, parent in enumerate(self.parents) if parent == last)
         found = next((i for i in children if self.guesses[i] == token), None)
@@ -98,7 +98,7 @@ class Verified:
 def verify_in_rounds(
     plan: StepPlan, backend: StepBackend, slots: RequestSlots, constraints: Constraints | None
 ) -> Verified:
-    """Sample the rows of a finished forward pass as far as they follow right guesses."""
+    """Sample the rows of a finished forward pass as far as guesses are right."""
     rows, params = slots.rows(plan), slots.params
     chains = _chains(plan)
     ids = np.zeros(plan.num_samples, np.int32)
@@ -115,7 +115,7 @@ def verify_in_rounds(
         _count(batch, drawn, outcomes)
         for i, (chain, token) in enumerate(zip(todo, drawn.token_ids.tolist(), strict=True)):
             outcome = outcomes.get(i) or RowOutcome((token,))
-            own = outcome.tokens[:1] == (token,)  # otherwise the sampled token does not matter
+            own = outcome.tokens[:1] == (token,)  # otherwise a constraint replaced the token
             error = outcome.error or (drawn.errors.get(i, "") if own else "")
             chain.take(outcome, drawn.logprobs.get(i), error)
     newest = {
@@ -132,7 +132,7 @@ def verify_in_rounds(
 
 
 def _chains(plan: StepPlan) -> dict[int, _Chain]:
-    """By slice, for slices that sample."""
+    """Chains of the slices that sample, by slice."""
     drafts = {draft.index: draft.parents for draft in plan.drafts}
     ends, ids = plan.ends.tolist(), plan.input_ids
     found: dict[int, _Chain] = {}

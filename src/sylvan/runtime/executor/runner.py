@@ -1,4 +1,4 @@
-"""Runs a model on one step's batch: op by op here, by a step program or by graphs in `graphs`."""
+"""Interface of model runners, and the reference runner; faster ones are in `graphs`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ModelRunner(Protocol):
     verifies_drafts: bool
 
     def bucket(self, tokens: int, requests: int) -> GraphBucket | None:
-        """Padded size for a step of this size; None: no padding."""
+        """Padded size for a step of this size; None for no padding."""
         ...
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
@@ -43,33 +43,33 @@ class ModelRunner(Protocol):
         ...
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """Logits of other rows of the step just run without a graph: float32 (n, V).
+        """Logits of other rows of the last step, which ran without a graph: float32 (n, V).
 
         At most `batch.limits.most_samples` at once.
         """
         ...
 
     def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """Hidden vectors after the final norm, of rows of the step just run: float32 (n, D)."""
+        """Hidden vectors after the final norm, for rows of the last step: float32 (n, D)."""
         ...
 
     def layer_hidden(self, layer: int, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        """Output of one layer for rows of the step just run: (n, D).
+        """Output of one layer for rows of the last step: (n, D).
 
         Raises:
-            KeyError: the runner was not made to keep this layer.
+            KeyError: the runner does not keep this layer's output.
         """
         ...
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
-        """The model's head on vectors that are no rows of a step: float32 (R, C).
+        """Apply the model's head to vectors outside of steps: float32 (R, C).
 
         At most `batch.limits.most_samples` at once; the result is the caller's.
         """
         ...
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Where steps read a float32 constant of the model: itself, or a copy."""
+        """The tensor that steps read for a float32 constant of the model: itself or a copy."""
         ...
 
     def fuse(
@@ -79,11 +79,11 @@ class ModelRunner(Protocol):
         last_token: IntArray,
         params: SamplingSlots,
     ) -> FusedStep | None:
-        """Steps that leave less to Python, where this runner and this sampler can; or None.
+        """A `FusedStep` for this runner and sampler; None if they cannot be fused.
 
         Args:
-            batch: The buffers of all steps.
-            sampler: What would draw.
+            batch: Buffers of all steps.
+            sampler: The sampler to fuse.
             last_token: The newest token of each request slot.
             params: Sampling parameters of the request slots.
         """
@@ -98,10 +98,10 @@ class EagerRunner:
     """Runs the model's Python on tensors, op by op: the reference for every other runner.
 
     Args:
-        model: With its weights.
+        model: The model with its weights.
         prepare: Changes the batch before each pass, on the device.
         hidden_layers: Layers whose output is kept.
-        on_head: Called before the head with the rows it runs on; None: vectors outside the step.
+        on_head: Called before the head with the rows it runs on; None for vectors outside steps.
     """
 
     verifies_drafts = True

@@ -1,4 +1,4 @@
-"""An executor that computes nothing: the real scheduler over a cost model and virtual time."""
+"""A simulated executor: drives the real scheduler with a cost model and virtual time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SimExecutor:
         step_time_s: Callable[[StepPlan], float],
         caps: ExecutorCaps | None = None,
     ) -> None:
-        """`next_token(request, position)` gives the id of the token at `position`."""
+        """`next_token(request, position)` returns the id of the token at `position`."""
         self.caps = caps or ExecutorCaps(max_batch_tokens=8192, max_running_reqs=256)
         self.now_s = 0.0
         self.steps = 0
@@ -65,7 +65,7 @@ class SimExecutor:
         return CompletedStep(StepResult(tokens, {index: SliceOutput() for index in silent}))
 
     def control(self, command: ExecutorCommand) -> Carried:
-        return Carried(CommandResult(error="a simulated executor has neither weights nor memory"))
+        return Carried(CommandResult(error="a simulated executor has no weights and no memory"))
 
     def close(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The worker halves of capabilities, which are made before the executor that they are part of."""
+"""Builds the worker halves of capabilities, before the executor that contains them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 
 
 class LateParts:
-    """Parts that are built after the worker halves that use them."""
+    """References to parts that are built after the worker halves that use them."""
 
     def __init__(self) -> None:
         self.runner: ModelRunner | None = None
@@ -40,7 +40,7 @@ class LateParts:
         return self.runner.head(vectors_RD)
 
     def position_shifts(self) -> IntArray:
-        """By how much the position of each request of the step is shifted. Shape: (B,)."""
+        """Position shift of each request of the step. Shape: (B,)."""
         assert self.batch is not None
         return self.batch.host.position_shifts
 
@@ -69,7 +69,7 @@ class LateParts:
         if plain.all():
             best = logits_RW.argmax(-1)
             return (best if ids is None else ids[best]).numpy().astype(np.int32)
-        if ids is not None:  # all other ids are impossible
+        if ids is not None:  # all other ids are forbidden
             few_RW = logits_RW
             logits_RW = torch.full((len(few_RW), params.vocab_size), -torch.inf)
             logits_RW.index_copy_(1, ids, few_RW)
@@ -80,7 +80,7 @@ class LateParts:
 def worker_halves(
     plan: ModelPlan, parts: ExecutorParts, late: LateParts
 ) -> tuple[CapabilityWorker, ...]:
-    """Make the worker halves of capabilities that this model needs."""
+    """Build the worker halves of capabilities that this model needs."""
     site = ModelSite(
         vocab_size=plan.config.vocab_size,
         pooling=plan.pooling,
@@ -108,7 +108,7 @@ def worker_halves(
 
 
 def adapter_of(workers: tuple[CapabilityWorker, ...]) -> Callable[[nn.Module], None]:
-    """Lets all of them change a model's layers."""
+    """Combine the workers' `adapt` hooks."""
 
     def adapt(model: nn.Module) -> None:
         for worker in workers:

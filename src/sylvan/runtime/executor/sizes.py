@@ -1,4 +1,4 @@
-"""Sizes of steps that graphs are captured for."""
+"""Step sizes that graphs are captured for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MIXED_REQUESTS = (8, 64)
 
 @dataclass(frozen=True, slots=True, order=True)
 class GraphBucket:
-    """Rows and requests that a graph computes; as many of both in a step that only decodes."""
+    """Rows and requests of a graph; equal numbers in a decode-only graph."""
 
     rows: int
     requests: int
@@ -23,7 +23,7 @@ class GraphBucket:
 
 
 def decode_buckets(max_reqs: int) -> tuple[GraphBucket, ...]:
-    """Batch sizes worth a graph: steps of about a quarter, and the largest batch itself."""
+    """Batch sizes for decode graphs: steps of about a quarter, plus the largest batch."""
     most = min(max_reqs, MAX_BUCKET)
     sizes = [1, 2, 4, *range(8, 33, 4), *range(40, 65, 8), *range(80, 129, 16)]
     sizes += range(160, MAX_BUCKET + 1, 32)
@@ -33,9 +33,9 @@ def decode_buckets(max_reqs: int) -> tuple[GraphBucket, ...]:
 
 
 def mixed_buckets(max_tokens: int, max_reqs: int) -> tuple[GraphBucket, ...]:
-    """Sizes of steps with prompts that are worth a graph.
+    """Sizes for graphs of steps with prompts.
 
-    Beyond the largest, a step takes a GPU longer than launching its kernels one by one takes.
+    Larger steps gain nothing: launching kernels one by one takes less time than computing them.
     """
     requests = sorted({min(count, max_reqs) for count in (*_MIXED_REQUESTS, MAX_BUCKET)})
     rows = [count for count in _MIXED_ROWS if count <= max_tokens]

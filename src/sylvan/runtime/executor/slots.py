@@ -1,4 +1,4 @@
-"""Requests in their slots: sampling parameters, and why some of them cannot be sampled."""
+"""Sampling parameters of requests by slot, and the errors of requests that cannot be sampled."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 
 
 class RequestSlots:
-    """One owner for what joins and leaves.
+    """Applies joins and leaves.
 
     Attributes:
         params: Sampling parameters as arrays over slots.
-        errors: Slot -> why its request fails at its next sample.
+        errors: Slot -> error that its request gets at its next sample.
     """
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
@@ -23,7 +23,7 @@ class RequestSlots:
         self.errors: dict[int, str] = {}
 
     def apply(self, plan: StepPlan) -> None:
-        """Let requests leave, then join."""
+        """Apply leaves, then joins."""
         for slot in plan.leaves:
             self.params.leave(slot)
             self.errors.pop(slot, None)
@@ -31,11 +31,11 @@ class RequestSlots:
             self._join(join)
 
     def rows(self, plan: StepPlan) -> SamplingBatch:
-        """The rows that a step samples."""
+        """Sampling parameters of the step's sampled rows."""
         return SamplingBatch(plan.sample_slots, plan.sample_positions, self.params)
 
     def fail(self, slot: int, error: Exception) -> None:
-        """The parameters of the request in `slot` cannot be used."""
+        """Record that the parameters of the request in `slot` are invalid."""
         self.errors[slot] = f"sampling parameters cannot be used: {error}"
 
     def _join(self, join: Join) -> None:
@@ -53,6 +53,6 @@ class RequestSlots:
 
 
 def _within(request: GenerateRequest, vocab_size: int) -> bool:
-    """Whether the ids are in the vocabulary; the server has rejected others already."""
+    """Whether all ids are in the vocabulary; the server has already checked them."""
     parts = (request.input_ids, request.output_ids)
     return all(not len(ids) or ids.view(np.uint32).max() < vocab_size for ids in parts)

@@ -1,4 +1,4 @@
-"""Opens the source of new weights that a command names; never reads a pickle."""
+"""Opens the sources of weight updates; never reads a pickle."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _READ = (".json", ".safetensors", ".bin", ".pt", ".gguf")
 
 
 class WeightSources:
-    """Opens sources, and keeps those that were loaded under a name.
+    """Opens sources, and stores those that were loaded under a name.
 
     Args:
-        groups: From which broadcast tensors come.
-        most_bytes: Of tensors that are kept or received at a time.
+        groups: Groups that broadcast tensors.
+        most_bytes: Limit for stored tensors and for received ones.
     """
 
     def __init__(self, groups: UpdateGroups, most_bytes: int) -> None:
@@ -50,10 +50,10 @@ class WeightSources:
         self._named: dict[str, list[WeightFiles]] = {}
 
     def open(self, source: TensorSource) -> WeightFiles:
-        """The tensors of a source.
+        """Open a source's tensors.
 
         Raises:
-            ConfigError: it is not there, broken, or larger than any weights of this model.
+            ConfigError: the source is missing, broken, or larger than any weights of this model.
         """
         match source:
             case DiskTensors(path=path, load_format=kind):
@@ -71,10 +71,10 @@ class WeightSources:
         return files
 
     def keep(self, name: str, source: TensorSource) -> WeightFiles:
-        """Keep the tensors of a source under a name, beside those kept before.
+        """Store the tensors of a source under a name, in addition to those already there.
 
         Raises:
-            ConfigError: see `open`; or too much would be kept.
+            ConfigError: see `open`; or the stored tensors would exceed the limit.
         """
         opened = self.open(source)
         kept = self._named.get(name, [])
@@ -90,7 +90,7 @@ class WeightSources:
         return opened
 
     def share(self, source: TensorSource) -> tuple[str, int]:
-        """Copy the tensors of a source into shared memory; its name, and the bytes of the file.
+        """Copy the tensors of a source into shared memory; return its name and size in bytes.
 
         Raises:
             ConfigError: see `open`.
@@ -106,10 +106,10 @@ class WeightSources:
         return path.name, path.stat().st_size
 
     def drop(self, name: str) -> int:
-        """Free what is kept under a name; returns how many tensors that were.
+        """Free the tensors stored under a name; return their number.
 
         Raises:
-            ConfigError: nothing is.
+            ConfigError: nothing is stored under it.
         """
         found = self._kept(name)
         del self._named[name]
@@ -117,7 +117,7 @@ class WeightSources:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Under which something is kept."""
+        """Names of stored tensors."""
         return tuple(self._named)
 
     def _kept(self, name: str) -> list[WeightFiles]:
@@ -132,7 +132,7 @@ def _directory(path: str) -> Path:
         raise ConfigError(f"model_path {path!r} is not a directory of this machine")
     for file in found.iterdir():
         if file.suffix in _READ and file.exists() and not file.is_file():
-            raise ConfigError(f"{str(file)!r} is no regular file")  # a pipe would be waited for
+            raise ConfigError(f"{str(file)!r} is no regular file")  # opening a pipe would block
     return found
 
 
@@ -149,7 +149,7 @@ def _shared(name: str, num_bytes: int) -> WeightFiles:
         raise ConfigError(f"{name!r} is not the name of shared memory")
     where = f"shared memory {name}"
     try:
-        # a pipe would be waited for
+        # opening a pipe would block
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         fd = os.open(SHARED / found[1], flags)
     except OSError as error:

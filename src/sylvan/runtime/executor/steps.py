@@ -1,4 +1,4 @@
-"""A step that a runner computes whole, sampling included."""
+"""Interface of steps that run forward pass and sampling in one call."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sylvan.runtime.sampling.constraints import Masks
 
 
 class FusedStep(Protocol):
-    """Computes plans, one after another, filling its inputs by itself."""
+    """Runs plans one after another and fills its inputs itself."""
 
     def run(self, plan: StepPlan, *, draw: bool, masks: Masks | None = None) -> SampleOutput | None:
         """Compute all rows and store their KV.
 
-        Returns: The sampled tokens with `draw`; else None, and `logits` holds the logits.
+        Returns: the sampled tokens with `draw`; else None, and `logits` returns the logits.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Verifies draft trees with plain causal attention: each path is a separate sequence.
 
 A path reads the request's pages for known tokens and spare pages for its guesses, with a copy of
-the page at the boundary. So each row sums over the tokens before it in the order of plain decoding,
-with the same bits on any backend. A guess on several paths is computed on each.
+the page at the boundary. Each row thus sums over its prefix in the order of plain decoding, with
+the same bits on any backend. A guess on several paths is computed on each.
 
 Shapes: T rows of a plan, G KV groups, P pages of a request.
 """
@@ -22,19 +22,19 @@ from sylvan.runtime.core.step import DraftRows, StepPlan, ancestors
 
 
 def pages_of_path(depth: int, page_size: int) -> int:
-    """Number of spare pages for a path of that many guesses at any page offset."""
+    """Number of spare pages that a path of `depth` guesses needs at any page offset."""
     return 1 + -(-depth // page_size)
 
 
 def leaf_paths(parents: Sequence[int]) -> list[list[int]]:
-    """The guesses from the root to each leaf, the longest path first."""
+    """Guesses from the root to each leaf, longest path first."""
     inner = set(parents)
     paths = [ancestors(parents, i) for i in range(len(parents)) if i not in inner]
     return sorted(paths, key=len, reverse=True)
 
 
 def computed_ends(plan: StepPlan) -> dict[int, int]:
-    """For each slice, its end in the step with trees laid out as paths."""
+    """End of each slice in a step whose trees are laid out as paths."""
     trees = {draft.index: draft for draft in plan.drafts if not draft.is_chain}
     found, before, computed = {0: 0}, 0, 0
     for index, end in enumerate(plan.ends.tolist()):
@@ -49,17 +49,17 @@ def computed_ends(plan: StepPlan) -> dict[int, int]:
 
 @dataclass(slots=True)
 class _Rows:
-    """The computed step, by row and by sequence."""
+    """The laid-out step, by row and by sequence."""
 
-    sources: list[int] = field(default_factory=list[int])  # rows of the plan
-    places: list[int] = field(default_factory=list[int])  # in their texts
-    tables: list[int] = field(default_factory=list[int])  # row of the page tables, by row
+    sources: list[int] = field(default_factory=list[int])  # row of the plan
+    places: list[int] = field(default_factory=list[int])  # position in the sequence
+    tables: list[int] = field(default_factory=list[int])  # page table row, by row
     ends: list[int] = field(default_factory=list[int])  # ends of the sequences
     lens: list[int] = field(default_factory=list[int])
     slots: list[int] = field(default_factory=list[int])
 
     def add(self, sources: Sequence[int], start: int, table: int) -> range:
-        """A text that computes these rows of the plan; returns where they are."""
+        """Append a sequence that computes these rows of the plan; return its row range."""
         first, count = len(self.sources), len(sources)
         self.sources.extend(sources)
         self.places.extend(range(start, start + count))
@@ -72,20 +72,20 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """Where the paths of a slice lie."""
+    """Layout of a slice's paths."""
 
     slot: int
     start: int
     paths: Sequence[Sequence[int]]
-    tables: Sequence[int]  # row of the page tables of each path
+    tables: Sequence[int]  # page table row of each path
 
 
 class TreePaths:
-    """Lays the trees of a step out as paths, in the buffers of its batch.
+    """Lays out a step's draft trees as paths, in the buffers of its batch.
 
     Args:
-        batch: Its page tables have `limits.max_paths` rows behind those of requests.
-        first_pages: Of each KV group the first of the spare pages: `pages` for each path.
+        batch: Its page tables have `limits.max_paths` rows after those of requests.
+        first_pages: First spare page of each KV group; `pages` for each path.
         pages: See `pages_of_path`.
     """
 
@@ -95,7 +95,7 @@ class TreePaths:
         self._rows: IntArray | None = None
 
     def lay_out(self, plan: StepPlan) -> None:
-        """Write a plan with trees into the buffers, and copy pages that paths share."""
+        """Write a plan with trees into the buffers, and copy pages shared by paths."""
         trees = {draft.index: draft for draft in plan.drafts if not draft.is_chain}
         ends, slots, starts = plan.ends.tolist(), plan.slots.tolist(), plan.starts.tolist()
         rows, row_of = _Rows(), np.zeros(plan.num_tokens, np.int32)
@@ -126,7 +126,7 @@ class TreePaths:
         return rows if self._rows is None else self._rows[rows]
 
     def keep(self, paths: Mapping[int, Sequence[int]]) -> None:
-        """Copy the KV of right guesses into the pages of their requests."""
+        """Copy the KV of accepted guesses into the pages of their requests."""
         copies: list[tuple[int, int, int, int]] = []
         size, tables = self._batch.kv.page_size, self._batch.host.page_tables
         for index, tree in self._trees.items():
@@ -142,7 +142,7 @@ class TreePaths:
         copy_tokens(self._batch.kv.groups, copies)
 
     def _place(self, draft: DraftRows, slot: int, start: int) -> _Tree:
-        """Spare rows of page tables for all paths but the first, which is the request's own."""
+        """Assign spare page table rows to all paths but the first, which uses the request's own."""
         paths = leaf_paths(draft.parents)
         limits, host, size = self._batch.limits, self._batch.host, self._batch.kv.page_size
         used = sum(len(tree.paths) - 1 for tree in self._trees.values())
@@ -156,7 +156,7 @@ class TreePaths:
         return _Tree(slot, start, paths, [slot, *spare])
 
     def _shared(self, tree: _Tree) -> list[tuple[int, int, int, int]]:
-        """Copies of the known tokens in the page in which the guesses begin."""
+        """Copies of the known tokens in the page where the guesses start."""
         page, count = divmod(tree.start, self._batch.kv.page_size)
         return [
             (int(table[tree.slot, page]), int(table[row, page]), count, group)
@@ -182,7 +182,7 @@ class TreePaths:
         batch.input_embeds = tuple(
             msgspec.structs.replace(part, row=int(row_of[part.row])) for part in batch.input_embeds
         )
-        batch.drafts = ()  # plain texts
+        batch.drafts = ()  # plain sequences
         batch.ready(count, texts, plan.num_samples)
 
     def _positions(self, plan: StepPlan, rows: _Rows, places: IntArray) -> IntArray:

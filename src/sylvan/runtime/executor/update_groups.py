@@ -1,4 +1,4 @@
-"""Process groups of torch.distributed from which weights come: a trainer is rank 0 of each."""
+"""Process groups of torch.distributed that broadcast weight updates; the trainer is rank 0."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _BACKENDS = ("gloo",)
 
 
 class UpdateGroups:
-    """The groups that this process has joined, by name; each has connections of its own.
+    """Groups that this process has joined, by name; each has its own connections.
 
-    Both sides meet at `tcp://address:port`, where rank 0 keeps the store, under the group's name
-    (`PrefixStore`), so that a group needs no default process group and disturbs none.
+    Both sides meet at `tcp://address:port`, where rank 0 hosts the store, under the group's name
+    (`PrefixStore`), so a group neither needs nor disturbs a default process group.
     """
 
     def __init__(self) -> None:
         self._groups: dict[str, Any] = {}
 
     def join(self, command: JoinGroup) -> None:
-        """Enter a group; blocks until all of its ranks have.
+        """Join a group; blocks until all of its ranks have joined.
 
         Raises:
-            ConfigError: the name is taken, the backend is not there, or the others did not come.
+            ConfigError: the name is taken, the backend is unavailable, or other ranks did not join.
         """
         if command.name in self._groups:
             raise ConfigError(f"group_name {command.name!r} is joined already")
@@ -64,30 +64,30 @@ class UpdateGroups:
         """Leave a group.
 
         Raises:
-            ConfigError: there is none of that name.
+            ConfigError: no group has this name.
         """
         self._group(name)
         del self._groups[name]
 
     def receive(self, source: GroupTensors, most_bytes: int) -> InMemory:
-        """Tensors that rank 0 broadcasts, in the order named.
+        """Receive tensors that rank 0 broadcasts, in the order of their names.
 
         Raises:
-            ConfigError: there is no such group or type, the lists differ in length, or rank 0 did
-                not send.
+            ConfigError: there is no such group or type, the lists differ in length, or rank 0 sent
+                nothing.
         """
         group = self._group(source.group)
         if not len(source.names) == len(source.dtypes) == len(source.shapes):
             raise ConfigError(
                 f"{len(source.names)} names, {len(source.dtypes)} dtypes and {len(source.shapes)} "
-                "shapes: there must be as many of each"
+                "shapes: the lists must have the same length"
             )
         room = {
             name: (_dtype(kind), shape)
             for name, kind, shape in zip(source.names, source.dtypes, source.shapes, strict=True)
         }
         if len(room) < len(source.names):
-            raise ConfigError("names must differ from each other")
+            raise ConfigError("names must be unique")
         total = sum(math.prod(shape) * dtype.itemsize for dtype, shape in room.values())
         if total > most_bytes or any(n < 0 for _, shape in room.values() for n in shape):
             raise ConfigError(f"shapes of {total:,} bytes; at most {most_bytes:,}")
@@ -104,7 +104,7 @@ class UpdateGroups:
         return InMemory(found)
 
     def close(self) -> None:
-        """Leave all."""
+        """Leave all groups."""
         self._groups.clear()
 
     def _group(self, name: str) -> Any:
@@ -116,12 +116,12 @@ class UpdateGroups:
 def make_group(
     address: str, port: int, rank: int, world_size: int, name: str, timeout_s: float = 60.0
 ) -> Any:
-    """A gloo process group beside all others of this process; rank 0 keeps the store.
+    """Create a gloo process group that is independent of all others; rank 0 hosts the store.
 
     Raises:
         RuntimeError: the ranks did not meet in time.
     """
-    c10d: Any = importlib.import_module("torch.distributed")  # here: few servers are trained into
+    c10d: Any = importlib.import_module("torch.distributed")  # here because few servers need it
     timeout = timedelta(seconds=timeout_s)
     store = c10d.TCPStore(address, port, world_size, rank == 0, timeout, wait_for_workers=False)
     prefixed = c10d.PrefixStore(name, store)
@@ -132,7 +132,7 @@ def broadcast(group: Any, tensor: torch.Tensor) -> None:
     """Send a tensor as rank 0, or receive it in place as another rank; blocks.
 
     Raises:
-        RuntimeError: another rank was lost, or late.
+        RuntimeError: another rank was lost or late.
     """
     group.broadcast(tensor, 0).wait()
 
@@ -147,7 +147,7 @@ def _broadcast_flat(group: Any, tensors: Mapping[str, torch.Tensor], num_bytes: 
 
 def _dtype(name: str) -> torch.dtype:
     found: object = getattr(torch, name.removeprefix("torch."), None)
-    # others can be neither received nor kept
+    # other types are not supported
     if not isinstance(found, torch.dtype) or found not in DTYPES.values():
         raise ConfigError(f"dtypes: there is no type {name!r}")
     return found

@@ -1,6 +1,6 @@
-"""Verifies guesses: one is right if it equals what plain decoding samples in its place.
+"""Verifies guesses: a guess is right if plain decoding samples the same token in its place.
 
-Random numbers are keyed by (seed, sample, position), so that each row of a slice with guesses draws
+Random numbers are keyed by (seed, sample, position), so each row of a slice with guesses draws
 exactly the token that it would draw without them, greedy or not.
 """
 
@@ -20,14 +20,13 @@ from sylvan.runtime.sampling.api import SampleOutput
 def accepted_path(
     parents: Sequence[int], guesses: Sequence[int], sampled: Sequence[int]
 ) -> list[int]:
-    """Guesses that are right, from the root on.
+    """Return the accepted guesses, starting at the root.
 
     Args:
-        parents: As in `DraftRows.parents`.
-        guesses: Their ids.
-        sampled: The token drawn after the last known token, then after each guess.
+        parents: See `DraftRows.parents`.
+        guesses: Token ids of the guesses.
+        sampled: The token sampled after the last known token, then after each guess.
 
-    Returns: their indices, in order of depth.
     """
     path: list[int] = []
     last = -1
@@ -42,11 +41,11 @@ def accepted_path(
 
 
 def path_of(parents: Sequence[int], guesses: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """The path of guesses that matches these tokens, from the root.
+    """The path of guesses that matches these tokens, starting at the root.
 
     Args:
-        parents: As in `DraftRows.parents`.
-        guesses: Their ids.
+        parents: See `DraftRows.parents`.
+        guesses: Token ids of the guesses.
         tokens: The accepted tokens.
     """
     path: list[int] = []
@@ -58,7 +57,7 @@ def path_of(parents: Sequence[int], guesses: Sequence[int], tokens: Sequence[int
 
 
 def accepted_guesses(plan: StepPlan, token_ids: IntArray) -> dict[int, list[int]]:
-    """`accepted_path` by index of the slices with guesses, from all that the step sampled (S,)."""
+    """`accepted_path` of each slice with guesses, by slice index, from all sampled ids (S,)."""
     return _accepted(plan, token_ids.tolist(), plan.samples.tolist())
 
 
@@ -80,7 +79,7 @@ def _accepted(plan: StepPlan, drawn: Sequence[int], samples: Sequence[int]) -> d
 def without_guesses(plan: StepPlan, slices: Collection[int]) -> StepPlan:
     """The same step without the guesses of these slices.
 
-    The rows of their guesses are still computed, but ignored.
+    The rows of these guesses are still computed, but ignored.
     """
     assert plan.sample_rows is not None
     samples = plan.samples
@@ -99,7 +98,7 @@ def without_guesses(plan: StepPlan, slices: Collection[int]) -> StepPlan:
 
 
 def verified(plan: StepPlan, drawn: SampleOutput, errors: Mapping[int, str]) -> StepResult:
-    """Result of a step with guesses: accepted ones, and the token sampled after them."""
+    """Result of a step with guesses: the accepted ones, and the token sampled after them."""
     ids, samples = drawn.token_ids.tolist(), plan.samples.tolist()
     paths = _accepted(plan, ids, samples)
     tokens = [-1] * plan.num_slices

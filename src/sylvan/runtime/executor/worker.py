@@ -1,7 +1,7 @@
-"""One rank: applies plans, runs them on a backend, and turns samples into results.
+"""The worker of one rank: applies plans, runs them on a backend, turns samples into results.
 
-An immediate backend has finished when `launch` returns. A device queues the step; its ids are read
-when needed: by `LaunchedStep.wait`, or before the next step samples for constrained requests.
+An immediate backend has finished when `launch` returns. A device only queues the step; its ids are
+read when needed: by `LaunchedStep.wait`, or before the next step samples constrained requests.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class LaunchedStep:
     """Implements `Pending`. A later step may complete it before `wait` is called.
 
     Attributes:
-        drawing: None: the step had no slices, or failed.
-        rows: Its sampled rows, if some of them are constrained.
-        errors: Slice index -> the error that fails its request.
+        drawing: Sampled tokens; None if the step had no slices or failed.
+        rows: Sampled rows, if some of them are constrained.
+        errors: Slice index -> the error of its request.
         context: Set if the step has work of capabilities.
-        reports: By capability.
-        outputs: By slice, if guesses were verified in rounds.
+        reports: Reports by capability.
+        outputs: Outputs by slice, if guesses were verified in rounds.
     """
 
     worker: StepWorker
@@ -70,7 +70,7 @@ class LaunchedStep:
         return self.result
 
     def complete(self) -> None:
-        """Turn the samples into a result, once."""
+        """Convert the samples to a result, once."""
         if self.result is not None or self.error is not None:
             return
         if self.drawing is None:
@@ -94,7 +94,7 @@ class StepWorker:
         gate: StepGate | None = None,
         ahead: PagesAhead | None = None,
     ) -> None:
-        """`gate` is closed while no step may run; `ahead` is told when steps run."""
+        """`gate` is closed while no step may run; `ahead` is notified when steps run."""
         self._ahead = ahead
         self._backend, self._slots, self._gate = backend, slots, gate or StepGate()
         self._capabilities = tuple(capabilities)
@@ -105,8 +105,8 @@ class StepWorker:
             (c for worker in capabilities if (c := worker.constraints) is not None), None
         )
         self._constrained: set[int] = set()  # slots with constrained outputs
-        self._unseen: deque[LaunchedStep] = deque()  # constraints have not seen their ids yet
-        self._unapplied: StepPlan | None = None  # a plan whose joins and leaves are not applied yet
+        self._unseen: deque[LaunchedStep] = deque()  # steps whose ids constraints have not seen yet
+        self._unapplied: StepPlan | None = None  # plan whose joins and leaves are not applied yet
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a step. `LaunchedStep.wait` raises its failure, which voids the whole step."""
@@ -127,7 +127,7 @@ class StepWorker:
         return step
 
     def complete(self, step: LaunchedStep, drawing: Drawing) -> StepResult:
-        """The result of a launched step; waits for it."""
+        """Wait for a launched step and return its result."""
         plan, drawn = step.plan, drawing.wait()
         if step.outputs is not None:
             result = failing(step.outputs, step.errors or NO_ERRORS)
@@ -144,7 +144,7 @@ class StepWorker:
         return result
 
     def close(self) -> None:
-        """End what capabilities started."""
+        """Close the worker halves of capabilities."""
         for capability in self._capabilities:
             capability.close()
         if self._ahead is not None:
@@ -187,7 +187,7 @@ class StepWorker:
             self._follow(plan)
 
     def _compute(self, plan: StepPlan, step: LaunchedStep) -> Drawing:
-        """Run forward and sampling at once; slow masks are built during the forward pass."""
+        """Run forward pass and sampling; slow masks are built during the forward pass."""
         backend, constraints = self._backend, self._constraints
         self._follow(plan)
         is_constrained = constraints is not None and self._is_constrained(plan)
@@ -228,7 +228,7 @@ class StepWorker:
         return bool(params.has_penalty[slots].any())
 
     def _drawable(self, plan: StepPlan) -> StepPlan:
-        """Whether all rows can be sampled at once: a device cannot verify guesses in between."""
+        """Drop guesses that a device cannot verify, so that all rows can be sampled at once."""
         slots = {draft.index: int(plan.slots[draft.index]) for draft in plan.drafts}
         penalised = self._slots.params.has_penalty
         rounds = [i for i, slot in slots.items() if slot in self._constrained or penalised[slot]]
@@ -256,7 +256,7 @@ class StepWorker:
                     self._slots.fail(join.slot, error)
 
     def _follow(self, plan: StepPlan) -> None:
-        """Let constraints see all ids sampled so far, then who leaves and joins."""
+        """Let constraints see all ids sampled so far, then apply leaves and joins."""
         if self._unapplied is not plan:
             return
         self._unapplied = None

@@ -31,7 +31,7 @@ class PagedAttention(nn.Module):
         super().__init__()
         self.layer = layer
         self.rope = rope
-        # Plain references: the norms are parameters of the module that made them.
+        # Stored without registration: the norms are parameters of the module that made them.
         self._q_norm = None if q_norm is None else q_norm.of_heads()
         self._k_norm = None if k_norm is None else k_norm.of_heads()
 
@@ -50,7 +50,7 @@ class PagedAttention(nn.Module):
 
 
 class RaggedAttention(PagedAttention):
-    """As `PagedAttention`, but every token sees its whole text, and no KV is kept."""
+    """As `PagedAttention`, but bidirectional and without a KV cache."""
 
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
         """Shape: (T, (N + 2 K) H) -> (T, N H)."""
@@ -63,7 +63,7 @@ class RaggedAttention(PagedAttention):
 
 
 class SpecialAttention(PagedAttention):
-    """As `PagedAttention`, with what is special (Llama 4, Ministral 3, Hunyuan)."""
+    """As `PagedAttention`, with rare features (Llama 4, Ministral 3, Hunyuan)."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class SpecialAttention(PagedAttention):
 
     @property
     def reads_pages(self) -> bool:
-        """Whether it gathers keys and values by itself, from pages that tensors can read."""
+        """Whether it gathers keys and values itself, which needs pages readable as tensors."""
         return self._variant.chunk is not None or self._variant.slopes is not None
 
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
@@ -115,11 +115,11 @@ def _attend(
     heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     batch: ForwardBatch,
 ) -> torch.Tensor:
-    """Each token attends to those of its chunk, request by request. Shape: (T, N, V)."""
+    """Attend within chunks, request by request. Shape: (T, N, V)."""
     q_TNH, k_TKH, v_TKH = heads
     if q_TNH.device.type != "cpu":
         shorter = f"; set context_len to {variant.chunk}" if variant.chunk else ""
-        raise ConfigError(f"{_name(variant)} cannot be had on {q_TNH.device.type}{shorter}")
+        raise ConfigError(f"{_name(variant)} is not available on~ {q_TNH.device.type}{shorter}")
     batch.kv.store(layer.index, batch.slots_of(layer.index), k_TKH, v_TKH)
     keys, values = batch.kv.layer(layer.index)
     out_TNV = q_TNH.new_empty(len(q_TNH), layer.num_heads, layer.value_dim)

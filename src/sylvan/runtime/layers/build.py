@@ -1,4 +1,4 @@
-"""What a model's constructor gets besides its config."""
+"""Build options: what a model's constructor needs besides its config."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sylvan.runtime.layers.mesh import ONE_RANK, Mesh, Split
 
 
 class SplitParameter(torch.nn.Parameter):
-    """A parameter that is divided among ranks.
+    """A parameter that is sharded over ranks.
 
     Attributes:
-        splits: Divided dimensions, counted from the last one (-1).
+        splits: Sharded dimensions, counted from the last one (-1).
     """
 
     splits: dict[int, Split]
@@ -23,10 +23,10 @@ class SplitParameter(torch.nn.Parameter):
 class Build:
     """Everything besides the config that a model's constructor needs.
 
-    `length` is the longest text to be served: positions are tabulated up to it. Rotary tables have
+    `length` is the maximum context length, up to which positions are tabulated. Rotary tables have
     `spare_positions` extra empty rows, for step rows with explicit positions. `mesh` describes the
-    ranks that share the model. With `late` matrices get memory when they are read, which takes less
-    than the parameters would where they are quantised.
+    ranks that share the model. With `late`, matrices get memory only when they are loaded, which
+    saves memory if they are quantised.
     """
 
     dtype: torch.dtype
@@ -37,9 +37,9 @@ class Build:
     mesh: Mesh = ONE_RANK
 
     def empty(self, *sizes: int | Split) -> torch.nn.Parameter:
-        """A parameter without contents; the loader fills it, with this rank's part of splits.
+        """An uninitialised parameter, sharded along splits, for the loader to fill.
 
-        Untouched memory is not resident, so a model that is never filled costs address space only.
+        Untouched memory is not resident, so an unfilled model costs address space only.
         """
         shape = [size.size if isinstance(size, Split) else size for size in sizes]
         device = "meta" if self.late and len(sizes) > 1 else self.device

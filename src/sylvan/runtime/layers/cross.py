@@ -1,4 +1,4 @@
-"""Cross-attention to vectors outside the text, such as the encoding of a sound."""
+"""Cross-attention to vectors outside the text, such as an audio encoding."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class CrossAttention(nn.Module):
     """Every row attends to all vectors of its request, or to nothing if there are none.
 
     Step programs call it through PyTorch, request by request, so that rows do not depend on the
-    rest of the step.
+    batch.
 
     Args:
-        build: Where and of which type.
+        build: Build options.
         layer: Index among the layers.
         dim: Columns of rows and vectors.
-        num_heads: Of queries, keys and values alike.
-        head_dim: Columns of each.
+        num_heads: Number of heads of queries, keys and values.
+        head_dim: Columns of a head.
 
     Raises:
         ConfigError: there is more than one rank.

@@ -14,7 +14,7 @@ from sylvan.runtime.layers.mesh import Split
 class Embedding(nn.Module):
     """Rows of a table, times `scale`. The table may be the same object as the head's weight.
 
-    `lora` is set where requests may bring adapters; it holds their matrices whole on every rank.
+    `lora` is set if requests may use adapters; it holds their unsharded matrices on every rank.
     """
 
     weight: LinearWeight
@@ -36,7 +36,7 @@ class Embedding(nn.Module):
 
 
 class VocabEmbedding(Embedding):
-    """Rows of a table that is divided among ranks: each looks up its own, and all are added."""
+    """An embedding sharded over ranks: each looks up its own rows, and the results are added."""
 
     def __init__(self, build: Build, num_ids: int, dim: int, scale: float = 1.0) -> None:
         self._rows = build.mesh.rows(num_ids)

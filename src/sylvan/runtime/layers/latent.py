@@ -16,14 +16,14 @@ from sylvan.runtime.layers.linear import ColumnParallel, Linear, RowParallel
 from sylvan.runtime.layers.mesh import Share, Split
 from sylvan.runtime.layers.norm import RMSNorm
 
-_EPS = 1e-6  # of the norms of latent vectors, whatever the model's own is
+_EPS = 1e-6  # epsilon of latent norms, independent of the model's
 
 
 class LatentAttention(nn.Module):
-    """Queries by way of a latent vector if `q_rank`; keys and values always.
+    """Computes queries from a latent vector if `q_rank`; keys and values always.
 
-    Ranks divide the heads; each keeps the latent vectors of all tokens. `shape` and `layer` speak
-    of this rank's `heads`.
+    Ranks share the heads; each keeps the latent vectors of all tokens. `shape` and `layer` count
+    this rank's `heads`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LatentAttention(nn.Module):
         self.o_proj = RowParallel(build, heads.times(shape.value), dim)
 
     def turn_by(self, rope: Rope) -> None:
-        """Set the table of positions."""
+        """Set the rotary table."""
         self._rope = rope
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:

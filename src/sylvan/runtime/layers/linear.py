@@ -1,4 +1,4 @@
-"""Matrix multiplication with a weight that may be divided among ranks, fused, or quantised.
+"""Matrix multiplication with a weight that may be sharded, fused or quantised.
 
 Shapes: T rows, K inputs, N outputs.
 """
@@ -16,11 +16,11 @@ from sylvan.runtime.layers.mesh import Share, Split
 
 
 class Linear(nn.Module):
-    """y = x W^T + b with the whole weight on every rank.
+    """y = x W^T + b with the unsharded weight on every rank.
 
-    `parts` are the output sizes of the checkpoint's tensors that are joined in this one, on this
-    rank. `weight` may be replaced by any `LinearWeight` when loading. `lora` is set where requests
-    may bring adapters; it holds this rank's share of their matrices.
+    `parts` are the output sizes, on this rank, of the checkpoint tensors joined in this one.
+    Loading may replace `weight` by any `LinearWeight`. `lora` is set if requests may use adapters;
+    it holds this rank's shards of their matrices.
     """
 
     weight: LinearWeight
@@ -46,16 +46,16 @@ class Linear(nn.Module):
 
     @property
     def is_collective(self) -> bool:
-        """Whether `forward` meets other ranks."""
+        """Whether `forward` communicates with other ranks."""
         return False
 
     def adapted(self, x: X, y: X) -> X:
-        """Add to y what adapters make of x, in place."""
+        """Add the adapters' outputs for x to y, in place."""
         return y if self.lora is None else ops.lora(x, y, self.lora)
 
 
 class ColumnParallel(Linear):
-    """Outputs are divided among ranks, each part by itself: evenly unless `parts` is a split."""
+    """Outputs are sharded over ranks, each part separately: evenly unless `parts` is a split."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ColumnParallel(Linear):
 
 
 class RowParallel(Linear):
-    """Inputs are divided among ranks; the products are summed over them, then the bias is added."""
+    """Inputs are sharded over ranks; the products are summed over ranks, then the bias is added."""
 
     def __init__(
         self, build: Build, inputs: int | Share, outputs: int, *, bias: bool = False
@@ -87,13 +87,13 @@ class RowParallel(Linear):
         return self._ranks.size > 1
 
     def product(self, x: X, *, out_f32: bool = False) -> X:
-        """The same in parts, if there are any."""
+        """The product, summed in parts if `Mesh.same_bits` needs it."""
         return ops.linear(x, self.weight, self.bias, out_f32=out_f32, parts=self._parts)
 
     def forward(self, x: X, *, out_f32: bool = False) -> X:
         """Shape: (T, K of this rank) -> (T, N), dtype of x or float32; the same on every rank.
 
-        What adapters add is summed over ranks with the products.
+        Adapter outputs are summed over ranks together with the products.
         """
         if not self.is_collective:
             return super().forward(x, out_f32=out_f32)
@@ -104,7 +104,7 @@ class RowParallel(Linear):
 
 
 class VocabHead(ColumnParallel):
-    """Logits: the vocabulary is divided among ranks, and every rank gets all of them."""
+    """Logits: the vocabulary is sharded over ranks, and every rank gathers all logits."""
 
     def __init__(self, build: Build, inputs: int, num_ids: int, *, bias: bool = False) -> None:
         super().__init__(build, inputs, Split(build.mesh.rows(num_ids)), bias=bias)

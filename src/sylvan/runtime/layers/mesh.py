@@ -1,7 +1,7 @@
-"""The ranks that run one model together, and how the dimensions of its tensors are divided.
+"""The ranks that share a model, and how they shard the dimensions of its tensors.
 
-A layer divides its dimensions by `Mesh` and hands the splits to `Build.empty`; loading, pools and
-collectives follow from that. No layer or model looks at the number of its rank.
+A layer splits its dimensions with `Mesh` and passes the splits to `Build.empty`; loading, pools and
+collectives follow from them. No layer or model reads its rank number.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sylvan.protocol.errors import ConfigError, RankLostError
 from sylvan.runtime.layers.placement import ExpertPlacement, LayerSlots
 
 _PARTS = (8, 4, 2)
-_PART_COLUMNS = 32  # which kernels read together
+_PART_COLUMNS = 32  # columns that kernels read together
 
 
 class Alone:
-    """Implements `Communicator` for a rank without others."""
+    """Implements `Communicator` for a single rank."""
 
     rank = 0
     size = 1
@@ -45,21 +45,21 @@ class Alone:
 
 
 class NoRanks:
-    """Implements `Communicator` for one of several ranks that never meet: to see sizes."""
+    """Implements `Communicator` for one of several ranks without communication: for sizes only."""
 
     def __init__(self, size: int, rank: int = 0) -> None:
         self.rank, self.size = rank, size
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Refused."""
+        """Raise an error."""
         raise RankLostError("there are no other ranks")
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """Refused."""
+        """Raise an error."""
         raise RankLostError("there are no other ranks")
 
     def all_sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Refused."""
+        """Raise an error."""
         raise RankLostError("there are no other ranks")
 
     def check(self) -> None:
@@ -77,12 +77,12 @@ class Share(NamedTuple):
     size: int
 
     def times(self, width: int) -> Share:
-        """The same share of entries that are `width` wide."""
+        """The same share of entries that have `width` columns each."""
         return Share(self.whole * width, self.start * width, self.size * width)
 
 
 class Split:
-    """This rank's part of a divided dimension: a share of each tensor joined there, in order."""
+    """This rank's shard of a dimension: a share of each tensor joined there, in order."""
 
     __slots__ = ("shares",)
 
@@ -91,27 +91,27 @@ class Split:
 
     @property
     def size(self) -> int:
-        """Entries that this rank holds."""
+        """Number of entries that this rank holds."""
         return sum(share.size for share in self.shares)
 
     @property
     def whole(self) -> int:
-        """Entries that there are."""
+        """Number of entries in total."""
         return sum(share.whole for share in self.shares)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Entries that this rank holds, share by share."""
+        """Number of entries that this rank holds, by share."""
         return tuple(share.size for share in self.shares)
 
     @property
     def is_divided(self) -> bool:
-        """Whether other ranks hold other parts."""
+        """Whether other ranks hold other shards."""
         return self.size != self.whole
 
     @property
     def places(self) -> IntArray:
-        """Which entries of the whole dimension this rank holds."""
+        """Indices of the entries that this rank holds."""
         firsts = np.cumsum([0, *(share.whole for share in self.shares)]).tolist()
         parts = [
             np.arange(first + share.start, first + share.start + share.size, dtype=np.int32)
@@ -120,7 +120,7 @@ class Split:
         return np.concatenate(parts)
 
     def take(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """This rank's entries of a whole dimension; a view where they lie together."""
+        """This rank's entries of an unsharded tensor; a view if contiguous."""
         parts: list[torch.Tensor] = []
         first = 0
         for share in self.shares:
@@ -130,7 +130,7 @@ class Split:
 
 
 class Picked(Split):
-    """Some entries of a dimension, by their numbers and in this order."""
+    """Selected entries of a dimension, by index and in this order."""
 
     __slots__ = ("_whole",)
 
@@ -144,7 +144,7 @@ class Picked(Split):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Of the entries that this rank holds."""
+        """Indices of the entries that this rank holds."""
         return tuple(share.start for share in self.shares)
 
     @property
@@ -163,7 +163,7 @@ class Picked(Split):
 
 
 class HeadShares(NamedTuple):
-    """Heads of a rank: of queries, and the heads of keys and values that these look at."""
+    """Heads of a rank: query heads, and the key/value heads that they read."""
 
     queries: Share
     keys: Share
@@ -174,12 +174,12 @@ class Mesh:
     """This rank's place among all ranks.
 
     Attributes:
-        tp: The ranks that hold parts of the same layers (tensor parallel).
-        ep: Groups of these among which experts are divided (expert parallel); 1: every rank has a
-            share of each expert.
-        placement: Which group has which experts; needed where there are several groups.
-        same_bits: Products that are summed over ranks are sums of as many parts on any number of
-            them, in one order.
+        tp: Ranks that hold shards of the same layers (tensor parallelism).
+        ep: Number of groups of these that hold different experts (expert parallelism); 1: every
+          rank holds a share of each expert.
+        placement: Which group holds which experts; needed if there are several groups.
+        same_bits: Whether products summed over ranks are sums of the same parts in the same order
+          for any number of ranks, so that results are bit-identical.
     """
 
     tp: Communicator = field(default_factory=Alone)
@@ -199,7 +199,7 @@ class Mesh:
         return Share(total, total // size * self.tp.rank, total // size)
 
     def split(self, what: str, *totals: int) -> Split:
-        """An equal share of each of several tensors that are joined.
+        """An equal share of each of several joined tensors.
 
         Raises:
             ConfigError: see `share`.
@@ -208,16 +208,16 @@ class Mesh:
 
     @property
     def column_ranks(self) -> int:
-        """Ranks that share the columns of an expert."""
+        """Number of ranks that share the columns of an expert."""
         return self.tp.size // self.ep
 
     @property
     def adds_expert_bias(self) -> bool:
-        """Whether this rank adds what is to be added once for each expert."""
+        """Whether this rank adds the bias that is added once per expert."""
         return self.tp.rank % self.column_ranks == 0
 
     def expert_columns(self, total: int, what: str) -> Share:
-        """An equal share of the columns of the experts that this rank's group has.
+        """An equal share of the columns of this group's experts.
 
         Raises:
             ConfigError: see `share`.
@@ -225,18 +225,18 @@ class Mesh:
         size = self.column_ranks
         if self.same_bits and size > 1:
             raise ConfigError(
-                "parallel.same_bits: ranks have parts of the same experts; give parallel.ep="
-                f"{self.tp.size}, so that each has whole ones"
+                "parallel.same_bits: ranks share experts; set parallel.ep="
+                f"{self.tp.size}, so that each rank has whole experts"
             )
         if total % size:
             raise ConfigError(f"{what} ({total}) does not divide by {size} ranks")
         return Share(total, total // size * (self.tp.rank % size), total // size)
 
     def experts(self, total: int, layer: int) -> LayerSlots | None:
-        """Which experts of a layer this rank's group has; None: every rank has a share of all.
+        """The experts of a layer in this rank's group; None: every rank has a share of all.
 
         Raises:
-            ConfigError: they cannot be divided among the groups.
+            ConfigError: they do not divide among the groups.
         """
         if self.ep == 1:
             return None
@@ -244,10 +244,10 @@ class Mesh:
         return self.placement.of_layer(layer, total)
 
     def heads(self, queries: int, keys: int, what: str = "num_key_value_heads") -> HeadShares:
-        """Heads by ranks; where there are fewer heads of keys than ranks, some hold the same one.
+        """Heads of this rank; with fewer key heads than ranks, several ranks hold the same one.
 
         Raises:
-            ConfigError: the heads of queries do not divide, or ranks would hold parts of heads.
+            ConfigError: query heads do not divide, or ranks would hold parts of heads.
         """
         mine = self.share(queries, "num_attention_heads")
         size = self.tp.size
@@ -256,10 +256,10 @@ class Mesh:
         return HeadShares(mine, self.share(keys, what))
 
     def partial_sums(self, inputs: Share, what: str) -> int:
-        """In how many parts this rank adds up a product over its share of the inputs.
+        """Number of parts in which this rank sums a product over its share of the inputs.
 
         Raises:
-            ConfigError: they cannot be summed alike on one rank and on these.
+            ConfigError: one rank and this many ranks cannot sum in the same parts.
         """
         if not self.same_bits:
             return 1
@@ -272,17 +272,17 @@ class Mesh:
         return parts // self.tp.size
 
     def rows(self, total: int) -> Share:
-        """Rows of a vocabulary: as many on each rank, but for the last ones that have any."""
+        """Rows of a vocabulary: equally many on each rank, except for the last ones."""
         each = -(-total // self.tp.size)
         start = min(each * self.tp.rank, total)
         return Share(total, start, min(each, total - start))
 
     def over(self, split: Split) -> RowParts | None:
-        """Which ranks hold parts of rows that are split so; None: this one has them whole."""
+        """The ranks that share rows split this way; None: this rank has whole rows."""
         if self.same_bits and split.is_divided:
             raise ConfigError(
-                "parallel.same_bits: norms over whole projections are taken over all ranks, in "
-                "another order than on one"
+                "parallel.same_bits: norms over whole projections are summed over all ranks, in "
+                "another order than on one rank"
             )
         return RowParts(self.tp) if split.is_divided else None
 

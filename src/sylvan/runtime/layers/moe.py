@@ -1,4 +1,4 @@
-"""Mixture-of-experts feed-forward: router, experts, and experts that every token goes to.
+"""Mixture-of-experts feed-forward: router, experts, and shared experts.
 
 Shapes: T rows, D hidden, E experts, F inner.
 """
@@ -23,7 +23,7 @@ from sylvan.runtime.layers.placement import LayerSlots
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoEShape:
-    """Sizes and switches of one layer. `shared` columns belong to experts that all tokens visit."""
+    """Sizes and switches of one layer. `shared` columns belong to shared experts."""
 
     dim: int
     inner: int
@@ -41,7 +41,7 @@ class MoEShape:
 
 
 class Router(Linear):
-    """Logits of each expert; `e_score_correction_bias` is for choosing."""
+    """Logits of each expert; `e_score_correction_bias` is used for selection only."""
 
     def __init__(self, build: Build, shape: MoEShape) -> None:
         super().__init__(build, shape.dim, (shape.num_experts,), bias=shape.router_bias)
@@ -49,12 +49,12 @@ class Router(Linear):
 
 
 class Experts(nn.Module):
-    """Weights of all experts, stacked. Checkpoints store each expert, or the stack.
+    """Weights of all experts, stacked. Checkpoints store single experts or the stack.
 
-    Each may be replaced by any `LinearWeight` of the same shape when loading. Ranks hold a share of
-    the inner columns of every expert, whose products are to be summed; or groups of ranks have
-    different experts (`spread`). `lora` are the places for adapters of both stacks, where requests
-    may bring some.
+    Loading may replace each by any `LinearWeight` of the same shape. Ranks hold a share of the
+    inner columns of every expert, whose products are summed over ranks; or groups of ranks hold
+    different experts (`spread`). `lora` are the adapter slots of both stacks, if requests may use
+    adapters.
     """
 
     gate_up_proj: LinearWeight
@@ -83,7 +83,7 @@ class Experts(nn.Module):
         self._adds_bias = mesh.adds_expert_bias  # once in the sum over ranks
 
     def weights(self) -> ExpertWeights:
-        """As the op takes them."""
+        """The weights as operands of the op."""
         return ExpertWeights(
             gate_up=self.gate_up_proj,
             down=self.down_proj,
@@ -104,7 +104,7 @@ def _spread(mesh: Mesh, slots: LayerSlots) -> ExpertRanks:
 
 
 class MoE(nn.Module):
-    """Each row visits a few experts. `load` counts the rows that each expert had so far: (E,)."""
+    """Each row visits a few experts. `load` counts the rows of each expert so far: (E,)."""
 
     def __init__(self, build: Build, shape: MoEShape) -> None:
         super().__init__()
@@ -135,10 +135,10 @@ class MoE(nn.Module):
 
 
 def mixtures(model: nn.Module) -> dict[int, MoE]:
-    """The mixtures of a model, by the number of the layer."""
+    """The mixtures of a model, by layer number."""
     return {part.experts.layer: part for part in model.modules() if isinstance(part, MoE)}
 
 
 def expert_load(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Rows that each expert had since the model was made, by the name of the layer."""
+    """Rows of each expert since the model was built, by layer name."""
     return {name: part.load for name, part in model.named_modules() if isinstance(part, MoE)}

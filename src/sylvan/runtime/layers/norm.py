@@ -1,4 +1,4 @@
-"""Normalisation with the residual addition in front of it."""
+"""Normalisation with a preceding residual addition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sylvan.runtime.layers.mesh import Split
 
 
 def _weight(build: Build, dim: int | Split, learnt: bool) -> torch.Tensor:
-    """A parameter, or ones that no checkpoint has."""
+    """A parameter, or constant ones that no checkpoint stores."""
     if learnt:
         return build.empty(dim)
     size = dim.size if isinstance(dim, Split) else dim
@@ -22,7 +22,7 @@ def _weight(build: Build, dim: int | Split, learnt: bool) -> torch.Tensor:
 class RMSNorm(nn.Module):
     """Root-mean-square norm; `offset` is added to the weight (Gemma: 1).
 
-    Where ranks share the rows (`dim` is split), the mean is over all of them.
+    If ranks share rows (`dim` is split), the mean covers all of them.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class RMSNorm(nn.Module):
         return ops.rms_norm(*given, weight_offset=self.offset, over=self._over)
 
     def of_heads(self) -> HeadNorm:
-        """The same norm as attention applies it to each head."""
+        """The norm in the form in which attention applies it to each head."""
         return HeadNorm(self.weight, self.eps, self.offset, self._over)
 
 

@@ -1,7 +1,7 @@
-"""Which group of ranks has which experts.
+"""Placement of experts on groups of ranks.
 
-Groups have the same number of slots, one expert each. Slots beyond one for each expert have copies
-of the busiest ones. Source of the balancing: EPLB of DeepSeek (github.com/deepseek-ai/EPLB).
+Groups have equally many slots, one expert each. Slots beyond one per expert hold copies of the
+busiest experts. Source of the balancing: EPLB of DeepSeek (github.com/deepseek-ai/EPLB).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sylvan.protocol.errors import ConfigError
 
 _Rows = TypeVar("_Rows")
 Loads = Mapping[int, Sequence[float]]
-"""Rows that each expert had, by the number of the layer."""
+"""Rows of each expert, by layer number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class LayerSlots:
     """Slots of one layer.
 
     Attributes:
-        experts: The expert in each slot; those of group g are at g * per_group and behind.
-        num_experts: How many there are.
-        per_group: Slots of a group.
+        experts: The expert in each slot; group g has the slots from g * per_group on.
+        num_experts: Number of experts.
+        per_group: Slots per group.
     """
 
     experts: tuple[int, ...]
@@ -39,16 +39,16 @@ class LayerSlots:
     per_group: int
 
     def of_group(self, group: int) -> tuple[int, ...]:
-        """The experts that a group has, in the order of its slots."""
+        """The experts of a group, in slot order."""
         return self.experts[group * self.per_group : (group + 1) * self.per_group]
 
     @property
     def most_copies(self) -> int:
-        """Slots of the expert that has most."""
+        """Most slots of a single expert."""
         return max(np.bincount(self.experts))
 
     def table(self, width: int) -> IntArray:
-        """Slots of each expert, those of few repeated. Shape: (E, width)."""
+        """Slots of each expert, padded by repetition. Shape: (E, width)."""
         slots: list[list[int]] = [[] for _ in range(self.num_experts)]
         for slot, expert in enumerate(self.experts):
             slots[expert].append(slot)
@@ -57,12 +57,12 @@ class LayerSlots:
 
 @dataclass(slots=True)
 class ExpertPlacement:
-    """The placement of all layers; the same on every rank.
+    """The placement in all layers; identical on every rank.
 
     Attributes:
         groups: Number of groups.
-        copies: Slots beyond one for each expert.
-        given: Experts of the slots, by the number of the layer; others are in order.
+        copies: Slots beyond one per expert.
+        given: Experts of the slots, by layer number; other layers are in order.
     """
 
     groups: int
@@ -73,7 +73,7 @@ class ExpertPlacement:
         """Slots of a layer.
 
         Raises:
-            ConfigError: they cannot be divided among the groups, or do not fit the layer.
+            ConfigError: they do not divide among the groups, or do not match the layer.
         """
         slots, groups = self._num_slots(num_experts), self.groups
         found = self.given.get(layer)
@@ -87,10 +87,10 @@ class ExpertPlacement:
         return LayerSlots(found, num_experts, slots // groups)
 
     def balance(self, loads: Loads) -> None:
-        """Place the experts of these layers such that groups have equal work.
+        """Place the experts of these layers so that groups have equal work.
 
         Raises:
-            ConfigError: they cannot be divided among the groups.
+            ConfigError: they do not divide among the groups.
         """
         for layer, load in loads.items():
             self._num_slots(len(load))
@@ -102,8 +102,8 @@ class ExpertPlacement:
             copies = f" and {self.copies} copies" if self.copies else ""
             raise ConfigError(
                 f"parallel.ep={groups}: {num_experts} experts{copies} do not divide into {groups} "
-                f"groups; parallel.redundant_experts={-num_experts % groups} adds as many copies "
-                "as are needed"
+                f"groups; parallel.redundant_experts={-num_experts % groups} adds the missing "
+                "copies"
             )
         if self.copies > num_experts * (groups - 1):
             raise ConfigError(
@@ -114,7 +114,7 @@ class ExpertPlacement:
 
 
 def balance_of(slots: LayerSlots, load: Sequence[float]) -> float:
-    """Mean work of a group by that of the busiest one: 1 if all have the same."""
+    """Mean work of a group divided by that of the busiest: 1 if all are equal."""
     counts = np.bincount(slots.experts, minlength=slots.num_experts)
     rows = np.asarray(load, float)[list(slots.experts)] / counts[list(slots.experts)]
     work = rows.reshape(-1, slots.per_group).sum(1)
@@ -122,12 +122,12 @@ def balance_of(slots: LayerSlots, load: Sequence[float]) -> float:
 
 
 def balanced(load: Sequence[float], copies: int, groups: int) -> tuple[int, ...]:
-    """Experts of the slots such that groups have about the same load.
+    """Experts of the slots, chosen so that groups have about equal load.
 
     Args:
         load: Rows of each expert.
-        copies: Slots beyond one for each; the busiest experts get them.
-        groups: Which share the slots evenly.
+        copies: Slots beyond one per expert; the busiest experts get them.
+        groups: Number of groups, which share the slots evenly.
     """
     counts = [1] * len(load)
     busiest = [(-float(rows), expert) for expert, rows in enumerate(load)]
@@ -135,7 +135,7 @@ def balanced(load: Sequence[float], copies: int, groups: int) -> tuple[int, ...]
     for _ in range(copies):
         _, expert = heapq.heappop(busiest)
         counts[expert] += 1
-        if counts[expert] < groups:  # more than one copy in a group is of no use
+        if counts[expert] < groups:  # a second copy in a group is useless
             heapq.heappush(busiest, (-float(load[expert]) / counts[expert], expert))
     pieces = sorted(
         ((load[e] / counts[e], e) for e in range(len(load)) for _ in range(counts[e])),
@@ -145,7 +145,7 @@ def balanced(load: Sequence[float], copies: int, groups: int) -> tuple[int, ...]
 
 
 def _packed(pieces: Sequence[tuple[float, int]], groups: int) -> tuple[int, ...]:
-    """The largest first, each into the group with the least load that has room for it."""
+    """Assign the largest first, each to the least loaded group that has room."""
     room, work = len(pieces) // groups, [0.0] * groups
     held: list[list[int]] = [[] for _ in range(groups)]
     for rows, expert in pieces:
@@ -159,7 +159,7 @@ def _packed(pieces: Sequence[tuple[float, int]], groups: int) -> tuple[int, ...]
 
 
 def _apart(held: Sequence[list[int]]) -> None:
-    """Exchange experts that a group has twice for others, in place."""
+    """Replace experts that a group holds twice by others, in place."""
     for own in held:
         for expert in {e for e in own if own.count(e) > 1}:
             for other in held:
@@ -173,7 +173,7 @@ def _apart(held: Sequence[list[int]]) -> None:
 
 
 def _in_order(num_experts: int, slots: int, groups: int) -> tuple[int, ...]:
-    """By number; copies are of the first ones, in other groups than these."""
+    """Experts in order; copies are of the first ones, placed in other groups."""
     if slots == num_experts:
         return tuple(range(num_experts))
     return balanced([1.0] * num_experts, slots - num_experts, groups)
@@ -183,16 +183,16 @@ def read_placement(path: Path | None, groups: int, copies: int) -> ExpertPlaceme
     """The placement in a JSON file, or the one that balances the loads in it.
 
     The file has `physical_to_logical_map` (the expert of each slot), or `logical_count` or
-    `expert_load` (rows of each expert), by layer: a list for all layers, or an object by the
-    numbers or names of layers.
+    `expert_load` (rows of each expert), by layer: a list for all layers, or an object with layer
+    numbers or names as keys.
 
     Args:
-        path: None: experts are in order.
+        path: The file; None for experts in order.
         groups: See `ExpertPlacement`.
         copies: See `ExpertPlacement`.
 
     Raises:
-        ConfigError: the file has neither.
+        ConfigError: the file has none of these.
     """
     placement = ExpertPlacement(groups, copies)
     if path is None:
@@ -228,7 +228,7 @@ def _by_layer(found: Any, where: str, kind: type[_Rows]) -> dict[int, _Rows]:
 
 
 def _number_of(layer: str) -> int:
-    """Of a layer by its name, such as `layers.3.mlp`."""
+    """The number in a layer's name, such as `layers.3.mlp`."""
     found = re.search(r"\d+", layer)
     if found is None:
         raise ValueError(f"{layer!r} names no layer")

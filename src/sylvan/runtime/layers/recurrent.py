@@ -1,7 +1,7 @@
-"""Recurrent mixers: they keep earlier tokens in a state of fixed size instead of keys and values.
+"""Recurrent mixers: they keep earlier tokens as a state of fixed size instead of keys and values.
 
-Each gets the index of its first part in the state pool. Parameter names follow the checkpoints,
-except the norm before the output, called `norm` there as well.
+Each mixer gets the index of its first part in the state pool. Parameter names follow the
+checkpoints, except the norm before the output, which is always called `norm`.
 
 Shapes: T rows, D hidden, C channels of a convolution, H heads.
 """
@@ -41,10 +41,10 @@ def state_of(batch: ForwardBatch, part: int) -> torch.Tensor:
 
 
 class Recurrent(nn.Module):
-    """A layer that keeps states; `scans` may be set to native kernels.
+    """A layer with recurrent states; `scans` may be set to native kernels.
 
     Attributes:
-        state_shapes: Of its states on this rank, by their numbers in the pool.
+        state_shapes: Shapes of its states on this rank, by number in the pool.
     """
 
     state_shapes: Mapping[int, Shape]
@@ -55,7 +55,7 @@ class Recurrent(nn.Module):
 
 
 def state_shapes(model: nn.Module) -> dict[int, Shape]:
-    """Shapes of the states that the layers of a model keep on this rank, by number."""
+    """Shapes of a model's recurrent states on this rank, by number."""
     found: dict[int, Shape] = {}
     for module in model.modules():
         if isinstance(module, Recurrent):
@@ -128,7 +128,7 @@ class Mamba2Shape:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: inputs, B and C."""
+        """Channels of the convolution: inputs, B and C."""
         return self.inner + 2 * self.groups * self.states
 
     @property
@@ -139,7 +139,7 @@ class Mamba2Shape:
 
 
 class Mamba2(Recurrent):
-    """State spaces with one decay a head (arXiv:2405.21060), gated before the norm."""
+    """State spaces with one decay per head (arXiv:2405.21060), gated before the norm."""
 
     def __init__(self, build: Build, shape: Mamba2Shape, part: int) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class Mamba2(Recurrent):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MambaShape:
-    """Sizes of a Mamba mixer. `norms`: of dt, B and C; "free" ones have no weights."""
+    """Sizes of a Mamba mixer. `norms`: norms of dt, B and C; "free" ones have no weights."""
 
     dim: int
     inner: int
@@ -206,7 +206,7 @@ class MambaShape:
 
 
 class Mamba(Recurrent):
-    """Selective state spaces with a decay of every channel (arXiv:2312.00752)."""
+    """Selective state spaces with a decay per channel (arXiv:2312.00752)."""
 
     def __init__(self, build: Build, shape: MambaShape, part: int) -> None:
         super().__init__()
@@ -295,7 +295,7 @@ class _DeltaShares(NamedTuple):
 
 
 class GatedDelta(Recurrent):
-    """Gated delta net (arXiv:2412.06464) as Qwen3-Next has it: inputs by groups of key heads."""
+    """Gated delta net (arXiv:2412.06464) of Qwen3-Next: inputs grouped by key heads."""
 
     def __init__(self, build: Build, shape: DeltaShape, part: int) -> None:
         super().__init__()
@@ -339,7 +339,7 @@ class GatedDelta(Recurrent):
         self.in_proj_ba = ColumnParallel(build, shape.dim, Split(shares.key_heads.times(narrow)))
 
     def _inputs(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What the convolution takes, and gates (T, values), beta and decay (T, heads)."""
+        """Inputs of the convolution, and gates (T, values), beta and decay (T, heads)."""
         shape = self._shape
         each = shape.value_heads // shape.key_heads
         wide = self.in_proj_qkvz(x_TD).unflatten(1, (shape.key_heads, -1))
@@ -367,7 +367,7 @@ class HalfSplitDelta(GatedDelta):
 
 
 class SplitDelta(GatedDelta):
-    """The same with a projection for each input, as Qwen3.5 has it."""
+    """Gated delta net of Qwen3.5: a projection per input."""
 
     def _project(self, build: Build, shape: DeltaShape, shares: _DeltaShares) -> None:
         joined = Split(shares.keys, shares.keys, shares.values)

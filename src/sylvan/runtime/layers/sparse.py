@@ -1,14 +1,14 @@
-"""Sparse latent attention: an index chooses the tokens that a row attends to (DeepSeek V3.2).
+"""Sparse latent attention: an indexer selects the tokens that a row attends to (DeepSeek V3.2).
 
-The key of the index (`wk`) lies behind the latent columns in the same page row, so that whatever
-shares, moves or evicts pages takes it along. A row that sees no more tokens than are chosen sees
-all of them, exactly as without an index.
+The indexer's key (`wk`) follows the latent columns in the same page row, so that sharing, moving
+and evicting pages includes it. A row with at most as many visible tokens as are selected attends to
+all of them, exactly as without an indexer.
 
-Source: DeepSeek-V3.2-Exp's technical report. Its Hadamard transform and its 8-bit scores change
-nothing but speed, and are left out.
+Source: DeepSeek-V3.2-Exp's technical report. Its Hadamard transform and its 8-bit scores only
+affect speed, and are omitted.
 
-Shapes: T rows, D hidden, N heads, C latent and turning columns, H heads of the index, I their
-columns, S tokens of a request, K chosen ones, R requests.
+Shapes: T rows, D hidden, N heads, C latent and rotary columns, H heads of the indexer, I their
+columns, S tokens of a request, K selected tokens, R requests.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.norm import LayerNorm
 
 _KEY_EPS = 1e-6
-_MOST = 1 << 24  # numbers in one intermediate tensor, about
+_MOST = 1 << 24  # approximate size of an intermediate tensor
 
 Chosen = Sequence[torch.Tensor | None]
-"""By request, the tokens (rows, K) of those of its rows that see more than K; None: none does."""
+"""By request, the tokens (rows, K) of the rows that see more than K tokens; None if none do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexShape:
-    """Sizes of an index; `interleaved`: its pairs of turning columns are neighbours."""
+    """Sizes of an indexer; `interleaved`: pairs of rotary columns are adjacent."""
 
     heads: int
     columns: int
@@ -49,7 +49,7 @@ class IndexShape:
 
 
 class Indexer(nn.Module):
-    """Scores tokens for rows with a few small heads of its own; every rank has all of it."""
+    """Scores tokens for rows with a few small heads; unsharded on every rank."""
 
     def __init__(self, build: Build, dim: int, q_rank: int, shape: IndexShape) -> None:
         super().__init__()
@@ -60,14 +60,14 @@ class Indexer(nn.Module):
         self.weights_proj = Linear(build, dim, (shape.heads,), bias=False)
 
     def keys(self, x_TD: torch.Tensor, positions_T: torch.Tensor, rope: Rope) -> torch.Tensor:
-        """What is kept of each row. Shape: (T, 1, I)."""
+        """Index key of each row. Shape: (T, 1, I)."""
         k_T1I = self.k_norm(self.wk(x_TD))[0].float()[:, None]
         return reference.rotate(k_T1I, positions_T, self._rope(rope)).to(x_TD.dtype)
 
     def queries(
         self, x_TD: torch.Tensor, latent_TQ: torch.Tensor, positions_T: torch.Tensor, rope: Rope
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Heads and their weights. Shapes: float32 (T, H, I), (T, H)."""
+        """Queries and head weights. Shapes: float32 (T, H, I), (T, H)."""
         shape = self.shape
         q_THI = self.wq_b(latent_TQ).float().unflatten(-1, (shape.heads, -1))
         q_THI = reference.rotate(q_THI, positions_T, self._rope(rope))
@@ -79,13 +79,13 @@ class Indexer(nn.Module):
 
 
 class SparseLatentAttention(LatentAttention):
-    """Latent attention to the tokens that an index chooses.
+    """Latent attention to the tokens that an indexer selects.
 
-    Without an `indexer` of its own a layer takes the choice of the one before it.
+    A layer without an `indexer` reuses the selection of the layer before it.
     """
 
     def index_by(self, build: Build, dim: int, shape: IndexShape, *, own: bool) -> None:
-        """Give it an index; `own`: this layer chooses.
+        """Add an indexer; `own`: this layer selects tokens itself.
 
         Raises:
             ConfigError: the queries have no latent vector to read.
@@ -98,9 +98,9 @@ class SparseLatentAttention(LatentAttention):
     def attend(
         self, x_TD: torch.Tensor, batch: ForwardBatch, given: Chosen | None
     ) -> tuple[torch.Tensor, Chosen | None]:
-        """Output and what was chosen; None: all rows see all tokens. Shape: (T, D) -> (T, D)."""
+        """Output and selection; None: all rows see all tokens. Shape: (T, D) -> (T, D)."""
         if isinstance(x_TD, TracedTensor):
-            raise Unsupported("attention to tokens that an index chooses")
+            raise Unsupported("attention to tokens that an indexer selects")
         assert self._rope is not None
         rope, positions_T = self._rope, batch.positions_T
         parts = LatentParts(
@@ -135,7 +135,7 @@ class SparseLatentAttention(LatentAttention):
         given: Chosen | None,
         batch: ForwardBatch,
     ) -> tuple[torch.Tensor, Chosen]:
-        """Attended latents (T, N, latent), and the choices of all requests."""
+        """Attended latents (T, N, latent), and the selections of all requests."""
         layer, latent, top_k = self._layer, self._shape.latent, self._index.top_k
         rows_PC, columns = batch.kv.layer(layer.index)[0], q_TNC.shape[-1]
         table_SP, size = batch.table_of(layer.index), batch.kv.page_size
@@ -146,7 +146,7 @@ class SparseLatentAttention(LatentAttention):
         for r, (slot, length) in enumerate(reqs):
             first = length - (starts[r + 1] - starts[r])
             pages = table_SP[slot, : -(-length // size)].long()
-            few = starts[r] + max(0, min(top_k, length) - first)  # rows before it see all
+            few = starts[r] + max(0, min(top_k, length) - first)  # earlier rows see all tokens
             if few > starts[r]:
                 seen = first + few - starts[r]
                 k_S1C = rows_PC[pages[: -(-seen // size)], ..., :columns].flatten(0, 1)[:seen]
@@ -172,10 +172,10 @@ class SparseLatentAttention(LatentAttention):
 def choose(
     q_THI: torch.Tensor, weights_TH: torch.Tensor, keys_SI: torch.Tensor, first: int, top_k: int
 ) -> torch.Tensor:
-    """The best tokens of each row, of those up to its own. Shape: int64 (T, K).
+    """The best tokens of each row, up to its own position. Shape: int64 (T, K).
 
     Args:
-        q_THI: Heads of the index; see `Indexer.queries`.
+        q_THI: Queries of the indexer; see `Indexer.queries`.
         weights_TH: Their weights.
         keys_SI: Index keys of all tokens.
         first: Position of the first row; it sees at least `top_k` tokens.

@@ -1,4 +1,4 @@
-"""Adapters of a model: the layers they may change, and the matrices for each.
+"""LoRA targets of a model: the layers that adapters may change, and the matrices of each.
 
 Shapes: L rank, K inputs of a layer, N outputs of a part of it.
 """
@@ -41,12 +41,12 @@ _MERGE = "`sylvan lora merge` puts it into the checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class AdapterTarget:
-    """One matrix of the checkpoint: a part of the outputs of a layer, or of one of its experts."""
+    """A checkpoint matrix that adapters change: part of the outputs of a layer or of an expert."""
 
     layer: LoraLayer
-    number: int  # of the part, counted over all experts
-    source: str  # name of its tensor, as the model calls it
-    splits: Splits  # division of that tensor among ranks
+    number: int  # index of the part, counted over all experts
+    source: str  # the model's name of its tensor
+    splits: Splits  # how ranks shard that tensor
     kind: LayerKind = "linear"
     factor: float = 1.0  # the model's own multiplier of the layer's output
 
@@ -60,28 +60,28 @@ class AdapterTarget:
 
 
 Place = Callable[[LoraShape], LoraLayer]
-"""Makes the place for adapters of a layer."""
+"""Creates the adapter slot of a layer."""
 
 Content = Sequence[tuple[LoraLayer, tuple[Prepared | None, ...]]]
-"""Changes of an adapter: by layer, the matrices by part."""
+"""Changes made by an adapter: by layer, the matrices by part."""
 
 
 class AdapterTargets:
     """The layers of a model that adapters may change.
 
-    The constructor adds a place for adapters to each of these layers (`Linear.lora`), so call it
-    before the model is recorded or captured.
+    The constructor adds an adapter slot to each of these layers (`Linear.lora`), so call it before
+    the model is traced or captured.
 
     Args:
-        model: One of our families.
-        skeleton: The same without contents, for names and shapes.
-        place: Makes the place for adapters of a layer.
-        files: The model's checkpoint, to compare tables with that come with adapters; None: there
-            is none.
+        model: A native model.
+        skeleton: The same model without weights, for names and shapes.
+        place: Creates the adapter slot of a layer.
+        files: The model's checkpoint, to compare with base tables that adapters include; None if
+          there is none.
 
     Attributes:
-        layers: All of them.
-        head: That of the logits; None: the model has none that adapters may change.
+        layers: All target layers.
+        head: The target for logits; None if adapters cannot change the head.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class AdapterTargets:
         )
         self._found: dict[str, AdapterTarget] = {}
         self._others: set[str] = set()
-        self._divided: set[str] = set()  # of experts that different ranks have
-        self._stacks: dict[str, list[list[AdapterTarget]]] = {}  # both of each mixture, by its path
-        self._paths: dict[str, str] = {}  # of mixtures, as checkpoints call them
+        self._divided: set[str] = set()  # targets of experts that other ranks hold
+        self._stacks: dict[str, list[list[AdapterTarget]]] = {}  # stacks of each mixture, by path
+        self._paths: dict[str, str] = {}  # paths of mixtures, by checkpoint name
         self.layers: list[LoraLayer] = []
         self.head: LoraLayer | None = None
         read = {id(part.kv_b_proj) for part in model.modules() if isinstance(part, LatentAttention)}
@@ -119,7 +119,7 @@ class AdapterTargets:
         self._add_ends(model, {slot.name: slot for slot in slots(skeleton)}, place)
 
     def _add_ends(self, model: nn.Module, by_name: dict[str, Slot], place: Place) -> None:
-        """The table of token ids, and the head, which may be tied to it."""
+        """Add the token embedding and the head, which may be tied to it."""
         table, head = (getattr(model, name, None) for name in (_EMBEDDING, _HEAD))
         slot = by_name.get(f"{_EMBEDDING}.weight")
         if isinstance(table, Embedding) and slot is not None:
@@ -150,7 +150,7 @@ class AdapterTargets:
             self._found[source] = AdapterTarget(layer, number, source, slot.splits_of(number))
 
     def _add_stack(self, slot: Slot, place: Place) -> None:
-        """All experts of a layer; their own matrices have names where the checkpoint has them."""
+        """Add all experts of a layer; each matrix is also named alone if the checkpoint does so."""
         path, _, attribute = slot.name.rpartition(".")
         if attribute not in ("gate_up_proj", "down_proj"):
             return
@@ -176,10 +176,10 @@ class AdapterTargets:
         self._paths[slot.sources[0].partition(".experts.")[0] + ".experts"] = path
 
     def prepare(self, adapter: Adapter, max_rank: int) -> Content:
-        """Validate an adapter and convert it to the form kept beside the model.
+        """Validate an adapter and convert it to its in-memory form.
 
         Raises:
-            ConfigError: the model cannot serve it; names the module and the reason.
+            ConfigError: the model cannot serve the adapter; names the module and the reason.
         """
         _check_kind(adapter)
         found: dict[int, list[Prepared | None]] = {}
@@ -211,7 +211,7 @@ class AdapterTargets:
     def _of_stack(
         self, name: str, module: LowRank, stacks: Sequence[Sequence[AdapterTarget]]
     ) -> Iterator[tuple[str, LowRank, AdapterTarget]]:
-        """Split the change of a stack into changes of experts; its shape tells the layout."""
+        """Split the change of a stack into changes of experts; its shape identifies the layout."""
         if not all(self._keeps(stack) for stack in stacks):
             raise ConfigError(
                 f"the adapter changes {name!r}, a stack of experts that the model computes with "
@@ -235,10 +235,10 @@ class AdapterTargets:
         )
 
     def _keeps(self, stack: Sequence[AdapterTarget]) -> bool:
-        """Whether the model stores a stack in the layout of transformers."""
+        """Whether the model stores a stack in transformers' layout."""
         first = stack[0]
         if first.source in self._found:
-            return True  # the checkpoint has the experts one by one
+            return True  # the checkpoint stores experts one by one
         shape = first.layer.shape
         outputs, inputs = first.shape
         stored = torch.empty(shape.num_experts, outputs * len(shape.outputs), inputs, device="meta")
@@ -279,7 +279,7 @@ class AdapterTargets:
         )
 
     def _has_table(self, source: str, base: torch.Tensor) -> bool:
-        """Whether the model's checkpoint has these numbers under this name, or tied ones."""
+        """Whether the model's checkpoint has these numbers under this name or a tied one."""
         if self._files is None:
             return False
         files = self._files()
@@ -316,12 +316,12 @@ class AdapterTargets:
         scale = config.scale(name, module.rank) * target.factor
         down, up = (matrix.to(target.layer.dtype) for matrix in (down, up))
         for matrix in (down, up):
-            check_finite(name, matrix)  # large ones may not be in the model's type
+            check_finite(name, matrix)  # large values may overflow the model's type
         return target.layer.prepare(Factors(down, up, scale))
 
 
 def _share(matrix: torch.Tensor, splits: Splits, dim: int) -> torch.Tensor:
-    """This rank's share of an adapter matrix, divided as the model's."""
+    """This rank's shard of an adapter matrix, sharded like the model's."""
     return splits[dim].take(matrix, dim) if dim in splits else matrix
 
 
@@ -353,5 +353,5 @@ def _as_stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def num_bytes(content: Content) -> int:
-    """Memory of an adapter's matrices."""
+    """Bytes of an adapter's matrices."""
     return sum(part.num_bytes for _, parts in content for part in parts if part is not None)

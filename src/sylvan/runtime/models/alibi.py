@@ -118,14 +118,14 @@ class Bloom(Decoder):
         return self.embed_norm(super().embed(batch))[0]
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Sort the rows of the joined projection."""
+        """Reorder the rows of the joined projection."""
         if ".query_key_value." not in name:
             return tensor
         return ungroup_qkv(tensor, self.config.num_attention_heads, self.config.head_dim)
 
 
 class Mpt(Decoder):
-    """Its names."""
+    """Maps the tensor names of the checkpoint."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "embed_tokens": ("wte",),
@@ -141,7 +141,7 @@ class Mpt(Decoder):
 
 
 def _model(config: ModelConfig, build: Build) -> Decoder:
-    """The class whose names fit the checkpoint."""
+    """Select the class that matches the tensor names of the checkpoint."""
     return (Bloom if config.architecture == "BloomForCausalLM" else Mpt)(config, build)
 
 

@@ -44,7 +44,7 @@ def _softmax(raw: Raw, first: int) -> MoEConfig:
 
 
 class Bailing(Decoder):
-    """Its names; with `norm_head` the rows of the head have length one."""
+    """Maps tensor names; with `norm_head`, rows of the head are scaled to length one."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "embed_tokens": ("word_embeddings",),

@@ -102,7 +102,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 class BartDecoder(Decoder):
-    """Its names; what a model without an encoder leaves out is left out."""
+    """Maps tensor names; omits what only encoder-decoder models have."""
 
     fused: ClassVar[Names] = {
         "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -149,7 +149,7 @@ class BartDecoder(Decoder):
         return ("encoder.", "shared.", "final_logits_bias", *tables, *across, *super().unused)
 
     def rename(self, name: str) -> str:
-        """Names without what stands before them."""
+        """Strip the prefix from a tensor name of the checkpoint."""
         name = name.removeprefix("trocr.").removeprefix("model.").removeprefix("decoder.")
         return name.replace("output_projection.", "lm_head.")
 

@@ -214,7 +214,7 @@ class BertDecoder(Decoder):
         return _UNUSED
 
     def rename(self, name: str) -> str:
-        """Names without what stands before them; old checkpoints say gamma and beta."""
+        """Strip the prefix from a tensor name; old checkpoints say gamma and beta."""
         name = name.removeprefix(self._kind.prefix)
         return name.replace(".gamma", ".weight").replace(".beta", ".bias")
 

@@ -54,7 +54,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 class ChatGLMModel(Decoder):
-    """Its names; projections are stored joined."""
+    """Maps tensor names; projections are stored joined."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "embed_tokens": ("word_embeddings",),
@@ -73,7 +73,7 @@ class ChatGLMModel(Decoder):
         return (*super().unused, "rotary_pos_emb.")
 
     def rename(self, name: str) -> str:
-        """Names without what stands before them."""
+        """Strip the prefix from a tensor name of the checkpoint."""
         for prefix in ("transformer.", "encoder.", "embedding."):
             name = name.removeprefix(prefix)
         return name

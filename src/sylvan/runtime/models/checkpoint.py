@@ -1,4 +1,4 @@
-"""Fills a model's parameters from a checkpoint: names, fusing, sharding, conversion, checks."""
+"""Loads a checkpoint into a model's parameters: names, fusing, sharding, conversion, checks."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ DERIVED = (
     ".attention.bias",
     "rotary_emb.cos_cached",
 )
-"""Ends of names of buffers that some checkpoints store although they follow from the config."""
+"""Suffixes of buffers that some checkpoints store although the config implies them."""
 
 
 _AS_STORED = Formats()
 
 
 class WeightReader:
-    """Gives the contents of one parameter at a time, so that a packer needs no second copy.
+    """Reads one parameter at a time, so that a packer needs no second copy.
 
     `quantise` is the format for matrices stored as plain numbers. With `partial`, tensors may be
-    missing; the others replace those of a running model. With `blocks`, matrices of GGUF and MXFP4
-    keep their format. With `plain`, no matrix keeps its format.
+    missing; those present replace the ones of a running model. With `blocks`, matrices of GGUF and
+    MXFP4 keep their format. With `plain`, no matrix keeps its format.
 
     Attributes:
-        repeated: Tensors of the checkpoint that repeat another parameter, which is tied to it.
-        has_others: There are tensors of experts that only other ranks have.
+        repeated: Checkpoint tensors that duplicate a tied parameter.
+        has_others: Whether the checkpoint has tensors of experts that only other ranks hold.
 
     Raises:
         ConfigError: a tensor is missing, unexpected, or of another shape than config.json implies.
@@ -134,7 +134,7 @@ class WeightReader:
                 raise ConfigError(f"tensors {name!r} and {other!r} are the same one of this model")
 
     def _as_named(self, name: str) -> str:
-        """With the prefix that the checkpoint's other tensors have."""
+        """The name with the prefix that the checkpoint's other tensors have."""
         beside = name.split(".", 1)[0] + "."
         for group in (beside, "" if beside == "lm_head." else "layers."):
             for known, stored in self._names.items():
@@ -143,7 +143,7 @@ class WeightReader:
         return name
 
     def read(self, name: str) -> torch.Tensor | QuantisedWeight:
-        """The parameter `name`, joined, converted and checked; new tensors."""
+        """Read the parameter `name`: joined, converted and checked; returns new tensors."""
         slot = self._slots[name]
         if any(self._is_quantised(source) for source in slot.sources):
             return self._quantised(slot)
@@ -153,13 +153,13 @@ class WeightReader:
             return self._converted_by_source(slot, self._quantise)
         if -1 not in slot.splits:
             return convert(name, self._joined(slot), self._bits[name], self._quantise)
-        # the scale of a row is that of the whole one, on every rank
+        # the scale of a row covers the whole row, on every rank
         rows = self._joined(with_whole_rows(slot))
         whole = convert(name, rows, self._bits[name], self._quantise)
         return take_quantised(name, whole, {-1: slot.splits[-1]})
 
     def _converted_by_source(self, slot: Slot, wanted: Format) -> QuantisedWeight:
-        """As a checkpoint that was written so: each tensor whole, then this rank's parts."""
+        """Quantise each source as a whole, as a quantised checkpoint would, then shard it."""
         parts: list[QuantisedWeight] = []
         for number, source in enumerate(slot.sources):
             tensor = self._convert(source, self._checkpoint.tensor(self._names[source]))
@@ -177,7 +177,7 @@ class WeightReader:
         return found
 
     def _joined(self, slot: Slot) -> torch.Tensor:
-        """A parameter whose sources are plain numbers."""
+        """Read a parameter whose sources are plain numbers."""
         out = torch.empty(slot.shape, dtype=slot.dtype)
         flat = out.flatten(0, 1) if slot.by_expert else out
         row = 0
@@ -189,19 +189,19 @@ class WeightReader:
         return out
 
     def _repeats(self, model: nn.Module) -> dict[str, str]:
-        """Other names of tied parameters, and the first name of each."""
+        """Other names of tied parameters, mapped to their first names."""
         first = {id(slot.parameter): slot.name for slot in self._slots.values()}
         every = model.named_parameters(remove_duplicate=False)
         return {name: first[id(p)] for name, p in every if first.get(id(p), name) != name}
 
     def _torn_apart(self) -> set[str]:
-        """Parts of sources of which other parts are missing."""
+        """Parts of sources whose other parts are missing."""
         groups = (set(parts) for parts in self._parts.values())
         return {part for parts in groups if parts & self._names.keys() for part in parts}
 
     @property
     def present(self) -> dict[str, tuple[int, ...]]:
-        """Which sources of each parameter are there, by number; only parameters that have some."""
+        """Indices of the sources present, for each parameter that has any."""
         found = {
             name: tuple(
                 number
@@ -213,7 +213,7 @@ class WeightReader:
         return {name: numbers for name, numbers in found.items() if numbers}
 
     def slot(self, name: str) -> Slot:
-        """A parameter of the model."""
+        """The slot of a parameter of the model."""
         return self._slots[name]
 
     def is_plain(self, name: str) -> bool:
@@ -225,8 +225,8 @@ class WeightReader:
     ) -> torch.Tensor | QuantisedWeight:
         """Read one source of the parameter `name`, converted and checked, as a matrix.
 
-        Plain numbers may be a view of the file. With `whole_rows` they have the inputs of all
-        ranks; without `checked` some may not be finite.
+        Plain numbers may be a view of the file. With `whole_rows`, they include the inputs of all
+        ranks; without `checked`, they may be non-finite.
 
         Raises:
             ConfigError: see `WeightReader`; also numbers that are not finite. Names the tensor.
@@ -246,17 +246,17 @@ class WeightReader:
         return found
 
     def same(self, name: str, slot: str) -> bool:
-        """Whether the tensor `name`, which repeats a parameter, has the same numbers as that."""
+        """Whether the tensor `name`, which duplicates a parameter, equals it."""
         source = self._slots[slot].sources[0]
         stored = (self._names[x] for x in (name, source))
         one, other = (self._checkpoint.tensor(x) for x in stored)
         return one.dtype == other.dtype and torch.equal(one, other)
 
     def check(self) -> int:
-        """Compare the shapes of all tensors that are plain numbers, and read none; how many.
+        """Compare the shapes of all plain tensors without reading them; return their number.
 
         Raises:
-            ConfigError: one is of another shape or type; names it.
+            ConfigError: a tensor has another shape or type; names it.
         """
         plain = 0
         for slot in self._slots.values():
@@ -283,7 +283,7 @@ class WeightReader:
         return sum(t.stop - t.start for t in sources)
 
     def _quantised(self, slot: Slot) -> torch.Tensor | QuantisedWeight:
-        """A matrix that is stored quantised, as numbers where it is not multiplied as it is."""
+        """Read a quantised matrix; as plain numbers if the kernel needs them."""
         found = self._parts_of(slot)
         whole = _joined_parts(slot.name, found)
         stacked = isinstance(slot.module, Experts) and len(whole.shape) == 2
@@ -305,7 +305,7 @@ class WeightReader:
         return whole.stacked(slot.shape[0]) if stacked else whole
 
     def _parts_of(self, slot: Slot) -> Sequence[torch.Tensor | QuantisedWeight]:
-        """Its sources; as plain numbers where mixing them with quantised ones is allowed."""
+        """Read its sources; as plain numbers if they mix with quantised ones and may do so."""
         numbers = range(len(slot.sources))
         if self._format.mixes and not all(self._is_quantised(source) for source in slot.sources):
             return [_numbers(self.read_source(slot.name, number)) for number in numbers]
@@ -340,7 +340,7 @@ class WeightReader:
         return self._checkpoint.tensor(self._names[name])
 
     def _part(self, slot: Slot, number: int, shape: torch.Size) -> torch.Tensor:
-        """This rank's part of a source, of `shape`; a view of the file where it can be."""
+        """This rank's shard of a source, of `shape`; a view of the file if possible."""
         source, splits = slot.sources[number], slot.splits_of(number)
         tensor = self._checkpoint.tensor(self._names[source])
         if not tensor.is_floating_point() or tensor.itemsize == 1:
@@ -408,7 +408,7 @@ def defer_weights(
 ) -> WeightReader:
     """Fill the small parameters; leave each matrix as a `DeferredWeight` that reads it on demand.
 
-    For packers that take one matrix at a time. Tied matrices share one key.
+    For packers that handle one matrix at a time. Tied matrices share a key.
     """
     files = open_weights(model_dir, load_format)
     files = kept_blocks(files) if blocks else files
@@ -427,7 +427,7 @@ def defer_weights(
 
 
 def load_deferred(model: nn.Module) -> None:
-    """Read what `defer_weights` left and no packer has taken; tied matrices stay shared."""
+    """Read what `defer_weights` deferred and no packer used; tied matrices stay shared."""
     read: dict[str, LinearWeight] = {}
     for module in model.modules():
         for attribute, value in list(vars(module).items()):
@@ -442,7 +442,7 @@ def load_deferred(model: nn.Module) -> None:
 
 
 class _Meter:
-    """Reads parameters and reports how far the loading has come."""
+    """Reads parameters and reports progress."""
 
     def __init__(self, reader: WeightReader, progress: Progress, total: int) -> None:
         self._reader, self._progress, self._total, self._done = reader, progress, total, 0
@@ -459,7 +459,7 @@ class _Meter:
 
 
 class LoadTargets:
-    """Where parameters of a model are used: tied modules share them. To be made once."""
+    """The places where parameters of a model are used: tied modules share them. Create it once."""
 
     def __init__(self, model: nn.Module) -> None:
         self._found: dict[int, list[tuple[nn.Module, str]]] = {}
@@ -477,7 +477,7 @@ class LoadTargets:
 def _joined_parts(
     name: str, parts: Sequence[torch.Tensor | QuantisedWeight]
 ) -> torch.Tensor | QuantisedWeight:
-    """Parts below each other; as numbers where their inputs lie in different orders."""
+    """Stack parts by rows; as plain numbers if their inputs have different orders."""
     quantised = [part for part in parts if isinstance(part, QuantisedWeight)]
     orders = [part.order for part in quantised if isinstance(part, CodedWeight)]
     first = next((order for order in orders if order is not None), None)
@@ -495,26 +495,26 @@ def _numbers(part: torch.Tensor | QuantisedWeight) -> torch.Tensor:
 
 
 def _as_stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """For models without `convert`."""
+    """Identity, for models without `convert`."""
     return tensor
 
 
 def missing_tensors(names: Sequence[str]) -> str:
-    """The sentence about tensors that a checkpoint should have; at least one."""
+    """The error message for missing tensors; needs at least one name."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"the checkpoint lacks the tensor {names[0]!r}{more}"
 
 
 def check_finite(name: str, tensor: torch.Tensor) -> None:
-    """Refuse NaN and infinity, about as fast as memory is read.
+    """Reject NaN and infinity, at about memory bandwidth.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: the tensor is not finite.
     """
     if not all_finite(tensor):
         raise not_finite(name, tensor.dtype)
 
 
 def not_finite(name: str, dtype: torch.dtype) -> ConfigError:
-    """The refusal of a tensor by its name."""
+    """The error for a tensor that is not finite."""
     return ConfigError(f"the weights of {name!r} are not finite (NaN or infinity) as {dtype}")

@@ -1,4 +1,4 @@
-"""Architecture facts, parsed once from a checkpoint's config.json."""
+"""Architecture parameters, parsed once from a checkpoint's config.json."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ ACTIVATIONS: dict[str, ActivationKind] = {
 
 
 class NotNative(ConfigError):  # noqa: N818 - a kind of refusal that has a way out
-    """A known family with a switch that its file here lacks; another path may serve it."""
+    """A known family with an option that its file lacks; another implementation may serve it."""
 
 
 class MoEConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Mixture of experts; see `kernels.experts.Routing` and `layers.moe.MoEShape`.
 
-    `layers` are those with experts; the others have the plain feed-forward.
+    `layers` are the layers with experts; others have a plain feed-forward.
     """
 
     num_experts: int
@@ -63,7 +63,7 @@ class MoEConfig(msgspec.Struct, frozen=True, kw_only=True):
 class LatentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Columns of latent attention; see `kernels.latent.LatentShape`.
 
-    `index`: of the key by which tokens are chosen, 0 where all are seen.
+    `index`: columns of the key of the token indexer, 0 without one.
     """
 
     q_rank: int | None
@@ -75,15 +75,15 @@ class LatentConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kept(self) -> int:
-        """Columns that are kept of a token."""
+        """Columns kept per token."""
         return self.latent + self.turning + self.index
 
 
 class QueryScaling(msgspec.Struct, frozen=True, kw_only=True):
-    """Far queries are multiplied by 1 + strength * log(1 + floor((position + shift) / every)).
+    """Scales late queries by 1 + strength * log(1 + floor((position + shift) / every)).
 
-    In all layers, or in `layers` (Llama 4, Ministral 3). With `log` the factor is instead the
-    logarithm of the length so far in base `every`, at least 1 (Qwen 1).
+    Applies to all layers, or to `layers` (Llama 4, Ministral 3). With `log`, the factor is instead
+    the logarithm of the length so far to base `every`, at least 1 (Qwen 1).
     """
 
     every: int
@@ -94,20 +94,20 @@ class QueryScaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatePart(msgspec.Struct, frozen=True):
-    """One tensor of the recurrent state of one request; `exact`: float32 whatever the weights."""
+    """One tensor of a request's recurrent state; `exact`: float32 whatever the weights' type."""
 
     shape: tuple[int, ...]
     exact: bool = False
 
 
 class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
-    """Other inputs than text.
+    """Inputs other than text.
 
-    `architecture` is that of the whole model, `ModelConfig.architecture` that of the half that
-    reads text. `token_ids` are the placeholders in prompts, by kind of media. To the output of the
-    layers in `edited_layers` vectors of the encoder are added. `whole`: the tokens of an item see
-    each other, also later ones. `cross`: layers attend to the
-    vectors of the one item of a request; then its placeholder keeps its own embedding.
+    `architecture` is that of the whole model, `ModelConfig.architecture` that of its text part.
+    `token_ids` are the placeholders in prompts, by kind of media. Encoder vectors are added to the
+    outputs of `edited_layers`. `whole`: the tokens of an item attend to each other, also to later
+    ones. `cross`: layers attend to the vectors of the request's only item; its placeholder keeps
+    its own embedding.
     """
 
     architecture: str
@@ -118,12 +118,12 @@ class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What decoder-only models share, spelt as Hugging Face spells it; switches have defaults.
+    """Parameters that decoder-only models share, with Hugging Face's names; switches have defaults.
 
-    A family file sets the switches that its config.json leaves unsaid. `layer_windows` has one
-    entry a layer: how many newest tokens it sees, or None. `attention_layers` are those with keys
-    and values, None for all; `states` is what the others remember of a request. `raw` is
-    config.json as read, for what only one family has.
+    A family file sets the switches that its config.json does not mention. `layer_windows` has one
+    entry per layer: the number of newest tokens that it attends to, or None. `attention_layers`
+    are the layers with keys and values, None for all; `states` is the recurrent state of the others
+    per request. `raw` is config.json as read, for parameters of a single family.
     """
 
     architecture: str
@@ -163,7 +163,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rope_interleaved: bool = False
     rope_axes: tuple[int, ...] = ()  # axis (time, height, width) of each angle; empty: one axis
     media: ModelMedia | None = None  # inputs besides text
-    local_rope: RopeParams | None = None  # of layers with a window; None: as the others
+    local_rope: RopeParams | None = None  # of layers with a window; None: same as the others
     nope_layers: tuple[int, ...] = ()
     learned_positions: bool = False
     residual_scale: float = 1.0
@@ -171,12 +171,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     moe: MoEConfig | None = None
     latent: LatentConfig | None = None
     path: Literal["native", "transformers"] = "native"
-    code: str | None = None  # directory whose Python files are run, by the word of its owner
-    causal: bool = True  # False: every token sees all others, and nothing is kept of them
+    code: str | None = None  # directory of trusted Python files to run
+    causal: bool = True  # False: bidirectional attention, without a KV cache
     head: Literal["lm", "none", "score", "reward", "words"] = "lm"  # words: of an encoder
-    num_labels: int = 0  # columns of a head that scores
-    token_types: int = 0  # kinds of segments that have an embedding
-    embedding_size: int = 0  # of the tables of embeddings; 0: as hidden
+    num_labels: int = 0  # outputs of a classification head
+    token_types: int = 0  # number of segment embeddings
+    embedding_size: int = 0  # width of the embedding tables; 0: hidden size
     embed_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
@@ -195,12 +195,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_key_value_heads * self.head_dim
 
     def kv_index(self, layer: int) -> int:
-        """Which of the layers with keys and values `layer` is."""
+        """Index of `layer` among the layers with keys and values."""
         return layer if self.attention_layers is None else self.attention_layers.index(layer)
 
     @property
     def kv_layers(self) -> int:
-        """Layers with keys and values."""
+        """Number of layers with keys and values."""
         if self.attention_layers is None:
             return self.num_hidden_layers
         return len(self.attention_layers)
@@ -210,7 +210,7 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     """Read config.json.
 
     Raises:
-        ConfigError: the directory or the file is missing, or it is not a JSON object.
+        ConfigError: the directory or file is missing, or the file is not a JSON object.
     """
     path = model_dir / "config.json"
     if not model_dir.is_dir():
@@ -227,10 +227,10 @@ def read_config(model_dir: Path) -> dict[str, Any]:
 
 
 def architecture_of(raw: dict[str, Any]) -> str:
-    """The one architecture that config.json names.
+    """The architecture that config.json names.
 
     Raises:
-        ConfigError: it names none.
+        ConfigError: it names none or several.
     """
     names = raw.get("architectures")
     if not (isinstance(names, list) and names and isinstance(names[0], str)):
@@ -239,7 +239,7 @@ def architecture_of(raw: dict[str, Any]) -> str:
 
 
 def common_fields(raw: dict[str, Any]) -> dict[str, Any]:
-    """Fields of `ModelConfig` that mean the same in every family; a family file adds its own.
+    """Fields of `ModelConfig` with the same meaning in every family; family files add theirs.
 
     Raises:
         ConfigError: rope parameters or the activation are unknown.
@@ -282,13 +282,13 @@ def common_fields(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def attention_bias(raw: dict[str, Any]) -> dict[str, Any]:
-    """Biases of all projections of attention, or of none, by `attention_bias`."""
+    """Sets the biases of all attention projections from `attention_bias`."""
     bias = bool(raw.get("attention_bias", False))
     return {"qkv_bias": bias, "o_bias": bias}
 
 
 def plain_fields(raw: dict[str, Any]) -> dict[str, Any]:
-    """Fields that do not depend on what the model computes."""
+    """Fields that do not depend on the computation."""
     return {
         "dtype": _dtype(raw),
         "eos_ids": _ids(raw.get("eos_token_id")),
@@ -301,7 +301,7 @@ def make_config(fields: dict[str, Any]) -> ModelConfig:
     """Build and check a config.
 
     Raises:
-        ConfigError: a field is missing, of the wrong type, or impossible.
+        ConfigError: a field is missing, of the wrong type, or invalid.
     """
     try:
         config = msgspec.convert(fields, ModelConfig)
@@ -326,7 +326,7 @@ _LARGEST = {
 
 
 def check_config(config: ModelConfig) -> None:
-    """Refuse shapes that no model can have.
+    """Reject impossible shapes.
 
     Raises:
         ConfigError: names the field and its limit.
@@ -395,7 +395,7 @@ def sliding_windows(raw: dict[str, Any], default_on: bool) -> tuple[int | None, 
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: str | None = None) -> int:
-    """Bytes of keys and values that one token takes in all layers; needs no weights."""
+    """Bytes of keys and values per token in all layers; needs no weights."""
     if not config.causal:
         return 0
     per_layer = 2 * config.num_key_value_heads * config.head_dim
@@ -405,7 +405,7 @@ def kv_bytes_per_token(config: ModelConfig, dtype: str | None = None) -> int:
 
 
 def state_bytes(config: ModelConfig, dtype: str | None = None) -> int:
-    """Bytes of the recurrent state of one request; 0 where all layers attend."""
+    """Bytes of the recurrent state of one request; 0 without recurrent layers."""
     size = DTYPE_BYTES[dtype or config.dtype]
     return sum(math.prod(part.shape) * (4 if part.exact else size) for part in config.states)
 

@@ -1,7 +1,7 @@
 """Building blocks of decoder-only families: attention, feed-forward, blocks, and the stack.
 
-A family file parses its config.json into the switches of `ModelConfig`, chooses a block, and names
-the tensors of its checkpoint where they differ from the names here.
+A family file parses its config.json into the switches of `ModelConfig`, selects a block, and maps
+the checkpoint's tensor names if they differ from the names here.
 
 Shapes: T tokens of all requests, R rows whose logits are wanted, D hidden, V vocabulary.
 """
@@ -42,11 +42,11 @@ FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""The joined modules as most checkpoints name their parts."""
+"""The names of the parts of joined modules in most checkpoints."""
 
 
 class Ropes:
-    """Rotary tables of a model: one object per rule, so that each is stored once."""
+    """Rotary tables of a model: one object per rule, so that each table is stored once."""
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
         self._config, self._build = config, build
@@ -54,7 +54,7 @@ class Ropes:
         self._scales = _query_scales(config.query_scaling, build)
 
     def of(self, layer: int) -> Rope | None:
-        """The table of a layer; None where it has no rotary positions."""
+        """The table of a layer; None if it has no rotary positions."""
         config, build = self._config, self._build
         if layer in config.nope_layers or config.learned_positions:
             return None
@@ -70,7 +70,7 @@ class Ropes:
         return self._made[params]
 
     def scales_of(self, layer: int) -> torch.Tensor | None:
-        """Factors of a layer's queries at each position; None: none."""
+        """Query factors of a layer by position; None if it has none."""
         rule = self._config.query_scaling
         if rule is None or layer not in (rule.layers or range(self._config.num_hidden_layers)):
             return None
@@ -78,7 +78,7 @@ class Ropes:
 
 
 def _query_scales(rule: QueryScaling | None, build: Build) -> torch.Tensor | None:
-    """float32 (positions,); None where texts are too short for it to matter."""
+    """float32 (positions,); None if texts are too short for scaling to matter."""
     if rule is None or build.length + rule.shift <= rule.every:
         return None
     if rule.log:
@@ -137,7 +137,7 @@ def _moe_shape(moe: MoEConfig, config: ModelConfig, layer: int) -> MoEShape:
 def special_attention(
     config: ModelConfig, build: Build, layer: int, ropes: Ropes
 ) -> AttentionVariant | None:
-    """Rare attention features of a layer; None if texts are too short for them to matter."""
+    """Special attention features of a layer; None if texts are too short for them to matter."""
     chunk, scales = config.attention_chunk, ropes.scales_of(layer)
     if chunk is not None and (layer in config.nope_layers or build.length <= chunk):
         chunk = None
@@ -283,7 +283,7 @@ class ParallelTwoNorms(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, blocks, final norm, head. A family derives, or is this with its own config."""
+    """Embedding, blocks, final norm, head. Families subclass it, or use it with their config."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = FUSED
 
@@ -308,22 +308,22 @@ class Decoder(nn.Module):
                 self.lm_head.weight = self.embed_tokens.weight
 
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
-        """One layer; a family overrides this to choose another arrangement."""
+        """Build one layer; families override this for other arrangements."""
         return PreNorm(config, build, layer, ropes)
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A checkpoint tensor in the layout of the parameter that it fills."""
+        """Convert a checkpoint tensor to the layout of its parameter."""
         return tensor
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Starts of names of checkpoint tensors that may be there for nothing."""
+        """Name prefixes of checkpoint tensors that are ignored."""
         heads = () if self.config.head == "lm" else UNUSED_HEADS
         encoders = () if self.config.media is None else IMAGES
         return (*heads, *draft_layers(self.config), *encoders)
 
     def rename(self, name: str) -> str:
-        """The name here of a tensor of the checkpoint."""
+        """Map a checkpoint's tensor name to the name used here."""
         return canonical(name) if self.config.media is None else text_name(name)
 
     def embed(self, batch: ForwardBatch) -> X:
@@ -354,19 +354,19 @@ class Decoder(nn.Module):
 
 
 def scaled(x: X, factor: float) -> X:
-    """Multiply x by a factor, without an op where the factor is 1."""
+    """Multiply x by a factor; emits no op if the factor is 1."""
     return x if factor == 1.0 else ops.scale(x, factor)
 
 
 def ungroup_qkv(tensor: torch.Tensor, groups: int, head_dim: int) -> torch.Tensor:
-    """Rows stored as (queries, key, value) of each group, as all queries, all keys, all values."""
+    """Reorder rows from (queries, key, value) per group to all queries, all keys, all values."""
     grouped = tensor.unflatten(0, (groups, -1, head_dim))
     parts = grouped[:, :-2], grouped[:, -2], grouped[:, -1]
     return torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts])
 
 
 def _positions(config: ModelConfig, build: Build) -> int:
-    """Rows of a table of learned positions.
+    """Rows of the table of learned positions.
 
     Raises:
         ConfigError: the context length exceeds the number of positions.

@@ -1,11 +1,11 @@
 """Draft heads that predict the model's next tokens from its hidden vectors: EAGLE 1 to 3.
 
-A head reads, at position p, the token at p + 1 and what the model had computed at p, and predicts
-the token at p + 2. Its output approximates what the model would compute there, so it can continue
-from its own guesses.
+A head reads, at position p, the token at p + 1 and the model's vectors at p, and predicts the token
+at p + 2. Its output approximates what the model would compute there, so it can continue from its
+own guesses.
 
-Shapes: T rows, R rows whose logits are wanted, F columns that are read of the model, D hidden of
-the head, V vocabulary of the model, W tokens that the head can guess.
+Shapes: T rows, R rows whose logits are wanted, F columns read from the model, D hidden size of
+the head, V vocabulary of the model, W tokens that the head can draft.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Kind = Literal["eagle", "eagle3"]
 
 _QKV = "self_attn.qkv_proj"
 _HALVES = ("embed_fc", "hidden_fc", "embed_qkv")
-"""Matrices for one half of what the published one multiplies: embeddings, then vectors."""
+"""Halves of a published matrix: the columns for embeddings, then those for vectors."""
 _SOURCES: Mapping[str, tuple[str, ...]] = {
     "embed_fc": ("fc",),
     "hidden_fc": ("fc",),
@@ -43,21 +43,21 @@ _SOURCES: Mapping[str, tuple[str, ...]] = {
     "embed_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
-"""Published matrices that fill a parameter, one above the other."""
+"""Published matrices that fill a parameter, stacked by rows."""
 
 
 class DraftHeadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A head and what it reads.
+    """Configuration of a head, and what it reads.
 
     Attributes:
-        kind: EAGLE and EAGLE-2 are the same head.
-        layer: Sizes of its one layer; its vocabulary is the model's.
-        num_guessed: Tokens that it can guess.
+        kind: Kind of head; EAGLE and EAGLE-2 have the same head.
+        layer: Sizes of its only layer; its vocabulary is the model's.
+        num_guessed: Number of tokens that it can draft.
         read_layers: Layers of the model whose outputs it reads; empty: vectors after the final
-            norm.
-        columns: Read at each position.
-        has_embedding: It brings a table of embeddings; else it uses the model's.
-        has_head: It brings a head over the vocabulary; else it uses the model's.
+          norm.
+        columns: Columns read at each position.
+        has_embedding: Whether it has its own embedding table; otherwise it uses the model's.
+        has_head: Whether it has its own output head; otherwise it uses the model's.
     """
 
     kind: Kind
@@ -99,12 +99,12 @@ class EagleHead(nn.Module):
         return out_TD, out_TD
 
     def head(self, rows_RD: X) -> X:
-        """Logits of the tokens that can be guessed: float32 (R, W)."""
+        """Logits of the tokens that can be drafted: float32 (R, W)."""
         return self.lm_head(rows_RD, out_f32=True)
 
 
 class Eagle3Head(nn.Module):
-    """EAGLE-3: reads several layers; the embedding and the vector are normed by themselves."""
+    """EAGLE-3: reads several layers; norms the embedding and the vector separately."""
 
     def __init__(self, config: DraftHeadConfig, build: Build) -> None:
         super().__init__()
@@ -142,10 +142,10 @@ DraftHead = EagleHead | Eagle3Head
 
 
 class HeadCheckpoint:
-    """The files of a head: its config and tensors, under the names that both kinds share.
+    """The files of a head: its config and tensors, with names common to both kinds.
 
     Raises:
-        ConfigError: it is no such head, or none for this model; names the file, field or tensor.
+        ConfigError: not a head, or not for this model; names the file, field or tensor.
     """
 
     def __init__(self, path: Path, model: ModelConfig) -> None:
@@ -158,8 +158,8 @@ class HeadCheckpoint:
         """Fill the parameters of `head`.
 
         Args:
-            head: Made from `config`.
-            borrow: A tensor of the model, `embed_tokens.weight` or `lm_head.weight`.
+            head: Built from `config`.
+            borrow: Returns a tensor of the model, `embed_tokens.weight` or `lm_head.weight`.
         """
         config, dim = self.config, self.config.layer.hidden_size
         own = {"embed_tokens.weight": config.has_embedding, "lm_head.weight": config.has_head}
@@ -173,7 +173,7 @@ class HeadCheckpoint:
             parameter.data.copy_(found)
 
     def token_ids(self) -> torch.Tensor | None:
-        """The ids of the tokens that the head can guess, int64 (W,); None: all, in order.
+        """Ids of the tokens that the head can draft, int64 (W,); None: all, in order.
 
         Raises:
             ConfigError: the map names ids that the model does not have.
@@ -190,7 +190,7 @@ class HeadCheckpoint:
         return ids
 
     def _content(self, name: str, dim: int) -> torch.Tensor:
-        """The contents of a parameter."""
+        """Read the contents of a parameter."""
         stem, _, end = name.rpartition(".")
         if name == "embed_fc.bias" and "fc.bias" not in self._names:
             return torch.zeros(dim)
@@ -262,10 +262,10 @@ class HeadCheckpoint:
 
 
 def read_layers(raw: Mapping[str, Any], num_layers: int, path: Path) -> tuple[int, ...]:
-    """Layers of the model whose outputs an EAGLE-3 head reads: those it names, or the usual ones.
+    """Layers of the model whose outputs an EAGLE-3 head reads: as configured, or the defaults.
 
     Raises:
-        ConfigError: it names others than the model has.
+        ConfigError: the model does not have these layers.
     """
     given = raw.get("eagle_config")
     named = given.get("eagle_aux_hidden_state_layer_ids") if isinstance(given, dict) else None
@@ -287,7 +287,7 @@ def read_layers(raw: Mapping[str, Any], num_layers: int, path: Path) -> tuple[in
 
 
 def usual_layers(num_layers: int) -> tuple[int, ...]:
-    """An early, a middle and a late layer of a model of that depth, as EAGLE-3 uses them."""
+    """An early, a middle and a late layer for a model of that depth, as EAGLE-3 uses."""
     last = num_layers - 1
     return min(1, last), max(0, num_layers // 2 - 1), max(0, num_layers - 4)
 
@@ -295,16 +295,16 @@ def usual_layers(num_layers: int) -> tuple[int, ...]:
 def model_tensor(
     name: str, model_dir: Path, model: ModelConfig, load_format: LoadFormat = "auto"
 ) -> torch.Tensor:
-    """A tensor of the model that a head shares with it.
+    """Read a tensor of the model that a head shares.
 
     Args:
         name: `embed_tokens.weight`, `lm_head.weight` or `norm.weight`.
-        model_dir: Of the model.
-        model: Its config.
-        load_format: Of its files.
+        model_dir: The model's directory.
+        model: The model's config.
+        load_format: Load format of its files.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the model has no such tensor.
     """
     files = open_weights(model_dir, load_format)
     is_tied = model.tie_word_embeddings and name == "lm_head.weight"
@@ -320,12 +320,12 @@ def model_tensor(
 
 
 def make_head(config: DraftHeadConfig, build: Build) -> DraftHead:
-    """The module of a head, without contents."""
+    """Build the module of a head, without weights."""
     return (EagleHead if config.kind == "eagle" else Eagle3Head)(config, build)
 
 
 def _plain(name: str) -> str:
-    """Without the prefixes that differ between publishers of the same head."""
+    """Strip prefixes that differ between publishers of the same head."""
     for prefix in ("model.", "midlayer.", "layers.0."):
         name = name.removeprefix(prefix)
     return name

@@ -1,4 +1,4 @@
-"""Made-up weights: for benchmarks without a checkpoint."""
+"""Random weights, for benchmarks without a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sylvan.runtime.models.slots import slots
 
 
 def dummy_weights(model: nn.Module, seed: int = 0, quantise: Format | None = None) -> None:
-    """Fill with seeded random values of a plausible size: for benchmarks without a checkpoint."""
+    """Fill a model with seeded random values of plausible magnitude."""
     bits = dict(matrices(model, quantise)) if quantise else {}
     places = LoadTargets(model)
     for slot in list(slots(model)):

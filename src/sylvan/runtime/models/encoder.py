@@ -1,8 +1,8 @@
 """Encoders: every token attends to the whole text, and the output is vectors.
 
-BERT and those that are BERT under other names (RoBERTa, XLM-R, CamemBERT, DistilBERT, ELECTRA,
-ERNIE, Data2Vec), with rotary positions (NomicBERT, GTE), and ModernBERT, which norms before each
-part and lets most layers see a window only.
+BERT and its renamed copies (RoBERTa, XLM-R, CamemBERT, DistilBERT, ELECTRA, ERNIE, Data2Vec),
+encoders with rotary positions (NomicBERT, GTE), and ModernBERT, which has pre-norms and limits most
+layers to a window.
 
 Shapes: T tokens of all requests, R pooled vectors, D hidden.
 """
@@ -49,7 +49,7 @@ class PostAdd(nn.Module):
 
 
 class FirstPreNorm(nn.Module):
-    """The first layer of ModernBERT: its input is normed already."""
+    """The first layer of ModernBERT: its input is already normed."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__()
@@ -63,9 +63,9 @@ class FirstPreNorm(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embeddings, layers, and a head where texts are classified.
+    """Embeddings, layers, and a head for classification.
 
-    `fused` says what the checkpoint of this kind of encoder calls the modules here.
+    `fused` maps the modules here to this kind of encoder's checkpoint names.
     """
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
@@ -103,15 +103,15 @@ class Encoder(nn.Module):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Starts of names of checkpoint tensors that may be there for nothing."""
+        """Name prefixes of checkpoint tensors that are ignored."""
         return self._kind.unused(scores=self.config.head == "score")
 
     def rename(self, name: str) -> str:
-        """A name in the checkpoint without what differs between its versions."""
+        """Remove the parts of a checkpoint's name that differ between its versions."""
         return self._kind.rename(name)
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A checkpoint tensor in the layout of the parameter that it fills."""
+        """Convert a checkpoint tensor to the layout of its parameter."""
         return self._kind.convert(name, tensor, self.config)
 
     def embed(self, batch: ForwardBatch) -> X:
@@ -136,7 +136,7 @@ class Encoder(nn.Module):
         return x_TD if self.last_norm is None else self.last_norm(x_TD, residual_TD)[0]
 
     def head(self, hidden_RD: X) -> X:
-        """Numbers of the labels, of pooled vectors, or of words; else the vectors themselves."""
+        """Class scores or word logits of pooled vectors, or the vectors themselves."""
         if self.words is not None:
             return self.words(hidden_RD)
         return hidden_RD if self.classes is None else self.classes(hidden_RD)

@@ -48,13 +48,13 @@ _BERT = _EMBEDDINGS | {
     "classes": (),
 }
 BERT_LAYERS: Names = _BERT
-"""Names of the embeddings and layers of BERT."""
+"""BERT's names of embeddings and layers."""
 BERT_WORDS = {
     "transform": ("cls.predictions.transform.dense",),
     "transform_norm": ("cls.predictions.transform.LayerNorm",),
     "lm_head": ("cls.predictions",),
 }
-"""The head of BERT over words; its matrix is that of the embeddings."""
+"""BERT's head over words; its matrix is the embedding table."""
 ROBERTA_WORDS = {"transform": ("lm_head.dense",), "transform_norm": ("lm_head.layer_norm",)}
 ELECTRA_WORDS = {
     "transform": ("generator_predictions.dense",),
@@ -143,17 +143,17 @@ class EncoderKind:
     """A kind of encoder.
 
     Attributes:
-        prefix: Starts of the backbone's tensors in checkpoints with a head.
-        names: As `Encoder.fused`.
-        head_act: Between the two matrices of a classification head.
-        offset: Positions begin after the id of padding.
-        pre_norm: Norms stand before each part, and a window bounds most layers.
-        rotary: Positions turn the heads, instead of being learned.
-        gated: The feed-forward has a gate.
-        bias: Linear layers have biases; of a gated feed-forward only the last.
-        sizes: How config.json spells sizes where it differs from BERT's.
-        words: Names of the head over words; empty: it is not served.
-        words_act: Activation in it; "": the model's.
+        prefix: Prefix of the backbone's tensors in checkpoints with a head.
+        names: See `Encoder.fused`.
+        head_act: Activation between the two matrices of a classification head.
+        offset: Whether positions start after the padding id.
+        pre_norm: Whether norms precede each part, and most layers have a window.
+        rotary: Whether positions are rotary instead of learned.
+        gated: Whether the feed-forward has a gate.
+        bias: Whether linear layers have biases; in a gated feed-forward only the last one.
+        sizes: config.json's names of sizes that differ from BERT's.
+        words: Names of the head over words; empty if unsupported.
+        words_act: Its activation; "" for the model's.
     """
 
     prefix: tuple[str, ...]
@@ -236,11 +236,11 @@ KINDS: Mapping[str, EncoderKind] = MappingProxyType(
         "XLMRoberta": _ROBERTA,
     }
 )
-"""By prefix of the architecture's name."""
+"""Kinds of encoders, by prefix of the architecture's name."""
 
 
 def kind_of(architecture: str) -> EncoderKind:
-    """The kind of an architecture that the registry sends here."""
+    """The kind of an encoder architecture."""
     for suffix in _SUFFIXES:
         if (stem := architecture.removesuffix(suffix)) in KINDS:
             return KINDS[stem]
@@ -281,10 +281,10 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
 
 
 def with_words(config: ModelConfig) -> ModelConfig:
-    """The config with the head over words that fills masks.
+    """The config extended by the head over words (masked language modelling).
 
     Raises:
-        ConfigError: the model has none that is served.
+        ConfigError: the model has no supported head.
     """
     architecture = config.architecture
     masks = architecture.endswith(("ForMaskedLM", "ForPreTraining"))
@@ -294,7 +294,7 @@ def with_words(config: ModelConfig) -> ModelConfig:
 
 
 def _check(raw: dict[str, Any]) -> None:
-    """Refuse switches that no encoder here has."""
+    """Reject options that no encoder here supports."""
     for name, ordinary in (
         ("position_embedding_type", "absolute"),
         ("use_task_id", False),
@@ -313,7 +313,7 @@ def _token_types(raw: dict[str, Any], kind: EncoderKind) -> int:
 
 
 def _modern(raw: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """ModernBERT's layers: two of three see a window, by positions of their own."""
+    """Fields for ModernBERT: two of three layers have a window and a rotary base of their own."""
     layers, every = range(raw.get("num_hidden_layers") or 0), _every(raw)
     default = ["sliding_attention" if i % every else "full_attention" for i in layers]
     half = int(raw.get("local_attention", 128)) // 2 + 1

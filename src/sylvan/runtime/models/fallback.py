@@ -1,10 +1,10 @@
-"""Any other causal model of the installed transformers, with our paging, cache and batching.
+"""Serves any other causal model of the installed transformers, with our paging and batching.
 
-The model's own Python runs on the tokens of all requests laid end to end, with their positions.
-Its attention is ours (see `skeleton`). Recurrent layers find their states in our pool, where they
-ask the cache for them (see `recurrent`); such models run request by request, and all that decode
-at once. What a model computes from earlier tokens in any other way (biases by distance, states of
-its own) would be lost, so such models are refused.
+The model's own Python runs on the tokens of all requests laid end to end, with their positions. Its
+attention is ours (see `skeleton`). Recurrent layers read their states from our pool, through the
+cache interface (see `recurrent`); such models run one request at a time, except that all decoding
+requests run at once. Any other dependence on earlier tokens (distance biases, private states) would
+be lost, so models with these are rejected.
 
 Shapes: T rows, D hidden, R rows of the head, B requests that run together, L tokens of each.
 """
@@ -53,24 +53,24 @@ from sylvan.runtime.pool.states import TensorStates
 
 _CHECKED_TOKENS = 9
 _CUT_TOLERANCE = 1e-3
-_CUT_TOLERANCE_BF16 = 0.05  # rounding alone makes less of a difference
+_CUT_TOLERANCE_BF16 = 0.05  # above the effect of rounding
 _ANEW = frozenset({"mamba", "falcon_mamba", "jamba", "zamba"})
-"""Models whose recurrent layers start anew with every chunk of more than one token."""
+"""Models whose recurrent layers reset their state at each chunk of more than one token."""
 
 
 def parse(raw: dict[str, Any], code: Path | None = None) -> ModelConfig:
-    """Find out whether transformers has the model, and what its attention looks like.
+    """Check that transformers has the model, and find out what its attention looks like.
 
     Args:
         raw: config.json.
-        code: Directory of the checkpoint where Python files in it may be run.
+        code: Directory of the checkpoint, if its Python files may run.
 
     Raises:
-        ConfigError: it has none, needs code that may not be run, or keeps memory that we do not
-            page.
+        ConfigError: the model is unknown, needs code that may not run, or keeps memory that we do
+          not page.
     """
     if raw.get("model_type") in _ANEW:
-        raise ConfigError("it cannot go on from a recurrent state within a prompt")
+        raise ConfigError("it cannot continue from a recurrent state within a prompt")
     source = find_source(raw, code)
     model, step = skeleton(source.model, source.config, torch.bfloat16)
     found = probe(model, step)
@@ -81,7 +81,7 @@ def parse(raw: dict[str, Any], code: Path | None = None) -> ModelConfig:
     heads = {(call.num_heads, call.num_kv_heads) for call in calls} or {(1, 1)}
     num_heads, num_kv_heads = max(n for n, _ in heads), max(kv for _, kv in heads)
     if any(n != num_heads or num_kv_heads % kv or n % num_kv_heads for n, kv in heads):
-        raise ConfigError("its layers differ in how many heads they have")
+        raise ConfigError("its layers have different numbers of heads")
     sizes = {
         "architecture": architecture_of(raw),
         "vocab_size": text.vocab_size,
@@ -102,7 +102,7 @@ def parse(raw: dict[str, Any], code: Path | None = None) -> ModelConfig:
 
 
 class TransformersModel(nn.Module):
-    """A causal model of transformers behind the interface of our own."""
+    """A causal model of the transformers library behind the interface of native models."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     inner: Any
@@ -113,17 +113,17 @@ class TransformersModel(nn.Module):
         self._sizes, self._build = config, build
         self._places: dict[Place, int] = {}
         self._first = 0
-        # Modules of `inner` that get the expert ids of each row, with the number of ids.
+        # Modules of `inner` that receive expert ids per row, with the number of ids.
         self.chosen: Mapping[str, int] = {}
         self._source = find_source(config.raw, Path(config.code) if config.code else None)
         self.inner, self.step = skeleton(self._source.model, self._source.config, build.dtype)
 
     def load(self, model_dir: Path, *, pickled: bool = False) -> None:
-        """Let transformers read the weights, safetensors unless `pickled`.
+        """Load the weights through transformers: safetensors unless `pickled`.
 
         Raises:
-            ConfigError: they do not fit the config (names the tensor), or are pickles that were
-                not asked for.
+            ConfigError: they do not match the config (names the tensor), or are pickles without
+              permission.
         """
         import transformers
 
@@ -165,10 +165,10 @@ class TransformersModel(nn.Module):
             self._check_resumes(tuple(found.places.values()))
 
     def _check_resumes(self, states: tuple[StatePart, ...]) -> None:
-        """Hidden vectors of a few tokens must not depend on where their computation is cut.
+        """Check that hidden vectors do not depend on where a prompt is cut into chunks.
 
         Raises:
-            ConfigError: a layer starts anew with each chunk.
+            ConfigError: a layer resets its state at each chunk.
         """
         parts = [(p.shape, torch.float32 if p.exact else self._build.dtype) for p in states]
         pool = TensorStates(parts, 3, self._build.device)
@@ -190,14 +190,14 @@ class TransformersModel(nn.Module):
         exact = self._build.dtype is torch.float32
         if (whole - cut).norm() > (_CUT_TOLERANCE if exact else _CUT_TOLERANCE_BF16) * whole.norm():
             name = type(self.inner).__name__
-            raise ConfigError(f"{name} cannot go on from a recurrent state within a prompt")
+            raise ConfigError(f"{name} cannot continue from a recurrent state within a prompt")
 
     def source_name(self, name: str) -> str:
         """The checkpoint's name of a parameter, without common prefixes."""
         return canonical(name.removeprefix("inner."))
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
-        """The ids: the model embeds by itself."""
+        """Return the ids: the model computes its embeddings itself."""
         return batch.input_ids_T
 
     def forward(self, x_T: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
@@ -232,7 +232,7 @@ class TransformersModel(nn.Module):
         return out.last_hidden_state
 
     def head(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        """Logits as the model makes them, with its own scales and caps. Shape: (R, V)."""
+        """Logits with the model's own scales and caps. Shape: (R, V)."""
         self.step.hidden = hidden_RD[None]
         ids = torch.zeros(1, len(hidden_RD), dtype=torch.long, device=hidden_RD.device)
         return self.inner(input_ids=ids, use_cache=False).logits[0].float()

@@ -1,4 +1,4 @@
-"""Opens the weights of a model directory, in whatever format they are."""
+"""Opens the weights of a model directory in any supported format."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _READERS: Mapping[WeightFormat, Callable[[Path], WeightFiles]] = {
 
 
 def open_weights(model_dir: Path, load_format: LoadFormat = "auto") -> WeightFiles:
-    """The weights of `model_dir`; `auto` takes what is there, but no pickles.
+    """Open the weights of `model_dir`; `auto` takes any format except pickles.
 
     Raises:
-        ConfigError: there are none of that format, or they cannot be read; one sentence.
+        ConfigError: there are none in that format, or they are unreadable; one sentence.
     """
     if load_format != "auto":
         return _READERS[load_format](model_dir)

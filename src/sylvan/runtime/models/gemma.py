@@ -78,7 +78,7 @@ class VaultGemma(Decoder):
 
 
 def _model(config: ModelConfig, build: Build) -> Decoder:
-    """The class whose names fit the checkpoint."""
+    """Select the class that matches the tensor names of the checkpoint."""
     vault = config.architecture == "VaultGemmaForCausalLM"
     return (VaultGemma if vault else Gemma)(config, build)
 

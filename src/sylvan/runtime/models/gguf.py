@@ -22,10 +22,10 @@ class GGUFWeights:
     """The tensors of GGUF files under the names of the checkpoint; see `stored.WeightFiles`."""
 
     def __init__(self, model_dir: Path) -> None:
-        """Read the table of tensors.
+        """Read the index of tensors.
 
         Raises:
-            ConfigError: the directory belongs to no GGUF file, or the file is gone.
+            ConfigError: the directory does not belong to a GGUF file, or the file is gone.
         """
         index = read_index(model_dir)
         files = [Path(part["file"]) for part in index["files"]]
@@ -49,7 +49,7 @@ class GGUFWeights:
         return sum(t.stop - t.start for t in self.tensors.values())
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One tensor; in plain numbers and in the checkpoint's order of rows."""
+        """Read a tensor as plain numbers, in the checkpoint's order of rows."""
         stored, entry = self.tensors[name], self._entries[name]
         if halves := entry.get("halves"):
             return self._joined(*halves).view(stored.shape)
@@ -75,7 +75,7 @@ class GGUFWeights:
         return np.asarray(self._data[entry["file"]][entry["start"] : entry["stop"]])
 
     def kind(self, name: str) -> str:
-        """How ggml calls the type of a tensor."""
+        """Name of a tensor's type in ggml."""
         return self._entries[name]["type"]
 
     def blocks(self, name: str) -> torch.Tensor:

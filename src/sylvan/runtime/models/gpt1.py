@@ -46,7 +46,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 class OpenAIGPT(Decoder):
-    """Its names; matrices are stored inputs before outputs."""
+    """Maps tensor names; matrices are stored inputs first."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "embed_tokens": ("tokens_embed",),
@@ -75,7 +75,7 @@ class OpenAIGPT(Decoder):
         return x_TD
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Turn matrices round."""
+        """Transpose matrices."""
         return tensor.T if ".c_" in name and tensor.dim() == 2 else tensor
 
 

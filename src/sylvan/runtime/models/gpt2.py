@@ -206,7 +206,7 @@ class GPT2(Decoder):
     fused: ClassVar[Names] = _GPT2_NAMES
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Turn matrices round."""
+        """Transpose matrices."""
         return tensor.T if ".c_" in name and tensor.dim() == 2 else tensor
 
 
@@ -216,7 +216,7 @@ class GPTBigCode(Decoder):
     fused: ClassVar[Names] = _GPT2_NAMES
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Sort the rows of the joined projection."""
+        """Reorder the rows of the joined projection."""
         groups = self.config.num_key_value_heads
         return ungroup_qkv(tensor, groups, self.config.head_dim) if ".c_attn." in name else tensor
 
@@ -290,7 +290,7 @@ class GPTNeoX(Decoder):
         return (ParallelTwoNorms if side_by_side else PreNorm)(config, build, layer, ropes)
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Sort the rows of the joined projection."""
+        """Reorder the rows of the joined projection."""
         if ".query_key_value." not in name:
             return tensor
         return ungroup_qkv(tensor, self.config.num_key_value_heads, self.config.head_dim)
@@ -336,7 +336,7 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
 
 
 def MODEL(config: ModelConfig, build: Build) -> Decoder:  # noqa: N802 - the name families share
-    """The class whose names fit the checkpoint."""
+    """Select the class that matches the tensor names of the checkpoint."""
     raw = config.raw
     if raw.get("new_decoder_architecture") and raw.get("num_ln_in_parallel_attn") in (None, 2):
         return NewFalcon(config, build)

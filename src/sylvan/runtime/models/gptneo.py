@@ -160,7 +160,7 @@ class Japanese(GPTNeoX):
         return source.replace(".dense.bias", ".dense_bias")
 
     def rename(self, name: str) -> str:
-        """Names without what stands before them; the head may be there although it is tied."""
+        """Strip the prefix from a tensor name; a tied head may also be stored."""
         return name.removeprefix("gpt_neox_japanese.").replace("embed_out.", "lm_head.")
 
 
@@ -170,7 +170,7 @@ class CodeGen(GPTJ):
     fused: ClassVar[Names] = {**GPTJ.fused, "qkv_proj": ("qkv_proj",)}
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Sort the rows of the joined projection."""
+        """Reorder the rows of the joined projection."""
         if ".qkv_proj." not in name:
             return tensor
         query, value, key = (
@@ -185,7 +185,7 @@ class BioGpt(OPT):
     fused: ClassVar[Names] = {**OPT.fused, "norm": ("layer_norm",)}
 
     def rename(self, name: str) -> str:
-        """Names without what stands before them; the head may be there although it is tied."""
+        """Strip the prefix from a tensor name; a tied head may also be stored."""
         return name.removeprefix("biogpt.").replace("output_projection.", "lm_head.")
 
 
@@ -202,7 +202,7 @@ class XGLM(BioGpt):
         self.embed_positions.weight = _waves(rows, dim).to(build.device, build.dtype)
 
     def rename(self, name: str) -> str:
-        """Names without what stands before them."""
+        """Strip the prefix from a tensor name of the checkpoint."""
         return name.removeprefix("model.")
 
 
@@ -227,7 +227,7 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
 
 
 def _model(config: ModelConfig, build: Build) -> Decoder:
-    """The class whose names fit the checkpoint."""
+    """Select the class that matches the tensor names of the checkpoint."""
     return _MODELS[config.architecture](config, build)
 
 

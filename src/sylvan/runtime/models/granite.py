@@ -131,7 +131,7 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
 
 
 def _model(config: ModelConfig, build: Build) -> Decoder:
-    """The class whose names fit the checkpoint."""
+    """Select the class that matches the tensor names of the checkpoint."""
     hyper = config.architecture == "HyperCLOVAXForCausalLM"
     if hyper and config.raw.get("use_post_norm", True):
         return HyperClova(config, build)

@@ -39,7 +39,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 class Grok1(Decoder):
-    """Its names."""
+    """Maps the tensor names of the checkpoint."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "qkv_proj": FUSED["qkv_proj"],

@@ -12,14 +12,14 @@ GroupKind = Literal["full", "latent", "window"]
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Attention layers, by index, that need the KV of the same tokens.
+    """Attention layers that need the KV of the same tokens.
 
-    They share a page table and page numbers. Layers that keep a recurrent state are in none.
+    They share a page table and page numbers. Recurrent layers belong to no group.
 
     Attributes:
-        kind: `window`: only the newest `window` tokens are ever read again; `latent`: compressed.
-        layers: By index among the layers with keys and values.
-        window: Newest tokens that they see, themselves included; None: all.
+        kind: `window`: only the newest `window` tokens are read again; `latent`: compressed KV.
+        layers: Indices among the layers with keys and values.
+        window: Number of newest tokens that a token attends to, including itself; None: all.
     """
 
     kind: GroupKind
@@ -30,8 +30,8 @@ class LayerGroup:
 def kv_groups(config: ModelConfig) -> tuple[LayerGroup, ...]:
     """The groups of a model: full attention first, then windows, narrow ones first.
 
-    Of Gemma 2 and 3, gpt-oss and their like two; of Mistral 7B v0.1 and Phi-3, all of whose layers
-    have the same window, one with that window. Empty where nothing attends.
+    Gemma 2 and 3, gpt-oss and similar models have two groups; Mistral 7B v0.1 and Phi-3, whose
+    layers all have the same window, have one. Empty without attention layers.
     """
     if not config.causal or not config.kv_layers:
         return ()

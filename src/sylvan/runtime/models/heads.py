@@ -1,4 +1,4 @@
-"""Heads that score a text instead of continuing it.
+"""Heads that classify or score a text instead of continuing it.
 
 Shapes: R vectors, D hidden, C labels.
 """
@@ -18,7 +18,7 @@ from sylvan.runtime.layers.norm import LayerNorm
 from sylvan.runtime.models.config import ModelConfig
 
 UNUSED_HEADS = ("lm_head.", "cls.", "score.", "predictions.")
-"""Starts of names of heads that a checkpoint may bring although they are not served."""
+"""Name prefixes of heads that checkpoints may contain but that are not served."""
 
 MAX_LABELS = 1 << 20
 _MAX_DRAFTS = 64
@@ -26,7 +26,7 @@ _MTP = ("mtp_layers.", "mtp_block.", "mtp_emb_norm.", "mtp_hidden_norm.", "mtp_l
 
 
 def draft_layers(config: ModelConfig) -> tuple[str, ...]:
-    """Starts of names of layers that guess further tokens; published checkpoints bring them."""
+    """Name prefixes of layers that predict further tokens (MTP), found in many checkpoints."""
     count = config.raw.get("num_nextn_predict_layers")
     last = config.num_hidden_layers
     known = count if isinstance(count, int) and 0 < count <= _MAX_DRAFTS else 0
@@ -35,7 +35,7 @@ def draft_layers(config: ModelConfig) -> tuple[str, ...]:
 
 
 class Score(Linear):
-    """One number for each label. Shape: (R, D) -> float32 (R, C)."""
+    """One score per label. Shape: (R, D) -> float32 (R, C)."""
 
     def __init__(self, config: ModelConfig, build: Build, *, bias: bool = False) -> None:
         super().__init__(build, config.hidden_size, (config.num_labels,), bias=bias)
@@ -49,7 +49,7 @@ class Relu(nn.Module):
     """Shape: (R, D) -> (R, D)."""
 
     def forward(self, x: X) -> X:
-        """Negative numbers become 0."""
+        """Set negative numbers to 0. Shape: (R, D) -> (R, D)."""
         return ops.activation(x, "relu")
 
 
@@ -81,9 +81,9 @@ class ClassHead(nn.Module):
 
 
 class WordHead(nn.Module):
-    """Dense, activation, norm, and a number for each word: the head of encoders that fill masks.
+    """Dense, activation, norm, and a logit per word: the head of masked language models.
 
-    Shape: (R, D) -> float32 (R, V). `table` may be the embeddings, whose width `inner` is.
+    Shape: (R, D) -> float32 (R, V). `table` may be the embedding table, whose width is `inner`.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class WordHead(nn.Module):
 
 
 def make_score(config: ModelConfig, build: Build) -> nn.Module | None:
-    """The head of a decoder that scores; None where it has none."""
+    """The scoring head of a decoder; None if it has none."""
     if config.head == "reward":
         dim = config.hidden_size
         parts = Linear(build, dim, (dim,), bias=True), Relu(), Score(config, build, bias=True)
@@ -118,10 +118,10 @@ def make_score(config: ModelConfig, build: Build) -> nn.Module | None:
 
 
 def count_labels(raw: dict[str, Any], default: int = 2) -> int:
-    """Labels of a classifier, as transformers counts them.
+    """Number of labels of a classifier, counted as in transformers.
 
     Raises:
-        ConfigError: the number is impossible.
+        ConfigError: the number is invalid.
     """
     names = raw.get("id2label")
     count = raw.get("num_labels") or (len(names) if isinstance(names, dict) else default)

@@ -20,12 +20,12 @@ class Holder(Protocol):
 
     @property
     def form(self) -> Form:
-        """How its numbers are kept."""
+        """Type and layout of the stored numbers."""
         ...
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The memory, as tensors over it."""
+        """Tensors over the holder's memory."""
         ...
 
     def read(self) -> Content | None: ...
@@ -40,7 +40,7 @@ class Holder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorHolder:
-    """A tensor that PyTorch computes with."""
+    """A plain tensor that PyTorch computes with."""
 
     tensor: torch.Tensor
 
@@ -129,7 +129,7 @@ class CopyHolder:
 
 @dataclass(frozen=True, slots=True)
 class RowsHolder:
-    """Some rows of a copy that has those of several parameters, plain numbers all of them."""
+    """Rows of a copy that several parameters share, all of them plain numbers."""
 
     copy: WeightCopy
     first: int
@@ -141,7 +141,7 @@ class RowsHolder:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Those of the whole copy."""
+        """The tensors of the whole copy."""
         return CopyHolder(self.copy).tensors
 
     def read(self) -> Content | None:
@@ -169,13 +169,13 @@ def with_tensors(
     packed: Mapping[str, Sequence[Holder]],
     lost: Collection[str],
 ) -> Mapping[str, tuple[Holder, ...]]:
-    """Find everything that holds each parameter of `model`; nothing for those in `lost`.
+    """Find all holders of each parameter of `model`; none for those in `lost`.
 
     Args:
         model: The running model.
         slots: Its parameters.
-        packed: Packed copies of the kernels.
-        lost: Parameters with further copies that cannot be updated.
+        packed: Packed copies in native programs.
+        lost: Parameters with other copies that cannot be updated.
     """
     found: dict[str, tuple[Holder, ...]] = {}
     for slot in slots:
@@ -194,7 +194,7 @@ class ParameterNames:
         self._names = {id(value): name for name, value in self._kept.items() if value is not None}
 
     def of(self, source: object) -> str | None:
-        """The parameter that `source` is or was made from, or None."""
+        """The parameter that `source` is, or was made from; None if unknown."""
         if isinstance(source, DeferredWeight):
             return source.key
         return self._names.get(id(source))
@@ -202,7 +202,7 @@ class ParameterNames:
     def holders(
         self, model: nn.Module, copies: Sequence[WeightCopy]
     ) -> Mapping[str, tuple[Holder, ...]]:
-        """Everything that keeps contents of each parameter of `model` as it is run now."""
+        """All holders of each parameter of the running `model`."""
         found: dict[str, list[Holder]] = {slot.name: [] for slot in self._slots}
         for copy in copies:
             if (name := self.of(copy.source)) in found:
@@ -225,7 +225,7 @@ def _attribute(model: nn.Module, slot: Slot) -> object:
 
 
 def _holder(value: object) -> Holder | None:
-    """For what has contents of its own."""
+    """The holder of an object that has contents of its own; None for others."""
     if isinstance(value, QuantisedWeight):
         there = value.q.numel() > 0 and value.q.untyped_storage().nbytes() > 0
         return QuantisedHolder(value) if there else None

@@ -282,7 +282,7 @@ class Qwen35WithImages(Qwen35):
         return (*super().unused, *IMAGES)
 
     def rename(self, name: str) -> str:
-        """Names without what stands before them."""
+        """Strip the prefix from a tensor name of the checkpoint."""
         return text_name(name)
 
 

@@ -1,4 +1,4 @@
-"""Tensors that are in memory already, as weight files."""
+"""Weight files over tensors that are already in memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.safetensors import DTYPES
 from sylvan.runtime.models.stored import StoredTensor, WeightFiles
 
-_PICKLES = (b"\x80", b"PK")  # how they begin, plain ones and those of torch.save
+_PICKLES = (b"\x80", b"PK")  # first bytes of plain pickles and of torch.save files
 _NOWHERE = Path("memory")
 
 
 class InMemory:
-    """Implements `WeightFiles` over tensors; keeps `owner`, whose memory they may be."""
+    """Implements `WeightFiles` over tensors; keeps `owner`, which may own their memory, alive."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], owner: object = None) -> None:
         self._values, self._owner = dict(tensors), owner
@@ -38,12 +38,12 @@ class InMemory:
         return sum(tensor.stop for tensor in self.tensors.values())
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One of them; copy before writing to it."""
+        """A tensor; copy before writing to it."""
         return self._values[name]
 
 
 class Merged:
-    """Implements `WeightFiles` over several; a tensor of a later one replaces an earlier one."""
+    """Implements `WeightFiles` over several; later files override earlier ones."""
 
     def __init__(self, parts: Sequence[WeightFiles]) -> None:
         self._of = {name: part for part in parts for name in part.tensors}
@@ -57,7 +57,7 @@ class Merged:
         return sum(tensor.stop - tensor.start for tensor in self.tensors.values())
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One of them; copy before writing to it."""
+        """A tensor; copy before writing to it."""
         return self._of[name].tensor(name)
 
 
@@ -66,11 +66,11 @@ def read_safetensors(data: NDArray[np.uint8], where: str, owner: object = None) 
 
     Args:
         data: The file, (n,).
-        where: What errors call it.
-        owner: Kept as long as the tensors.
+        where: Name of the source in errors.
+        owner: Object to keep alive as long as the tensors.
 
     Raises:
-        ConfigError: it is cut off or broken; names the tensor.
+        ConfigError: the file is truncated or broken; names the tensor.
     """
     try:
         entries, begin = read_header_of(data.data, where)
@@ -87,7 +87,7 @@ def read_safetensors(data: NDArray[np.uint8], where: str, owner: object = None) 
 def _tensor(name: str, entry: TensorHeader, data: NDArray[np.uint8], where: str) -> torch.Tensor:
     dtype = DTYPES.get(entry.dtype)
     if dtype is None:
-        raise ConfigError(f"{where!r}: tensor {name!r} is of numbers {entry.dtype!r}")
+        raise ConfigError(f"{where!r}: tensor {name!r} has the unsupported type {entry.dtype!r}")
     if entry.stop > len(data):
         raise ConfigError(
             f"{where!r} is cut off: tensor {name!r} ends at byte {entry.stop} of the data, but "

@@ -52,7 +52,7 @@ class InternLM2ForCausalLM(Decoder):
     }
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Sort the rows of the joined projection."""
+        """Reorder the rows of the joined projection."""
         if ".wqkv." not in name:
             return tensor
         return ungroup_qkv(tensor, self.config.num_key_value_heads, self.config.head_dim)
@@ -73,6 +73,6 @@ class BaichuanForCausalLM(Decoder):
 
 
 def MODEL(config: ModelConfig, build: Build) -> Decoder:  # noqa: N802 - the name families share
-    """The class whose names fit the checkpoint."""
+    """Select the class that matches the tensor names of the checkpoint."""
     intern = config.architecture == "InternLM2ForCausalLM"
     return (InternLM2ForCausalLM if intern else BaichuanForCausalLM)(config, build)

@@ -138,7 +138,7 @@ class BiasedMoE(nn.Module):
 
 
 class JetMoe(Decoder):
-    """Its names; experts are stored as stacks."""
+    """Maps tensor names; experts are stored as stacks."""
 
     fused: ClassVar = {}
     stacked: ClassVar[bool] = True

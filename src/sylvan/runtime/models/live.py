@@ -1,4 +1,4 @@
-"""The weights of a model that is being served: read back, hashed, and replaced in place.
+"""The weights of a running model: read back, hashed, and replaced in place.
 
 Tensors are named and shaped as in the checkpoint. A parameter that joins several of them (queries,
 keys and values; gate and up) takes each into its own rows.
@@ -41,22 +41,22 @@ _GONE = "the memory of the weights was given back; update all of them"
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor as checkpoints of this model have it: a number of rows of a parameter."""
+    """A checkpoint tensor of this model: some rows of a parameter."""
 
     name: str
     slot: Slot
-    number: int  # of the source
+    number: int  # index of the source
 
 
 class LiveWeights:
     """Reads and updates the weights of a model between steps.
 
     Args:
-        skeleton: The model without contents, for names and shapes.
-        holders: What keeps the contents of each parameter.
+        skeleton: The model without weights, for names and shapes.
+        holders: Holders of each parameter's contents.
         changed: Called after updates, to refresh derived data.
-        seeing: Source of a media encoder, which keeps its weights; None without one: its tensors in
-            an update are then ignored.
+        seeing: Weights of a media encoder, which cannot be updated; None without an encoder, whose
+          tensors in an update are then ignored.
 
     Attributes:
         missing: Why no step may run; None if the weights are complete.
@@ -82,7 +82,7 @@ class LiveWeights:
         self.index()
 
     def index(self) -> None:
-        """Find out which tensors of a checkpoint are here, after experts have moved."""
+        """Find out which checkpoint tensors this rank holds, after experts have moved."""
         every = tuple(slots(self._skeleton()))
         found = (Tensor(s, slot, i) for slot in every for i, s in enumerate(slot.sources))
         self._tensors = {tensor.name: tensor for tensor in found}
@@ -96,8 +96,8 @@ class LiveWeights:
         Everything is validated before the first write, so a bad file changes nothing.
 
         Args:
-            files: Of a checkpoint of this architecture.
-            partial: Whether some tensors suffice; else all are required.
+            files: A checkpoint of this architecture.
+            partial: Whether some tensors suffice; otherwise all are required.
 
         Raises:
             ConfigError: a tensor is missing, unexpected, of another shape or kind, or not finite;
@@ -119,7 +119,7 @@ class LiveWeights:
         return tuple(names)
 
     def reload(self, files: WeightFiles, chosen: Callable[[Slot], bool]) -> None:
-        """Read some parameters again, of which this rank has other parts now.
+        """Reload some parameters after this rank's shard of them has changed.
 
         Raises:
             ConfigError: the checkpoint does not fit; nothing has changed.
@@ -143,10 +143,10 @@ class LiveWeights:
         self.missing = None
 
     def fits(self, files: WeightFiles) -> None:
-        """Whether all tensors of a checkpoint have a place here; reads none of them.
+        """Check that every tensor of a checkpoint has a place here; reads none.
 
         Raises:
-            ConfigError: one has none; names it.
+            ConfigError: a tensor has no place; names it.
         """
         reader = WeightReader(self._skeleton(), files)
         reader.check()
@@ -154,7 +154,7 @@ class LiveWeights:
             self._check_replaceable(reader.slot(name))
 
     def check(self, files: WeightFiles, *, partial: bool) -> None:
-        """All that `update` checks, without a change.
+        """Run all checks of `update` without changing anything.
 
         Raises:
             ConfigError: see `update`.
@@ -182,7 +182,7 @@ class LiveWeights:
             whole = len(numbers) == len(reader.slot(name).sources)
             if not whole and self._read(name) is None:
                 raise ConfigError(
-                    f"{name!r} is kept in a form that takes all of its tensors at once: "
+                    f"{name!r} is stored in a form that needs all of its tensors at once: "
                     f"{', '.join(reader.slot(name).sources)}"
                 )
             for number in numbers:
@@ -191,7 +191,7 @@ class LiveWeights:
                     _check_form(reader.slot(name).sources[number], form_of(content), holder.form)
 
     def _check_seeing(self, files: WeightFiles, seeing: WeightFiles) -> None:
-        """Tensors of the encoder may be sent as well, but not say something else."""
+        """Tensors of the encoder may be sent, but must equal the current ones."""
         known = {self._rename(name): name for name in seeing.tensors}
         for name in files.tensors:
             source = self._rename(name)
@@ -213,7 +213,7 @@ class LiveWeights:
             )
 
     def _check_repeated(self, reader: WeightReader, present: Mapping[str, Sequence[int]]) -> None:
-        """A tensor that is tied to another may be sent as well, but not say something else."""
+        """Tensors that are tied to another may be sent, but must equal it."""
         for name, first in reader.repeated.items():
             if first not in present:
                 raise ConfigError(f"tensor {name!r} is tied to {first!r} here; send that")
@@ -238,7 +238,7 @@ class LiveWeights:
         numbers: Sequence[int],
         parts: Sequence[Content],
     ) -> Content:
-        """The whole parameter, rows that are not replaced from where they are now."""
+        """Build the whole parameter; rows that are not replaced keep their current contents."""
         stacked = slot.by_expert
         if len(slot.sources) == 1:
             return _stacked(parts[0], slot.shape[0]) if stacked else parts[0]
@@ -263,7 +263,7 @@ class LiveWeights:
         return tuple(self._tensors)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor `name` of the weights in force, with or without the checkpoint's prefix.
+        """The current tensor `name`, with or without the checkpoint's prefix.
 
         Quantised matrices are dequantised. Shape: the checkpoint's.
 
@@ -274,15 +274,15 @@ class LiveWeights:
         self._check_there()
         found = self._source(tensor)
         if found is None or self._reorders(tensor.name, found):
-            raise ConfigError(f"tensor {name!r} is kept in another order than checkpoints have")
+            raise ConfigError(f"tensor {name!r} is stored in another order than in checkpoints")
         return found
 
     def is_elsewhere(self, name: str) -> bool:
-        """Whether only other ranks have the tensor `name`, which is one of an expert."""
+        """Whether only other ranks hold the tensor `name` of an expert."""
         return not self._elsewhere.isdisjoint((name, self._rename(name)))
 
     def places(self, name: str) -> tuple[tuple[int, ...], list[IntArray]] | None:
-        """The whole shape of a tensor, and of each dimension which entries are here; None: all."""
+        """Full shape of a tensor, and which indices of each dimension are here; None if whole."""
         tensor = self._named(name)
         shape = list(self.tensor(name).shape)
         places = [np.arange(size, dtype=np.int32) for size in shape]
@@ -291,7 +291,7 @@ class LiveWeights:
         return (tuple(shape), places) if tensor.slot.splits else None
 
     def checksums(self, skip: Collection[str] = ()) -> dict[str, str]:
-        """XXH3-128 of the numbers of each tensor, row by row, as the model computes with them.
+        """XXH3-128 of each tensor's numbers, row by row, as the model computes with them.
 
         Tensors with another layout than the checkpoint's are hashed in that layout.
         """
@@ -343,7 +343,7 @@ class LiveWeights:
         return flat[rows]
 
     def _read(self, name: str) -> Content | None:
-        """The contents of a parameter, in its type where it is of plain numbers."""
+        """The contents of a parameter, in the parameter's type if they are plain numbers."""
         found = (holder.read() for holder in self._holders.get(name, ()))
         return next((c for c in found if c is not None), None)
 
@@ -354,7 +354,7 @@ class LiveWeights:
 
     @property
     def num_numbers(self) -> int:
-        """How many numbers the weights are, of all tensors together."""
+        """Total number of weights in all tensors."""
         slots = {tensor.slot.name: tensor.slot for tensor in self._tensors.values()}
         return sum(math.prod(slot.shape) for slot in slots.values())
 
@@ -368,12 +368,12 @@ class LiveWeights:
         return list(found.values())
 
     def forget(self) -> None:
-        """Their memory was given back: all of them must be updated before the next step."""
+        """Mark the weights as released: all must be updated before the next step."""
         self.missing = _GONE
 
 
 def _write_rows(reader: WeightReader, name: str, numbers: Sequence[int], holder: Holder) -> None:
-    """Tensors of plain numbers, in one pass over them: they are looked at once more meanwhile."""
+    """Write tensors of plain numbers in one pass, which also checks them again."""
     slot = reader.slot(name)
     for number in numbers:
         part = reader.read_source(name, number, checked=False)
@@ -388,7 +388,7 @@ def _source(reader: WeightReader, name: str, number: int, form: Form) -> Content
     splits = reader.slot(name).splits
     if form.kind != "int8" or -1 not in splits or not reader.is_plain(name):
         return _in_form(reader.read_source(name, number), form)
-    # the scale of a row is that of the whole one, on every rank
+    # the scale of a row covers the whole row, on every rank
     whole = _in_form(reader.read_source(name, number, whole_rows=True), form)
     assert isinstance(whole, QuantisedWeight)
     return take_quantised(name, whole, {-1: splits[-1]})
@@ -401,7 +401,7 @@ def _check_form(name: str, found: Form, wanted: Form) -> None:
 
 
 def _in_form(content: Content, form: Form) -> Content:
-    """Round plain numbers as those they replace; leave other forms unchanged."""
+    """Quantise plain numbers to the form that they replace; return other forms unchanged."""
     if form_of(content) == form:
         return content
     assert isinstance(content, torch.Tensor), "checked before"
@@ -430,7 +430,7 @@ def _stacked(content: Content, count: int) -> Content:
 
 
 def _flat(content: Content) -> Content:
-    """A stack as one matrix, over the same memory."""
+    """View a stack as one matrix."""
     return (
         content.view(-1, *content.shape[2:])
         if isinstance(content, torch.Tensor)

@@ -150,7 +150,7 @@ LlamaForCausalLM = Decoder
 
 
 class Hunyuan(Decoder):
-    """Its names of the norms of heads."""
+    """Maps the names of head norms."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **FUSED,
@@ -160,7 +160,7 @@ class Hunyuan(Decoder):
 
 
 def _model(config: ModelConfig, build: Build) -> Decoder:
-    """The class whose names fit the checkpoint."""
+    """Select the class that matches the tensor names of the checkpoint."""
     hunyuan = config.architecture == "HunYuanDenseV1ForCausalLM"
     return (Hunyuan if hunyuan else Decoder)(config, build)
 

@@ -79,11 +79,11 @@ class Llama4(Decoder):
         return (*super().unused, *IMAGES)
 
     def rename(self, name: str) -> str:
-        """Names without what stands before them."""
+        """Strip the prefix from a tensor name of the checkpoint."""
         return text_name(name)
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Turn the matrices round."""
+        """Transpose the matrices."""
         return tensor.transpose(1, 2) if ".experts." in name else tensor
 
 

@@ -3,8 +3,8 @@
 An adapter is `adapter_config.json` beside `adapter_model.safetensors`. A module N has
 `N.lora_A.weight` (r, inputs) and `N.lora_B.weight` (outputs, r), an embedding `lora_embedding_A`
 (r, ids) and `lora_embedding_B` (columns, r); DoRA adds `lora_magnitude_vector` (outputs,). Tensors
-that were trained whole (`modules_to_save`) have their own names, and `N.base_layer.weight` is what
-the matrix was, where that was saved.
+that were trained as a whole (`modules_to_save`) have their own names; `N.base_layer.weight` is the
+original matrix, if it was saved.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sylvan.runtime.models.lora_files import read_bounded
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-"""Allowed types of an adapter's numbers."""
+"""Allowed types of an adapter's tensors."""
 MAX_CONFIG_BYTES = 4 << 20
 _ANY_SIZE = 1 << 50
 _PREFIX = "base_model.model."
@@ -43,17 +43,17 @@ class LowRank:
 
     @property
     def is_embedding(self) -> bool:
-        """Whether the matrix is a table of rows by id."""
+        """Whether the matrix is an embedding table."""
         return "lora_embedding_A" in self.parts
 
     @property
     def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """A (rank, inputs) and B (outputs, rank); of an embedding inputs are ids."""
+        """A (rank, inputs) and B (outputs, rank); for an embedding the inputs are ids."""
         stem = "lora_embedding_" if self.is_embedding else "lora_"
         return self.parts[f"{stem}A"], self.parts[f"{stem}B"]
 
     def product(self) -> torch.Tensor:
-        """B A, float32 (outputs, inputs); of an embedding (ids, columns)."""
+        """B A, float32 (outputs, inputs); for an embedding (ids, columns)."""
         down, up = self.factors
         change = up.float() @ down.float()
         return change.T if self.is_embedding else change
@@ -66,9 +66,9 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A whole adapter; `whole` are tensors that replace those of the same names.
+    """A complete adapter; `whole` are tensors that replace those of the same names.
 
-    `digest` is made of the contents of its files.
+    `digest` identifies the contents of its files.
     """
 
     config: AdapterConfig
@@ -83,16 +83,16 @@ class Adapter:
 
 
 def read_adapter(folder: Path, most_bytes: int = _ANY_SIZE, bound: str = "of tensors") -> Adapter:
-    """The adapter in a directory.
+    """Read the adapter in a directory.
 
     Args:
-        folder: Where it lies.
-        most_bytes: The file of its tensors may have.
-        bound: What errors call `most_bytes`.
+        folder: The adapter's directory.
+        most_bytes: Maximum size of the tensor file.
+        bound: Name of `most_bytes` in errors.
 
     Raises:
-        ConfigError: it is not there, too large, of another kind, or has tensors that are not
-            understood or not finite; names the field or tensor.
+        ConfigError: it is missing, too large, of another kind, or has unknown or non-finite
+          tensors; names the field or tensor.
     """
     given = read_bounded(folder / CONFIG, MAX_CONFIG_BYTES, "of a configuration").tobytes()
     config = parse_config(given, str(folder / CONFIG))
@@ -115,13 +115,13 @@ def read_adapter(folder: Path, most_bytes: int = _ANY_SIZE, bound: str = "of ten
                 raise ConfigError(f"{str(path)!r} has {found[1]}.{found[2]} twice")
             parts[found[2]] = tensor
         elif "lora_" in plain:
-            raise ConfigError(f"{str(path)!r}: the tensor {name!r} is not understood")
+            raise ConfigError(f"{str(path)!r}: the tensor {name!r} is unknown")
         else:
             whole[plain] = tensor
     for name, module in modules.items():
         _check_module(config, name, module)
     if whole and not config.modules_to_save:
-        raise ConfigError(f"{str(path)!r}: the tensor {next(iter(whole))!r} is not understood")
+        raise ConfigError(f"{str(path)!r}: the tensor {next(iter(whole))!r} is unknown")
     if not modules and not whole:
         raise ConfigError(f"{str(path)!r} has no tensors")
     digest = hashlib.sha256(given + b"\0")

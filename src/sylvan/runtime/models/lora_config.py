@@ -18,7 +18,7 @@ from sylvan.text.patterns.search import PatternSearch, automaton_of
 MAX_PATTERNS = 4096
 _MAX_AUTOMATA = 64
 _MAX_SCALE = 3.4028234e38
-"""Scales are float32."""
+"""Limit of scales, which are float32."""
 _PLAIN = re.compile(r"[\w.\-/]*")
 
 
@@ -43,7 +43,7 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Factor of the product of a module's matrices.
 
         Raises:
-            ConfigError: out of range for float32.
+            ConfigError: the scale is out of range for float32.
         """
         patterns = self.alpha_pattern or {}
         found = (alpha for key, alpha in patterns.items() if _matcher(key)(module))
@@ -52,21 +52,21 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not abs(scale) <= _MAX_SCALE:
             raise ConfigError(
                 f"lora_alpha {alpha:g} of {module!r}: its changes would be multiplied by "
-                f"{scale:g}, which is no float32"
+                f"{scale:g}, which exceeds float32"
             )
         return scale
 
 
 def parse_config(data: bytes, where: str) -> AdapterConfig:
-    """The configuration in a JSON text; `where` is what errors call it.
+    """Parse a configuration; `where` is its name in errors.
 
     Raises:
-        ConfigError: it is none, or of an adapter that cannot be used; names the field.
+        ConfigError: it is invalid, or of an unsupported adapter; names the field.
     """
     try:
         config = msgspec.json.decode(data, type=AdapterConfig)
     except MALFORMED as error:
-        raise ConfigError(f"{where!r} is no configuration of an adapter: {error}") from None
+        raise ConfigError(f"{where!r} is not an adapter configuration: {error}") from None
     lacking = ""
     if config.peft_type != "LORA":
         lacking = f"peft_type {config.peft_type}"

@@ -1,8 +1,8 @@
-"""Adapters of stacks of experts (`target_parameters` of `peft`), as those of the experts' matrices.
+"""Converts adapters of expert stacks (PEFT's `target_parameters`) to adapters of single experts.
 
-`peft` names a stack by the module that has it, and nests the stacks of one module:
-`N.base_layer.lora_A.weight` is of one, `N.lora_A.weight` of the other; shapes tell which. A of a
-stack is (E rank, inputs), by expert; the columns of B (outputs, rank E) go over the experts first.
+PEFT names a stack by its module, and nests the stacks of one module: `N.base_layer.lora_A.weight`
+belongs to one stack, `N.lora_A.weight` to the other; shapes tell which. A of a stack is (E rank,
+inputs), by expert; the columns of B (outputs, rank E) iterate over the experts first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sylvan.runtime.models.stored import WeightFiles
 
 _PLACES = ("", "model.")
 _NAMES = (("gate_proj", "up_proj"), ("w1", "w3"), ("down_proj",), ("w2",))
-"""The checkpoint's names of the parts of a stack, by expert."""
+"""The checkpoint's names of a stack's parts, by expert."""
 _PATHS = (".mlp.experts", ".block_sparse_moe.experts", ".feed_forward.experts")
 
 

@@ -1,4 +1,4 @@
-"""The two files of an adapter as bytes: whole regular files of a bounded size, and nothing else."""
+"""Reads an adapter's files: regular files of bounded size, read as a whole."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from sylvan.protocol.errors import ConfigError
 def read_bounded(path: Path, most_bytes: int, bound: str) -> NDArray[np.uint8]:
     """Read a regular file; never block on anything else, such as a pipe.
 
-    Read, not mapped: a file truncated meanwhile is then short, and raises no SIGBUS.
+    Reads instead of mapping: a file truncated meanwhile is short then, and raises no SIGBUS.
 
     Args:
-        path: Path.
+        path: The file.
         most_bytes: Maximum size.
         bound: Name of `most_bytes` in errors.
 
     Raises:
-        ConfigError: missing, not a regular file, or larger.
+        ConfigError: the file is missing, not regular, or too large.
     """
     try:
-        # a pipe would be waited for
+        # opening a pipe would block
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             found = os.fstat(fd)

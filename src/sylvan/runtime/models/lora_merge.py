@@ -1,4 +1,4 @@
-"""Low-rank adapters merged into a checkpoint. Arithmetic is in float32."""
+"""Merges low-rank adapters into a checkpoint. Arithmetic is in float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sylvan.runtime.models.stored import StoredTensor, WeightFiles
 
 
 class MergedWeights:
-    """Implements `WeightFiles`: the tensors of a checkpoint with an adapter in them."""
+    """Implements `WeightFiles`: the tensors of a checkpoint with an adapter merged."""
 
     def __init__(self, base: WeightFiles, adapter: Adapter) -> None:
         """Find the matrix of each module.
@@ -36,7 +36,7 @@ class MergedWeights:
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """As those of the checkpoint."""
+        """Tensors with the checkpoint's names, types and shapes."""
         return self._base.tensors
 
     @property
@@ -46,11 +46,11 @@ class MergedWeights:
 
     @property
     def num_changed(self) -> int:
-        """Tensors that differ from those of the checkpoint."""
+        """Number of tensors that differ from the checkpoint's."""
         return len(self._modules) + len(self._whole)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One of them, in the type of the checkpoint."""
+        """A merged tensor, in the checkpoint's type."""
         found = self._base.tensor(name)
         if name in self._whole:
             return self._adapter.whole[self._whole[name]].to(found.dtype)
@@ -85,7 +85,7 @@ class MergedWeights:
 
 
 def open_merged(model_dir: Path, adapter_dir: Path) -> tuple[Adapter, MergedWeights]:
-    """An adapter, and the checkpoint with it.
+    """Read an adapter, and open the checkpoint with it merged.
 
     Raises:
         ConfigError: see `read_adapter` and `MergedWeights`.

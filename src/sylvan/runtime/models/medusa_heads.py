@@ -1,11 +1,11 @@
-"""Medusa: heads that each guess one token further, all from the model's last vector.
+"""Medusa: several heads that each predict one token further, all from the model's last vector.
 
-Head k reads the vector at position p and guesses the token at p + 2 + k: residual blocks, then a
-matrix of the vocabulary (arXiv:2401.10774). Two layouts of checkpoints are read: that of the
-authors (`medusa_lm_head.*`: `0.0.linear.weight`, `0.1.weight`) and that of vLLM
-(`blocks.0.layers.0.weight`, `lm_heads.0.weight`, with a `token_map` of the guessed ids).
+Head k reads the vector at position p and drafts the token at p + 2 + k: residual blocks, then a
+vocabulary matrix (arXiv:2401.10774). Two checkpoint layouts are supported: the authors'
+(`medusa_lm_head.*`: `0.0.linear.weight`, `0.1.weight`) and vLLM's (`blocks.0.layers.0.weight`,
+`lm_heads.0.weight`, with a `token_map` of the drafted ids).
 
-Shapes: R rows, D hidden, V vocabulary, W tokens that can be guessed.
+Shapes: R rows, D hidden, V vocabulary, W tokens that can be drafted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sylvan.runtime.models.files import LoadFormat, open_weights
 from sylvan.runtime.models.pickled import read_tensors
 
 PICKLED = "medusa_lm_head.pt"
-"""The authors' file, which torch.save made."""
+"""The authors' file, written by torch.save."""
 MOST_HEADS, MOST_BLOCKS = 64, 16
 
 
@@ -46,16 +46,16 @@ class MedusaHeads:
     """All heads of a checkpoint.
 
     Args:
-        path: Its directory.
-        model: The model that it is for.
-        dtype: To compute in.
-        load_format: Of its files; the authors' pickle is read with `pt` only.
+        path: Directory of the heads.
+        model: Config of the model that they draft for.
+        dtype: Type to compute in.
+        load_format: Load format of its files; the authors' pickle needs `pt`.
 
     Attributes:
-        token_ids: Ids of the tokens that can be guessed, int64 (W,); None: all, in order.
+        token_ids: Ids of the tokens that can be drafted, int64 (W,); None: all, in order.
 
     Raises:
-        ConfigError: it is none, or for another model; names the file, field or tensor.
+        ConfigError: not a Medusa checkpoint, or for another model; names the file, field or tensor.
     """
 
     def __init__(

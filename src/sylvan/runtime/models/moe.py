@@ -325,7 +325,7 @@ class GptOss(Decoder):
     stacked: ClassVar[bool] = True
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Turn the matrices round, and sort gate from up."""
+        """Transpose the matrices, and separate gate from up."""
         if ".experts." not in name:
             return tensor
         tensor = tensor.transpose(1, 2) if tensor.dim() == 3 else tensor
@@ -387,7 +387,7 @@ class Aria(Decoder):
         return up.replace(".experts.down_proj", ".experts.fc2.weight")
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Turn the matrices round."""
+        """Transpose the matrices."""
         return tensor.transpose(1, 2) if ".experts.fc" in name else tensor
 
 
@@ -397,7 +397,7 @@ class StackedQwen(QwenMoe):
     stacked: ClassVar[bool] = True
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Turn the matrices round that begin with their inputs."""
+        """Transpose matrices that are stored inputs first."""
         if ".experts." not in name or self.config.moe is None:
             return tensor
         outputs = self.config.hidden_size
@@ -422,7 +422,7 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
 
 
 def MODEL(config: ModelConfig, build: Build) -> Decoder:  # noqa: N802 - the name families share
-    """The class whose names fit the checkpoint."""
+    """Select the class that matches the tensor names of the checkpoint."""
     if config.media is not None and config.media.architecture.startswith("Qwen3VLMoe"):
         return StackedQwen(config, build)
     if config.architecture == "GptOssForCausalLM" and experts_are_numbered(config.raw):

@@ -1,6 +1,6 @@
-"""Models that see or hear: the half that reads text is that of a family that only reads text.
+"""Multimodal models: the text part belongs to a family that serves text alone.
 
-The other half, the encoder, is a capability's (`features.multimodal`).
+The encoder part belongs to a capability (`features.multimodal`).
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ _TEXTS: Mapping[str, str] = MappingProxyType(
         "smollm3": "SmolLM3ForCausalLM",
     }
 )
-"""Type of the half that reads text -> the family that serves it."""
+"""Model type of the text part -> the family that serves it."""
 
 _SAID: Mapping[str, Raw] = MappingProxyType(
     {"glm4v_text": {"attention_bias": True}, "qwen3_vl_moe_text": {"norm_topk_prob": True}}
 )
-"""Fields that config.json may omit for one half."""
+"""Fields that config.json may omit for one part."""
 
 _WHOLE = frozenset({"Gemma3ForConditionalGeneration"})
-"""Models in which the tokens of an image see each other, also later ones."""
+"""Models in which the tokens of an image attend to each other, also to later ones."""
 
 _PLACEHOLDERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -106,7 +106,7 @@ def _check_windows(raw: Raw, config: ModelConfig) -> None:
 
 
 def rope_axes(text: Raw, config: ModelConfig) -> tuple[int, ...]:
-    """Axis of each rotary angle: 0 time, 1 height, 2 width; empty where positions are numbers.
+    """Axis of each rotary angle: 0 time, 1 height, 2 width; empty for scalar positions.
 
     Raises:
         ConfigError: the sections do not add up to the angles of a head.
@@ -130,4 +130,4 @@ def rope_axes(text: Raw, config: ModelConfig) -> tuple[int, ...]:
     return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
-MODEL = Decoder  # unused as such: the config names the family whose class is taken
+MODEL = Decoder  # unused: the config names the family whose class is used

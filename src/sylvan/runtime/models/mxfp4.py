@@ -1,6 +1,6 @@
-"""Experts in MXFP4, as gpt-oss stores them, as bfloat16, which holds every value exactly.
+"""Expands gpt-oss's MXFP4 experts to bfloat16, which represents every value exactly.
 
-On CPUs they stay in their bits: see `formats.mxfp4`.
+On CPUs they stay in MXFP4: see `formats.mxfp4`.
 
 `NAME_blocks` (E, N, G, 16) are bytes of two 4-bit floats (E2M1), the lower half first; each group
 of 32 has the power of two `NAME_scales` (E, N, G), an exponent raised by 127. Format: OCP
@@ -25,13 +25,13 @@ _BYTES = 16  # of a group
 
 
 class Unpacked:
-    """Weight files in which pairs of blocks and scales are plain tensors (E, inputs, outputs)."""
+    """Weight files that expose pairs of blocks and scales as plain tensors (E, inputs, outputs)."""
 
     def __init__(self, files: WeightFiles) -> None:
         """Find the pairs.
 
         Raises:
-            ConfigError: blocks and scales do not belong together; names them.
+            ConfigError: blocks and scales do not match; names them.
         """
         self._files = files
         self._pairs: dict[str, tuple[str, str]] = {}
@@ -47,7 +47,7 @@ class Unpacked:
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """What there is, by name; pairs have the name without its ending."""
+        """Tensors by name; pairs have the name without its suffix."""
         return self._tensors
 
     @property
@@ -56,7 +56,7 @@ class Unpacked:
         return self._files.num_bytes
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One of them; those of pairs are new, bfloat16 (E, 32 G, N)."""
+        """Read a tensor; pairs give a new one, bfloat16 (E, 32 G, N)."""
         if name not in self._pairs:
             return self._files.tensor(name)
         blocks, scales = (self._files.tensor(part) for part in self._pairs[name])
@@ -64,7 +64,7 @@ class Unpacked:
 
 
 def has_blocks(files: WeightFiles) -> bool:
-    """Whether there are blocks of MXFP4."""
+    """Whether there are MXFP4 blocks."""
     return any(name.endswith(_BLOCKS) for name in files.tensors)
 
 
@@ -74,7 +74,7 @@ def unpacked(files: WeightFiles) -> WeightFiles:
 
 
 def unpack(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Values of blocks. Shapes: uint8 (E, N, G, 16), uint8 (E, N, G) -> bfloat16 (E, N, 32 G)."""
+    """Decode blocks. Shapes: uint8 (E, N, G, 16), uint8 (E, N, G) -> bfloat16 (E, N, 32 G)."""
     table = torch.tensor((*_VALUES, *(-value for value in _VALUES)), dtype=torch.bfloat16)
     pairs = torch.stack((table.repeat(16), table.repeat_interleave(16)), -1)  # of each byte
     out = torch.empty((*blocks.shape[:-1], 2 * _BYTES), dtype=torch.bfloat16)

@@ -1,8 +1,8 @@
-"""Layers behind the last one that guess further tokens, as checkpoints bring them (MTP, NextN).
+"""Multi-token prediction layers in checkpoints (MTP, NextN), used for drafting.
 
-DeepSeek V3 and R1, GLM-4.5 and GLM-4.7-Flash, MiMo, Qwen3-Next, ERNIE 4.5: one more layer reads, at
-position p, the embedding of the token at p + 1 and the model's last vector at p, each normed by
-itself. Families differ in names, and in what they share with the model.
+DeepSeek V3 and R1, GLM-4.5 and GLM-4.7-Flash, MiMo, Qwen3-Next, ERNIE 4.5: an additional layer
+reads, at position p, the embedding of the token at p + 1 and the model's last vector at p, each
+with its own norm. Families differ in names, and in what the layer shares with the model.
 
 Shapes: T rows, R rows whose logits are wanted, D hidden, V vocabulary.
 """
@@ -35,17 +35,17 @@ from sylvan.runtime.models.registry import family_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextLayout:
-    """Names of the tensors of such a layer; `{last}` is its number.
+    """Tensor names of such a layer; `{last}` is its number.
 
     Attributes:
-        block: Start of those of its attention and feed-forward.
-        embed_norm, hidden_norm: Norms of what it reads.
-        joined: Matrix over both.
-        hidden_first: The vector comes before the embedding there.
-        norm: Before the vocabulary; None: there is none.
-        head: Matrix of the vocabulary; None: the model's.
-        sparse: It has experts where the model has.
-        counted: config.json says how many there are (`num_nextn_predict_layers`).
+        block: Prefix of its attention and feed-forward tensors.
+        embed_norm, hidden_norm: Norms of its two inputs.
+        joined: Matrix over both inputs.
+        hidden_first: Whether the vector precedes the embedding in that matrix.
+        norm: Norm before the vocabulary matrix; None without one.
+        head: Vocabulary matrix; None to use the model's.
+        sparse: Whether it has experts like the model.
+        counted: Whether config.json says how many there are (`num_nextn_predict_layers`).
     """
 
     block: str
@@ -102,18 +102,18 @@ FAMILIES: Mapping[str, NextLayout] = MappingProxyType(
         "Ernie4_5_MoeForCausalLM": _ERNIE,
     }
 )
-"""By architecture. Sources: the models' code on Hugging Face, and their loaders in SGLang."""
+"""Layouts by architecture. Sources: the models' code on Hugging Face, loaders in SGLang."""
 
 
 class NextHead(nn.Module):
-    """One such layer, with the parameters of its checkpoint.
+    """A prediction layer, with the parameters of its checkpoint.
 
     Args:
-        config: Of the model.
-        build: What it is built with.
+        config: The model's config.
+        build: Build options.
     """
 
-    unused = ("",)  # all of the model besides this layer
+    unused = ("",)  # ignore all other tensors of the model
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
         super().__init__()
@@ -150,10 +150,10 @@ class NextHead(nn.Module):
         return source
 
     def load(self, model_dir: Path, load_format: LoadFormat = "auto") -> None:
-        """Fill it from the checkpoint of the model.
+        """Load the layer from the model's checkpoint.
 
         Raises:
-            ConfigError: the checkpoint does not have it, or quantised; names the tensor.
+            ConfigError: the checkpoint lacks it, or has it quantised; names the tensor.
         """
         load_weights(self, model_dir, load_format=load_format)
         whole = self.eh_proj.weight
@@ -192,10 +192,10 @@ class NextHead(nn.Module):
 
 
 def with_next_layer(config: ModelConfig) -> ModelConfig:
-    """The model with its guessing layer as one more, which attends.
+    """The model's config with the prediction layer appended as an attention layer.
 
     Raises:
-        ConfigError: it has none, or one of another kind.
+        ConfigError: the model has none, or an unsupported one.
     """
     raw: Mapping[str, Any] = config.raw
     layout = FAMILIES.get(config.architecture)

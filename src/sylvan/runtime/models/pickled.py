@@ -1,7 +1,7 @@
-"""Reads PyTorch's own files (`pytorch_model.bin`): pickles, of which tensors alone are let in.
+"""Reads PyTorch's own files (`pytorch_model.bin`): pickles, restricted to tensors.
 
-`torch.load(weights_only=True)` knows a fixed list of types and refuses everything else before it is
-called, so a file cannot run code. Files in the zip format are mapped, older ones are read whole.
+`torch.load(weights_only=True)` allows a fixed list of types and rejects everything else before
+calling it, so a file cannot run code. Zip-format files are mapped, older ones are read as a whole.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class PickledWeights:
         """Open all files.
 
         Raises:
-            ConfigError: no such weights, a missing shard, a broken file, or one with more than
-                tensors in it.
+            ConfigError: no such weights, a missing shard, a broken file, or one that contains other
+              objects than tensors.
         """
         self.tensors: dict[str, StoredTensor] = {}
         self._values: dict[str, torch.Tensor] = {}
@@ -55,13 +55,13 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     """The tensors of one file, by name.
 
     Raises:
-        ConfigError: it is broken, or holds more than tensors.
+        ConfigError: it is broken, or contains other objects than tensors.
     """
     try:
         found = torch.load(
             file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
         )
-    except Exception as error:  # the library's are of many kinds
+    except Exception as error:  # the library raises many kinds
         if "weights_only" in str(error) or "Weights only" in str(error):
             raise ConfigError(
                 f"{str(file)!r} is refused: it holds more than tensors, and reading that could run "

@@ -1,7 +1,7 @@
 """Reads how a checkpoint pools token vectors into one.
 
-Sentence-transformers writes `modules.json`: the model, how its vectors are pooled, and what is done
-to the result (a dense layer, a norm, unit length). Without it the family's custom holds.
+Sentence-transformers writes `modules.json`: the model, the pooling of its vectors, and further
+modules (a dense layer, a norm, unit length). Without it, the family's default applies.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _NEW_MODES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolingSpec:
-    """How a text's vector is made.
+    """How the embedding of a text is computed.
 
     Attributes:
-        modes: One or several, whose vectors are joined; `splade` stands alone.
+        modes: One or several pooling modes, whose vectors are concatenated; `splade` only alone.
         transforms: Applied to the pooled vector float32 (D,), in order.
-        normalize: To unit length at the end, after it was shortened.
-        size: Numbers of the vector.
+        normalize: Whether to scale to unit length at the end, after truncation.
+        size: Dimensions of the embedding.
     """
 
     modes: tuple[Mode, ...]
@@ -51,14 +51,14 @@ class PoolingSpec:
 
     @property
     def reads_all(self) -> bool:
-        """Whether the vectors of all tokens matter, so that none may come from the cache."""
+        """Whether pooling reads the vectors of all tokens, so that none may come from the cache."""
         return self.modes != ("last",)
 
     @property
     def reads_words(self) -> bool:
-        """Whether a number of each word of the vocabulary is pooled instead of hidden vectors.
+        """Whether logits over the vocabulary are pooled instead of hidden vectors (SPLADE).
 
-        They are log(1 + relu(logit)), and the largest over the text counts (arXiv:2109.10086).
+        They are log(1 + relu(logit)), maximised over the text (arXiv:2109.10086).
         """
         return self.modes == ("splade",)
 
@@ -72,10 +72,10 @@ class PoolingWish:
 
 
 def read_pooling(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> PoolingSpec:
-    """How a checkpoint pools.
+    """Read how a checkpoint pools.
 
     Raises:
-        ConfigError: modules.json asks for something that is not served, or cannot be read.
+        ConfigError: modules.json is unreadable, or needs an unsupported module.
     """
     if config.num_labels:
         return PoolingSpec(modes=(_class_mode(config, wish),), normalize=False)
@@ -147,7 +147,7 @@ def _read_modules(model_dir: Path, entries: list[Any], spec: PoolingSpec) -> Poo
 
 
 def _inside(model_dir: Path, folder: str) -> Path:
-    """A folder of the checkpoint; never one elsewhere."""
+    """A folder of the checkpoint; rejects paths outside of it."""
     made = (model_dir / folder).resolve()
     if not made.is_relative_to(model_dir.resolve()):
         raise ConfigError(f"modules.json names the folder {folder!r}, outside of the model's own")

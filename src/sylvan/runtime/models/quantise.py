@@ -1,8 +1,8 @@
 """Selects the matrices of a model to quantise, and quantises them.
 
-The linear layers between embedding and head take the bits of the format; the head takes 8 in every
-format, and so does an embedding that is the head. Everything else stays as it is: routers, norms,
-embeddings of their own, and what is not multiplied by `ops.linear`.
+The linear layers between embedding and head get the bits of the format; the head gets 8 bits in
+every format, and so does an embedding that is tied to it. Everything else stays as it is: routers,
+norms, separate embeddings, and matrices that are not multiplied by `ops.linear`.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _PREFERRED_GROUPS = (64, 32)
 
 
 Rounding = Literal["fp8-block", "mxfp8", "mxfp4", "nvfp4"]
-"""Formats whose scales are powers of two, of blocks, or rounded themselves."""
+"""Formats with scales that are powers of two, per block, or quantised themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Bits of the linear layers and of the head; None: they stay as they are stored.
+    """Bits of the linear layers and of the head; None: they stay as stored.
 
-    `code`: layers are codes, and rows that they multiply stay as they are; None: both are integers.
-    `scheme`: what codes and scales are found by, where it takes whole matrices of the checkpoint.
+    `code`: layers are stored as codes, and activations keep their type; None: both are integers.
+    `scheme`: computes codes and scales, for formats that need whole matrices of the checkpoint.
     """
 
     name: str
@@ -76,14 +76,14 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "nvfp4": Format("nvfp4", 4, None, "fp4_e2m1", "nvfp4"),
     }
 )
-"""By the names that users give."""
+"""Formats by user-visible name."""
 
 
 def format_of(name: str) -> Format:
-    """A format by its name.
+    """Return the format `name`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such format.
     """
     if name not in FORMATS:
         raise ConfigError(f"quantization must be one of {', '.join(FORMATS)}, not {name!r}")
@@ -104,7 +104,7 @@ def check_model(config: ModelConfig) -> None:
 
 
 def matrices(model: nn.Module, wanted: Format) -> Iterator[tuple[str, int]]:
-    """Name and bits of each parameter to quantise; tied ones under the first name."""
+    """Name and bits of each parameter to quantise; tied ones once, under the first name."""
     head = getattr(model, "lm_head", None)
     head_weight = getattr(head, "weight", None)
     for name, parameter in model.named_parameters():
@@ -121,7 +121,7 @@ def matrices(model: nn.Module, wanted: Format) -> Iterator[tuple[str, int]]:
 
 
 def weight_bytes(model: nn.Module, wanted: Format | None, dtype_bytes: int) -> int:
-    """Bytes of all parameters once loaded, the scales included."""
+    """Bytes of all parameters once loaded, including scales."""
     bits = dict(matrices(model, wanted)) if wanted else {}
     total = 0
     for name, parameter in model.named_parameters():
@@ -142,15 +142,15 @@ _BY_SCHEME: Mapping[Rounding, tuple[int, Callable[[torch.Tensor], CodedWeight]]]
         "nvfp4": (NVFP4_GROUP, quantise_nvfp4),
     }
 )
-"""What inputs must be a multiple of, and what rounds a matrix."""
+"""Required divisor of the inputs, and the quantising function."""
 
 
 def convert(
     name: str, weight: torch.Tensor, bits: int, wanted: Format | None = None
 ) -> QuantisedWeight:
-    """Round a matrix, or a stack, to 8 bits a row, to 4 in groups of inputs, or by a scheme.
+    """Quantise a matrix or stack: 8 bits per row, 4 bits in groups of inputs, or by a scheme.
 
-    A group has 64 inputs (of codes 128), else 32.
+    A group has 64 inputs (128 for codes) if they divide evenly, else 32.
 
     Raises:
         ConfigError: its inputs do not divide into groups; names it.
@@ -178,7 +178,7 @@ def _by_scheme(name: str, weight: torch.Tensor, scheme: Rounding) -> CodedWeight
 
 
 def group_of(name: str, inputs: int, code: Code | None = None) -> int:
-    """Inputs that share a scale in 4 bits.
+    """Group size of a 4-bit matrix.
 
     Raises:
         ConfigError: see `convert`.
@@ -193,7 +193,7 @@ def group_of(name: str, inputs: int, code: Code | None = None) -> int:
 
 
 def is_multiplied(model: nn.Module, name: str) -> bool:
-    """Whether kernels of quantised matrices multiply by the parameter `name`."""
+    """Whether quantised matrix kernels multiply by the parameter `name`."""
     path, _, _ = name.rpartition(".")
     module: Any = model.get_submodule(path)
     if isinstance(module, Experts):

@@ -1,4 +1,4 @@
-"""The cache that models of transformers with recurrent layers expect, over our pool of states.
+"""The cache object for recurrent transformers models, backed by our pool of states.
 
 Shapes: B requests of a group.
 """
@@ -20,16 +20,16 @@ Place = tuple[Kind, int, int]
 
 
 class _Cache:
-    """The rest of the cache interface that models use; keys and values are kept elsewhere."""
+    """The rest of transformers' cache interface; keys and values are stored elsewhere."""
 
     is_compileable = False
 
     def update(self, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """The new keys and values only: our attention finds the older ones."""
+        """Return only the new keys and values: our attention finds the older ones."""
         return key, value
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Positions are always passed explicitly, so models do not use this."""
+        """Return 0: positions are always passed explicitly, so models do not use this."""
         return 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
@@ -41,22 +41,22 @@ class _Cache:
         return -1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Our attention takes no mask."""
+        """Return sizes without effect: our attention takes no mask."""
         return query_length, 0
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """States are never rolled back here."""
+        """Return False: states are never rolled back here."""
         return False
 
 
 class ProbeCache(_Cache):
-    """Notes which states a model keeps while it runs on a few tokens."""
+    """Records which states a model has while it runs on a few tokens."""
 
     def __init__(self) -> None:
         self.places: dict[Place, StatePart] = {}
 
     def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
-        """The first tokens."""
+        """Return False: these are the first tokens."""
         return False
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
@@ -92,30 +92,30 @@ class ProbeCache(_Cache):
 
 @dataclass(slots=True)
 class _Held:
-    """One part of the states of a group, as gathered from the pool. `tensor`: (B, ...)."""
+    """A state of a group's requests, gathered from the pool. `tensor`: (B, ...)."""
 
     index: int
     tensor: torch.Tensor
 
 
 class SlotCache(_Cache):
-    """States of some requests, from their slots and, by `flush`, back to them."""
+    """States of some requests: gathered from their slots, and written back by `flush`."""
 
     def __init__(self, pool: StatePool, places: dict[Place, int], slots_B: torch.Tensor) -> None:
         self._pool, self._places, self._slots_B = pool, places, slots_B
         self._held: dict[Place, _Held] = {}
 
     def flush(self) -> None:
-        """Write back what was asked for or updated."""
+        """Write back all states that were read or updated."""
         for held in self._held.values():
             self._pool.part(held.index)[self._slots_B] = held.tensor
 
     def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
-        """A zero state is the initial state."""
+        """Return True: a zero state is the initial state."""
         return True
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
-        """Changed in place by models that compute one token a request."""
+        """The state; models that compute one token per request change it in place."""
         return self._get(("conv", layer_idx, state_idx)).tensor
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
@@ -125,7 +125,7 @@ class SlotCache(_Cache):
     def update_conv_state(
         self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> torch.Tensor:
-        """The states with the new ones behind; the last are kept."""
+        """Append the new states, and keep the last ones."""
         held = self._get(("conv", layer_idx, state_idx))
         whole = torch.cat((held.tensor.to(conv_states.dtype), conv_states), -1)
         held.tensor = whole[..., -held.tensor.shape[-1] :]
@@ -134,7 +134,7 @@ class SlotCache(_Cache):
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> torch.Tensor:
-        """Replaces them."""
+        """Replace the states."""
         held = self._get(("recurrent", layer_idx, state_idx))
         held.tensor = recurrent_states.to(held.tensor.dtype)
         return recurrent_states
@@ -148,9 +148,9 @@ class SlotCache(_Cache):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requests of a step that run together: equally many rows of each, one after another.
+    """Requests of a step that run together: equally many rows each, consecutive.
 
-    `save`: slots that keep their states afterwards, one a request, 0 where none is wanted.
+    `save`: slots that receive their states afterwards, one per request, 0 for none.
     """
 
     rows: tuple[int, ...]
@@ -159,7 +159,7 @@ class Group:
 
 
 def groups(starts: list[int], saves: tuple[tuple[int, int, int], ...]) -> list[Group]:
-    """Requests with a single token together, the others by themselves, cut where states are kept.
+    """Group requests with a single token; run others alone, cut where states are saved.
 
     Args:
         starts: First row of each request, and the end of the last.

@@ -117,7 +117,7 @@ class RecurrentMixer(nn.Module):
 
 
 class RecurrentGemma(Decoder):
-    """Its names."""
+    """Maps the tensor names of the checkpoint."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **FUSED,

@@ -213,13 +213,13 @@ MODELS |= {
 
 @runtime_checkable
 class Model(Protocol):
-    """A model as the runners and the loader see it; an `nn.Module` in practice.
+    """A model as runners and loader see it; in practice an `nn.Module`.
 
-    The three steps also accept traced tensors, and emit ops then.
+    The three methods also accept traced tensors, and then emit ops.
     """
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]]
-    """Last part of a module's name -> names of the checkpoint tensors it joins, in order."""
+    """Last part of a module's name -> names of the checkpoint tensors that it joins, in order."""
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
         """Token embeddings. Shape: float32 (T, D)."""
@@ -254,7 +254,7 @@ def load_family(architecture: str) -> ModelFamily:
     """Import the module that serves `architecture`; it defines `parse` and `MODEL`.
 
     Raises:
-        ConfigError: nothing serves it; lists what is supported.
+        ConfigError: no family serves it; lists the supported ones.
     """
     if architecture not in MODELS:
         if found := _plugin(architecture):
@@ -279,12 +279,12 @@ def load_config(model_dir: Path, *, headless: bool = False, trusted: bool = Fals
     """Read and check config.json of a checkpoint.
 
     Args:
-        model_dir: Where it is.
-        headless: Vectors are wanted of a model that generates: leave its head out.
-        trusted: Python files of the checkpoint may be run.
+        model_dir: The checkpoint.
+        headless: Omit the head of a generative model, to serve embeddings.
+        trusted: Whether Python files of the checkpoint may run.
 
     Raises:
-        ConfigError: one sentence that says what cannot be served.
+        ConfigError: the model is not supported; one sentence.
     """
     config = choose_path(read_config(model_dir), model_dir if trusted else None).config
     if headless and config.head == "lm":
@@ -297,10 +297,10 @@ def choose_path(raw: dict[str, Any], code: Path | None = None) -> ServingPath:
 
     Args:
         raw: config.json.
-        code: Directory of the checkpoint where Python files in it may be run.
+        code: Directory of the checkpoint, if its Python files may run.
 
     Raises:
-        ConfigError: neither; one sentence.
+        ConfigError: neither serves it; one sentence.
     """
     architecture = architecture_of(raw)
     lack = "no native file serves it"
@@ -323,6 +323,6 @@ def family_of(config: ModelConfig) -> ModelFamily:
 
 
 def load_fallback(code: Path | None = None) -> ModelFamily:
-    """The family of everything else, through transformers and code that may be run."""
+    """The family for all other models, through transformers and trusted code."""
     module = importlib.import_module(_HERE + "fallback")
     return ModelFamily(partial(module.parse, code=code), module.MODEL)

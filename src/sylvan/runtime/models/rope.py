@@ -1,6 +1,6 @@
 """Rotary position rules: from a checkpoint's rope parameters to a table of cosines and sines.
 
-Every rule ends as (inverse frequencies, factor on cos and sin), so that one op serves them all.
+Every rule results in (inverse frequencies, factor on cos and sin), so that one op serves them all.
 Sources: linear (kaiokendev), dynamic NTK (bloc97, emozilla), YaRN (arXiv:2309.00071), LongRoPE
 (arXiv:2402.13753), Llama 3.1 as published with its weights.
 """
@@ -18,9 +18,9 @@ from sylvan.protocol.errors import ConfigError
 
 
 class RopeParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Rope parameters, spelt as transformers 5 spells them.
+    """Rope parameters, with transformers 5's names.
 
-    `partial_rotary_factor` of a head's columns turn. Fields that a rule does not use are ignored.
+    `partial_rotary_factor` of a head's columns are rotated. Rules ignore fields they do not use.
     """
 
     rope_type: str = "default"
@@ -40,7 +40,7 @@ class RopeParams(msgspec.Struct, frozen=True, kw_only=True):
     long_factor: tuple[float, ...] | None = None
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Columns of a head that turn."""
+        """Rotated columns of a head."""
         return int(head_dim * self.partial_rotary_factor)
 
 
@@ -52,10 +52,10 @@ def parse_rope(
     Args:
         raw: config.json as read.
         max_positions: Its `max_position_embeddings`.
-        layers: Whose parameters, where kinds of layers differ.
+        layers: Kind of layers, if parameters differ between kinds.
 
     Raises:
-        ConfigError: an unknown rule, or a missing or impossible parameter.
+        ConfigError: an unknown rule, or a missing or invalid parameter.
     """
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(given, dict):
@@ -124,8 +124,8 @@ def rope_table(
 ) -> torch.Tensor:
     """Cosines and sines of all positions up to the context length.
 
-    Rules that depend on the length of the text (dynamic NTK, Qwen 1's, LongRoPE) are fixed here by
-    the longest text that is served: the KV of a token must not depend on what follows it.
+    Rules that depend on the length of the text (dynamic NTK, Qwen 1's, LongRoPE) use the maximum
+    context length, because the KV of a token must not depend on what follows it.
 
     Args:
         params: The rule.
@@ -188,7 +188,7 @@ def _yarn(params: RopeParams, dim: int, max_positions: int, length: int) -> _Res
     factor = params.factor or max_positions / original
 
     def column(rotations: float) -> float:
-        """The column pair that turns so often over the original context."""
+        """The column pair with this many rotations over the original context."""
         return (
             dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(params.rope_theta))
         )

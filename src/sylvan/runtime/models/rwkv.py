@@ -164,7 +164,7 @@ class RwkvBlock(nn.Module):
 
 
 class Rwkv(Decoder):
-    """Its names."""
+    """Maps the tensor names of the checkpoint."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "embed_tokens": ("embeddings",),
@@ -177,7 +177,7 @@ class Rwkv(Decoder):
         return RwkvBlock(config, build, layer)
 
     def rename(self, name: str) -> str:
-        """Names without what stands before them."""
+        """Strip the prefix from a tensor name of the checkpoint."""
         return name.removeprefix("rwkv.")
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -40,14 +40,14 @@ DTYPES: dict[str, torch.dtype] = {
 """Types by their names in a header."""
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 """How a header spells a type."""
-_AT_HAND = 8  # tensors whose pages stay resident: more than are converted at a time
+_AT_HAND = 8  # tensors whose pages stay resident; fewer are converted at a time
 
 
 class Checkpoint:
-    """The tensors of a model directory, by name; each is mapped when asked for.
+    """The tensors of a model directory by name, mapped on access.
 
-    Most are converted and never looked at again, so pages of those asked for earlier are let go:
-    who still reads one finds it in the page cache or in the file.
+    Most tensors are converted once and never read again, so the pages of earlier ones are released;
+    a later reader gets them from the page cache or the file.
     """
 
     def __init__(self, model_dir: Path) -> None:
@@ -57,7 +57,7 @@ class Checkpoint:
             ConfigError: no weights, a missing shard, or a broken file.
         """
         self.tensors: dict[str, StoredTensor] = {}
-        self._regions: dict[Path, tuple[mmap.mmap, int]] = {}  # and where the data begins
+        self._regions: dict[Path, tuple[mmap.mmap, int]] = {}  # mapping, and offset of the data
         self._at_hand: deque[StoredTensor] = deque()
         for file in weight_files(
             model_dir, SAFETENSORS_INDEX, "model.safetensors", "*.safetensors"
@@ -86,7 +86,7 @@ class Checkpoint:
         return flat.view(stored.dtype).view(stored.shape)
 
     def _let_go(self, stored: StoredTensor) -> None:
-        """Have the whole pages of a tensor not be resident."""
+        """Release a tensor's whole pages from residency."""
         region, begin = self._regions[stored.file]
         start = -(-(begin + stored.start) // mmap.PAGESIZE) * mmap.PAGESIZE
         stop = (begin + stored.stop) // mmap.PAGESIZE * mmap.PAGESIZE

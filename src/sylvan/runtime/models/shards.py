@@ -1,7 +1,7 @@
-"""This rank's part of the tensors of a checkpoint, which always has them whole.
+"""This rank's shards of checkpoint tensors, which are always stored whole.
 
-Dimensions are counted from the last one (-1), so that they mean the same in a stack of matrices and
-in one matrix of it.
+Dimensions count from the last one (-1), so they mean the same in a stack of matrices and in a
+single matrix.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _STACK = -3  # the dimension of the matrices of a stack
 
 
 def splits_of(parameter: torch.Tensor) -> Splits:
-    """How a parameter is divided among ranks."""
+    """How ranks shard a parameter."""
     return parameter.splits if isinstance(parameter, SplitParameter) else NOT_SPLIT
 
 
 def of_source(splits: Splits, number: int, count: int) -> Splits:
-    """The same for source `number` of the `count` that are joined in a parameter."""
+    """The split of source `number` of the `count` sources that a parameter joins."""
     return {
         dim: _part(split, number % count) if len(split.shares) == count else split
         for dim, split in splits.items()
@@ -38,18 +38,18 @@ def _part(split: Split, number: int) -> Split:
 
 
 def of_each(splits: Splits) -> Splits:
-    """The same for one of the matrices of a stack."""
+    """The split of a single matrix of a stack."""
     return {dim: split for dim, split in splits.items() if dim > _STACK}
 
 
 def picked(splits: Splits) -> Picked | None:
-    """Which matrices of a stack this rank has; None: all of them."""
+    """Which matrices of a stack this rank holds; None: all."""
     found = splits.get(_STACK)
     return found if isinstance(found, Picked) else None
 
 
 def whole_shape(shape: Sequence[int], splits: Splits) -> tuple[int, ...]:
-    """Shape in the checkpoint of a tensor of `shape` on this rank."""
+    """Checkpoint shape of a tensor that has `shape` on this rank."""
     whole = list(shape)
     for dim, split in splits.items():
         whole[dim] = split.whole
@@ -57,17 +57,17 @@ def whole_shape(shape: Sequence[int], splits: Splits) -> tuple[int, ...]:
 
 
 def take(tensor: torch.Tensor, splits: Splits) -> torch.Tensor:
-    """This rank's part; a view where it is contiguous, so that only that is read from a file."""
+    """This rank's shard; a view if contiguous, so that only the shard is read from the file."""
     for dim, split in splits.items():
         tensor = split.take(tensor, dim)
     return tensor
 
 
 def take_quantised(name: str, weight: QuantisedWeight, splits: Splits) -> QuantisedWeight:
-    """The same of a quantised matrix, or of a stack.
+    """This rank's shard of a quantised matrix or stack.
 
     Raises:
-        ConfigError: it is of another size, or the part begins or ends within a group of inputs.
+        ConfigError: its size differs, or the shard would cut a group of inputs.
     """
     for dim, split in splits.items():
         if weight.shape[dim] != split.whole:

@@ -162,7 +162,7 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
 
 
 def _model(config: ModelConfig, build: Build) -> Decoder:
-    """The class whose names fit the checkpoint."""
+    """Select the class that matches the tensor names of the checkpoint."""
     return _MODELS[config.architecture](config, build)
 
 

@@ -1,4 +1,4 @@
-"""Models of transformers whose attention is ours: made without weights, probed, and checked.
+"""Transformers models with our attention: built without weights, probed, and checked.
 
 Each attention call of such a model reaches `paged_attention`, which stores keys and values in our
 pages and attends over them.
@@ -26,9 +26,9 @@ from sylvan.runtime.models.config import StatePart
 from sylvan.runtime.models.recurrent import Place, ProbeCache
 
 NAME = "sylvan_paged"
-"""Name of our attention in transformers."""
+"""Name under which our attention is registered in transformers."""
 
-_STATE = "sylvan_attention"  # where an attention module finds its `_Layer`
+_STATE = "sylvan_attention"  # attribute with an attention module's `_Layer`
 _ATTENDING = frozenset({"full_attention", "sliding_attention"})
 _RECURRENT = frozenset({"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"})
 _MEMORYLESS = frozenset({"mlp", "moe", "sparse", "dense"})
@@ -56,7 +56,7 @@ UNTRACEABLE = (
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One attention module, as a probe saw it called."""
+    """An attention call that a probe recorded."""
 
     name: str
     num_heads: int
@@ -68,7 +68,7 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class RotaryCall:
-    """Heads that attention is to turn, by `table_TR`: cosines, then sines, of each row."""
+    """Asks attention to rotate heads by `table_TR`: cosines, then sines, of each row."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -77,30 +77,30 @@ class RotaryCall:
 
 @dataclass(slots=True)
 class AttentionStep:
-    """State shared by attention modules: the current batch, or the calls that a probe records."""
+    """State shared by attention modules: the current batch, or the recorded calls of a probe."""
 
     batch: ForwardBatch | None = None
     calls: list[AttentionCall] = field(default_factory=list)
     # The inputs of each call of a pass, and their meaning.
     specs: dict[int, tuple[tuple[Any, ...], AttentionLayer]] = field(default_factory=dict)
     done: int = 0  # calls of this pass: the same module may be called several times
-    width: int = 0  # of a head in the pool
-    groups: int = 0  # key heads in the pool; layers with fewer repeat theirs
-    hidden: torch.Tensor | None = None  # set: the base model is to return just this
-    turn: RotaryCall | None = None  # of the next call
-    # Of this pass, by the identity of cosines: these, sines, and what `RotaryCall` says of them.
+    width: int = 0  # head width in the pool
+    groups: int = 0  # key heads in the pool; layers with fewer repeat them
+    hidden: torch.Tensor | None = None  # set: the base model returns just this
+    turn: RotaryCall | None = None  # rotation for the next call
+    # This pass's cosines, sines and `RotaryCall`, by id of the cosines.
     tables: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = field(
         default_factory=dict
     )
 
     def begin(self, batch: ForwardBatch | None) -> None:
-        """The next pass is over these rows; None: there is none."""
+        """Start a pass over these rows; None ends it."""
         self.batch, self.done, self.turn = batch, 0, None
         self.tables.clear()
 
 
 class _Known:
-    """Stands in for a base model's output: hidden vectors, and None for everything else."""
+    """Replaces a base model's output: hidden vectors, and None for everything else."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.last_hidden_state = hidden
@@ -139,7 +139,7 @@ def paged_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it: (B, heads, L, H) in, (B, L, N, V) out."""
+    """Attention with transformers' signature: (B, heads, L, H) in, (B, L, N, V) out."""
     layer: _Layer = getattr(module, _STATE)
     step, about = layer.step, (query.shape[1], key.shape[1], query.shape[-1], value.shape[-1])
     _check_call(module, attention_mask, options)
@@ -173,7 +173,7 @@ def _turned(
     assert turn is not None
     assert step.batch is not None
     if turn.query is not given[0] or turn.key is not given[1]:
-        raise RuntimeError("queries or keys have changed since they were to be turned")
+        raise RuntimeError("queries or keys changed between the rotary call and attention")
     attention = cast("TurningAttention", step.batch.attention)
     return attention.run_turned(spec, *heads, step.batch, turn.table_TR)
 
@@ -184,7 +184,7 @@ def _spec(
     scaling: float | None,
     options: dict[str, Any],
 ) -> AttentionLayer:
-    """The spec of the next call: that of the previous pass, unless something has changed."""
+    """The spec of the next call: that of the previous pass, unless something changed."""
     given = (*about, scaling, options.get("sliding_window"), options.get("softcap"))
     sinks = options.get("s_aux")
     known = step.specs.get(step.done)
@@ -209,7 +209,7 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _padded(x: torch.Tensor, width: int) -> torch.Tensor:
-    """With zeros behind the columns of each head; padding by nothing would copy."""
+    """Pad the columns of each head with zeros; returns `x` itself if nothing is missing."""
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
@@ -224,10 +224,10 @@ def _check_call(module: nn.Module, mask: torch.Tensor | None, options: dict[str,
 
 
 def skeleton(cls: Any, config: Any, dtype: torch.dtype) -> tuple[Any, AttentionStep]:
-    """A model of the class `cls` without weights whose attention is ours.
+    """Build a model of the class `cls` without weights, with our attention.
 
     Raises:
-        ConfigError: it bypasses the interface, or cannot be made of this config.
+        ConfigError: it bypasses the attention interface, or rejects this config.
     """
     _register()
     try:
@@ -240,7 +240,7 @@ def skeleton(cls: Any, config: Any, dtype: torch.dtype) -> tuple[Any, AttentionS
 
 
 def skeleton_of(model: Any) -> tuple[Any, AttentionStep]:
-    """The same of a model that has its weights."""
+    """As `skeleton`, for a model that has its weights."""
     return skeleton(type(model), model.config, torch.bfloat16)
 
 
@@ -251,7 +251,7 @@ def _register() -> None:
 
 
 def attach(model: Any, names: list[str]) -> AttentionStep:
-    """Give the modules of these names their place, and let the head be called by itself."""
+    """Attach our attention to the named modules, and let the head be called separately."""
     step = AttentionStep()
     for name in names:
         setattr(model.get_submodule(name), _STATE, _Layer(name, step))
@@ -269,7 +269,7 @@ def _takes_positions(base: Any) -> bool:
 
 
 def _placed(forward: Callable[..., Any], step: AttentionStep) -> Callable[..., Any]:
-    """The forward of a table of positions with those of the batch, which its model cannot pass."""
+    """Wrap a position table's forward to use the batch's positions, which models cannot pass."""
 
     def run(*args: Any, position_ids: torch.Tensor | None = None, **kwargs: Any) -> Any:
         if step.batch is not None:
@@ -280,7 +280,7 @@ def _placed(forward: Callable[..., Any], step: AttentionStep) -> Callable[..., A
 
 
 def first_position(model: Any) -> int:
-    """Number of the first position: RoBERTa and its kin count from after the padding."""
+    """The first position: RoBERTa and similar models count from after the padding id."""
     for module in called(model).modules():
         if hasattr(module, "create_position_ids_from_input_ids"):
             return int(module.padding_idx) + 1
@@ -288,7 +288,7 @@ def first_position(model: Any) -> int:
 
 
 def _bypass(forward: Callable[..., Any], step: AttentionStep) -> Callable[..., Any]:
-    """The forward of a base model that only passes on hidden vectors when they are known."""
+    """Wrap a base model's forward to return hidden vectors that are already known."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if step.hidden is not None:
@@ -299,22 +299,22 @@ def _bypass(forward: Callable[..., Any], step: AttentionStep) -> Callable[..., A
 
 
 def called(model: Any) -> Any:
-    """The part of a causal model that its forward calls for hidden vectors."""
+    """The part of a causal model that computes hidden vectors."""
     base = model.base_model
     return base.decoder if type(base).__name__.endswith("DecoderWrapper") else base
 
 
 def cache_name(model: Any) -> str:
-    """The argument by which a model takes its cache."""
+    """Name of the argument that takes a model's cache."""
     names = inspect.signature(type(called(model)).forward).parameters
     return next((name for name in _CACHE_NAMES if name in names), _CACHE_NAMES[-1])
 
 
 def probe(model: Any, step: AttentionStep) -> ProbeResult:
-    """Run a skeleton on a few tokens and note its attention calls, in order, and its states.
+    """Run a skeleton on a few tokens; return its attention calls, in order, and its states.
 
     Raises:
-        ConfigError: it cannot run that way.
+        ConfigError: it cannot run this way.
     """
     ids = torch.zeros(1, _PROBE_TOKENS, dtype=torch.long, device="meta")
     positions = torch.zeros_like(ids)
@@ -343,7 +343,7 @@ def probe(model: Any, step: AttentionStep) -> ProbeResult:
 
 @contextmanager
 def _choices(model: Any) -> Iterator[dict[str, int]]:
-    """Records the calls of modules with weight stacks; see `ProbeResult.chosen`."""
+    """Context that records the calls of modules with weight stacks; see `ProbeResult.chosen`."""
     found: dict[str, int] = {}
     hooks = [
         module.register_forward_pre_hook(_noting(name, found), with_kwargs=True)
@@ -376,7 +376,7 @@ def _kinds(text: Any) -> set[str]:
 
 
 def check_layers(text: Any, found: ProbeResult) -> None:
-    """Every layer must remember by attention or by states that we keep."""
+    """Check that every layer's memory is our attention's or a state that we keep."""
     kinds = getattr(text, "layer_types", None) or ()
     if unknown := set(kinds) - _ATTENDING - _RECURRENT - _MEMORYLESS:
         raise ConfigError(f"it has layers of type {', '.join(sorted(unknown))}")
@@ -387,6 +387,6 @@ def check_layers(text: Any, found: ProbeResult) -> None:
     attending = len({call.name for call in found.calls})
     stateless = [kind for kind in kinds if kind in _MEMORYLESS]
     count = getattr(text, "decoder_layers", None) or text.num_hidden_layers
-    looping = len(found.calls) == count  # each call keeps keys and values of its own
+    looping = len(found.calls) == count  # each call has its own keys and values
     if not with_state and not looping and attending + len(stateless) != count:
         raise ConfigError(f"only {attending} of its {count} layers use the attention interface")

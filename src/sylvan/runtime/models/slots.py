@@ -23,11 +23,11 @@ from sylvan.runtime.models.shards import (
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One parameter, and the checkpoint tensors that are joined along dim 0 to fill it.
+    """A parameter, and the checkpoint tensors that are joined along dim 0 to fill it.
 
-    `shape` is that of this rank's part, `splits` say which part of a whole that is. `elsewhere`
-    are tensors of experts that only other ranks have. `by_expert`: each source is a matrix of one
-    expert of a stack.
+    `shape` is the shape of this rank's shard, `splits` describe the shard. `elsewhere` are tensors
+    of experts that only other ranks hold. `by_expert`: each source is the matrix of one expert of a
+    stack.
     """
 
     module: nn.Module
@@ -42,11 +42,11 @@ class Slot:
 
     @property
     def parameter(self) -> torch.Tensor:
-        """The model's own tensor."""
+        """The model's parameter."""
         return getattr(self.module, self.attribute)
 
     def splits_of(self, number: int) -> Splits:
-        """How a source is divided among ranks."""
+        """How ranks shard a source."""
         count = len(self.sources)
         if self.by_expert:
             return of_source(of_each(self.splits), number, count // self.shape[0])
@@ -54,9 +54,9 @@ class Slot:
 
 
 def slots(model: nn.Module) -> Iterator[Slot]:
-    """Every parameter once; tied ones under the first name.
+    """Yield every parameter once; tied ones under the first name.
 
-    Families that need more than `fused` map the resulting names by `source_name`.
+    Families that need more than `fused` map the resulting names with `source_name`.
     """
     fused, of_source = getattr(model, "fused", {}), getattr(model, "source_name", str)
     for name, parameter in model.named_parameters():
@@ -94,7 +94,7 @@ def slots(model: nn.Module) -> Iterator[Slot]:
 
 
 def rows_of(slot: Slot) -> tuple[int, ...]:
-    """Rows of the parameter that each source fills."""
+    """Number of parameter rows that each source fills."""
     if isinstance(slot.module, Linear) and len(slot.module.parts) == len(slot.sources):
         return slot.module.parts
     if slot.by_expert:
@@ -104,14 +104,14 @@ def rows_of(slot: Slot) -> tuple[int, ...]:
 
 
 def with_whole_rows(slot: Slot) -> Slot:
-    """The same with the inputs of all ranks."""
+    """The slot with the inputs of all ranks."""
     shape = whole_shape(slot.shape, {-1: slot.splits[-1]})
     others = {dim: split for dim, split in slot.splits.items() if dim != -1}
     return replace(slot, shape=torch.Size(shape), splits=others)
 
 
 def source_rows(slot: Slot, number: int) -> slice:
-    """Rows of the parameter that a source fills; of a stack, counted over all matrices."""
+    """Parameter rows that a source fills; in a stack, counted over all matrices."""
     rows = rows_of(slot)
     start = sum(rows[:number])
     return slice(start, start + rows[number])

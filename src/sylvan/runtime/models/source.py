@@ -1,4 +1,4 @@
-"""Finds the classes of a transformers model: in the library, or in the checkpoint's code."""
+"""Finds the classes of a transformers model: in the library or in the checkpoint's code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONFIG, _MODEL = "AutoConfig", "AutoModelForCausalLM"
 class ModelSource:
     """A config object, and the class of its causal model.
 
-    `own`: the class comes with the checkpoint.
+    `own`: whether the class comes with the checkpoint.
     """
 
     config: Any
@@ -26,15 +26,15 @@ class ModelSource:
 
 
 def find_source(raw: dict[str, Any], code: Path | None = None) -> ModelSource:
-    """The classes of a model.
+    """Find the classes of a model.
 
     Args:
         raw: config.json.
-        code: Directory of the checkpoint where Python files in it may be run.
+        code: Directory of the checkpoint, if its Python files may run.
 
     Raises:
-        ConfigError: transformers is missing or has no such model, or the checkpoint's code is
-            needed and not trusted, or does not work.
+        ConfigError: transformers is missing or lacks the model, or the checkpoint's code is
+          needed and not trusted, or fails.
     """
     name = own_class(raw)
     if name is None:
@@ -48,7 +48,7 @@ def find_source(raw: dict[str, Any], code: Path | None = None) -> ModelSource:
 
 
 def own_class(raw: dict[str, Any]) -> str | None:
-    """The causal model that a checkpoint brings, where transformers has none of that name.
+    """The causal model class in a checkpoint's code, if transformers has none of that name.
 
     Raises:
         ConfigError: transformers is missing.
@@ -93,7 +93,7 @@ def _config(raw: dict[str, Any], kind: Any) -> Any:
 
 
 def _floats(value: Any) -> Any:
-    """Numbers that JSON lacks, as transformers writes them: {"__float__": "Infinity"}."""
+    """Convert numbers that JSON lacks, as transformers writes them: {"__float__": "Infinity"}."""
     if isinstance(value, dict):
         found: Any = value  # pyright: ignore[reportUnknownVariableType]
         if set(found) == {"__float__"}:

@@ -1,4 +1,4 @@
-"""DeepSeek V3.2 and GLM-5: DeepSeek V3 whose rows attend to the tokens that an index chooses.
+"""DeepSeek V3.2 and GLM-5: DeepSeek V3 whose rows attend to the tokens that an indexer selects.
 
 GLM-5 lets some layers take the choice of the one before (`indexer_types`).
 """
@@ -92,7 +92,7 @@ class SparseDeepseek(Decoder):
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Hidden vectors after the final norm. Shape: (T, D)."""
         if isinstance(x_TD, TracedTensor):
-            raise Unsupported("attention to tokens that an index chooses")
+            raise Unsupported("attention to tokens that an indexer selects")
         assert isinstance(x_TD, torch.Tensor)
         h_TD, residual_TD, chosen = x_TD, None, None
         for block in self.layers:

@@ -100,6 +100,6 @@ class Starcoder2(StableLm):
 
 
 def MODEL(config: ModelConfig, build: Build) -> Decoder:  # noqa: N802 - the name families share
-    """The class whose names fit the checkpoint."""
+    """Select the class that matches the tensor names of the checkpoint."""
     other = config.architecture == "Starcoder2ForCausalLM"
     return (Starcoder2 if other else StableLm)(config, build)

@@ -36,5 +36,5 @@ class WeightFiles(Protocol):
         ...
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One of them; copy before writing to it."""
+        """A tensor; copy before writing to it."""
         ...

@@ -1,4 +1,4 @@
-"""Checkpoints that also see images, served for texts: their other half is left alone."""
+"""Multimodal checkpoints served for text only: the tensors of their other part are ignored."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ IMAGES = (
     *("projector.", "vqmodel.", "aligner.", "generation_", "visual_embeddings_table."),
     *("high_res_vision_", "mlp_AR.", "view_seperator", "talker.", "token2wav."),
 )
-"""Starts of names of tensors that look at images, or listen."""
+"""Name prefixes of tensors of image and audio encoders."""
 
 
 _OF_ALL = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
 
 
 def text_part(raw: dict[str, Any]) -> dict[str, Any]:
-    """config.json of the half that reads texts, under the name of the whole."""
+    """config.json of the text part, with the architecture of the whole."""
     said = {name: raw[name] for name in _OF_ALL if raw.get(name) is not None}
     text: dict[str, Any] = raw | (raw.get("text_config") or {}) | said
     return text | {"architectures": [architecture_of(raw)]}
 
 
 def text_name(name: str) -> str:
-    """The name of a tensor without what stands before it, in old checkpoints and new ones."""
+    """Strip the prefixes of old and new checkpoints from a tensor name."""
     for prefix in ("thinker.", "model.", "language_model.", "text_model.", "model."):
         name = name.removeprefix(prefix)
     return name
@@ -45,7 +45,7 @@ _PREFIXES = ("model.", "transformer.", "gpt_neox.", "decoder.", "backbone.")
 
 
 def canonical(name: str) -> str:
-    """The name of a tensor without what many checkpoints put before it."""
+    """Strip the prefix that many checkpoints use from a tensor name."""
     for prefix in _PREFIXES:
         name = name.removeprefix(prefix)
     return name

@@ -1,7 +1,7 @@
 """Loads weights through transformers, with the checks of our own loader.
 
 transformers initialises missing tensors randomly, drops unknown ones and accepts any number; such a
-model would answer nonsense. So the files are checked before, and the result after.
+model would generate nonsense. So the files are checked before, and the model after loading.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sylvan.runtime.models.pickled import PickledWeights
 from sylvan.runtime.models.safetensors import Checkpoint
 from sylvan.runtime.models.stored import WeightFiles
 
-_REPORTS = "transformers.modeling_utils"  # the logger that reports tensors that do not fit
+_REPORTS = "transformers.modeling_utils"  # the logger that reports mismatching tensors
 
 
 NumbersOf = Callable[[WeightFiles], dict[str, torch.Tensor]]
@@ -61,11 +61,11 @@ def read_model(
     quantised: bool,
     numbers: NumbersOf | None = None,
 ) -> Any:
-    """A model of transformers with all of the weights in `model_dir`, and no others.
+    """Load a transformers model with exactly the weights in `model_dir`.
 
     Args:
-        read: `from_pretrained` of a class, with all arguments but the directory and
-            `output_loading_info`.
+        read: `from_pretrained` of a class, with all arguments except the directory and
+          `output_loading_info`.
         model_dir: The checkpoint.
         pickled: It is PyTorch's own files that are read.
         headless: The matrix of the head is never used, so it may be missing.
@@ -73,8 +73,8 @@ def read_model(
         numbers: Makes plain numbers of the files, where matrices are quantised.
 
     Raises:
-        ConfigError: the files are broken or cut off; a tensor is missing, unexpected, of another
-            shape than config.json implies, not finite or not of floats. Names the tensor.
+        ConfigError: the files are broken or truncated; a tensor is missing, unexpected, of
+          another shape than config.json implies, not finite, or not of floats. Names the tensor.
     """
     if weight_format(model_dir) == "pt" and not pickled:
         raise ConfigError(f"{str(model_dir)!r} {PICKLED}")
@@ -128,7 +128,7 @@ def _head_names(model: Any) -> frozenset[str]:
 
 
 def _check_types(model: Any, files: WeightFiles) -> None:
-    """Integers in the place of a float parameter would be taken for its values."""
+    """Reject integers stored for a float parameter, which would be read as its values."""
     ends = {
         name.rpartition(".")[2]
         for name, part in model.named_parameters()
@@ -144,7 +144,7 @@ def _check_types(model: Any, files: WeightFiles) -> None:
 
 @contextmanager
 def _reports() -> Iterator[Sequence[str]]:
-    """Replaces the report tables of transformers in the log by one sentence."""
+    """Context that replaces transformers' report tables in the log by one sentence."""
     kept: list[str] = []
 
     def keep(record: logging.LogRecord) -> bool:
@@ -163,7 +163,7 @@ def _reports() -> Iterator[Sequence[str]]:
 
 
 def _unconverted(reports: Sequence[str]) -> str:
-    """The tensor that transformers could not join from those of the files; "": there is none."""
+    """The tensor that transformers could not join from the files; "" if none."""
     for line in "\n".join(reports).splitlines():
         name, _, rest = line.partition("|")
         if "CONVERSION" in rest:

@@ -1,7 +1,7 @@
-"""Decoders without their head: embedders, classifiers and reward models.
+"""Decoders without a language-model head: embedders, classifiers and reward models.
 
-The layers, and the module that serves them, are those of the generating family (`Qwen3Model` is
-`Qwen3ForCausalLM`); this module only reads which head is on top.
+The layers, and the module that serves them, are those of the generative family (`Qwen3Model` is
+`Qwen3ForCausalLM`); this module only finds out which head is on top.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
 
 
 def sees_both_ways(raw: dict[str, Any]) -> bool:
-    """Whether config.json says that its attention is not causal."""
+    """Whether config.json declares bidirectional attention."""
     return raw.get("is_causal") is False or raw.get("use_bidirectional_attention") is True
 
 
 def _windows(config: ModelConfig, raw: dict[str, Any]) -> tuple[int | None, ...]:
-    """Gemma's window spans both sides together."""
+    """Windows of each layer; Gemma's window size covers both directions together."""
     if raw.get("use_bidirectional_attention") is not True:
         return config.layer_windows
     return tuple(None if w is None else w // 2 + 1 for w in config.layer_windows)

@@ -106,7 +106,7 @@ class Whisper(Decoder):
         return (*super().unused, "encoder.", "proj_out.")
 
     def rename(self, name: str) -> str:
-        """Names without what stands before them."""
+        """Strip the prefix from a tensor name of the checkpoint."""
         return name.removeprefix("model.").removeprefix("decoder.")
 
     def source_name(self, name: str) -> str:

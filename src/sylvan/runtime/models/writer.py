@@ -94,7 +94,7 @@ def write_quantised(
         if isinstance(weight, CodedWeight)
     }
     others = _by_stored_name(reader, given or {})
-    job = _Job(checkpoint, bits, dtype, wanted, rounded, others)
+    job = _WriteTask(checkpoint, bits, dtype, wanted, rounded, others)
     with _new_folder(out_dir) as part:
         _copy_others(model_dir, part)
         settings = _config(model_dir, job, wanted)
@@ -149,7 +149,7 @@ def write_checkpoint(
     with _new_folder(out_dir) as part:
         _copy_others(model_dir, part)
         shutil.copyfile(model_dir / "config.json", part / "config.json")
-        _Job(weights, {}, torch.float32).write(part / WEIGHTS, progress)
+        _WriteTask(weights, {}, torch.float32).write(part / WEIGHTS, progress)
 
 
 @contextmanager
@@ -181,7 +181,7 @@ def _bits_by_tensor(model: nn.Module, reader: WeightReader, wanted: Format) -> d
     return found
 
 
-def _config(model_dir: Path, job: _Job, wanted: Format) -> dict[str, object]:
+def _config(model_dir: Path, job: _WriteTask, wanted: Format) -> dict[str, object]:
     settings = json.loads((model_dir / "config.json").read_text("utf-8"))
     plain = sorted(name for name in job.checkpoint.tensors if name not in job.bits)
     ignore = [n.removesuffix(".weight") for n in plain if n.startswith("lm_head.")] or ["lm_head"]
@@ -208,7 +208,7 @@ def _copy_others(source: Path, target: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _WriteTask:
     checkpoint: WeightFiles
     bits: dict[str, int]
     dtype: torch.dtype

@@ -25,7 +25,7 @@ class NativeSamplingRows:
         self.call = SampleCall(max_rows, params.vocab_size)
         self._table: SampleSlots | None = None
         self._counts: object = None
-        self._told: LogprobRows | None = None
+        self._logprob_rows: LogprobRows | None = None
         self._masked = False
 
     def ready(self, slots: IntArray) -> None:
@@ -38,11 +38,11 @@ class NativeSamplingRows:
         wanted = params.num_logprobs and params.has_logprobs[slots].any()
         if wanted:
             chosen = int(params.chosen_ids.lengths[slots].max())
-            self._told = LogprobRows(len(slots), int(params.top[slots].max()), chosen)
-            self.call.tell(self._told)
-        elif self._told is not None:
-            self._told = None
-            self.call.tell(None)
+            self._logprob_rows = LogprobRows(len(slots), int(params.top[slots].max()), chosen)
+            self.call.collect_logprobs(self._logprob_rows)
+        elif self._logprob_rows is not None:
+            self._logprob_rows = None
+            self.call.collect_logprobs(None)
 
     def mask(self, masks: Masks | None) -> None:
         """Constrain the rows of the call as these say; None: no row."""
@@ -62,15 +62,19 @@ class NativeSamplingRows:
             errors = dict.fromkeys(
                 np.flatnonzero(self.call.failed[:count]).tolist(), NO_VALID_TOKEN
             )
-        logprobs = {} if self._told is None else self._logprobs(self._told, slots, ids, errors)
+        logprobs = (
+            {}
+            if self._logprob_rows is None
+            else self._logprobs(self._logprob_rows, slots, ids, errors)
+        )
         return SampleOutput(ids, logprobs, errors)
 
     def _logprobs(
-        self, told: LogprobRows, slots: IntArray, ids: IntArray, errors: dict[int, str]
+        self, found: LogprobRows, slots: IntArray, ids: IntArray, errors: dict[int, str]
     ) -> dict[int, TokenLogprobs]:
         wanted = self.params.logprobs
         return {
-            row: _part(told, slice(row, row + 1), ids, options)
+            row: _part(found, slice(row, row + 1), ids, options)
             for row, slot in enumerate(slots.tolist())
             if (options := wanted[slot]) is not None and row not in errors
         }
@@ -115,16 +119,16 @@ class NativeSampler:
 
 
 def _part(
-    told: LogprobRows, rows: slice, token_ids: IntArray, options: LogprobOptions
+    found: LogprobRows, rows: slice, token_ids: IntArray, options: LogprobOptions
 ) -> TokenLogprobs:
     """Select rows of the log probabilities, cut to the width that one request asked for."""
-    top = min(options.top, told.top.shape[1])
+    top = min(options.top, found.top.shape[1])
     return TokenLogprobs(
         token_ids=token_ids[rows],
-        logprobs=told.own[rows].copy(),
-        top_ids=told.top_ids[rows, :top].copy() if options.top else None,
-        top_logprobs=told.top[rows, :top].copy() if options.top else None,
+        logprobs=found.own[rows].copy(),
+        top_ids=found.top_ids[rows, :top].copy() if options.top else None,
+        top_logprobs=found.top[rows, :top].copy() if options.top else None,
         chosen_logprobs=(
-            told.chosen[rows, : len(options.token_ids)].copy() if options.token_ids else None
+            found.chosen[rows, : len(options.token_ids)].copy() if options.token_ids else None
         ),
     )

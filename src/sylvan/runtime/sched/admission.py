@@ -1,4 +1,4 @@
-"""Memory that running requests will still want: who may join them, and who has to leave."""
+"""Admission and preemption, by the memory that running requests will probably need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INIT_RATIO = 0.7
 MIN_RATIO_FACTOR = 0.14
 DECAY_STEPS = 600
 CLIP_NEW_TOKENS = 4096
-RETRACT_STEPS = 20  # outputs per request that the ratio after a retraction leaves room for
+RETRACT_STEPS = 20  # outputs per request that must fit after a retraction
 START_COST = 12  # decode slices that cost the scheduler as much time as starting a request
 LIGHT_STEP = 400  # decode slices that take the scheduler about 2 ms
 MIN_STARTS = 12
@@ -44,7 +44,7 @@ class Admission:
     def reserved_tokens(self, running: Iterable[Req]) -> float:
         """Tokens that `running` will probably need beyond the memory they hold."""
         total, ratio = 0.0, self.ratio
-        for req in running:  # `expected_outputs`, in a loop over all that run
+        for req in running:  # `expected_outputs`, inlined for speed
             left = req.max_tokens - req.tokens.length
             if left > 0:
                 likely = left if left < CLIP_NEW_TOKENS else CLIP_NEW_TOKENS
@@ -61,13 +61,13 @@ class Admission:
         return min(max(left, 0), CLIP_NEW_TOKENS) * ratio
 
     def on_step(self) -> None:
-        """A step had enough memory."""
+        """Lower the estimate: a step had enough memory."""
         self.ratio = max(self._min, self.ratio - self._decay)
 
     def skip(self, steps: int) -> None:
         """Count `steps` steps that had enough memory."""
         ratio, least, decay = self.ratio, self._min, self._decay
-        while steps and ratio > least:  # one by one, so that it is rounded as in `on_step`
+        while steps and ratio > least:  # one by one, to round as `on_step` does
             ratio, steps = ratio - decay, steps - 1
         self.ratio = max(least, ratio)
 
@@ -76,7 +76,7 @@ class Admission:
         self.ratio = self._init
 
     def on_retract(self, running: Iterable[Req]) -> None:
-        """Memory ran out; be as careful as the requests at hand turned out to need."""
+        """Raise the estimate to what the running requests actually needed: memory ran out."""
         done = limit = 0
         for req in running:
             if isinstance(req.request, GenerateRequest):
@@ -125,7 +125,7 @@ class Preemption:
         self._running, self._threshold = running, threshold
 
     def victim(self, slices: Iterable[Slice]) -> Req:
-        """Where memory ran out: least urgent, then fewest outputs, longest prompt, newest."""
+        """Victim if memory ran out: least urgent, then fewest outputs, longest prompt, newest."""
         free = self._without(slices)
         return min(free, key=lambda r: (r.priority, r.num_outputs, -r.prompt_len, -r.order))
 

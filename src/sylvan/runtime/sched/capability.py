@@ -34,16 +34,16 @@ class SchedulerPort(Protocol):
     """Calls that a capability may make to the scheduler, on the scheduler's thread."""
 
     def loaded(self, rid: str, num_computed: int) -> None:
-        """The KV of the first `num_computed` tokens of a loading request is there; it runs."""
+        """Start a loading request: the KV of its first `num_computed` tokens is in place."""
         ...
 
     def load_failed(self, rid: str) -> None:
-        """A loading request waits again, and computes everything itself."""
+        """Queue a loading request again; it computes its whole KV itself."""
         ...
 
     @property
     def completed_step(self) -> int:
-        """Last step whose results are in; nodes of later ones (`Node.computed_at`) may fail."""
+        """Last step whose results arrived; nodes of later steps (`Node.computed_at`) may fail."""
         ...
 
     def cached_tokens(self, req: Req) -> int:
@@ -56,7 +56,7 @@ class SchedulerPort(Protocol):
 
 
 class Capability:
-    """Control half of a capability. Override the hooks it needs; the others cost nothing.
+    """Control half of a capability. Override the hooks you need; unused hooks cost nothing.
 
     Hooks run on the scheduler's thread and must not block: run slow work in a future and check it
     in `poll`. A hook that raises RequestError fails that request only.
@@ -97,12 +97,12 @@ class Capability:
         return Verdict.READY
 
     def on_load(self, req: Req) -> None:
-        """`req` now has memory for all its tokens; fill it, then call the port."""
+        """Called when `req` has memory for all its tokens; fill it, then call the port."""
 
     def stop_loading(self, req: Req) -> bool:
         """Stop filling the memory of a loading request; False while it may still be written.
 
-        Asked again in each step until then.
+        Called again in each step until it returns True.
         """
         return True
 
@@ -134,16 +134,16 @@ class Capability:
         return None
 
     def wants_step(self) -> bool:
-        """Whether the worker half has something to do though no slice needs a step; no effects.
+        """Whether the worker half needs a step even if there are no slices; no side effects.
 
-        Then a step without slices is launched, for which `plan_work` is asked as for any other.
+        If so, a step without slices is launched, and `plan_work` is called as usual.
         """
         return False
 
     def hurries(self) -> bool:
-        """Whether a request waits for a report that may come at any moment; no side effects.
+        """Whether a request waits for a report that may arrive at any moment; no side effects.
 
-        While it does, empty steps run about every millisecond.
+        While True, empty steps run about every millisecond.
         """
         return False
 
@@ -155,23 +155,23 @@ class Capability:
         """Called with the batch of each step; it may be empty."""
 
     def on_start(self, piece: Slice) -> None:
-        """`piece` is the first work of a request that waited; also when it lost its memory."""
+        """`piece` is the first slice of a request that waited, also after it was retracted."""
 
     def on_result(self, batch: Batch, report: Any) -> None:
-        """A step completed, also for chunks that sample nothing; `report` is the worker half's.
+        """Called after each step, even if it sampled nothing, before its tokens are appended.
 
-        Before the tokens of the step are taken in; `report` is None if there was none.
+        `report` is the worker half's report, or None.
         """
 
     def on_tokens(self, req: Req, tokens: Sequence[int]) -> None:
         """Called after `tokens` were appended to `req`."""
 
     def reviews(self, req: Req) -> bool:
-        """Whether `review` is to see the tokens of `req`, which starts."""
+        """Whether `review` must see the tokens of `req`, which is about to start."""
         return False
 
     def review(self, req: Req, count: int, *, complete: bool) -> Review:
-        """Decide how many of the newest `count` tokens of `req` may be emitted; none has been yet.
+        """Decide how many of the newest `count` tokens of `req`, not emitted yet, may be emitted.
 
         Args:
             req: A request under review.
@@ -184,7 +184,7 @@ class Capability:
         raise NotImplementedError
 
     def output_fields(self, req: Req) -> Mapping[str, Any] | None:
-        """Fields of `TokenOutput` that the client is to get now; called with each first output."""
+        """Fields to add to `TokenOutput` for the client; called with each first output."""
         return None
 
     def on_finish(self, req: Req) -> None:
@@ -196,35 +196,35 @@ class Capability:
 
 
 class Observer(Capability):
-    """A capability that sees everything that passes through a scheduler, and changes nothing."""
+    """A capability that observes a scheduler without changing anything."""
 
     def on_call(self, method: str, arguments: tuple[Any, ...]) -> None:
-        """A public method of the scheduler was called, or the port."""
+        """Called before a public method of the scheduler or the port."""
 
     def on_decision(self, question: str, req: Req | None, answer: Any) -> None:
-        """The capabilities together answered `question` ("gate", "admit", ...) about `req`.
+        """Called with the capabilities' joint answer to `question` ("gate", "admit", ...).
 
-        None: the question is about no request ("wants_step", "may_draft").
+        `req` is None for questions about no request ("wants_step", "may_draft").
         """
 
     def on_plan(self, plan: StepPlan) -> None:
-        """`plan` goes to the executor."""
+        """Called when `plan` is sent to the executor."""
 
     def on_completed(self, result: StepResult | Exception) -> None:
-        """The oldest step in flight brought `result`, or failed."""
+        """Called when the oldest step in flight returned `result`, or failed."""
 
     def on_step_end(self) -> None:
-        """An iteration of the scheduler is over."""
+        """Called after each iteration of the scheduler."""
 
 
 def overriding(capabilities: Sequence[Capability], hook: str) -> tuple[Capability, ...]:
-    """Capabilities that override a hook."""
+    """Capabilities that override `hook`."""
     base = getattr(Capability, hook)
     return tuple(c for c in capabilities if getattr(type(c), hook) is not base)
 
 
 class Hooks:
-    """Calls hooks of those capabilities that implement them."""
+    """Calls each hook of the capabilities that override it."""
 
     def __init__(self, capabilities: Sequence[Capability]) -> None:
         self._pollers = overriding(capabilities, "poll")
@@ -252,7 +252,7 @@ class Hooks:
         self._holders = overriding(capabilities, "holds")
         self._observers = tuple(c for c in capabilities if isinstance(c, Observer))
         self.observed = bool(self._observers)
-        self.polls = bool(self._pollers)  # a step skips hooks that no capability has
+        self.polls = bool(self._pollers)  # steps skip hooks that no capability overrides
         self.watches_batches = bool(self._batch_watchers)
         self.follows_tokens = bool(self._followers)
         self.adds_output_fields = bool(self._output_fields)
@@ -284,7 +284,7 @@ class Hooks:
         """Whether every gate admits `req` to this step.
 
         Raises:
-            RequestError: one of them refuses it.
+            RequestError: a capability rejects it.
         """
         gates = self._running_gates if running else self._gates
         if not gates:
@@ -298,10 +298,10 @@ class Hooks:
         return ready
 
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
-        """The most restrictive of all verdicts.
+        """Return the most restrictive verdict.
 
         Raises:
-            RequestError: a capability refuses the request.
+            RequestError: a capability rejects the request.
         """
         if not self._admitters:
             return Verdict.READY
@@ -320,21 +320,21 @@ class Hooks:
         return found
 
     def stop_loading(self, req: Req) -> bool:
-        """Whether nothing fills the memory of `req` any more."""
+        """Whether no capability fills the memory of `req` any more."""
         if not self._load_stoppers:
             return True
-        answers = [c.stop_loading(req) for c in self._load_stoppers]  # each is asked
+        answers = [c.stop_loading(req) for c in self._load_stoppers]  # call every one
         stopped = all(answers)
         self._observe("stop_loading", req, stopped)
         return stopped
 
     def cache_namespace(self, req: Req) -> str:
-        """The namespace parts of all capabilities for `req`."""
+        """Combined namespace of `req` from all capabilities."""
         parts = (c.cache_namespace(req) for c in self._namespaces)
         return "".join(f"|{part}" for part in parts if part)
 
     def cache_limit(self, req: Req, limit: int) -> int:
-        """The smallest of `limit` and what capabilities allow."""
+        """Minimum of `limit` and the limits of capabilities."""
         for capability in self._cache_limits:
             own = capability.cache_limit(req)
             limit = limit if own is None else min(limit, own)
@@ -350,7 +350,7 @@ class Hooks:
         return size
 
     def load_limit(self, req: Req, limit: int) -> int:
-        """The smallest of `limit` and what capabilities allow to be loaded."""
+        """Minimum of `limit` and the load limits of capabilities."""
         for capability in self._load_limits:
             own = capability.load_limit(req)
             limit = limit if own is None else min(limit, own)
@@ -365,7 +365,7 @@ class Hooks:
         return wanted
 
     def draft(self, req: Req, most: int) -> Draft | None:
-        """The guesses of the first capability that has some."""
+        """Return the guesses of the first capability that has any."""
         draft = next((d for c in self._drafters if (d := c.draft(req, most))), None)
         self._observe("draft", req, draft)
         return draft
@@ -374,14 +374,14 @@ class Hooks:
         """Whether any capability holds the memory of a finished request."""
         if not self._holders:
             return False
-        answers = [c.holds(req) for c in self._holders]  # each is asked
+        answers = [c.holds(req) for c in self._holders]  # call every one
         held = any(answers)
         self._observe("holds", req, held)
         return held
 
     @property
     def busy(self) -> bool:
-        """Whether any worker half has something to do."""
+        """Whether any worker half has work pending."""
         return any(c.wants_step() for c in self._step_wanters)
 
     def hurries(self) -> bool:
@@ -400,7 +400,7 @@ class Hooks:
         """How many tokens all reviewing capabilities approve: the minimum.
 
         Raises:
-            RequestError: a capability refuses the request.
+            RequestError: a capability rejects the request.
         """
         length = req.tokens.length
         found = Review(length, length)
@@ -418,7 +418,7 @@ class Hooks:
     # ---- the data halves
 
     def plan_work(self, batch: Batch) -> dict[str, Any]:
-        """Data for worker halves, by name."""
+        """Collect data for the worker halves, by capability name."""
         work: dict[str, Any] = {}
         for capability in self._planners:
             if capability.active and (own := capability.plan_work(batch)) is not None:
@@ -426,7 +426,7 @@ class Hooks:
         return work
 
     def on_result(self, batch: Batch, result: StepResult) -> None:
-        """Hand out what worker halves report."""
+        """Pass the worker halves' reports to their capabilities."""
         reports = result.reports
         for capability in self._result_watchers:
             if capability.active:

@@ -1,4 +1,4 @@
-"""How requests end: finished, aborted, refused or too late, and when their memory goes."""
+"""Ends requests - finished, aborted, rejected or timed out - and frees their memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Lifecycle:
     """Ends requests, and collects outputs for their clients.
 
     Attributes:
-        outbox: Outputs that were not emitted yet.
+        outbox: Outputs not emitted yet.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class Lifecycle:
 
     @property
     def has_ended(self) -> bool:
-        """Whether requests ended that the executor does not know of yet."""
+        """Whether requests ended that the executor still holds."""
         return bool(self._ended)
 
     def take_ended(self) -> tuple[str, ...]:
-        """Requests that ended since the last call: the executor is to forget them."""
+        """Return the requests that ended since the last call, for the executor to drop."""
         ended, self._ended = tuple(self._ended), []
         return ended
 
@@ -83,11 +83,11 @@ class Lifecycle:
             self.abort(req.rid, finish)
 
     def refuse(self, req: Req, error: RequestError) -> None:
-        """Fail a request that a capability refused midway; emit its earlier tokens first."""
+        """Fail a running request that a capability rejected; emit its earlier tokens first."""
         self.finish(req, refusal(error))
 
     def forget(self, rids: Sequence[str]) -> None:
-        """The executor is to forget these requests, which start anew."""
+        """Let the executor drop these requests, which will start over."""
         self._ended += rids
 
     def free(self, req: Req) -> None:
@@ -98,31 +98,31 @@ class Lifecycle:
             self.end(req)
 
     def end(self, req: Req) -> None:
-        """Free everything."""
+        """Free everything that `req` owns."""
         self._requests.move(req, Phase.ENDED)
         if req.kv is not None:
             self._planner.drop(req)
 
 
 class Deadlines:
-    """A heap of times at which requests must be checked; ended requests stay in it until then."""
+    """A heap of times at which to check requests; ended requests stay in it until then."""
 
     def __init__(self) -> None:
         self._moments: list[tuple[float, int, str]] = []
 
     @property
     def next_s(self) -> float:
-        """The first of them."""
+        """The earliest time."""
         return self._moments[0][0] if self._moments else math.inf
 
     def add(self, req: Req, now_s: float, limits_s: Iterable[float | None]) -> None:
-        """Look at `req` again after each of the limits that is set."""
+        """Schedule a check of `req` after each limit that is set."""
         for seconds in limits_s:
             if seconds is not None:
                 heapq.heappush(self._moments, (now_s + seconds, req.order, req.rid))
 
     def due(self, now_s: float) -> Iterator[tuple[int, str]]:
-        """Requests (arrival number, rid) whose time has come, each at most once per limit."""
+        """Yield requests (arrival number, rid) that are due, once per limit."""
         while self._moments and self._moments[0][0] <= now_s:
             _, order, rid = heapq.heappop(self._moments)
             yield order, rid

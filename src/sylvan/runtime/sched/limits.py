@@ -1,4 +1,4 @@
-"""What a scheduler is composed of, and its bounds, of which one moves: the tokens of a step."""
+"""Dependencies and limits of a scheduler; the step size is the only limit that adapts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ RECOVER_STEPS = 64
 class SchedulerLimits:
     """Upper bounds of a step, of the queue, and of waiting.
 
-    `inflight`: most steps launched without a result yet; 2 plans a step while the previous one
-    runs. `chunk_tokens`: most prompt tokens per step, so that prefill does not delay decoding.
-    `age_limit_s`: requests that have waited longer are scheduled first within their priority,
-    whatever the policy says: this bounds starvation. `load_timeout_s`: a request whose load has not
-    finished by then recomputes its KV. `share_in_batch`: a request may read pages that another of
-    the same step writes (the executor stores all keys and values of a layer before it attends).
+    `inflight`: most launched steps without a result; 2 plans a step while the previous one runs.
+    `chunk_tokens`: most prompt tokens per step, so that prefill does not delay decoding.
+    `age_limit_s`: requests that have waited longer come first within their priority, under any
+    policy, which bounds starvation. `load_timeout_s`: a request whose load takes longer recomputes
+    its KV. `share_in_batch`: a request may read pages that another request of the same step writes
+    (the executor stores all keys and values of a layer before it attends).
     """
 
     max_batch_tokens: int = 8192
@@ -61,10 +61,10 @@ class SchedulerDeps:
 
 
 class StepSize:
-    """Tokens that a step may have.
+    """Maximum number of tokens per step.
 
-    Halved when a step did not fit, and doubled again after `RECOVER_STEPS` steps that did. Where
-    it is `fixed`, because prompts are never split, a step that does not fit fails.
+    Halved after a step that ran out of memory, doubled again after `RECOVER_STEPS` steps that fit.
+    If `fixed`, because prompts are never split, a step that does not fit fails.
     """
 
     def __init__(self, most: int, *, fixed: bool) -> None:
@@ -73,7 +73,7 @@ class StepSize:
         self._steps = 0
 
     def shrink(self, failed: Batch) -> bool:
-        """Lower the limits below the failed step; return False, changing nothing, if impossible."""
+        """Lower the limit below the failed step; False, changing nothing, if impossible."""
         whole = self._fixed or any(piece.whole for piece in failed.slices)
         if whole or failed.num_tokens < 2:
             return False
@@ -81,14 +81,14 @@ class StepSize:
         return True
 
     def skip(self, steps: int) -> None:
-        """Count `steps` steps that fitted."""
+        """Count `steps` steps that fit."""
         for _ in range(steps):
             if self.tokens == self._most:
                 return
             self.on_step()
 
     def on_step(self) -> None:
-        """A step fitted."""
+        """Count a step that fit."""
         if self.tokens == self._most:
             return
         self._steps += 1

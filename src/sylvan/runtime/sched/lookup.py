@@ -20,7 +20,7 @@ from sylvan.runtime.sched.capability import Hooks
 
 
 class Lookup:
-    """Asks the cache about requests; many that wait are asked about at each step."""
+    """Answers questions about cached tokens of requests, cheaply enough for each step."""
 
     def __init__(self, cache: KVCacheManager, hooks: Hooks) -> None:
         self._tree = cache.tree
@@ -28,7 +28,7 @@ class Lookup:
         self._hooks = hooks
 
     def key(self, req: Req) -> CacheKey:
-        """The cache key of all known tokens of `req`; the same object until it gets more."""
+        """Cache key of all known tokens of `req`; the same object until tokens are added."""
         key = req.key
         if key is None or len(key.tokens) != req.tokens.length:
             key = req.key = _key(req, self._hooks.cache_namespace(req))
@@ -36,15 +36,15 @@ class Lookup:
         return key
 
     def limit(self, req: Req) -> int:
-        """The longest prefix that may come from the cache: one token is always computed."""
+        """The longest prefix that may come from the cache; at least one token is computed."""
         return self._hooks.cache_limit(req, req.tokens.length + req.pending - 1)
 
     def cached_tokens(self, req: Req, *, on_device: bool = False) -> int:
-        """Tokens of `req` that the cache holds now, or that it holds on the device."""
+        """Number of cached tokens of `req`, optionally only those on the device."""
         key = req.key
         if key is None or len(key.tokens) != req.tokens.length:
             key = self.key(req)
-        limit = req.tokens.length + req.pending - 1  # `limit`, for all that wait, in each step
+        limit = req.tokens.length + req.pending - 1  # `limit`, inlined for speed
         if self._hooks.limits_cache:
             limit = self._hooks.cache_limit(req, limit)
         return self._tree.peek(key, limit, 0 if on_device else ANY)
@@ -92,12 +92,12 @@ def _key(req: Req, apart_by: str) -> CacheKey:
     return CacheKey(tokens, f"{request.lora or ''}:{request.cache_salt}{apart_by}", media)
 
 
-# clients choose the rest of the namespace, and it might look like an adapter's
+# clients choose the rest of the namespace, which might resemble an adapter's
 _OTHERS = (":", "embed:")
 _ADAPTER = re.compile(r"(?s)(.+?@[0-9a-f]{16}):")
 
 
 def adapter_of(namespace: str) -> str | None:
-    """The id of the adapter (its name, `@`, and a digest) that a namespace of keys belongs to."""
+    """The adapter id (name, `@`, digest) in a key's namespace; None without one."""
     found = None if namespace.startswith(_OTHERS) else _ADAPTER.match(namespace)
     return None if found is None else found[1]

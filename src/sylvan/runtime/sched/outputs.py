@@ -1,4 +1,4 @@
-"""Turns step results into outputs for the client."""
+"""Converts step results to outputs for clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sylvan.runtime.core.step import SliceOutput, StepResult
 
 
 def finish_reason(req: Req, token: int) -> Finish | None:
-    """Whether `token`, the newest of `req`, ends it."""
+    """The finish reason if `token`, the newest of `req`, ends it."""
     count = req.tokens.length
     if token in req.stop_ids and count > req.min_tokens:
         return Finish(type="stop", matched=token)
@@ -26,12 +26,12 @@ def finish_reason(req: Req, token: int) -> Finish | None:
 
 
 def refusal(error: RequestError) -> Finish:
-    """The end of a request that a feature refuses."""
+    """The finish of a request that a capability rejected."""
     return Finish(type="abort", message=str(error), status=error.status, param=error.param)
 
 
 def text_may_end_earlier(req: Req) -> bool:
-    """Whether the detokenizer may yet find a stop in text that was generated before the end."""
+    """Whether the detokenizer may still find a stop string in the generated text."""
     request, finish = req.request, req.finish
     if not isinstance(request, GenerateRequest) or finish is None:
         return False
@@ -40,7 +40,7 @@ def text_may_end_earlier(req: Req) -> bool:
 
 
 def usage(req: Req) -> Usage:
-    """Counts of `req` so far."""
+    """Token counts of `req` so far."""
     return Usage(
         prompt_tokens=req.prompt_len,
         completion_tokens=max(0, req.num_outputs),
@@ -54,12 +54,12 @@ def usage(req: Req) -> Usage:
 
 
 def output(req: Req, now_s: float, **fields: Any) -> TokenOutput:
-    """All that is new of `req`, which counts as emitted; its timing if it has ended.
+    """Build an output of all new tokens of `req`, and mark them as emitted.
 
     Args:
         req: The request.
-        now_s: Time now, for a request that has ended.
-        fields: Other fields of `TokenOutput`.
+        now_s: Current time, for the timing of an ended request; else None.
+        fields: Further fields of `TokenOutput`.
     """
     timing = None
     if req.finish:
@@ -86,7 +86,7 @@ def buffered_outputs(reqs: Iterable[Req]) -> list[TokenOutput]:
 
 
 def emittable(req: Req) -> int:
-    """Tokens, the prompt included, that the client may know."""
+    """Number of tokens, including the prompt, that may be emitted."""
     length, held = req.tokens.length, req.held
     return length if held is None else max(req.num_emitted, min(length, held.settled))
 
@@ -137,7 +137,7 @@ def accept_plain(
             retractions=req.retractions,
             drafts=req.drafts,
         )
-        if req.num_emitted == length - 1:  # `_take_new`, without two calls for each token
+        if req.num_emitted == length - 1:  # `_take_new`, inlined for speed
             req.num_emitted, req.emit_at = length, length + req.emit_interval
             new = (token,)
         else:
@@ -147,7 +147,7 @@ def accept_plain(
 
 
 def met_targets(req: Req, now_s: float) -> bool | None:
-    """Whether `req`, which ended now, met its latency targets; None if it had none."""
+    """Whether `req`, which ends now, met its latency targets; None without targets."""
     request = req.request
     if (
         not isinstance(request, GenerateRequest)

@@ -1,4 +1,4 @@
-"""Where each request is: one container per phase, and one table of the moves that are allowed."""
+"""Requests by phase, and the allowed moves between phases."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class RequestTable:
     """All requests of a scheduler, grouped by phase.
 
     Attributes:
-        waiting: Without memory, in scheduling order.
-        running: In start order.
-        loading: By rid; own memory that a load is filling.
-        closing: By rid; sampling has ended, but the detokenizer may still find a stop string.
-        held: By rid; ended, and a capability still needs their memory.
+        waiting: Requests without memory, in scheduling order.
+        running: Running requests, in start order.
+        loading: Requests whose memory a load is filling, by rid.
+        closing: Sampled completely, but the detokenizer may still find a stop string; by rid.
+        held: Ended requests whose memory a capability still needs, by rid.
     """
 
     def __init__(self, waiting: WaitingQueue) -> None:
@@ -42,7 +42,7 @@ class RequestTable:
         return len(self._live)
 
     def __contains__(self, rid: str) -> bool:
-        """Whether the rid belongs to a request that still owns something."""
+        """Whether `rid` belongs to a request that still owns something."""
         return rid in self._live or rid in self.closing or rid in self.held
 
     def add(self, req: Req) -> None:
@@ -66,7 +66,7 @@ class RequestTable:
         yield from (req for req in self.held.values() if req.kv is not None)
 
     def move(self, req: Req, phase: Phase) -> None:
-        """Let `req` enter another phase; a move that is not allowed is a defect."""
+        """Move `req` to another phase; asserts that the move is allowed."""
         assert phase in TRANSITIONS[req.phase], f"{req.rid}: {req.phase} -> {phase}"
         self._leave(req)
         req.phase = phase

@@ -53,11 +53,11 @@ class Pipeline:
         self._lifecycle, self._statistics = lifecycle, statistics
         self._builder = PlanBuilder(parts.executor.caps.max_running_reqs)
         self.inflight: deque[tuple[Batch, Pending]] = deque()
-        self._steps: deque[int] = deque()  # the planner's numbers of those in flight
+        self._steps: deque[int] = deque()  # the planner's step numbers of those in flight
 
     @property
     def completed_step(self) -> int:
-        """The planner's last step whose results are in, or that had nothing to compute."""
+        """The planner's last step whose results arrived, or that had nothing to compute."""
         return self._steps[0] - 1 if self._steps else self._planner.step
 
     @property
@@ -69,7 +69,7 @@ class Pipeline:
         return batch if batch.slices and batch.decodes else None
 
     def skip(self, steps: int, pending: Pending) -> None:
-        """The step in flight is a later one of the same requests now; see `skipping`."""
+        """Replace the step in flight by a later one of the same requests; see `skipping`."""
         batch, _ = self.inflight[0]
         self.inflight[0] = (batch, pending)
         self._steps[0] += steps
@@ -86,7 +86,7 @@ class Pipeline:
         self._steps.append(self._planner.step)
 
     def complete_oldest(self) -> bool:
-        """Process the result of the oldest step in flight; return whether it computed anything."""
+        """Process the oldest step in flight; return whether it computed anything."""
         batch, pending = self.inflight.popleft()
         self._steps.popleft()
         try:
@@ -109,9 +109,9 @@ class Pipeline:
     def _fail(self, batch: Batch, error: ExecutorError) -> None:
         """Discard the KV of a failed step, including pages shared from it."""
         if isinstance(error, DeviceMemoryError) and self._planner.step_size.shrink(batch):
-            logger.warning("a step did not fit; smaller ones follow: %s", error)
+            logger.warning("a step ran out of memory, retrying with smaller steps: %s", error)
             later = [launched for launched, _ in self.inflight]
-            self._lifecycle.forget(take_back(batch, later, self._planner.retract))
+            self._lifecycle.forget(roll_back(batch, later, self._planner.retract))
         else:
             logger.error("step failed; its requests are ended", exc_info=error)
             for piece in batch.slices:
@@ -135,18 +135,18 @@ class Pipeline:
         req = piece.req
         if piece.samples:
             req.pending -= 1
-        if piece.draft and req.kv:  # rejected guesses have no place in the cache
+        if piece.draft and req.kv:  # rejected guesses must not enter the cache
             guesses, accepted = len(piece.draft.tokens), out.num_accepted
             req.computed -= guesses - accepted
             self._statistics.on_verified(req, guesses, accepted)
         if req.finish:
-            return  # it ended while this was in flight
+            return  # it ended while the step was in flight
         if out.error:
             reason = Finish(type="abort", message=out.error, status=out.status)
             self._lifecycle.abort(req.rid, reason)
             return
         if not piece.samples:
-            return  # a chunk that is not the last
+            return  # not the last chunk
         if not req.first_token_s:
             req.first_token_s = now
             self._statistics.cached += req.cached_tokens
@@ -174,7 +174,7 @@ class Pipeline:
             req.held.keep(head(out.logprobs, len(tokens)))
             finish = self._review(req, len(tokens), finish, ended=out.ended)
         if self._hooks.follows_tokens:
-            self._tell(req, tokens)
+            self._notify(req, tokens)
         fields = self._hooks.output_fields(req) if self._hooks.adds_output_fields else {}
         if finish and not req.finish:
             self._lifecycle.finish(req, finish)
@@ -185,14 +185,14 @@ class Pipeline:
                 logprobs = req.held.take(emittable(req) - req.num_emitted)
             self._lifecycle.outbox.append(output(req, now, logprobs=logprobs, **fields))
 
-    def _tell(self, req: Req, tokens: Sequence[int]) -> None:
+    def _notify(self, req: Req, tokens: Sequence[int]) -> None:
         try:
             self._hooks.on_tokens(req, tokens)
-        except RequestError as error:  # it ends alone
+        except RequestError as error:  # only this request fails
             self._lifecycle.refuse(req, error)
 
     def _review(self, req: Req, count: int, finish: Finish | None, *, ended: bool) -> Finish | None:
-        """Let capabilities judge the newest tokens, which end it with `finish`; how it ends now."""
+        """Let capabilities review the newest tokens; return the resulting finish, if any."""
         held = req.held
         assert held is not None
         complete = ended or (finish is not None and finish.type == "stop")
@@ -209,7 +209,7 @@ class Pipeline:
         return finish
 
     def _go_back(self, req: Req, length: int) -> None:
-        """Drop the tokens from `length` on; the KV before stays valid and shared."""
+        """Drop the tokens from `length` on; earlier KV stays valid and shared."""
         assert req.held is not None
         self._void_later_samples(req)
         req.held.drop(req.tokens.length - length)
@@ -219,7 +219,7 @@ class Pipeline:
         self._lifecycle.forget([req.rid])
 
     def _void_later_samples(self, req: Req) -> None:
-        """Discard later samples in flight after a step appended several tokens."""
+        """Discard later samples in flight after a step that appended several tokens."""
         for batch, _ in self.inflight:
             for piece in batch.slices:
                 if piece.req is req and piece.samples:
@@ -229,10 +229,10 @@ class Pipeline:
         self._builder.look_again()
 
 
-def take_back(failed: Batch, later: Iterable[Batch], retract: Callable[[Req], None]) -> list[str]:
-    """Undo a step that did not run, and what steps launched after it make of its tokens.
+def roll_back(failed: Batch, later: Iterable[Batch], retract: Callable[[Req], None]) -> list[str]:
+    """Undo a step that did not run, and the results that later steps derive from its tokens.
 
-    Returns the rids of requests that start anew, which the executor is to forget.
+    Returns the rids of requests that start over, for the executor to drop.
     """
     reqs = {piece.req.rid: piece.req for piece in failed.slices}
     for piece in failed.slices:

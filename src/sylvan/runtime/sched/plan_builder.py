@@ -1,7 +1,7 @@
-"""Turns a batch of requests into the step plan for the executor.
+"""Converts a batch of requests to a step plan for the executor.
 
-A plan copies what the step needs, so the scheduler may change its objects while the step runs, in
-this process or another.
+A plan copies what the step needs, so that the scheduler may change its objects while the step runs,
+in this process or another.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sylvan.runtime.core.step import NO_PAGES, DraftRows, Join, StepPlan
 class PlanBuilder:
     """Assigns request slots and computes what changed since the last step.
 
-    A rid keeps its slot until it is named in `Batch.ended` or comes back as another `Req`. All
-    pages are sent again when the handle or its version has changed, as it has after preemption.
+    A rid keeps its slot until `Batch.ended` names it or another `Req` uses it. All pages are sent
+    again when the handle or its version has changed, as after preemption.
     """
 
     def __init__(self, num_slots: int) -> None:
         self._free = list(range(num_slots - 1, -1, -1))
-        self._by_rid: dict[str, Req] = {}  # those with a slot
+        self._by_rid: dict[str, Req] = {}  # requests with a slot
         self._tables = _PageTables(num_slots)
         self._decodes = _DecodeSteps()
         self._steps = 0
@@ -50,7 +50,7 @@ class PlanBuilder:
         decodes = batch.slices[: batch.num_decodes]
         slots = [piece.req.slot for piece in decodes]
         if slots and min(slots) < 0:
-            decodes = ()  # one joins anew
+            decodes = ()  # a request joins again
         blocks = self._add_decodes(decodes, slots, layout, batch.growth) if decodes else []
         for piece in batch.slices[len(decodes) :]:
             req = piece.req
@@ -83,7 +83,7 @@ class PlanBuilder:
         self.look_again()
 
     def look_again(self) -> None:
-        """Some request did not get just the one token that its slot sampled last."""
+        """Leave the fast path: a request received other tokens than its slot's last sample."""
         self._decodes = _DecodeSteps()
 
     def _add_decodes(
@@ -93,7 +93,7 @@ class PlanBuilder:
         layout: _Layout,
         growth: Growth | None,
     ) -> list[IntArray]:
-        """Lay out the plain decodes together; returns how their page tables change."""
+        """Lay out plain decodes together; return the changes of their page tables."""
         layout.add_decodes(pieces, np.array(slots, np.int32), in_flight=growth is None)
         changes = self._tables.changes(pieces, growth)
         return [changes] if changes is not NO_PAGES else []
@@ -110,13 +110,13 @@ class PlanBuilder:
         joins.append(Join(slot, req.request, outputs.copy()))
 
     def _evict(self) -> int:
-        """Free the slot of a request without memory: it waits, and joins anew when it returns."""
+        """Free the slot of a request without memory, which joins again when it returns."""
         for rid, req in self._by_rid.items():
             if req.kv is None:
                 slot = self._leave(rid)
                 assert slot is not None
                 return slot
-        raise ExecutorError("more requests run than there are request slots")
+        raise ExecutorError("there are more running requests than request slots")
 
     def _leave(self, rid: str) -> int | None:
         req = self._by_rid.pop(rid, None)
@@ -135,12 +135,12 @@ class _DecodeSteps:
     """
 
     def __init__(self, slices: Sequence[Slice] = ()) -> None:
-        """`slices`: of a decode-only step; empty if the last step was of another kind."""
+        """`slices`: slices of a decode-only step; empty after other steps."""
         self._slices = slices
         self._numbers: IntArray | None = None
 
     def continues(self, slices: Sequence[Slice]) -> bool:
-        """Whether a step of decodes is of just the requests of the step before."""
+        """Whether a decode step has the same requests as the step before."""
         before = self._slices
         if slices is before:
             return bool(slices)
@@ -165,7 +165,7 @@ class _DecodeSteps:
             each = np.arange(count, dtype=np.int32)
             rows = (slots, starts, starts + 1, each, each, slots, np.zeros(count, np.int32))
             self._numbers = np.concatenate(rows, dtype=np.int32)
-        else:  # steps in flight read the old ones
+        else:  # steps in flight read the old arrays
             self._numbers = self._numbers.copy()
             self._numbers[count : 3 * count] += 1
         self._slices = batch.slices
@@ -190,14 +190,14 @@ class _PageTables:
         self._handles: list[KVHandle | None] = [None] * num_slots
         self._versions = [-1] * num_slots
         self._counts: IntArray = np.zeros(num_slots, np.int32)
-        self._count = self._counts.data  # which reads one number in half the time
+        self._count = self._counts.data  # reads single numbers in half the time
 
     def clear(self, slot: int) -> None:
-        """Another request is in `slot`."""
+        """Forget the pages of `slot`; another request uses it."""
         self._handles[slot] = None
 
     def changes(self, pieces: Sequence[Slice], growth: Growth | None) -> IntArray:
-        """Page updates of plain decodes; `growth` says which, if known."""
+        """Page updates of plain decodes; `growth` gives them if known."""
         if growth is NO_GROWTH:
             return NO_PAGES
         blocks: list[IntArray] = []
@@ -247,7 +247,7 @@ def _packed(blocks: Sequence[IntArray]) -> IntArray:
 
 
 class _Layout:
-    """Collects the arrays of a step: plain decodes at once, then the other slices one by one."""
+    """Collects the arrays of a step: plain decodes at once, then other slices one by one."""
 
     def __init__(self) -> None:
         self.drafts: list[DraftRows] = []
@@ -257,15 +257,15 @@ class _Layout:
         self._starts: list[int] = []
         self._stops: list[int] = []
         self._samples: list[int] = []
-        self._rows: list[int] = []  # in flight
+        self._rows: list[int] = []  # rows in flight
         self._sources: list[int] = []
         self._ids: list[int] = []
-        self._sampled: list[int] = []  # rows, where there are guesses
+        self._sampled: list[int] = []  # sampled rows, if there are guesses
         self._types: list[tuple[int, IntArray]] = []  # token types from a row on
 
     @property
     def num_slices(self) -> int:
-        """As for the following."""
+        """Number of slices laid out so far."""
         return self._count + len(self._slots)
 
     @property
@@ -293,7 +293,7 @@ class _Layout:
         self._decodes = (slots, starts, stops, each, rows, slots[rows], ids)
 
     def add(self, piece: Slice) -> None:
-        """The next slice."""
+        """Add a slice."""
         req, start, stop = piece.req, piece.start, piece.stop
         tokens, slot = req.tokens, req.slot
         index, row, known = self.num_slices, self.num_tokens, tokens.length

@@ -23,11 +23,11 @@ from sylvan.runtime.sched.policies.api import PacingPolicy
 from sylvan.runtime.sched.queue import WaitingQueue
 
 AGED_TOKENS = 64  # minimum prompt tokens per step while a request has waited too long
-MIN_SHARED_TOKENS = 32  # a shorter common start is not worth waiting for
+MIN_SHARED_TOKENS = 32  # a shorter shared prefix is not worth waiting for
 
 
 class Planner:
-    """Moves requests between phases, and memory to and from them."""
+    """Moves requests between phases, and allocates and frees their memory."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Planner:
     ) -> None:
         self.step = 0
         self.retractions = 0
-        self.retracted_inputs = self.retracted_outputs = 0  # tokens of those requests, each time
+        self.retracted_inputs = self.retracted_outputs = 0  # tokens of retracted requests
         self.refused: dict[str, RequestError] = {}  # by rid; the scheduler fails them
         self.admission = Admission(limits.conservativeness)
         self.step_size = StepSize(limits.max_batch_tokens, fixed=limits.whole_prompts)
@@ -61,11 +61,11 @@ class Planner:
         self._max_chunk = min(limits.chunk_tokens, parts.cache.max_step_tokens)
         self._budget = 0
         self._chunk = self._first_chunk = 0
-        self._guesses = self._paths = 0  # in this step
+        self._guesses = self._paths = 0  # of this step
         self._most_samples = parts.executor.caps.max_samples or NEVER
 
     def plan(self) -> tuple[Slice, ...]:
-        """Choose the next step's slices: decoding first, then prompts under way, then new ones."""
+        """Choose the next step's slices: decodes first, then running prompts, then new requests."""
         self.step += 1
         self._slices = []
         if self.started:
@@ -128,13 +128,13 @@ class Planner:
         self.start_again(req)
 
     def start_again(self, req: Req) -> None:
-        """Share the computed prefix of a running request, and queue it to be admitted again."""
+        """Publish the computed prefix of a running request, and queue it again."""
         self._loaded.discard(req)
         self.drop(req)
         self._requests.move(req, Phase.WAITING)
 
     def run_loaded(self, req: Req, num_computed: int) -> None:
-        """The memory of a loading request is filled: it runs from the next step on."""
+        """Run a loading request, whose memory is filled, from the next step on."""
         req.computed = min(num_computed, req.num_tokens - 1)
         if req.kv is not None and not req.retractions:
             req.loaded_tokens = min(req.kv.loaded, req.cached_tokens)
@@ -158,7 +158,7 @@ class Planner:
         return others
 
     def _decode_each(self) -> list[Req]:
-        """Plan decodes one by one; return the prompts under way."""
+        """Plan decodes one by one; return the prompts in progress."""
         prompts: list[Req] = []
         slices, extend, page_size = self._slices, self._cache.extend, self._page_size
         quick = not self._hooks.gates_running and not self._loaded
@@ -179,7 +179,7 @@ class Planner:
             if draft or not fits:
                 self._schedule_running(req, draft)
                 continue
-            # `_schedule_running` for the plainest and most frequent case
+            # `_schedule_running`, inlined for the most frequent case
             self.num_decodes += self.num_decodes == len(slices)
             slices.append(Slice(req, start, start + 1, True))
             req.computed, req.pending = start + 1, pending + 1
@@ -188,7 +188,7 @@ class Planner:
         return prompts
 
     def _schedule_running(self, req: Req, draft: Draft | None = None) -> None:
-        """`draft`: what was drafted for it, if it was asked for."""
+        """Plan a slice of a running request; `draft` are its guesses, if any."""
         if req.kv is None or not self._may_run(req, running=True):
             return
         size = self._slice_size(req)
@@ -196,7 +196,7 @@ class Planner:
         while size and req.kv and not self._cache.extend(req.kv, start + size, computed=start):
             victim = self._preemption.victim(self._slices)
             if victim is req and len(self._running) == 1:
-                return  # memory is held elsewhere for a moment
+                return  # memory is short for a moment
             self.admission.on_retract(self._running)
             self.retract(victim)
         if size and req.kv:
@@ -213,27 +213,27 @@ class Planner:
         size = min(req.lacking, room)
         if size <= 0 or req.computed >= req.prompt_len:
             return size
-        fresh = self._chunk == self._first_chunk  # the first prompt of a step may have all of it
+        fresh = self._chunk == self._first_chunk  # the first prompt may use the whole chunk
         most = min(self._budget, self._cache.max_step_tokens) if fresh else room
         size = self._hooks.cut(req, size, most)
         if not size and not self._slices:
             self.refused[req.rid] = RequestError(
-                f"{most} tokens of a step are too few for an image, which cannot be cut "
+                f"{most} tokens of a step are too few for an image, which cannot be split "
                 "(scheduler.max_batch_tokens).",
                 param="media",
             )
         return size
 
     def _draft(self, req: Req, size: int) -> Draft | None:
-        """Guesses to verify after the newest token, with memory for them.
+        """Return guesses to verify after the newest token, and allocate memory for them.
 
-        A draft that does not fit, or that the executor cannot verify, costs speed only.
+        Guesses that do not fit, or that the executor cannot verify, are dropped.
         """
         if self._plain or not req.generates or req.pending or size != req.lacking or size != 1:
             return None
         most = min(
             self._budget - size,
-            req.max_tokens - req.num_tokens - 1,  # and the token after them
+            req.max_tokens - req.num_tokens - 1,  # one more token follows them
             self._most_samples - len(self._running) - self._guesses,
         )
         draft = self._hooks.draft(req, most) if most > 0 else None
@@ -278,7 +278,7 @@ class Planner:
 
     @property
     def _has_room(self) -> bool:
-        """Whether this step may compute tokens of one more prompt, and sample one more row."""
+        """Whether this step has room for tokens and a sampled row of one more request."""
         sampled = len(self._running) + self._guesses
         return self._budget > 0 and self._chunk > 0 and sampled < self._most_samples
 
@@ -292,7 +292,7 @@ class Planner:
             return Verdict.WAIT
 
     def _preempt_for_urgent(self) -> None:
-        """Retract for the most urgent request that waits, before anybody gets a slice."""
+        """Retract victims for the most urgent waiting request, before any slice is planned."""
         if self._chunk <= 0:
             return
         if not self._preemption.is_possible(self._waiting.highest_priority):
@@ -302,7 +302,7 @@ class Planner:
             self._make_room(urgent, self.admission.reserved_tokens(self._running))
 
     def _make_room(self, req: Req, reserved: float) -> bool:
-        """Whether `req` fits beside those running, retracting less urgent ones if need be."""
+        """Whether `req` fits, after retracting less urgent requests if necessary."""
         need = req.num_tokens + self.admission.expected_outputs(req) + self._cache.page_size
         while not self._fits(req, need, reserved):
             victim = self._preemption.victim_of(req, self._slices)
@@ -327,7 +327,7 @@ class Planner:
         return need - self._lookup.cached_tokens(req, on_device=True) <= free
 
     def _waits_for_shared_prefix(self, req: Req, leaders: Sequence[Req]) -> bool:
-        """Whether a running prompt is computing a start that `req` shares and does not have yet."""
+        """Whether a running prompt is computing an uncached prefix that `req` shares."""
         if self._waiting.is_aged(req) or not isinstance(req.request, GenerateRequest):
             return False
         return self._lookup.gains_from(req, leaders, max(MIN_SHARED_TOKENS, self._page_size))
@@ -345,7 +345,7 @@ class Planner:
         loads = kv.loading is not None or (verdict is Verdict.LOAD and req.may_load)
         size = req.lacking if loads else self._slice_size(req)
         if kv.loading is not None:
-            size = 0  # it has the pages that are being filled
+            size = 0  # the handle has the pages that the load fills
         enough = (loads or size) and (self._cache.states is None or kv.state is not None)
         stop, from_ = req.computed + size, req.computed
         if loads and size:  # a load ends in its last page, so windows need no more memory
@@ -456,7 +456,7 @@ class Decodes:
         return slices, others
 
     def whole_step(self, slices: Sequence[Slice], num_decodes: int) -> tuple[Slice, ...]:
-        """All slices of the planned step: the last tuple again if only positions changed.
+        """All slices of the planned step; reuses the last tuple if only positions changed.
 
         `num_decodes`: the count of leading slices that came from `plan`.
         """

@@ -16,9 +16,9 @@ class Port:
     Args:
         requests: All requests of the scheduler.
         planner: Owns their memory.
-        pipeline: Knows which steps are in flight.
-        lifecycle: Gives back the memory of requests that have ended.
-        hooks: Of all capabilities.
+        pipeline: Knows the steps in flight.
+        lifecycle: Frees the memory of ended requests.
+        hooks: Hooks of all capabilities.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Requests that wait, and the order in which they are considered."""
+"""The queue of waiting requests and its order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sylvan.utils.clock import Clock
 class WaitingQueue:
     """Orders by priority, then requests that are aged or retracted, then by the policy.
 
-    So `age_limit_s` after its arrival, a request precedes all later arrivals of its priority: this
+    So `age_limit_s` after its arrival, a request precedes all later arrivals of its priority, which
     bounds starvation under any policy.
     """
 
@@ -50,13 +50,13 @@ class WaitingQueue:
 
     @property
     def highest_priority(self) -> int:
-        """The most urgent; at least one must wait."""
+        """Highest priority of waiting requests; the queue must not be empty."""
         return max(self._priorities)
 
     def least_urgent(self, below: int) -> Req | None:
-        """The request to drop below a priority: lowest priority first, then latest arrival.
+        """The request to drop for one of priority `below`: lowest priority, then latest arrival.
 
-        Retracted requests are never dropped, because part of their output was served.
+        Retracted requests are never dropped, because clients already have part of their output.
         """
         if not self._priorities or (lowest := min(self._priorities)) >= below:
             return None
@@ -65,15 +65,15 @@ class WaitingQueue:
 
     @property
     def pacing(self) -> PacingPolicy | None:
-        """The policy, if it also paces prompts."""
+        """The policy, if it also limits prompt tokens."""
         return self._policy if isinstance(self._policy, PacingPolicy) else None
 
     @property
     def any_aged(self) -> bool:
-        """Whether any request goes before the policy's choice."""
+        """Whether any request precedes the policy's choice."""
         if self._num_retracted:
             return True
-        oldest = next(iter(self._reqs.values()), None)  # they are in order without those
+        oldest = next(iter(self._reqs.values()), None)  # in arrival order
         return oldest is not None and self.is_aged(oldest)
 
     def candidates(self) -> Iterable[Req]:
@@ -91,7 +91,7 @@ class WaitingQueue:
         return chain.from_iterable(map(self._ranked, groups))
 
     def is_aged(self, req: Req) -> bool:
-        """Whether `req` goes before the policy's choice."""
+        """Whether `req` precedes the policy's choice."""
         return req.retractions > 0 or self._clock() - req.arrived_s > self._age_limit_s
 
     def _ranked(self, reqs: Sequence[Req]) -> Iterable[Req]:

@@ -40,8 +40,8 @@ class Scheduler:
     Not thread-safe: one thread drives it.
 
     Attributes:
-        hurries: Whether a request waits for a report that comes with an upcoming step.
-        times: When steps ran, and the log of the last ones.
+        hurries: Whether a request waits for a report of an upcoming step.
+        times: Times of steps, and the log of the last ones.
     """
 
     def __init__(self, parts: SchedulerDeps, limits: SchedulerLimits) -> None:
@@ -91,11 +91,11 @@ class Scheduler:
     # ---- adding and ending requests
 
     def add(self, request: GenerateRequest | EmbedRequest) -> None:
-        """Queue a request; where the queue is full, one of lower priority ends for it.
+        """Queue a request; if the queue is full, it may replace one of lower priority.
 
         Raises:
-            RequestError: it can never fit into memory, or its rid is taken.
-            CapacityError: the queue is full, and nothing in it less urgent.
+            RequestError: it can never fit into memory, or its rid is in use.
+            CapacityError: the queue is full, and contains no less urgent request.
         """
         self._hooks.on_call("add", request)
         if request.rid in self._requests:
@@ -111,7 +111,7 @@ class Scheduler:
         now = self._parts.clock()
         self._arrivals += 1
         req = Req(request, arrived_s=now, order=self._arrivals)
-        self._lookup.key(req)  # now, rather than of all that wait in one step
+        self._lookup.key(req)  # compute it now; a step may need the keys of all waiting requests
         self._requests.add(req)
         self._hooks.on_arrival(req)
         limits = [request.deadline_s, self._limits.queue_timeout_s]
@@ -181,7 +181,7 @@ class Scheduler:
         return completed or bool(batch.slices)
 
     def pause(self, mode: Literal["abort", "retract", "in_place"]) -> int:
-        """Stop scheduling; returns how many requests are affected."""
+        """Stop scheduling; return the number of affected requests."""
         self._hooks.on_call("pause", mode)
         self._paused = True
         while self._pipeline.inflight:
@@ -217,13 +217,13 @@ class Scheduler:
 
     @property
     def holds_kv(self) -> bool:
-        """Whether KV is on its way from or to elsewhere, so that `forget_kv` has to wait."""
+        """Whether KV is in transfer or held for one, so that `forget_kv` has to wait."""
         return bool(self._requests.loading or self._requests.held)
 
     def forget_kv(self) -> None:
-        """Use nothing again that was computed so far: requests compute their KV anew.
+        """Discard all computed KV, so that requests recompute it.
 
-        After `pause`, and not while `holds_kv`.
+        Call it after `pause`, and not while `holds_kv`.
         """
         self._hooks.on_call("forget_kv")
         assert not self._pipeline.inflight
@@ -231,18 +231,18 @@ class Scheduler:
         for req in tuple(self.running):
             self._planner.retract(req)
         for req in tuple(self._requests.closing.values()):
-            self._lifecycle.end(req)  # its client has everything; its memory was only kept
+            self._lifecycle.end(req)  # its client has all outputs; only its memory was kept
         self._parts.cache.clear()
 
     def audit(self) -> int:
         """Check the owner of every page, and reclaim pages without one.
 
-        Returns the number of leaked pages: 0 unless there is a bug, which then costs no request.
+        Returns the number of leaked pages: 0 unless there is a bug. No request is affected.
         """
         found = self._parts.cache.audit([r.kv for r in self._requests.with_memory() if r.kv])
         if found.total:
             self._hooks.on_call("audit")
-            logger.error("memory was lost and is taken back: %s", found)
+            logger.error("leaked memory was reclaimed: %s", found)
             self._statistics.repairs += found
         return found.total
 

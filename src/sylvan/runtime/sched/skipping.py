@@ -11,10 +11,10 @@ from sylvan.runtime.sched.planner import Planner
 
 
 class Skipping:
-    """Has the effect of as many calls of `step`, except for page numbers.
+    """Equivalent to a number of `step` calls, except for page numbers.
 
     Call it between two steps, with one step in flight, while all requests decode. The executor must
-    not read page tables: it does not get those of skipped steps.
+    not read page tables, because it does not receive those of skipped steps.
 
     Args:
         requests: All requests of the scheduler.
@@ -39,7 +39,7 @@ class Skipping:
         self._lifecycle, self._cache, self._allowed = lifecycle, cache, allowed
 
     def steps(self, most: int) -> int:
-        """How many steps may be skipped now, at most `most`: none may end or emit."""
+        """Number of steps, at most `most`, that can be skipped: none of them ends or emits."""
         requests, lifecycle = self._requests, self._lifecycle
         if not self._allowed or not requests.running or len(requests.waiting):
             return 0

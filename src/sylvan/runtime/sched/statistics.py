@@ -21,15 +21,15 @@ class Statistics:
 
     Attributes:
         steps: Steps with at least one slice.
-        computed: Tokens.
+        computed: Computed tokens.
         cached: Prompt tokens of started requests that came from the prefix cache.
         generated: Tokens sampled, or forced without sampling.
         verified: Slices with guesses.
-        proposed: Guesses in them.
+        proposed: Guesses verified.
         accepted: Guesses that were right.
-        targets: Requests with latency targets that ended.
-        met: Of those, how many met them.
-        repairs: Memory that an audit took back.
+        targets: Ended requests that had latency targets.
+        met: Ended requests that met their targets.
+        repairs: Memory that audits reclaimed.
     """
 
     steps: int = 0

@@ -1,4 +1,4 @@
-"""When steps ran, and when none did although there was work: the scheduler's own account."""
+"""Measures when steps run, and when none runs although there is work."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class StepTimes:
 
     Attributes:
         log: The last steps.
-        forward_s: Seconds in which at least one step was under way.
+        forward_s: Seconds in which at least one step was in flight.
         bubble_s: Seconds of bubbles.
-        idle_s: Seconds without anything to compute.
-        prompt_tokens: Tokens of prompts that steps computed.
-        last_s: Seconds that the last step took: since its launch, or since the step before ended; 0
-            before the first.
+        idle_s: Seconds without work.
+        prompt_tokens: Prompt tokens that steps computed.
+        last_s: Duration of the last step, from its launch or from the end of the step before; 0
+          before the first step.
     """
 
     def __init__(self, clock: Clock, requests: RequestTable) -> None:
@@ -31,20 +31,20 @@ class StepTimes:
         self.prompt_tokens = 0
         self.last_s = 0.0
         self._clock, self._requests = clock, requests
-        self._since_s: float | None = None  # when the present stretch began; None: none has
+        self._since_s: float | None = None  # start of the current period; None: there is none
         self._waits = False  # requests are present, and no step is in flight
         self._planned_s = self._computing_since_s = 0.0
-        self._under_way: list[int] = []  # step numbers; 0: a step without slices
+        self._under_way: list[int] = []  # numbers of steps in flight; 0: without slices
         self._computing = 0  # steps in flight that have slices
 
     def planning(self) -> None:
-        """A step is being planned."""
+        """Called when planning a step starts."""
         self._planned_s = self._clock()
         if self._since_s is None:
             self._since_s = self._planned_s
 
     def launching(self, batch: Batch, retractions: int) -> None:
-        """A step goes to the executor."""
+        """Called before a step is launched."""
         slices, decodes = batch.slices, batch.num_decodes
         size = len(slices)
         if not size:
@@ -56,7 +56,7 @@ class StepTimes:
             self._computing_since_s = now
         self._computing += 1
         prompt_tokens, tokens, guesses = 0, decodes, 0
-        if size > decodes:  # nothing to add otherwise; this runs in every step
+        if size > decodes:  # skip the sum otherwise: this runs in every step
             for piece in slices[decodes:]:
                 length = piece.stop - piece.start
                 tokens += length
@@ -71,7 +71,7 @@ class StepTimes:
         self._under_way.append(number)
 
     def completed(self, *, failed: bool = False) -> float:
-        """The result of the oldest step is in, or it failed; returns the time."""
+        """Called when the oldest step completed or failed; return the time."""
         now = self._clock()
         number = self._under_way.pop(0)
         if number:
@@ -84,13 +84,13 @@ class StepTimes:
         return now
 
     def nothing_to_do(self) -> None:
-        """No request is there: from now on no time is lost."""
+        """Called when no request is present: the time after it is idle time."""
         if self._waits:
             self._settle(self._clock())
             self._waits = False
 
     def _settle(self, now_s: float) -> None:
-        """End a stretch without steps."""
+        """Close a period without steps."""
         seconds = now_s - (now_s if self._since_s is None else self._since_s)
         if self._waits:
             self.bubble_s += seconds

@@ -59,6 +59,7 @@ FORMATS_HEADER = "x-sylvan-unknown-formats"
 REQUEST_ID = "x-request-id"
 RECEIVED = "sylvan.received_s"
 """Key in the ASGI scope for the arrival time of a call."""
+_REQUEST_ID_NAME = REQUEST_ID.encode()
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _RANK_HEADER = "x-data-parallel-rank"
 _UNREAD = (b"x-override-", b"x-sglext-ids-framed", b"x-smg-routing-key")
@@ -174,7 +175,7 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Handle:
         finally:
             context.bodies.free(request)
         context.accounts.called(endpoint.path, request.method, response.status_code)
-        response.headers[REQUEST_ID] = _request_id(request)
+        response.raw_headers.append((_REQUEST_ID_NAME, _request_id(request).encode()))
         return response
 
     async def admit(request: Request) -> Response:
@@ -188,6 +189,8 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Handle:
         except CapacityError as error:
             context.accounts.refused(error)
             return error_response(endpoint.family, error)
+        if end is None:
+            return await answer(request, tenant)
         try:
             return CountedResponse(await answer(request, tenant), end)
         except BaseException:  # cancelled: nothing is sent
@@ -382,6 +385,8 @@ def _refuse(family: Family, refusal: CallRefusal) -> Response:
 
 
 def _name_ignored(response: Response, call: Call[Any]) -> None:
+    if not call.ignored and not call.formats:
+        return
     for header, names in ((IGNORED_HEADER, call.ignored), (FORMATS_HEADER, call.formats)):
         if names:
             response.headers[header] = ", ".join(_ascii(name) for name in names[:MAX_NAMED])

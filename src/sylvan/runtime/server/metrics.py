@@ -82,7 +82,7 @@ class Accounts:
 
     def under_way(self, endpoint: str, method: str) -> AbstractContextManager[object]:
         """Count a call as in flight while the context is open."""
-        return self._calls.active(endpoint, method).track_inprogress()
+        return self._calls.active(endpoint, method)
 
     def timed_loads(self) -> AbstractContextManager[object]:
         """Time how long collecting the loads takes."""

@@ -7,43 +7,15 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-import msgspec
-
-from sylvan.protocol.messages import Finish, Usage
+from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import GenerateRequest
-from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
+from sylvan.runtime.tokenizer.ended import EndedRequest, ended
+from sylvan.runtime.tokenizer.live import LiveRequest
 from sylvan.runtime.tokenizer.router import ReplicaRouter
-from sylvan.runtime.tokenizer.timeline import StageName, began_s, stages
 from sylvan.utils.clock import Clock
 
 KEPT = 256
 MAX_RID_CHARS = 256
-
-
-class PastRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished request.
-
-    Attributes:
-        rid: Request ID.
-        tenant: Its tenant.
-        kind: `generate` or `embed`.
-        began_s: Arrival time on the monotonic clock.
-        samples: Number of samples.
-        usage: Token counts: the prompt once, all outputs together.
-        finish: Finish reason of its last sample.
-        adapter: LoRA adapter; None: none.
-        stages: Seconds of its last sample in each stage, in order; they add up (`timeline`).
-    """
-
-    rid: str
-    tenant: str
-    kind: str
-    began_s: float
-    samples: int
-    usage: Usage
-    finish: str
-    adapter: str | None
-    stages: dict[StageName, float]
 
 
 class RecentRequests:
@@ -60,7 +32,7 @@ class RecentRequests:
         self, router: ReplicaRouter, clock: Clock, wall: Callable[[], float], size: int = KEPT
     ) -> None:
         self._router, self._clock, self._wall = router, clock, wall
-        self._past: deque[PastRequest] = deque(maxlen=size)
+        self._past: deque[EndedRequest] = deque(maxlen=size)
         router.observers.append(self._ended)
 
     def view(self, tenant: str | None, limit: int) -> dict[str, Any]:
@@ -95,33 +67,12 @@ class RecentRequests:
             }
 
     def _ended(self, live: LiveRequest) -> None:
-        if live.internal:
-            return
-        last = max(live.samples, key=lambda sample: sample.timing.finished if sample.timing else 0)
-        self._past.append(
-            PastRequest(
-                rid=live.rid[:MAX_RID_CHARS],
-                tenant=live.tenant,
-                kind=_kind(live),
-                began_s=began_s(live),
-                samples=len(live.samples),
-                usage=_usage(live.samples),
-                finish=_finish_name(last.finish),
-                adapter=live.request.lora,
-                stages={stage.name: stage.seconds for stage in stages(live, last)},
-            )
-        )
+        if not live.internal:
+            self._past.append(ended(live))
 
 
 def _kind(live: LiveRequest) -> str:
     return "generate" if isinstance(live.request, GenerateRequest) else "embed"
-
-
-def _usage(samples: list[SampleState]) -> Usage:
-    first = max((s.usage for s in samples), key=lambda usage: usage.prompt_tokens)
-    output = sum(sample.usage.completion_tokens for sample in samples)
-    prompt = first.prompt_tokens or len(samples[0].request.input_ids)
-    return msgspec.structs.replace(first, prompt_tokens=prompt, completion_tokens=output)
 
 
 def _finish_name(finish: Finish | None) -> str:
@@ -133,24 +84,29 @@ def _finish_name(finish: Finish | None) -> str:
     return "abort_client" if finish.status is None else "abort_server"
 
 
-def _past_view(past: PastRequest, since: float) -> dict[str, Any]:
-    """Return the JSON form; the monotonic clock was 0 at `since` seconds after the epoch."""
-    usage = past.usage
+def _past_view(past: EndedRequest, since: float) -> dict[str, Any]:
+    """Return the JSON form; the monotonic clock was 0 at `since` seconds after the epoch.
+
+    The prompt counts once, the outputs of all samples together; reason and times are those of the
+    sample that finished last.
+    """
+    usage = max((s.usage for s in past.samples), key=lambda usage: usage.prompt_tokens)
+    last = max(past.samples, key=lambda sample: sample.finished_s)
     return {
-        "rid": past.rid,
+        "rid": past.rid[:MAX_RID_CHARS],
         "tenant": past.tenant,
         "kind": past.kind,
         "arrived": past.began_s + since,
-        "samples": past.samples,
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
+        "samples": len(past.samples),
+        "prompt_tokens": usage.prompt_tokens or past.prompt_tokens,
+        "completion_tokens": sum(sample.usage.completion_tokens for sample in past.samples),
         "cached_tokens": {
             "device": usage.cached_tokens - usage.loaded_tokens - usage.host_tokens,
             "host": usage.host_tokens,
             "storage": usage.loaded_tokens,
         },
         "retractions": usage.retractions,
-        "finish": past.finish,
+        "finish": _finish_name(last.finish),
         "adapter": past.adapter,
-        "stages": past.stages,
+        "stages": {stage.name: stage.seconds for stage in last.stages},
     }

@@ -30,14 +30,14 @@ class _Added(msgspec.Struct):
     worker_id: str
 
 
-class _JobShown(msgspec.Struct):
+class _RegistrationView(msgspec.Struct):
     status: str
 
 
 class _Shown(msgspec.Struct):
     id: str
     url: str
-    job_status: _JobShown | None = None
+    job_status: _RegistrationView | None = None
 
 
 class _List(msgspec.Struct):

@@ -26,15 +26,15 @@ class TenantCalls:
     def __len__(self) -> int:
         return self._calls.total()
 
-    def begin(self, tenant: Tenant) -> Callable[[], None]:
-        """Count a call; return the function to call once when it ends.
+    def begin(self, tenant: Tenant) -> Callable[[], None] | None:
+        """Count a call; return the function to call once when it ends; None: it is not counted.
 
         Raises:
             CapacityError: The tenant has too many calls in flight (429).
         """
         name = tenant.name
         if not name:
-            return _nothing
+            return None
         if self._calls[name] >= self._most:
             raise CapacityError(
                 f"{self._most} calls of this key's tenant are under way (limits.calls_per_tenant).",
@@ -65,7 +65,3 @@ class CountedResponse(Response):
             await self._response(scope, receive, send)
         finally:
             self._end()
-
-
-def _nothing() -> None:
-    pass

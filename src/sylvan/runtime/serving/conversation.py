@@ -169,9 +169,9 @@ async def render_chat(service: GenerationService, request: ChatRequest) -> Rende
         RequestError: The template rejects the messages, there is no template, or the text exceeds
             any context.
     """
-    parts = (_texts(request.messages), request.tools or ())
     length = service.manager.facts.context_len
-    if _size(parts, INLINE_CHARS) <= min(INLINE_CHARS, MAX_CHARS_PER_TOKEN * length):
+    size = _size(chain(_texts(request.messages), request.tools or ()), INLINE_CHARS)
+    if size <= min(INLINE_CHARS, MAX_CHARS_PER_TOKEN * length):
         return service.template.render(request)
     return await call_in_thread(_render, service, request, length)
 
@@ -210,8 +210,10 @@ def _size(items: Iterable[Any], most: int) -> int:
             left.pop()
         elif isinstance(value, str):
             total += len(value)
-        elif isinstance(value, dict | Mapping):
-            left.append(chain.from_iterable(cast(Mapping[str, Any], value).items()))
-        elif isinstance(value, list | tuple | Iterable):
-            left.append(iter(cast(Iterable[Any], value)))
+        elif isinstance(value, dict):  # abstract types take longer to recognise
+            left.append(chain.from_iterable(cast("dict[str, Any]", value).items()))
+        elif isinstance(value, list | tuple):
+            left.append(iter(cast("Sequence[Any]", value)))
+        elif value is not None and isinstance(value, Mapping):
+            left.append(chain.from_iterable(cast("Mapping[str, Any]", value).items()))
     return total

@@ -19,6 +19,13 @@ MAX_LOGPROB_IDS = 1024
 MAX_RID_CHARS = 256
 MAX_TIMEOUT_S = 86400.0
 MAX_CHARS_PER_TOKEN = 256  # a text longer than this many characters per token of context cannot fit
+_REMEMBERED, _REMEMBERED_BYTES = 256, 4096
+_TIMES = (
+    ("deadline_s", MAX_TIMEOUT_S),
+    ("ttft_ms", MAX_TIMEOUT_S * 1e3),
+    ("tpot_ms", MAX_TIMEOUT_S * 1e3),
+)
+_FEW_IDS = 256
 _INT32 = range(-(2**31), 2**31)
 
 
@@ -47,8 +54,39 @@ def check_input(inp: GenerateInput, facts: ServedModelInfo) -> None:
     _check_times(inp)
 
 
-def check_bytes(samplings: Sequence[SamplingParams], most: int) -> None:
+class CheckedParams:
+    """Recognises sampling parameters that were checked before: the prompts of a body share theirs.
+
+    Equal numbers of different bodies are one object, too (`api.sampling.read_sampling`).
+    """
+
+    def __init__(self) -> None:
+        self._facts: ServedModelInfo | None = None
+        self._known: dict[int, SamplingParams] = {}
+
+    def check(self, sampling: SamplingParams, facts: ServedModelInfo, most: int) -> None:
+        """Check as `check_sampling` and `check_bytes` do, unless it is known to pass.
+
+        Raises:
+            RequestError: A field is out of range, or all together are larger than `most` bytes.
+        """
+        if facts is not self._facts:
+            self._facts = facts
+            self._known.clear()
+        if self._known.get(id(sampling)) is sampling:
+            return
+        check_sampling(sampling, facts)
+        if check_bytes([sampling], most) > _REMEMBERED_BYTES:
+            return
+        while len(self._known) >= _REMEMBERED:
+            del self._known[next(iter(self._known))]
+        self._known[id(sampling)] = sampling
+
+
+def check_bytes(samplings: Sequence[SamplingParams], most: int) -> int:
     """Check the size of one request's sampling parameters, summed over all its samples.
+
+    Returns the size in bytes.
 
     Raises:
         RequestError: It exceeds `most` bytes; the message names the largest field.
@@ -60,7 +98,7 @@ def check_bytes(samplings: Sequence[SamplingParams], most: int) -> None:
             sizes[id(sampling)] = len(msgspec.msgpack.encode(sampling))
         total += sampling.n * sizes[id(sampling)]
     if total <= most:
-        return
+        return total
     largest = max(samplings, key=lambda sampling: sizes[id(sampling)])
     name = max(
         SamplingParams.__struct_fields__,
@@ -154,7 +192,11 @@ def check_ids(ids: Sequence[int] | IntArray, vocab_size: int, param: str) -> Int
         raise RequestError(f"{param} must be a list of token ids", param=param) from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise RequestError(f"{param} must be a list of token ids", param=param)
-    if int(array.min()) < 0 or int(array.max()) >= vocab_size:
+    if isinstance(ids, list) and len(ids) <= _FEW_IDS:  # numpy takes longer to start
+        least, most = min(ids), max(ids)
+    else:
+        least, most = int(array.min()), int(array.max())
+    if least < 0 or most >= vocab_size:
         where = int(((array < 0) | (array >= vocab_size)).argmax())
         raise RequestError(
             f"{param}[{where}] is {array[where]}; token ids of this model are 0 to "
@@ -165,11 +207,7 @@ def check_ids(ids: Sequence[int] | IntArray, vocab_size: int, param: str) -> Int
 
 
 def _check_times(inp: GenerateInput) -> None:
-    for name, most in (
-        ("deadline_s", MAX_TIMEOUT_S),
-        ("ttft_ms", MAX_TIMEOUT_S * 1e3),
-        ("tpot_ms", MAX_TIMEOUT_S * 1e3),
-    ):
+    for name, most in _TIMES:
         value = getattr(inp.options, name)
         if value is not None and not 0 < value <= most:
             message = f"{name} must be a positive number, at most {most:g}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,14 +9,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sylvan.protocol.arrays import EMPTY_IDS
 from sylvan.protocol.media import media_tokens
 from sylvan.protocol.messages import Finish, TextOutput, Timing, TokenLogprobs, Usage
 from sylvan.protocol.names import internal_name
 from sylvan.protocol.requests import GenerateRequest, Request
 from sylvan.runtime.tokenizer.types import Origin, SampleDelta
+from sylvan.utils.tasks import SingleWaiterEvent
 
 SUSPECT_AFTER = 2  # losses after which a sample is replayed alone
 MAX_LOSSES = 3  # losses after which it fails
+_NOTHING_USED = Usage()
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +71,7 @@ class SampleState:
     output_ids: list[int] = field(default_factory=list)
     losses: int = 0
     suspicions: int = 0
-    usage: Usage = Usage()  # noqa: RUF009 - immutable
+    usage: Usage = _NOTHING_USED
     finish: Finish | None = None
     timing: Timing | None = None
     aborting: Finish | None = None
@@ -134,7 +136,7 @@ class SampleState:
         return msgspec.structs.replace(
             request,
             rid=self.name,
-            output_ids=np.array(self.output_ids, np.int32),
+            output_ids=np.array(self.output_ids, np.int32) if self.output_ids else EMPTY_IDS,
             logprobs=logprobs,
             deadline_s=left_s,
             # after a loss, the other server's transfer is gone
@@ -199,6 +201,7 @@ class LiveRequest:
         origin: Its call.
         closed_s: When its reader left or finished; 0: it is still read.
         replica: The replica that it was first sent to.
+        ended: See `ended.ended`, which stores it here.
         wake: Set when a delta is due.
         request: Request of its first sample; the others differ in `sample` only.
         tenant: Its tenant.
@@ -214,7 +217,8 @@ class LiveRequest:
     origin: Origin = field(default_factory=Origin)
     closed_s: float = 0.0
     replica: int = 0
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: Any = None
+    wake: SingleWaiterEvent = field(default_factory=SingleWaiterEvent)
     request: Request = field(init=False)
     tenant: str = field(init=False)
 

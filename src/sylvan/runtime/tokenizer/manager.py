@@ -12,16 +12,14 @@ from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.protocol.media import MediaItem
 from sylvan.protocol.messages import Command, ControlReply, Finish, SchedulerLoad
 from sylvan.protocol.requests import GenerateRequest
-from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.tokenizer.adapters import Adapters, AdapterSettings
 from sylvan.runtime.tokenizer.checks import (
+    CheckedParams,
     CheckedPrompt,
     build_request,
-    check_bytes,
     check_ids,
     check_input,
     check_logprob_room,
-    check_sampling,
 )
 from sylvan.runtime.tokenizer.embeds import (
     EmbedTexts,
@@ -92,7 +90,7 @@ class TokenizerManager:
         self.media = media
         self._clock = clock
         self._reserved = 0
-        self._checked: SamplingParams | None = None
+        self._checked = CheckedParams()
         self.isolation = CacheIsolation()
         self.updates = WeightUpdates(self)
         self._pool = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
@@ -256,7 +254,7 @@ class TokenizerManager:
         check_generates(self.facts)
         check_input(inp, self.facts)
         self.adapters.id_of(inp.lora, inp.tenant)
-        self._check_sampling(inp.sampling)
+        self._checked.check(inp.sampling, self.facts, self.limits.max_parameter_bytes)
         rid = inp.rid or secrets.token_hex(16)
         # reserve the ID while the text is tokenised
         self._reserved += inp.sampling.n
@@ -266,19 +264,15 @@ class TokenizerManager:
         finally:
             self._reserved -= inp.sampling.n
         self._check_admission(inp.rid, inp.tenant, inp.sampling.n, inp.options.priority)
-        given = (self.limits.seed, inp.default_seed)
-        seed = next((seed for seed in given if seed is not None), secrets.randbits(63))
-        base = build_request(inp, prompt, self.facts, seed=seed)
+        base = build_request(inp, prompt, self.facts, seed=self._seed(inp))
         check_logprob_room(base, self.limits.max_logprobs)
-        lora = self.adapters.id_of(inp.lora, inp.tenant)
-        base = msgspec.structs.replace(base, rid=rid, lora=lora, media=media)
-        return self._submit(inp, base, received_s)
+        return self._submit(inp, base, rid, media, received_s)
 
-    def _check_sampling(self, sampling: SamplingParams) -> None:
-        if sampling is not self._checked:  # the prompts of a body share one
-            check_sampling(sampling, self.facts)
-            check_bytes([sampling], self.limits.max_parameter_bytes)
-            self._checked = sampling
+    def _seed(self, inp: GenerateInput) -> int:
+        for seed in (self.limits.seed, inp.default_seed):
+            if seed is not None:
+                return seed
+        return secrets.randbits(63)
 
     def _check_admission(self, rid: str | None, tenant: str, count: int, priority: int) -> None:
         state = self.state
@@ -317,18 +311,34 @@ class TokenizerManager:
         ids, items = await self.media.expand(prompt.ids, inp.media, tokens, inp.tenant)
         return CheckedPrompt(ids, prompt.param), items
 
-    def _submit(self, inp: GenerateInput, base: GenerateRequest, received_s: float) -> LiveRequest:
+    def _submit(
+        self,
+        inp: GenerateInput,
+        base: GenerateRequest,
+        rid: str,
+        media: tuple[MediaItem, ...],
+        received_s: float,
+    ) -> LiveRequest:
         salt = self.isolation.salt(inp.tenant, inp.cache_salt)
         shared = self.isolation.shared_tokens(base.input_ids) if salt else 0
         interval = base.sampling.stream_interval or self.limits.stream_interval
         interval = interval if inp.stream else None
         base = msgspec.structs.replace(
-            base, cache_salt=salt, shared_tokens=shared, interval=interval
+            base,
+            rid=rid,
+            lora=self.adapters.id_of(inp.lora, inp.tenant),
+            media=media,
+            cache_salt=salt,
+            shared_tokens=shared,
+            interval=interval,
         )
-        samples = [
-            SampleState(msgspec.structs.replace(base, sample=index, bootstrap=bootstrap))
-            for index, bootstrap in enumerate(inp.bootstraps or [None] * base.sampling.n)
-        ]
+        requests = [base]
+        if base.sampling.n > 1 or inp.bootstraps:
+            requests = [
+                msgspec.structs.replace(base, sample=index, bootstrap=bootstrap)
+                for index, bootstrap in enumerate(inp.bootstraps or [None] * base.sampling.n)
+            ]
+        samples = [SampleState(request) for request in requests]
         take_over(samples, inp.past or (), self.facts.vocab_size)
         live = LiveRequest(
             base.rid,

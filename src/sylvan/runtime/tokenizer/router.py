@@ -69,6 +69,9 @@ class ReplicaRouter:
         """State of all processes: up while one replica is."""
         if self._closed:
             return "stopped"
+        if len(self.clients) == 1:
+            only = self.clients[0].state
+            return "draining" if self._draining and only != "lost" else only
         states = {client.state for client in self.clients}
         if states == {"lost"}:
             return "lost"
@@ -206,6 +209,8 @@ class ReplicaRouter:
         return usable
 
     def _choose(self, live: LiveRequest) -> SchedulerClient:
+        if len(self.clients) == 1 and not self._closed and self.clients[0].state != "lost":
+            return self.clients[0]
         usable = self._usable()
         up = [client for client in usable if client.state == "up"] or usable
         return up[self._policy.choose(live.request, up)]

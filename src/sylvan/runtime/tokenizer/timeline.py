@@ -31,7 +31,7 @@ Process = Literal["api", "scheduler", "detokenizer"]
 _NO_TIMING = Timing()
 
 
-class RequestStage(msgspec.Struct, frozen=True):
+class RequestStage(msgspec.Struct, frozen=True, gc=False):
     """A stage between two times, in seconds of the monotonic clock."""
 
     name: StageName

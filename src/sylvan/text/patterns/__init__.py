@@ -1,1 +1,1 @@
-"""Regular expressions matched while text arrives, in time linear in the text."""
+"""Matches regular expressions while text arrives, in time linear in the text."""

@@ -1,4 +1,4 @@
-"""Regular expressions, as Python's `re` reads them, to automata of a bounded number of states."""
+"""Compiles regular expressions (as parsed by Python's `re`) to automata of bounded size."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _KINDS = {
     "AT_BOUNDARY": (BoundaryKind.BOUNDARY, BoundaryKind.ASCII_BOUNDARY, re.ASCII),
     "AT_NON_BOUNDARY": (BoundaryKind.NO_BOUNDARY, BoundaryKind.NO_ASCII_BOUNDARY, re.ASCII),
 }
-"""Without a flag, with it, and which one."""
+"""Boundary kinds without a flag and with it, and the flag."""
 
 
 class PatternError(Exception):
@@ -60,11 +60,11 @@ class PatternProgram:
     """A compiled expression.
 
     Attributes:
-        states: Number 0 accepts.
-        start: Where it begins.
-        predicates: Of characters; states name them by number.
-        behinds: Expressions that are looked for behind a position.
-        steps: What compiling it took.
+        states: The states; number 0 accepts.
+        start: The initial state.
+        predicates: Predicates of characters; states refer to them by index.
+        behinds: Programs of look-behind expressions.
+        steps: Number of compile steps.
     """
 
     states: tuple[State, ...]
@@ -75,12 +75,12 @@ class PatternProgram:
 
     @property
     def size(self) -> int:
-        """States, those of `behinds` included."""
+        """Number of states, including those of `behinds`."""
         return len(self.states) + sum(behind.size for behind in self.behinds)
 
     @property
     def looks(self) -> bool:
-        """Whether it asks for positions."""
+        """Whether it tests positions."""
         looks = any(isinstance(state, Look) for state in self.states)
         return looks or any(behind.looks for behind in self.behinds)
 
@@ -101,7 +101,7 @@ def compile_pattern(text: str) -> PatternProgram:
 
 
 class _Room:
-    """States and steps that are left, for all parts of an expression together."""
+    """Remaining states and steps, shared by all parts of an expression."""
 
     def __init__(self) -> None:
         self.states = MAX_STATES
@@ -167,7 +167,7 @@ class _Compiler:
     def _repeat(self, value: Any, flags: int, after: int, *, greedy: bool) -> int:
         least, most, inner = value
         if most is _parser.MAXREPEAT:
-            loop = self._add(Accept())  # a place, until it is known what is repeated
+            loop = self._add(Accept())  # a placeholder until the repeated part is compiled
             entry = self._sequence(inner, flags, loop)
             self._states[loop] = ForkState((entry, after) if greedy else (after, entry))
             after = loop

@@ -1,8 +1,8 @@
 """Searches text that arrives in parts for a regular expression.
 
-All possible continuations of the expression are followed at once, ordered by preference, so that
-the match is the one that Python's `re` would find, and no text makes it take longer than its length
-times the states of the expression. What a character leads to is remembered, up to a bound.
+Follows all possible matches at once, ordered by preference, so that it finds the same match as
+Python's `re`, in time proportional to the length of the text times the number of states.
+Transitions are cached, up to a limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sylvan.text.patterns.states import (
 )
 
 _MAX_CLASSES = 4096
-_WORDS_PER_STATE = 64  # of memory for what is remembered
+_WORDS_PER_STATE = 64  # size of the transition cache
 _LEAST_WORDS = 4096
 _STEP_WORDS = 32
 _UNKNOWN = side(word=False, ascii_word=False, newline=False)
@@ -33,7 +33,7 @@ _UNKNOWN = side(word=False, ascii_word=False, newline=False)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CharClass:
-    """Characters that all predicates of an expression take alike."""
+    """Characters that all predicates of an expression treat alike."""
 
     truths: tuple[bool, ...]
     side: Side
@@ -57,18 +57,18 @@ class _Threads:
 
 
 class Automaton:
-    """An expression, and what is remembered of its steps; shared by all that look for it.
+    """An expression with its cached transitions; shared by all searches.
 
     Args:
-        program: The expression.
-        behind: It is looked for behind positions, where only the end of a match counts.
+        program: The compiled expression.
+        behind: Whether it is a look-behind, for which only the end of a match counts.
 
     Attributes:
-        size: Its states.
-        steps: What compiling it took.
-        matches_empty: Whether it matches a text without characters.
-        behinds: Expressions that are looked for behind a position.
-        empty: Where to begin.
+        size: Number of states.
+        steps: Number of compile steps.
+        matches_empty: Whether it matches the empty text.
+        behinds: Automata of look-behind expressions.
+        empty: Initial threads.
     """
 
     def __init__(self, program: PatternProgram, *, behind: bool = False) -> None:
@@ -107,14 +107,14 @@ class Automaton:
         *,
         begin: bool,
     ) -> _Step:
-        """Take a character of class `kind`, or none at the end of the text.
+        """Consume a character of class `kind`, or None at the end of the text.
 
         Args:
             threads: The current states.
-            sides: What is known of the characters around the position; None at an end of the text.
-            kind: Class of the character after the position.
-            truths: Whether each of `behinds` matches what is before.
-            begin: A match may begin here.
+            sides: The characters on both sides of the position; None at an end of the text.
+            kind: Class of the next character.
+            truths: Whether each of `behinds` matches before the position.
+            begin: Whether a match may start here.
         """
         key = (sides, kind, truths, begin)
         found = threads.steps.get(key)
@@ -175,7 +175,7 @@ class Automaton:
 
 
 class _BehindSearch:
-    """Whether an expression matches right before a position."""
+    """Searches for matches of an expression that end at the current position."""
 
     def __init__(self, automaton: Automaton) -> None:
         self._automaton = automaton
@@ -183,7 +183,7 @@ class _BehindSearch:
         self._behinds = [_BehindSearch(inner) for inner in automaton.behinds]
 
     def take(self, sides: tuple[Side | None, Side | None], char: str | None) -> bool:
-        """Whether it matches before the next character, which is taken then."""
+        """Whether it matches before the next character, which is then consumed."""
         truths = tuple([behind.take(sides, char) for behind in self._behinds])
         kind = self._automaton.class_of(char) if char is not None else None
         step = self._automaton.step(self._threads, sides, kind, truths, begin=True)
@@ -193,7 +193,7 @@ class _BehindSearch:
 
 
 class PatternSearch:
-    """Looks for one expression in one text."""
+    """Searches one text for one expression."""
 
     def __init__(self, automaton: Automaton) -> None:
         self._automaton = automaton
@@ -205,7 +205,7 @@ class PatternSearch:
 
     @property
     def pending(self) -> int | None:
-        """Offset in the whole text at which the earliest match begins that may still come."""
+        """Offset in the whole text of the start of the earliest match still possible."""
         return min(self._starts, default=None)
 
     def push(self, text: str) -> tuple[int, int] | None:
@@ -246,13 +246,13 @@ def automaton_of(text: str) -> Automaton:
     """The automaton of a regular expression.
 
     Raises:
-        PatternError: It cannot be matched; says why.
+        PatternError: it is not supported; says why.
     """
     return Automaton(compile_pattern(text))
 
 
 def _matches_empty(program: PatternProgram) -> bool:
-    """Whether an expression matches a text without characters."""
+    """Whether an expression matches the empty text."""
     return _BehindSearch(Automaton(program, behind=True)).take((None, None), None)
 
 

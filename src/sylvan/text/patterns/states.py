@@ -26,13 +26,13 @@ class BoundaryKind(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """Properties of the character on one side of a position; one object per case.
+    """Properties of the character next to a position; one object per combination.
 
     Attributes:
-        word: It belongs to a word.
-        ascii_word: It belongs to an ASCII word.
-        newline: It is a line feed.
-        last: It is the last one so far.
+        word: Whether it is a word character.
+        ascii_word: Whether it is an ASCII word character.
+        newline: Whether it is a line feed.
+        last: Whether it is the last one so far.
     """
 
     word: bool
@@ -43,7 +43,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Takes one character for which predicate number `predicate` holds."""
+    """Consumes one character that satisfies predicate number `predicate`."""
 
     predicate: int
     next: int
@@ -58,7 +58,7 @@ class ForkState:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Continues if the position is of a kind."""
+    """Continues if the position is of the given kind."""
 
     kind: BoundaryKind
     next: int
@@ -66,7 +66,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Continues if automaton `index` matches the text before, or with `negate` if it does not."""
+    """Continues if automaton `index` matches the preceding text, or with `negate` if not."""
 
     index: int
     negate: bool
@@ -83,7 +83,7 @@ State = Take | ForkState | Look | Behind | Accept
 
 @functools.cache
 def side(*, word: bool, ascii_word: bool, newline: bool, last: bool = False) -> Side:
-    """The one object for a case."""
+    """The object for a combination of properties."""
     return Side(word, ascii_word, newline, last)
 
 

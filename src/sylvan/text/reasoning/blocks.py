@@ -1,4 +1,4 @@
-"""Outputs in which thinking may begin anywhere, more than once, and may hold calls."""
+"""Outputs in which thinking may start anywhere and repeatedly, and may contain calls."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sylvan.text.spans import SpanLog, TextSpan
 class BlockReasoning:
     """Parser of thinking in blocks; see `ReasoningParser`.
 
-    White space next to the marks of a block is left out.
+    White space next to block markers is dropped.
 
     Args:
-        start: Marker that begins a block.
-        end: Marker that ends it.
+        start: Marker that starts a block.
+        end: Marker that ends a block.
         call: Markers around calls, which belong to the answer even inside a block.
-        start_in_reasoning: The output continues a block.
+        start_in_reasoning: Whether the output continues a block.
     """
 
     def __init__(
@@ -25,9 +25,9 @@ class BlockReasoning:
     ) -> None:
         self._start, self._end, self._call = start, end, call
         self._held = ""
-        self._at = 0  # where the text held stands in the output
+        self._at = 0  # position of the held text in the output
         self._place = "thinking" if start_in_reasoning else "answer"
-        self._fresh = start_in_reasoning  # white space that comes next is left out
+        self._fresh = start_in_reasoning  # whether to drop white space that follows
         self._spans = SpanLog()
 
     def feed(self, text: str) -> tuple[str, str]:
@@ -54,7 +54,7 @@ class BlockReasoning:
         return self._spans.take()
 
     def _step(self) -> tuple[bool, str]:
-        """Text up to the next marker, or all that is certain; whether there was a marker."""
+        """Text up to the next marker, or all certain text; and whether there was a marker."""
         place = self._spoke = self._place
         if self._fresh:
             self._skip(len(self._held) - len(self._held.lstrip()))
@@ -79,7 +79,7 @@ class BlockReasoning:
         return bool(mark), visible
 
     def _pass(self, mark: str) -> None:
-        """Turn to what the marker begins; that of a call is kept."""
+        """Switch to the mode that the marker starts; call markers are kept."""
         if mark == self._call[0]:
             self._place = "call"
             return

@@ -1,7 +1,7 @@
-"""Outputs made of messages in channels: some are thinking, some are calls, the rest is the answer.
+"""Outputs made of messages in channels: thinking, calls, and the answer.
 
-gpt-oss and Muse write messages like `<|start|>HEADER<|message|>BODY<|end|>`; the output goes on
-after the `<|start|>assistant` of the prompt.
+gpt-oss and Muse write messages like `<|start|>HEADER<|message|>BODY<|end|>`; the output continues
+after the prompt's `<|start|>assistant`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _FILLER = "commentary"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
-    """How a model family writes messages.
+    """Message format of a model family.
 
     Attributes:
-        thinking: What the header of a thought contains.
-        opens: Markers that begin a header.
+        thinking: Text in the header of a thinking message.
+        opens: Markers that start a header.
         closes: Markers that end a body.
-        bare: How a header may begin the output without a marker.
-        keeps_calls: Messages that call a tool (their header has `to=`) are passed on with all of
-            their marks, for the tool parser to read; else without.
+        bare: Forms of a header at the start of the output, without a marker.
+        keeps_calls: Whether messages that call a tool (with `to=` in the header) are passed on
+          with all markers, for the tool parser.
     """
 
     thinking: str
@@ -57,7 +57,7 @@ class ChannelReasoning:
         self._channels = channels
         self._stops = (*channels.closes, *channels.opens)
         self._held = ""
-        self._at = 0  # where the text held stands in the output
+        self._at = 0  # position of the held text in the output
         self._spans = SpanLog()
         self._at_start = bool(channels.bare) and not start_in_reasoning
         self._in_header = False
@@ -86,7 +86,7 @@ class ChannelReasoning:
         return self._spans.take()
 
     def _started(self) -> bool:
-        """Whether enough is there to tell if the output begins with a header."""
+        """Whether the text so far decides if the output starts with a header."""
         bare = self._channels.bare
         self._in_header = self._held.startswith(bare)
         waits = not self._in_header and any(b.startswith(self._held) for b in bare)
@@ -118,7 +118,7 @@ class ChannelReasoning:
         end, stop = min(found, default=(possible_start(self._held, self._stops), ""))
         text, start = self._held[:end], self._at
         if self._after_call and not stop and _FILLER.startswith(text.strip().lower()):
-            return False, kind, ""  # perhaps a word between two messages
+            return False, kind, ""  # may be a word between two messages
         self._skip(end)
         if self._after_call and stop in self._channels.opens and text.strip().lower() == _FILLER:
             text = ""

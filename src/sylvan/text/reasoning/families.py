@@ -1,4 +1,4 @@
-"""The reasoning formats by name; families that share a rule differ by a line in the table."""
+"""Reasoning formats by name; families that share a rule differ by a row of the table."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _OFF = (False, "disabled", "off", "false", "none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFamily:
-    """Where thinking begins and ends in the output of a model family.
+    """Markers of thinking in the output of a model family.
 
     Attributes:
         name: Option name.
-        starts: Markers that begin thinking; the first is the usual one.
-        ends: Markers that end it; the first is the usual one.
-        forced: Output starts inside thinking although no marker says so.
-        toggle: Template variable that says whether the output starts inside thinking, and its
-            value if the client gives none.
-        interrupts: Markers of tool calls that end thinking too, and stay in the answer.
-        leads: White space that the model may write before a start marker.
-        headers: What the model may write before its answer, be it at the start of the output or
-            after the thinking.
-        call_headers: The same before a call.
-        drops: Markers around the answer, which are left out of it.
-        stray_end: An answer without thinking may begin with an end marker, which is left out.
-        inner_call: Markers around calls in thinking, which may then begin anywhere and go on.
-        keeps_tags: Everything is answer, with the start marker put in front.
-        channels: Messages in channels instead of markers.
+        starts: Markers that start thinking; the first is the usual one.
+        ends: Markers that end thinking; the first is the usual one.
+        forced: Whether the output starts within thinking without a marker.
+        toggle: Template variable that decides whether the output starts within thinking, and its
+          default.
+        interrupts: Markers of tool calls that also end thinking; they stay in the answer.
+        leads: White space that may precede a start marker.
+        headers: Headers that may precede the answer, at the start of the output or after the
+          thinking.
+        call_headers: Headers that may precede a call.
+        drops: Markers around the answer, which are removed.
+        stray_end: Whether an answer without thinking may start with an end marker to remove.
+        inner_call: Markers around calls in thinking; thinking may then start anywhere and continue.
+        keeps_tags: Whether everything is answer, with the start marker prepended.
+        channels: Message format, for families with channels instead of markers.
     """
 
     name: str
@@ -56,8 +56,8 @@ class ReasoningFamily:
     ) -> bool:
         """Whether the output starts inside thinking.
 
-        The end of the prompt decides if it is one of the markers, then the template variables of
-        the request, then the family's habit.
+        A marker at the end of the prompt decides; else the template variables of the request; else
+        the family's default.
         """
         tail = prompt[-256:].rstrip()
         if tail.endswith(self.starts):
@@ -77,9 +77,9 @@ class ReasoningFamily:
     def may_start_reasoning(
         self, prompt: str = "", template_kwargs: Mapping[str, Any] | None = None
     ) -> bool:
-        """Whether the model may open its thinking by itself, as far as the client says.
+        """Whether the model may start thinking by itself, as far as the request allows.
 
-        It may not where the prompt has ended the thinking, or the request switched it off.
+        It may not if the prompt ends the thinking, or the request disables it.
         """
         given = template_kwargs or {}
         if prompt[-256:].rstrip().endswith(self.ends):
@@ -206,7 +206,7 @@ def options() -> tuple[str, ...]:
 
 
 def family(name: str, *, chat_template: str = "") -> ReasoningFamily | None:
-    """Look a family up; None if `auto` finds that the model does not think.
+    """Look up a family; None if `auto` finds that the model has no thinking.
 
     Raises:
         ConfigError: There is no such family.
@@ -226,7 +226,7 @@ def family(name: str, *, chat_template: str = "") -> ReasoningFamily | None:
 
 
 def choose(chat_template: str) -> ReasoningFamily | None:
-    """The family whose markers the template writes, or None."""
+    """The family whose markers the chat template contains, or None."""
     if not any(sign in chat_template for sign in _THINKS):
         return None
     name = next((name for sign, name in _SIGNS if sign in chat_template), None)

@@ -17,8 +17,8 @@ Split = tuple[str, str]
 class ReasoningParser(Protocol):
     """Splits one output as it arrives.
 
-    The joined results do not depend on how the text was cut, and no text is lost but the markers
-    and the white space next to them.
+    The joined results do not depend on how the text was split. Only the markers and the white space
+    next to them are dropped.
     """
 
     def feed(self, text: str) -> Split:
@@ -26,11 +26,11 @@ class ReasoningParser(Protocol):
         ...
 
     def finish(self) -> Split:
-        """Return what was held back, as `feed` does."""
+        """End the output; return what was held back."""
         ...
 
     def spans(self) -> list[TextSpan]:
-        """Where the text returned since the last call stands in the output, in its order."""
+        """Positions in the output of the text returned since the last call, in order."""
         ...
 
 
@@ -55,7 +55,7 @@ class MarkedReasoning:
         self._stops = (*family.ends, *family.interrupts)
         self._place = _Place.BEFORE
         self._held = ""
-        self._at = 0  # where the text held stands in the output
+        self._at = 0  # position of the held text in the output
         self._at_first = True
         self._spans = SpanLog()
 
@@ -88,7 +88,7 @@ class MarkedReasoning:
         return self._spans.take()
 
     def _answer(self, stop: int) -> str:
-        """Text up to an offset, without the markers around it."""
+        """Text up to an offset, without surrounding markers."""
         pieces: list[str] = []
         while True:
             found = [(at, m) for m in self._family.drops if 0 <= (at := self._held.find(m)) < stop]
@@ -101,13 +101,13 @@ class MarkedReasoning:
                 return "".join(pieces)
 
     def _skip_to(self, rest: str) -> None:
-        """Leave the text held but for its end."""
+        """Drop the held text except its end."""
         self._at += len(self._held) - len(rest)
         self._held = rest
 
     def _enter(self) -> None:
         begin = self._held.lstrip()
-        # a marker may have white space of its own in front
+        # white space may precede a marker
         for text in (self._held, begin):
             if marker := _prefix_of(text, self._family.starts):
                 self._skip_to(text[len(marker) :])
@@ -144,7 +144,7 @@ class MarkedReasoning:
 
 
 class TaggedAnswer:
-    """Keeps thinking in the answer and completes its tags: the start marker is put in front."""
+    """Keeps thinking in the answer, with the start marker prepended."""
 
     def __init__(self, family: ReasoningFamily) -> None:
         self._prefix = family.starts[0]

@@ -1,4 +1,4 @@
-"""The tokens of an output that are thinking."""
+"""Finds the thinking tokens of an output."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ _TAIL_CHARS = 256
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """How a model's thinking begins and ends, as tokens.
+    """Markers of a model's thinking, as tokens.
 
     Attributes:
-        family: The same as text.
-        starts: Ids of the marks that begin it, and of what may stand before them.
-        ends: Ids of the marks that end it; the first is the usual one, and those of the family's
-            `interrupts` come last.
+        family: The markers as text.
+        starts: Token ids of start markers, with optional leading text.
+        ends: Token ids of end markers; the first is the usual one, those of `interrupts` come last.
     """
 
     family: ReasoningFamily
@@ -31,7 +30,7 @@ class ReasoningMarks:
 
     @classmethod
     def of(cls, family: ReasoningFamily, tokenizer: Tokenizer) -> ReasoningMarks:
-        """The marks of a family in the tokens of a model."""
+        """The markers of a family in a tokenizer's tokens."""
         leading = [lead + start for start in family.starts for lead in family.leads]
         return cls(
             family,
@@ -40,21 +39,21 @@ class ReasoningMarks:
         )
 
     def is_open(self, text: str | None, ids: Sequence[int], tokenizer: Tokenizer) -> bool:
-        """Whether a prompt, given as text or ids, ends with a mark that begins thinking."""
+        """Whether a prompt, given as text or ids, ends with a start marker."""
         end = text[-_TAIL_CHARS:] if text else ending(tokenizer, ids)
         return end.rstrip().endswith(self.family.starts)
 
 
 def ending(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The end of a prompt that came as ids, in which thinking may have begun."""
+    """Text of the end of a prompt given as ids, which may contain a start marker."""
     return tokenizer.decode(list(ids[-TAIL_TOKENS:]), skip_special_tokens=False)
 
 
 class ReasoningCounter:
-    """Counts the tokens of a sample's thinking as they come, marks included.
+    """Counts the thinking tokens of a sample as they arrive, including markers.
 
     Args:
-        marks: Where thinking begins and ends; None: the model does not think.
+        marks: Markers of thinking; None if the model has none.
         inside: The output continues thinking; otherwise it may start with a marker.
     """
 
@@ -66,7 +65,7 @@ class ReasoningCounter:
         self.count = 0
 
     def add(self, ids: Sequence[int]) -> None:
-        """Add tokens; `count` is what they make of it."""
+        """Add tokens, and update `count`."""
         if self._state == "over":
             return
         self._ids.extend(ids)
@@ -94,12 +93,12 @@ class ReasoningCounter:
 
 
 def encoded(tokenizer: Tokenizer, marks: Iterable[str]) -> tuple[Ids, ...]:
-    """Ids of marks inside a text, each once."""
+    """Token ids of markers inside a text, without duplicates."""
     return tuple(dict.fromkeys(tuple(_ids_of(tokenizer, text)) for text in marks))
 
 
 def _ids_of(tokenizer: Tokenizer, mark: str) -> list[int]:
-    """Ids of a mark inside a text, where no tokenizer puts a space before it."""
+    """Token ids of a marker inside a text, where no tokenizer inserts a space before it."""
     ids = tokenizer.encode(mark, add_special_tokens=False)
     if b"".join(map(tokenizer.token_bytes, ids)) == mark.encode():
         return ids

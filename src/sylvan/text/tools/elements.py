@@ -1,4 +1,4 @@
-"""Calls whose arguments are elements named after the parameters, nested as the values are."""
+"""Tool calls whose arguments are nested elements named after the parameters."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _BRANCHES = ("anyOf", "oneOf", "allOf")
 class ElementGrammar:
     """Calls like `#<tool_call>#<invoke name="f">#<k>v#</k>#</invoke>#</tool_call>`, `#` the mark.
 
-    An argument that is an object holds an element for each key, an array one `<item>` for each
-    value. Tags inside text count only behind the mark.
+    An object argument contains an element per key, an array one `<item>` per value. Tags inside
+    text count only after the mark.
 
     Attributes:
         bare: Unused; calls have a marker.
-        mark: What stands before each tag.
+        mark: Prefix of each tag.
         section: Tag around calls.
     """
 
@@ -41,7 +41,7 @@ class ElementGrammar:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What to look for in the text."""
+        """Markers to search in the text."""
         return (self.mark,)
 
     def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
@@ -69,7 +69,7 @@ class ElementGrammar:
             closes, key = yield from _tag(reader)
             if closes:
                 break
-            if writer.types(key) == _STRING:  # passed on as it comes
+            if writer.types(key) == _STRING:  # streamed as it arrives
                 ends = tuple(f"{self.mark}{gap}</{key}>" for gap in ("", " ", "\n"))
                 yield from writer.read(key, ends)
             else:
@@ -81,12 +81,12 @@ class ElementGrammar:
 
 
 class _Values:
-    """Reads values that are not passed on before they are complete.
+    """Reads values that cannot be streamed.
 
     Args:
-        reader: Where they are read.
-        mark: What stands before each tag.
-        root: Schema to which references lead.
+        reader: Source of the text.
+        mark: Prefix of each tag.
+        root: Schema that resolves references.
     """
 
     def __init__(self, reader: Reader, mark: str, root: Mapping[str, Any]) -> None:
@@ -98,7 +98,7 @@ class _Values:
         """JSON text of the value of the element `key`, up to its closing tag.
 
         Raises:
-            Malformed: The text ends first, the tags do not match, or they nest too deep.
+            Malformed: the text ends too early, tags do not match, or nest too deeply.
         """
         if depth > _MAX_DEPTH:
             raise Malformed
@@ -108,7 +108,7 @@ class _Values:
         types = self._types(schema)
         if not closes and not text.strip() and types != _STRING:
             return (yield from self._container(key, tag, schema, depth))
-        while not (closes and tag == key):  # a mark within the text
+        while not (closes and tag == key):  # a mark inside text
             self._reader.pos = place
             more, _ = yield from self._reader.until((self._mark,))
             text, place = text + self._mark + more, self._reader.pos
@@ -177,7 +177,7 @@ class _Values:
 
 
 def _tag(reader: Reader) -> Steps[tuple[bool, str]]:
-    """Read a tag: whether it closes, and what stands in it."""
+    """Read a tag: whether it closes, and its content."""
     begin = yield from reader.expect(("</", "<"))
     text, _ = yield from reader.until((">",), limit=_LIMIT)
     return begin == "</", text.strip()
@@ -188,6 +188,6 @@ def _array(values: list[str]) -> str:
 
 
 def _empty(types: frozenset[str]) -> str:
-    """What an element with nothing inside stands for where it is no string."""
+    """The value of an empty element that is not a string."""
     forms = {"null": "null", "array": "[]", "object": "{}"}
     return next((text for kind, text in forms.items() if kind in types), '""')

@@ -1,4 +1,4 @@
-"""What tool parsers say, and the state that turns a grammar's findings into events."""
+"""Events of tool parsers, and their collection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sylvan.text.tools.reader import Malformed, Reader
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """Text that belongs to no call."""
+    """Text outside of calls."""
 
     text: str
 
@@ -37,12 +37,12 @@ Event = TextDelta | CallStart | ArgumentsDelta
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A function that may be called.
+    """A callable function.
 
     Attributes:
         name: Its name.
         parameters: JSON schema of its arguments.
-        strict: Its arguments have to follow the schema.
+        strict: Whether its arguments must follow the schema.
     """
 
     name: str
@@ -63,14 +63,14 @@ class ToolSpec:
 
 
 class Calls:
-    """Collects events, and settles what part of the text they account for.
+    """Collects events, and commits the text that they account for.
 
     Args:
-        reader: Its text up to the current place is settled by each call event.
+        reader: Each call event commits its text up to the current position.
         tools: Functions that may be called; None allows any name.
 
     Attributes:
-        stays_text: What was taken for a call last is text, and so are its marks.
+        stays_text: Whether the last attempted call is text, including its markers.
     """
 
     def __init__(self, reader: Reader, tools: Collection[ToolSpec] | None) -> None:
@@ -98,7 +98,7 @@ class Calls:
         return tool.parameters if tool else {}
 
     def guess(self, keys: Collection[str]) -> str:
-        """The function whose parameters fit the keys best; "" if none has one of them."""
+        """The function whose parameters match the keys best; "" if none has any of them."""
         best, most = "", 0
         tools = self._tools or {}
         if len(tools) == 1:
@@ -130,23 +130,23 @@ class Calls:
         self._reader.commit()
 
     def text(self, text: str) -> None:
-        """Report text, the first that is not settled."""
+        """Report the first uncommitted text."""
         self._spans.add(self._reader.settled, len(text))
         self._add("text", text)
 
     def give_back(self) -> None:
-        """Report as text what was read and is not settled."""
+        """Report all text read but not committed as text."""
         start = self._reader.settled
         text = self._reader.take_uncommitted()
         self._spans.add(start, len(text))
         self._add("text", text)
 
     def spans(self) -> list[TextSpan]:
-        """Where the text reported since the last call stands in the output."""
+        """Positions in the output of the text reported since the last call."""
         return self._spans.take()
 
     def take(self) -> list[Event]:
-        """Hand over the events collected; neighbours of a kind are one event."""
+        """Return the collected events, merging adjacent ones of a kind."""
         self._flush()
         events, self._events = self._events, []
         return events

@@ -1,4 +1,4 @@
-"""The tool-call formats by name; families that share a grammar differ by a line in the table."""
+"""Tool-call formats by name; families that share a grammar differ by a row of the table."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class ToolFamily:
     Attributes:
         name: Option name.
         grammar: How calls are written.
-        wrapping: Text around the JSON arguments of a call, for constrained calling; None where
-            arguments are not JSON.
-        tagged: How a call with arguments between tags is written, where that is known.
-        call_id: Format of a call's id, with `{name}` and `{index}`; None for random ids.
+        wrapping: Text around the JSON arguments of a call, for constrained calling; None if
+          arguments are not JSON.
+        tagged: Format of calls with tagged arguments, if known.
+        call_id: Format of call ids, with `{name}` and `{index}`; None for random ids.
     """
 
     name: str
@@ -313,7 +313,7 @@ _FAMILIES = _families()
 # formats that a checkpoint's own chat template defines
 _FROM_TEMPLATE = ("beam", "response_template")
 
-# which text in a chat template tells which family; the first that is found decides
+# substrings of a chat template that identify the family; the first match decides
 _SIGNS = (
     ("]<]minimax[>[", "minimax-m3"),
     ("<|channel|>commentary", "gpt-oss"),
@@ -365,7 +365,7 @@ def options() -> tuple[str, ...]:
 
 
 def family(name: str, *, chat_template: str = "", architecture: str = "") -> ToolFamily | None:
-    """Look a family up; None if `auto` finds no sign of one.
+    """Look up a family; None if `auto` finds no match.
 
     "json_array" is the form that `tool_choice` "required" asks for.
 
@@ -387,9 +387,9 @@ def family(name: str, *, chat_template: str = "", architecture: str = "") -> Too
 
 
 def choose(chat_template: str, architecture: str = "") -> ToolFamily | None:
-    """The family whose markers the template writes, else the architecture's, or None.
+    """The family whose markers the chat template contains, else the architecture's, or None.
 
-    A template that never mentions tools is of a model that cannot call them.
+    Models whose template does not mention tools cannot call them.
     """
     if "tool" not in chat_template:
         return None

@@ -1,6 +1,6 @@
-"""Incremental JSON: valid text is passed on as it comes, and the first fault is noticed at once.
+"""Incremental JSON: streams valid text, and detects the first error at once.
 
-Models sometimes write control characters inside strings, and Python's constants: both are repaired.
+Repairs control characters inside strings and Python's constants, which some models write.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _ESCAPES = '"\\/bfnrt'
 
 
 def read_value(reader: Reader, sink: Sink) -> Steps[None]:
-    """Read one JSON value, white space around its parts included.
+    """Read one JSON value, including surrounding white space.
 
     Raises:
-        Malformed: It is not JSON. What went to the sink is the beginning of valid JSON.
+        Malformed: it is not JSON. The sink has received a valid prefix.
     """
     stack: list[str] = []
     wants = "value"
@@ -53,7 +53,7 @@ def read_value(reader: Reader, sink: Sink) -> Steps[None]:
 
 
 def _step(wants: str, char: str, stack: list[str]) -> str | None:
-    """What `char` begins, or what is wanted after it; None if it does not fit."""
+    """The state after `char`, or None if it is not allowed."""
     if char in "}]":
         if wants not in ("comma", "key or end", "value or end") or stack[-1] != char:
             return None

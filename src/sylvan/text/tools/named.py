@@ -22,14 +22,14 @@ class NamedGrammar:
         bare: Unused; calls have a marker.
         wrappers: Markers of a section of calls.
         opens: Markers of one call.
-        head_ends: What ends the part with the name; `{` counts without being read.
-        name: Finds the name in that part (with the opening marker in front), in its first group.
-        fences: What may stand between that part and the arguments.
+        head_ends: Markers that end the part with the name; `{` also ends it, but is not consumed.
+        name: Pattern whose first group is the name; it includes the opening marker.
+        fences: Text that may separate that part from the arguments.
         closers: Markers that may follow a call.
-        listed: `ObjectGrammar` for a marker that is followed by a JSON list instead.
-        whole: The JSON is `{name, arguments}` rather than the arguments.
-        numbered: Instead of a name there may be a number; the arguments tell the function.
-        drops_strays: Closers without a call, and sections without calls, leave no trace.
+        listed: `ObjectGrammar` for a marker followed by a JSON list instead.
+        whole: Whether the JSON is `{name, arguments}` rather than the arguments.
+        numbered: Whether a number may replace the name; the arguments identify the function.
+        drops_strays: Whether closers without a call, and sections without calls, are removed.
     """
 
     bare: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class NamedGrammar:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What to look for in the text."""
+        """Markers to search in the text."""
         return (*self.wrappers, *self.opens, *(self.closers if self.drops_strays else ()))
 
     def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
@@ -92,7 +92,7 @@ class NamedGrammar:
 
 
 def _guess(reader: Reader, calls: Calls) -> Steps[None]:
-    """Read arguments, and report a call of the function that they fit."""
+    """Read arguments, and report a call of the function that they match."""
     if (yield from reader.peek()) != "{":
         raise Malformed
     text = yield from capture(reader)

@@ -19,14 +19,14 @@ class ObjectGrammar:
     """Markers around JSON calls.
 
     Attributes:
-        opens: Markers that begin calls.
+        opens: Markers that start calls.
         inner: Markers that may follow the first one.
         closers: Markers that may follow calls.
-        separators: What may stand between two objects.
-        bare: How calls may begin the output without a marker.
-        keyed: Objects look like `{"NAME": {arguments}}`.
-        hides: Start and end of text in which nothing is a call.
-        silent: Markers that are no text, with the white space next to them.
+        separators: Text that may separate two objects.
+        bare: Forms of calls at the start of the output, without a marker.
+        keyed: Whether objects look like `{"NAME": {arguments}}`.
+        hides: Start and end of text that contains no calls.
+        silent: Markers that are removed, together with adjacent white space.
     """
 
     opens: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class ObjectGrammar:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What to look for in the text."""
+        """Markers to search in the text."""
         return (*self.opens, *(self.hides[:1] if self.hides else ()), *self.silent)
 
     def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
@@ -66,10 +66,10 @@ class ObjectGrammar:
 
 
 def read_objects(reader: Reader, calls: Calls, grammar: ObjectGrammar) -> Steps[None]:
-    """Read one object or more, perhaps in a list.
+    """Read one or more objects, optionally in a list.
 
     Raises:
-        Malformed: There is none.
+        Malformed: there is none.
     """
     listed = yield from reader.accept(("[",))
     while True:
@@ -84,7 +84,7 @@ def read_objects(reader: Reader, calls: Calls, grammar: ObjectGrammar) -> Steps[
 
 
 class _Object:
-    """What is known of one call object while it is read."""
+    """State of a call object while it is read."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -93,7 +93,7 @@ class _Object:
 
 
 def read_object(reader: Reader, calls: Calls, name: str | None = None) -> Steps[None]:
-    """Read one call; an unknown function's is given back as text.
+    """Read a call; a call of an unknown function is returned as text.
 
     Raises:
         Malformed: It is not an object, or has no name.

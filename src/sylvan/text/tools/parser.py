@@ -18,8 +18,8 @@ from sylvan.text.tools.events import (
 )
 from sylvan.text.tools.reader import Malformed, Reader, Steps
 
-_PIECE_CHARS = 8192  # bounds what is searched again after each marker
-_MAX_FAILED = 256  # each marker that began no call may cost a look at all of the text
+_PIECE_CHARS = 8192  # limits the text searched again after each marker
+_MAX_FAILED = 256  # each false marker may cost a scan of all text
 
 
 class ToolCallSyntax(Protocol):
@@ -27,7 +27,7 @@ class ToolCallSyntax(Protocol):
 
     @property
     def bare(self) -> Sequence[str]:
-        """How calls may begin the output without a marker."""
+        """Forms of calls at the start of the output, without a marker."""
         ...
 
     @property
@@ -36,10 +36,10 @@ class ToolCallSyntax(Protocol):
         ...
 
     def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
-        """Read the calls after a marker that was read.
+        """Read the calls after a marker.
 
         Raises:
-            Malformed: They are not calls; what is not settled is given back as text.
+            Malformed: they are not calls; uncommitted text is returned as text.
         """
         ...
 
@@ -47,13 +47,13 @@ class ToolCallSyntax(Protocol):
 class ToolParser:
     """Finds the calls in one output.
 
-    The joined events do not depend on how the text was cut. Text that is not a complete call is
-    given back as text; calls that were begun keep what came of them. After 256 markers that
-    began no call the rest is text. Nothing is ever raised.
+    The joined events do not depend on how the text was split. Text that is not a complete call is
+    returned as text; incomplete calls keep the events so far. After 256 markers without
+    a call, the rest is text. Raises no errors.
 
     Args:
         grammar: How calls are written.
-        tools: Functions that may be called. Calls of others stay text; None allows any name.
+        tools: Callable functions. Calls of others stay text; None allows any name.
     """
 
     def __init__(self, grammar: ToolCallSyntax, tools: Collection[ToolSpec] | None = None) -> None:
@@ -66,14 +66,14 @@ class ToolParser:
         self._finished = False
 
     def feed(self, text: str) -> list[Event]:
-        """Add text; return what is new."""
+        """Add text; return new events."""
         if not text or self._finished:
             return []
         self._reader.feed(text)
         return self._advance()
 
     def finish(self) -> list[Event]:
-        """Say that the output is complete; return what was held back."""
+        """End the output; return what was held back."""
         if self._finished:
             return []
         self._reader.end()
@@ -82,7 +82,7 @@ class ToolParser:
         return events
 
     def spans(self) -> list[TextSpan]:
-        """Where the text of the events since the last call stands in the output."""
+        """Positions in the output of the text of the events since the last call."""
         return self._calls.spans()
 
     def _advance(self) -> list[Event]:
@@ -136,7 +136,7 @@ class ParsedTools:
     calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, events: Iterable[Event]) -> None:
-        """Take in what a parser said."""
+        """Add a parser's events."""
         for event in events:
             if isinstance(event, TextDelta):
                 self.text += event.text
@@ -149,7 +149,7 @@ class ParsedTools:
 def parse(
     text: str, grammar: ToolCallSyntax, tools: Collection[ToolSpec] | None = None
 ) -> ParsedTools:
-    """Split a whole output into text and calls, by the same code as in a stream."""
+    """Split a whole output into text and calls, with the same code as a stream."""
     result = ParsedTools()
     parser = ToolParser(grammar, tools)
     for start in range(0, len(text), _PIECE_CHARS):
@@ -159,7 +159,7 @@ def parse(
 
 
 def is_complete(call: ToolCall) -> bool:
-    """Whether the arguments are a JSON object, not one that was cut off."""
+    """Whether the arguments are a complete JSON object."""
     try:
         return isinstance(json.loads(call.arguments), dict)
     except ValueError:

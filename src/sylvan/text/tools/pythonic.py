@@ -23,8 +23,8 @@ class PythonicGrammar:
         bare: Unused; calls have a marker.
         wrappers: Markers before the list.
         closers: Markers that may follow it.
-        is_bare: The list needs no marker.
-        objects: Grammar for a list of JSON objects in its place.
+        is_bare: Whether the list needs no marker.
+        objects: Grammar for a list of JSON objects instead.
     """
 
     bare: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class PythonicGrammar:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What to look for in the text."""
+        """Markers to search in the text."""
         return (*self.wrappers, "[") if self.is_bare else self.wrappers
 
     def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
@@ -90,7 +90,7 @@ class GemmaGrammar:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What to look for in the text."""
+        """Markers to search in the text."""
         return (self.open,)
 
     def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
@@ -119,7 +119,7 @@ def _is_name(char: str) -> bool:
 
 
 def _expression(reader: Reader) -> Steps[str]:
-    """Read up to the comma or bracket that ends an argument, not beyond."""
+    """Read up to, but not including, the comma or bracket that ends an argument."""
     text: list[str] = []
     depth = 0
     while True:

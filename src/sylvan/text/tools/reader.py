@@ -1,9 +1,9 @@
-"""Reading text that arrives in pieces, so that grammars can be written as if it were complete.
+"""Reads text that arrives in pieces, so that grammars can be written as if it were complete.
 
 A grammar is a generator: it yields whenever it needs more text, and no result of a `Reader` method
-depends on how the text was cut. The text falls into three parts:
+depends on how the text was split. The text has three parts:
 
-    settled by events | read, but perhaps given back as text | not read yet
+    committed by events | read, but may be returned as text | not read yet
                       ^ committed                            ^ pos
 """
 
@@ -21,11 +21,11 @@ Sink = Callable[[str], None]
 
 
 class Malformed(Exception):  # noqa: N818 - a turn in parsing, not an error
-    """The text is not what the grammar wants, or ends too early."""
+    """The text does not match the grammar, or ends too early."""
 
 
 def past_space(text: str, place: int) -> int:
-    """Where the white space at `place` ends."""
+    """Position after the white space at `place`."""
     while place < len(text) and text[place].isspace():
         place += 1
     return place
@@ -35,8 +35,8 @@ class Reader:
     """The text of one output.
 
     Attributes:
-        pos: Where reading goes on. A grammar may move it back, not before `committed`.
-        settled: Characters that are settled, from the start of the output.
+        pos: Reading position. A grammar may move it back, but not before `committed`.
+        settled: Number of committed characters, from the start of the output.
     """
 
     def __init__(self) -> None:
@@ -51,32 +51,32 @@ class Reader:
         self._text += text
 
     def end(self) -> None:
-        """Say that no more text will come."""
+        """Declare that no more text will arrive."""
         self._ended = True
 
     def commit(self) -> None:
-        """Settle all that was read."""
+        """Commit all text read."""
         self.settled += self.pos - self._committed
         self._committed = self.pos
 
     def take_uncommitted(self) -> str:
-        """Settle what was read, and return it to be given back as text."""
+        """Commit the text read, and return it, to be reported as text."""
         text = self._text[self._committed : self.pos]
         self.commit()
         return text
 
     def more(self) -> Steps[None]:
-        """Wait for text.
+        """Wait for more text.
 
         Raises:
-            Malformed: There is none to come.
+            Malformed: no more will arrive.
         """
         if self._ended:
             raise Malformed
         yield
 
     def seek(self, markers: Sequence[str], emit: Sink, *, after_call: bool) -> Steps[str]:
-        """Pass text on up to the first marker, and read that; "" at the end of the text.
+        """Emit text up to the first marker, and consume the marker; "" at the end of the text.
 
         White space before the marker is left uncommitted with it, and after a call, at the end.
         """
@@ -105,7 +105,7 @@ class Reader:
             yield
 
     def lookahead(self, options: Sequence[str]) -> Steps[str]:
-        """The longest option that comes next, white space skipped; "" if none does."""
+        """The longest option that comes next after white space; "" if none does."""
         while True:
             place = past_space(self._text, self.pos)
             rest = self._text[place : place + 64]
@@ -116,7 +116,7 @@ class Reader:
             yield
 
     def accept(self, options: Sequence[str]) -> Steps[str]:
-        """Read the option that comes next, as `lookahead` finds it."""
+        """Consume the option that comes next; see `lookahead`."""
         found = yield from self.lookahead(options)
         if found:
             self.pos = past_space(self._text, self.pos) + len(found)
@@ -134,20 +134,20 @@ class Reader:
         return found
 
     def swallow(self, options: Sequence[str]) -> Steps[None]:
-        """Read the options that come next, any number of them, in any order."""
+        """Consume any number of the options, in any order."""
         while options and (yield from self.accept(options)):
             pass
 
     def until(
         self, ends: Sequence[str], *, sink: Sink | None = None, limit: int | None = None
     ) -> Steps[tuple[str, str]]:
-        """Read up to the first of `ends`, and that one too; return the text and the end.
+        """Read up to and including the first of `ends`; return the text and the end.
 
-        With a sink, the text goes there as it comes (also when it ends too early), not into the
-        result. Each piece counts as read when the sink gets it.
+        With a sink, text is streamed to it (even if it ends too early), and not returned. Each
+        piece counts as read once the sink has received it.
 
         Raises:
-            Malformed: The text ends too early, or has more characters than the limit.
+            Malformed: the text ends too early, or exceeds the limit.
         """
         scanned = self.pos
         while True:
@@ -169,7 +169,7 @@ class Reader:
             yield from self.more()
 
     def while_in(self, allowed: Callable[[str], bool], limit: int) -> Steps[str]:
-        """Read characters as long as they are allowed, at most `limit`."""
+        """Read allowed characters, at most `limit`."""
         while True:
             end = self.pos
             while end < len(self._text) and end - self.pos <= limit and allowed(self._text[end]):
@@ -203,7 +203,7 @@ class Reader:
         return self._text[self.pos - 1]
 
     def run_of(self, find: Callable[[str, int], int]) -> str:
-        """Read up to the place that `find` gives, within what has arrived."""
+        """Read up to the position that `find` returns, within the text that has arrived."""
         end = find(self._text, self.pos)
         text, self.pos = self._text[self.pos : end], end
         return text
@@ -216,7 +216,7 @@ class Reader:
 
 
 def _first(text: str, markers: Sequence[str], start: int) -> tuple[int, str]:
-    """Place and text of the first marker, the longest of several; (-1, "") if there is none."""
+    """Position and text of the first marker, the longest if several match; (-1, "") if none."""
     found = [(at, -len(m), m) for m in markers if (at := text.find(m, start)) >= 0]
     if not found:
         return -1, ""

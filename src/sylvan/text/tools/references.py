@@ -1,4 +1,4 @@
-"""Schemas that refer to parts of themselves, moved to another place in a larger schema."""
+"""Moves schemas with internal references to another place in a larger schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_REFERENCES = 16
 
 
 def refers(schema: object) -> bool:
-    """Whether some part of a schema refers to another by its place (`#...`)."""
+    """Whether any part of a schema refers to another by position (`#...`)."""
     if isinstance(schema, Mapping):
         own = schema.get("$ref")
         return (isinstance(own, str) and _is_place(own)) or any(map(refers, schema.values()))
@@ -21,7 +21,7 @@ def refers(schema: object) -> bool:
 
 
 def resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The schema that is meant where one is but a reference; None if it leads to no schema."""
+    """The schema behind a reference; the schema itself if it is none; None if it leads nowhere."""
     for _ in range(_MOST_REFERENCES):
         if not isinstance(schema, Mapping):
             return None
@@ -38,9 +38,9 @@ def resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any] | Non
 
 
 def moved(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The schema with references that hold where it stands at `place`, a pointer (`#/...`).
+    """The schema with references adjusted to its new place `place`, a pointer (`#/...`).
 
-    A part with an `$id` of its own is left alone: what it refers to is inside it.
+    Parts with their own `$id` stay unchanged, because their references are relative to it.
     """
     found: dict[str, Any] = {}
     for key, value in schema.items():

@@ -1,4 +1,4 @@
-"""Grammars for calls that are constrained while they are generated."""
+"""Grammars that constrain tool calls during generation."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Wrapping:
     """Text around the JSON arguments of a call.
 
     Attributes:
-        begin: What stands before, with `NAME` for the function.
-        end: What stands after.
-        trigger: Beginning of `begin` from which on the output is constrained.
+        begin: Text before, with `NAME` for the function.
+        end: Text after.
+        trigger: Prefix of `begin` after which the output is constrained.
     """
 
     begin: str
@@ -43,9 +43,9 @@ class StructuralTags:
     """Free text in which each trigger starts one of the tags.
 
     Attributes:
-        tags: One for each function.
-        triggers: What starts a tag.
-        at_least_one: The output has to call a function.
+        tags: A tag for each function.
+        triggers: Texts that start a tag.
+        at_least_one: Whether the output must call a function.
     """
 
     tags: tuple[StructuralTag, ...]
@@ -71,12 +71,12 @@ def structural_tags(
     """Constraints for the calls of a request; None if the family's arguments are not JSON.
 
     Args:
-        wrapping: The family's.
+        wrapping: The family's wrapping.
         tools: Functions of the request.
         choice: "auto", "required", or the name of a function.
 
     Raises:
-        RequestError: There is no function of that name.
+        RequestError: there is no such function.
     """
     if wrapping is None:
         return None
@@ -99,13 +99,13 @@ def strict_tags(
     Functions that are not strict may be called with any object.
 
     Args:
-        wrapping: How the model writes calls.
+        wrapping: The model's call format.
         tools: Functions of the request.
-        answer: What the output has to follow where it calls nothing, as a part of a structural
-            tag; None: free text, with or without calls.
+        answer: Format of an output without calls, as part of a structural tag; None: free text,
+          with or without calls.
 
     Raises:
-        RequestError: Calls in this form cannot be held to the schema of a function.
+        RequestError: this call format cannot enforce the schema of a function.
     """
     tags = [_strict_tag(wrapping, tool, f"tools[{i}]") for i, tool in enumerate(tools)]
     calls = {
@@ -145,10 +145,10 @@ def calls_schema(
     Args:
         tools: Functions of the request.
         choice: "required", or the name of the function to call.
-        parallel: Several calls are allowed.
+        parallel: Whether several calls are allowed.
 
     Raises:
-        RequestError: There is no function of that name.
+        RequestError: there is no such function.
     """
     definitions: dict[str, Any] = {}
     calls = [
@@ -188,7 +188,7 @@ def _chosen(tools: Sequence[ToolSpec], choice: str) -> list[ToolSpec]:
 
 
 def _placed(schema: Mapping[str, Any], name: str, definitions: dict[str, Any]) -> Mapping[str, Any]:
-    """What stands for a schema inside another; one that refers to itself becomes a definition."""
+    """Embed a schema in another; one that refers to itself becomes a definition."""
     if not refers(schema):
         return schema
     place = f"#/$defs/{name}"

@@ -1,7 +1,7 @@
-"""Calls whose arguments stand between tags, as structural tags.
+"""Structural tags for call formats whose arguments stand between tags.
 
 Such a model writes each argument as text: strings as they are, everything else as JSON. A schema
-can be held where that is enough to say what an argument may be.
+can be enforced if this form suffices to express it.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _STRING = frozenset({"string"})
 
 
 class Inexpressible(ValueError):  # noqa: N818 - says what it is
-    """A schema that the form of calls cannot hold; the message says where and why."""
+    """A schema that the call format cannot enforce; the message says where and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagWrapping:
-    """How a call with tags is written.
+    """Format of a call with tags.
 
     Attributes:
-        begin: What stands before the arguments, with `NAME` for the function.
-        key: What stands before a value, with `KEY` for its name, and `TEXT` for whether it is a
-            string ("true" or "false") where the model says so.
-        close: What stands after a value.
-        end: What ends the call.
-        trigger: Beginning of `begin` from which on the output is constrained.
+        begin: Text before the arguments, with `NAME` for the function.
+        key: Text before a value, with `KEY` for its name, and `TEXT` for whether it is a string
+          ("true" or "false"), if the model says so.
+        close: Text after a value.
+        end: Text that ends the call.
+        trigger: Prefix of `begin` after which the output is constrained.
     """
 
     begin: str
@@ -53,7 +53,7 @@ class TagWrapping:
         """A call of a function whose arguments follow the schema; keys keep its order.
 
         Raises:
-            Inexpressible: the schema says more than this form of calls can hold.
+            Inexpressible: this call format cannot enforce the schema.
         """
         if not _NAME.fullmatch(name):
             raise Inexpressible(f"its name {name!r} cannot be written in a tag")
@@ -79,7 +79,7 @@ class TagWrapping:
     def free(self, name: str) -> Node:
         """A call of a function with any arguments."""
         head = self.begin.replace("NAME", name)
-        if not head.endswith("\n"):  # the name has to end
+        if not head.endswith("\n"):  # terminate the name
             head += self.key.partition("KEY")[0]
         end = self.end.rpartition("\n")[2]
         return {"type": "tag", "begin": head, "content": {"type": "any_text"}, "end": end}
@@ -115,9 +115,9 @@ class TagWrapping:
 
 
 def tag_wrappings() -> list[tuple[str, TagWrapping]]:
-    """Families by name, and how they write calls.
+    """Call formats by the names of families.
 
-    The first of a line has a template that shows the form; the others have the same parser.
+    The first family of a line has a template that shows the format; the others share its parser.
     """
     glm = TagWrapping(
         begin="<tool_call>NAME\n",
@@ -187,7 +187,7 @@ def _json(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Node:
 
 
 def _written(value: object, kinds: frozenset[str], at: str) -> str:
-    """The text that is read as `value`."""
+    """The text that parses to `value`."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if not text or text != text.strip() or json.loads(to_json(text, kinds)) != value:
         raise Inexpressible(f"{at}: {json.dumps(value)[:80]} cannot be written between tags")
@@ -195,7 +195,7 @@ def _written(value: object, kinds: frozenset[str], at: str) -> str:
 
 
 def _is_plain(schema: object) -> bool:
-    """Whether a schema says nothing but which types are allowed."""
+    """Whether a schema only restricts types."""
     if not isinstance(schema, Mapping):
         return schema is True
     options = schema.get("anyOf", [])
@@ -204,7 +204,7 @@ def _is_plain(schema: object) -> bool:
 
 
 def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any], at: str) -> Mapping[str, Any]:
-    """What a schema that is but a reference refers to."""
+    """The schema behind a reference."""
     found = resolved(schema, root)
     if found is None:
         raise Inexpressible(f"{at}/$ref leads to no schema")

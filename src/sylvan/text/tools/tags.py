@@ -21,16 +21,16 @@ class TagGrammar:
 
     Attributes:
         bare: Unused; calls have a marker.
-        wrappers: Markers of a section of calls; they may follow each other.
-        open: Beginning of the tag that names the function.
+        wrappers: Markers of a section of calls; they may be consecutive.
+        open: Start of the tag that names the function.
         close: Tag that ends the call.
-        param_open: Beginning of the tag that names a parameter.
+        param_open: Start of the tag that names a parameter.
         param_close: Tag that ends its value.
-        head_end: What ends a tag with a name.
+        head_end: Text that ends a tag with a name.
         closers: Markers that may follow a call.
-        names: Attributes that hold a name (`<function=f>` needs none).
+        names: Attributes that contain a name (`<function=f>` needs none).
         kinds: Attribute with a value's type, and its words for JSON types.
-        trims: Values lose one line break at either end.
+        trims: Whether values lose one line break at either end.
         quotes: Markers around values in which tags do not count.
     """
 
@@ -49,7 +49,7 @@ class TagGrammar:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What to look for in the text."""
+        """Markers to search in the text."""
         return (*self.wrappers, self.open)
 
     def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
@@ -79,7 +79,7 @@ class TagGrammar:
         yield from reader.swallow((self.close, *self.closers))
 
     def _head(self, reader: Reader) -> Steps[tuple[str, frozenset[str] | None]]:
-        """Read the rest of a tag: a name, and the JSON types if it says them."""
+        """Read the rest of a tag: a name, and the JSON types if given."""
         head, _ = yield from reader.until((self.head_end,), limit=_LIMIT)
         if match := _BARE.match(head):
             return match[1], None
@@ -98,7 +98,7 @@ class PairGrammar:
         bare: Unused; calls have a marker.
         wrappers: Markers of a section of calls.
         open: Marker before the name.
-        separators: What may end the name, besides a line break, the first key and `close`.
+        separators: Texts that may end the name, besides a line break, the first key and `close`.
         key: Tags around a key.
         value: Tags around a value.
         close: Marker that ends the call.
@@ -116,7 +116,7 @@ class PairGrammar:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What to look for in the text."""
+        """Markers to search in the text."""
         return (*self.wrappers, self.open)
 
     def read(self, marker: str, reader: Reader, calls: Calls) -> Steps[None]:
@@ -134,7 +134,7 @@ class PairGrammar:
         writer = ArgumentsWriter(reader, calls, name)
         tag, key = "", ""
         while tag != self.close:
-            if tag == self.key[0]:  # one without a value is forgotten
+            if tag == self.key[0]:  # a key without a value is dropped
                 key, _ = yield from reader.until(self.key[1:], limit=_LIMIT)
                 key = key.strip()
             elif tag and key:
@@ -148,7 +148,7 @@ class PairGrammar:
 
 
 def _types(word: str | None) -> frozenset[str] | None:
-    """JSON types of a type attribute; DeepSeek only says whether the value is a string."""
+    """JSON types of a type attribute; DeepSeek's only says whether the value is a string."""
     if word in ("true", "string", "str"):
         return frozenset({"string"})
     if word == "false" or not word:

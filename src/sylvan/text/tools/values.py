@@ -1,4 +1,4 @@
-"""Arguments that models write as text between tags become JSON, by the types of the schema."""
+"""Converts arguments written as text between tags to JSON, by the types of the schema."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS = {"null": type(None), "boolean": bool, "object": dict, "array": list, "s
 
 
 def allowed_types(schema: Any) -> frozenset[str]:
-    """JSON types that a schema allows; all if it does not say."""
+    """JSON types that a schema allows; all if it does not restrict them."""
     if not isinstance(schema, Mapping):
         return _ANY
     kind = schema.get("type")
@@ -37,7 +37,7 @@ def allowed_types(schema: Any) -> frozenset[str]:
 
 
 def to_json(text: str, types: frozenset[str]) -> str:
-    """JSON text of the value that `text` stands for; a string if it is nothing else allowed."""
+    """JSON text of the value that `text` represents; a string if no other type matches."""
     stripped = text.strip()
     if types != frozenset({"string"}):
         value = _parsed(stripped)
@@ -50,7 +50,7 @@ def to_json(text: str, types: frozenset[str]) -> str:
                 if kind != "string":
                     return _dumped(value, kind)
         if value is None and "string" not in types:
-            return "null"  # the model's word for no value, whether it is allowed or not
+            return "null"  # the model's word for no value, even if not allowed
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -99,13 +99,13 @@ def dump(value: Any) -> str:
 class ArgumentsWriter:
     """Writes the arguments of one call as a JSON object, one parameter after the other.
 
-    Strings are passed on as they come; other values when they are complete.
+    Strings are streamed; other values are written when complete.
 
     Args:
-        reader: Where values are read.
-        calls: Where fragments go.
+        reader: Source of values.
+        calls: Receives fragments.
         name: The function, whose schema gives the types.
-        trims: Values lose one line break at either end.
+        trims: Whether values lose one line break at either end.
     """
 
     def __init__(self, reader: Reader, calls: Calls, name: str, *, trims: bool = False) -> None:
@@ -130,7 +130,7 @@ class ArgumentsWriter:
         """Read a value up to one of `ends` and write it; return the end.
 
         Raises:
-            Malformed: The text ends first; a string has been written as far as it came.
+            Malformed: the text ends too early; a string is written as far as it arrived.
         """
         if key in self._keys:  # the first one counts
             _, end = yield from self._reader.until(ends)
@@ -147,7 +147,7 @@ class ArgumentsWriter:
         return end
 
     def write(self, key: str, value_json: str) -> None:
-        """Write a parameter whose value is given as JSON; of several the first one counts."""
+        """Write a parameter whose value is JSON; duplicates are ignored."""
         if key in self._keys:
             return
         self._calls.arguments(self._key(key) + value_json)
@@ -166,7 +166,7 @@ class ArgumentsWriter:
 
 
 class _LineTrimmer:
-    """A sink that drops one line break at the beginning and one at the end."""
+    """A sink that drops a line break at the start and one at the end."""
 
     def __init__(self, sink: Sink, *, trims: bool) -> None:
         self._sink = sink

@@ -1,4 +1,4 @@
-"""Which group of ranks has which experts."""
+"""Placement of experts on groups of ranks."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_other_family_goes_through_transformers_with_its_own_shape():
     ("config", "words"),
     [
         (raw("DogeForCausalLM", "doge"), "masks or biases attention"),
-        (raw("ZambaForCausalLM", "zamba"), "cannot go on from a recurrent state"),
+        (raw("ZambaForCausalLM", "zamba"), "cannot continue from a recurrent state"),
         (raw("CodeGenForCausalLM", "codegen"), "computes attention by itself|cannot be traced"),
         (raw("MineForCausalLM", "mine"), "transformers has no model_type 'mine'"),
         (

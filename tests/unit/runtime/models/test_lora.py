@@ -114,7 +114,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path, capsys):
         ({"peft_type": "IA3"}, "peft_type IA3"),
         ({"bias": "all"}, "biases that were trained"),
         ({"r": 0}, "r must be 1 or more, not 0"),
-        ({"r": "4"}, "no configuration of an adapter"),
+        ({"r": "4"}, "not an adapter configuration"),
         ({"use_dora": True}, "lacks model.layers.0.self_attn.q_proj.lora_magnitude_vector"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"alpha_pattern": {"(": 3}}, r"alpha_pattern '\(' is not a valid regular expression"),
@@ -229,8 +229,8 @@ def test_a_scale_that_is_no_float32(tmp_path):
             torch.zeros(3, 64),
             r"\[3, 64\] and \[64, 4\]",
         ),
-        ("base_model.model.model.norm.weight", torch.ones(64), "is not understood"),
-        ("base_model.model.x.lora_C.weight", torch.ones(64), "is not understood"),
+        ("base_model.model.model.norm.weight", torch.ones(64), "is unknown"),
+        ("base_model.model.x.lora_C.weight", torch.ones(64), "is unknown"),
     ],
 )
 def test_tensors_that_do_not_fit(tmp_path, name, value, says):

@@ -296,6 +296,28 @@ async def test_request_logs_in_a_folder(engine, tmp_path):
         Client(engine, observe=ObserveConfig(log_requests_target=target))
 
 
+async def test_a_full_disk_costs_lines_of_the_request_log_only(engine, tmp_path, caplog, capfd):
+    file = tmp_path / "requests.log"
+    file.symlink_to("/dev/full")  # every write fails as on a full disk
+    settings = {"log_requests_target": (str(tmp_path),), "log_requests_format": "json"}
+    client = Client(engine, observe=ObserveConfig(log_requests=True, **settings))
+    for number in range(3):
+        answer = await client.post("/generate", {**GENERATE, "rid": f"lost-{number}"})
+        assert answer.status_code == 200
+    [told] = [r.getMessage() for r in caplog.records if "lost" in r.getMessage()]
+    assert "No space left on device" in told
+    assert str(file) in told
+    file.unlink()
+    file.write_bytes(b'{"event": "finish", "rid": "tor')  # as much as found room
+    await client.post("/generate", {**GENERATE, "rid": "there-is-room"})
+    await client.context.observing.close()
+    torn, *lines = file.read_text().splitlines()
+    assert torn.endswith('"tor')
+    assert [json.loads(line)["event"] for line in lines] == ["receive", "finish"]
+    assert {json.loads(line)["rid"] for line in lines} == {"there-is-room"}
+    assert "Traceback" not in capfd.readouterr().err
+
+
 async def test_logging_can_be_configured(client):
     root = logging.getLogger()
     before = root.level

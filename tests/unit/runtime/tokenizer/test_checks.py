@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import LogprobOptions, RequestOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.tokenizer.checks import (
+    CheckedParams,
     CheckedPrompt,
     build_request,
     check_ids,
@@ -185,3 +187,28 @@ def test_ids_are_copied() -> None:
     array[0] = 9
 
     assert copy.tolist() == [0, 1, 2]
+
+
+def test_checked_parameters_are_known_again_but_not_for_another_model() -> None:
+    known, sampling = CheckedParams(), SamplingParams(stop_token_ids=(49,))
+    known.check(sampling, FACTS, 4096)
+    known.check(sampling, FACTS, 0)  # it is not looked at again
+    with pytest.raises(RequestError, match=r"limits\.parameter_bytes"):
+        known.check(SamplingParams(stop_token_ids=(49,)), FACTS, 0)
+    smaller = replace(FACTS, vocab_size=49)
+    with pytest.raises(RequestError, match="0 to 48"):
+        known.check(sampling, smaller, 4096)
+
+
+def test_large_parameters_are_not_kept_and_neither_are_many() -> None:
+    known = CheckedParams()
+    large = SamplingParams(json_schema='{"a": "' + "x" * 10_000 + '"}')
+    known.check(large, FACTS, 1 << 20)
+    with pytest.raises(RequestError, match="json_schema"):
+        known.check(large, FACTS, 0)
+    many = [SamplingParams(n=1, top_k=k + 1) for k in range(1000)]
+    for sampling in many:
+        known.check(sampling, FACTS, 4096)
+    known.check(many[-1], FACTS, 0)
+    with pytest.raises(RequestError, match=r"limits\.parameter_bytes"):
+        known.check(many[0], FACTS, 0)

@@ -33,6 +33,7 @@ from sylvan.protocol.messages import (
 )
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions, RequestOptions
 from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.engine.scheduler_loop import HEARTBEAT_S
 from sylvan.runtime.tokenizer import router
 from sylvan.runtime.tokenizer.live import MAX_LOSSES
 from sylvan.runtime.tokenizer.manager import TokenizerManager
@@ -441,9 +442,10 @@ async def test_readiness_follows_the_heartbeat(fix: Fixture) -> None:
     assert fix.manager.ready()
     assert fix.manager.load().num_running_reqs == 4
 
-    fix.clock.advance(0.2)
+    fix.clock.advance(0.101)  # two seconds after the last sign of life, whatever a process does
     assert not fix.manager.ready()
     assert fix.manager.alive()
+    assert 4 * HEARTBEAT_S < router.HEARTBEAT_MAX_AGE_S <= 2.0
 
 
 async def test_a_lost_scheduler_is_a_pause_for_the_client(fix: Fixture) -> None:

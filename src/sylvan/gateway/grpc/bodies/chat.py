@@ -161,7 +161,7 @@ class ChatFormat:
         if not self._begun[index]:
             self._begun[index] = True
             yield self._chunk(index, {"role": "assistant", "content": ""})
-        logprobs = self._told(delta)
+        logprobs = self._logprobs(delta)
         deltas = [self._delta(piece) for piece in pieces]
         if not deltas and logprobs and logprobs["content"]:
             deltas = [{"content": ""}]
@@ -173,7 +173,7 @@ class ChatFormat:
             reason, matched = finish_name(delta.finish, calls=calls), delta.finish.matched
             yield self._chunk(index, {}, finish_reason=reason, matched_stop=matched)
 
-    def _told(self, delta: SampleText) -> dict[str, Any] | None:
+    def _logprobs(self, delta: SampleText) -> dict[str, Any] | None:
         """Return the log probabilities of the text that became visible."""
         log = self._logs[delta.index]
         if log is None:

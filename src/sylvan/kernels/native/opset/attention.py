@@ -1,4 +1,4 @@
-"""Paged attention, and what is around it where keys and values are latent.
+"""Ops of paged attention, including latent attention.
 
 Shapes: T rows, C columns, H heads, D columns of a head.
 """
@@ -27,7 +27,7 @@ class PageFormat(IntEnum):
 class KVPages(Operands):
     """Heads of an attention layer and the pages of their keys and values, as in `pages.h`.
 
-    `whole_text`: every token sees its whole text, which this step holds, in pages of the program.
+    `whole_text`: bidirectional attention over whole texts, in pages of the program.
     `table`: group of layers whose page table is read. Steps: numbers from one page to the next.
     """
 

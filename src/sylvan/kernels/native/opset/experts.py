@@ -14,7 +14,7 @@ from sylvan.kernels.native.schema import BufferRef, Op, operands, reads, updates
 
 
 class Scores(IntEnum):
-    """What routing weights are made of."""
+    """The function that computes routing weights."""
 
     SOFTMAX = 0
     SOFTMAX_CHOSEN = 1
@@ -51,7 +51,7 @@ class MoeAlign(Op):
     `load` counts the rows of each expert. `groups` are as `Linear` reads them. With `slots` this
     rank has `num_experts` of the experts, those from `first_slot` on; each expert has `copies`
     slots, and rows take turns. Pairs of other ranks are ordered last, and their place is -1.
-    `owners` tells which group of ranks a pair goes to.
+    `owners` is the group of ranks of each pair.
     """
 
     experts: Annotated[int, reads("i32", "T, K")]
@@ -86,7 +86,7 @@ class GatherRows(Op):
 
 @operands
 class GatherQuantised(Op):
-    """The same for rows that were quantised before, once each however many experts they go to."""
+    """Gathers quantised rows; each row is quantised once, however many experts it visits."""
 
     qvalues: Annotated[int, reads("u8", "T / K, bytes")]
     scales: Annotated[int, reads("f32", "T / K")]

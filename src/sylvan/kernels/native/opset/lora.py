@@ -14,7 +14,7 @@ from sylvan.kernels.native.schema import Op, Operands, operands, reads, updates,
 
 @operands
 class LoraTables(Operands):
-    """Which rows use which slot, and what is in it; see `kernels.adapters`.
+    """Rows by adapter slot, and the slots' matrices; see `kernels.adapters`.
 
     `slot_rows`: how many slots have rows; of each its number, the first in the list of rows and how
     many they are; then the list, and of each row of the step its slot (-1: none). `factors`: of
@@ -61,7 +61,7 @@ class LoraShrink(Op):
 
 @operands
 class LoraLookup(Op):
-    """What `LoraShrink` makes, of ids: the first matrix is a table of `num_ids` rows."""
+    """`LoraShrink` for ids: the first matrix is a table of `num_ids` rows."""
 
     inner: Annotated[int, writes("row", "R, P, width")]
     tables: LoraTables

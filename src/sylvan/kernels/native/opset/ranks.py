@@ -14,7 +14,7 @@ from sylvan.kernels.native.schema import BufferRef, Op, Operands, operands, read
 class RankMemory(Operands):
     """Memory that `size` ranks share, in which each has rooms of `room_bytes`.
 
-    A rank that does not come within `timeout_s` is lost: `sylvan_ranks_lost` tells of it.
+    A rank that does not arrive within `timeout_s` is lost; see `sylvan_ranks_lost`.
     """
 
     memory: Annotated[int, updates("u8", "sylvan_ranks_bytes(size, room_bytes)")]

@@ -12,7 +12,7 @@ from sylvan.kernels.native.schema import BufferRef, Op, Operands, operands, read
 
 
 class Function(IntEnum):
-    """Of one number."""
+    """Element-wise functions."""
 
     SILU = 0
     GELU = 1
@@ -32,7 +32,7 @@ class Source(IntEnum):
 
 
 class WeightFormat(IntEnum):
-    """How a packed matrix is kept."""
+    """Storage form of a packed matrix."""
 
     DENSE = 0
     INT8 = 1
@@ -41,7 +41,7 @@ class WeightFormat(IntEnum):
 
 
 class Code(IntEnum):
-    """What the codes of a matrix stand for."""
+    """Meaning of a matrix's codes."""
 
     INT4 = 0
     INT8 = 1
@@ -57,7 +57,7 @@ class Code(IntEnum):
 
 
 class ScaleType(IntEnum):
-    """Of the scales in memory."""
+    """Type of the scales in memory."""
 
     F32 = 0
     F16 = 1
@@ -218,7 +218,7 @@ class LinearCoded(Linear):
 
 @operands
 class GroupSums(Op):
-    """Of each group of columns of x, the sum."""
+    """Sums of each group of columns of x."""
 
     x: Annotated[int, reads("row", "T, C")]
     out: Annotated[int, writes("f32", "T, G")]
@@ -291,7 +291,7 @@ class TakeRows(Op):
 
 @operands
 class Add(Op):
-    """a + scale b, of a's type: `a_f32`, `b_f32` beside rows of another type."""
+    """a + scale b, in a's type; `a_f32` and `b_f32` mark float32 operands."""
 
     a: Annotated[int, reads("row", "T, C")]
     b: Annotated[int, reads("row", "T, C")]
@@ -304,7 +304,7 @@ class Add(Op):
 
 @operands
 class Scale(Op):
-    """Rows times a number; `f32` beside rows of another type."""
+    """Rows times a number; `f32` marks float32 rows."""
 
     x: Annotated[int, reads("row", "T, C")]
     out: Annotated[int, writes("row", "T, C")]
@@ -315,7 +315,7 @@ class Scale(Op):
 
 @operands
 class Softcap(Op):
-    """cap tanh(x / cap); `f32` beside rows of another type."""
+    """cap tanh(x / cap); `f32` marks float32 rows."""
 
     x: Annotated[int, reads("row", "T, C")]
     out: Annotated[int, writes("row", "T, C")]

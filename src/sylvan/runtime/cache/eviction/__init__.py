@@ -1,4 +1,4 @@
-"""Which cached prefix goes first when memory is short: one file a policy, by name."""
+"""Eviction policies: which cached prefix is evicted first. One file per policy, by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sylvan.runtime.cache.types import Node
 from sylvan.utils import plugins
 
 EvictionPolicy = Callable[[Node], tuple[int, ...]]
-"""Rank of a leaf, always of the same length; the smallest goes first."""
+"""Rank of a leaf, as a tuple of fixed length; the smallest is evicted first."""
 
 
 def eviction_policy(name: str) -> EvictionPolicy:

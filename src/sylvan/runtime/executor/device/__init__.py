@@ -1,1 +1,1 @@
-"""Steps on a device that works beside the CPU: one upload, launches, one event, one download."""
+"""Asynchronous steps on a device: one upload, kernel launches, one event, one download."""

@@ -42,8 +42,8 @@ class DeviceBackend:
         self._stream = parts.platform.stream()
         self._counts = DeviceCounts(parts.platform, parts.memory.vocab_size)
         self._staged: StagedStep | None = None
-        self._newest: dict[int, int] = {}  # slot -> what constraints made of its sampled id
-        self._recounts: list[tuple[int, int, float]] = []  # (slot, id, by how much)
+        self._newest: dict[int, int] = {}  # slot -> its sampled id as changed by constraints
+        self._recounts: list[tuple[int, int, float]] = []  # (slot, id, change of the count)
         self._logits_SV = torch.empty(0)
 
     def update(self, plan: StepPlan) -> None:
@@ -76,11 +76,11 @@ class DeviceBackend:
         return self.draw(plan, masks)
 
     def draw_rows(self, rows: IntArray, batch: SamplingBatch, masks: Masks | None) -> SampleOutput:
-        """Not offered: the worker draws in rounds on immediate backends only."""
+        """Not supported: only immediate backends sample in rounds."""
         raise NotImplementedError("steps of a device draw all rows at once")
 
     def keep(self, paths: Mapping[int, Sequence[int]], newest: Mapping[int, int]) -> None:
-        """Not offered: `ExecutorCaps` of a device has chains only, which lie where they are."""
+        """Not supported: devices verify chains only, whose KV is already in place."""
         raise NotImplementedError("steps of a device verify no trees")
 
     def correct(self, plan: StepPlan) -> None:
@@ -102,13 +102,13 @@ class DeviceBackend:
     def accept(
         self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, RowOutcome]
     ) -> None:
-        """The device follows with the next step."""
+        """Store corrections; the device gets them with the next step."""
         slots = plan.sample_slots
         for row, outcome in outcomes.items():
             slot, token = int(slots[row]), int(drawn.token_ids[row])
             if outcome.error:
                 continue
-            self._recounts.append((slot, token, -1.0))  # the device has counted it
+            self._recounts.append((slot, token, -1.0))  # the device counted it already
             self._recounts += [(slot, t, 1.0) for t in outcome.tokens]
             if outcome.tokens and outcome.tokens[0] != token:
                 self._newest[slot] = outcome.tokens[0]
@@ -124,21 +124,21 @@ class DeviceBackend:
     # ---- for worker halves of capabilities
 
     def logits(self, rows: IntArray) -> torch.Tensor:
-        """Waits for the device."""
+        """Wait for the device, then return the logits."""
         return self._read(self._parts.runner.logits, rows)
 
     def hidden(self, rows: IntArray) -> torch.Tensor:
-        """Waits for the device."""
+        """Wait for the device, then return the vectors."""
         return self._read(self._parts.runner.hidden, rows)
 
     def layer_hidden(self, layer: int, rows: IntArray) -> torch.Tensor:
-        """Waits for the device."""
+        """Wait for the device, then return the vectors."""
         return self._read(lambda index: self._parts.runner.layer_hidden(layer, index), rows)
 
     def token_logprobs(
         self, rows: IntArray, token_ids: IntArray, options: LogprobOptions
     ) -> Callable[[], TokenLogprobs]:
-        """See `StepContext.token_logprobs`: in blocks, so that memory does not grow with rows."""
+        """Compute in blocks to bound memory; see `StepContext.token_logprobs`."""
         platform, vocab_size = self._parts.platform, self._memory.vocab_size
         reader = LogprobReader(platform, Wanted(len(rows), options), vocab_size)
         size = max(1, _PROMPT_BLOCK_BYTES // (4 * vocab_size))
@@ -181,7 +181,7 @@ class DeviceBackend:
         copy_tokens(self.batch.kv.groups, plan.copies)
 
     def _write_newest(self, plan: StepPlan, newest: Mapping[int, int]) -> None:
-        """Constraints chose other tokens than those drawn: compute again what read them."""
+        """Replace ids that constraints changed, and recompute the rows that read the old ones."""
         slots = self._parts.platform.pinned(len(newest), torch.int64)
         tokens = self._parts.platform.pinned(len(newest), torch.int32)
         slots.numpy()[:], tokens.numpy()[:] = list(newest), list(newest.values())
@@ -198,7 +198,7 @@ class DeviceBackend:
         self._run(works)
 
     def _stage(self, plan: StepPlan, *, graph: bool) -> StagedStep:
-        """Write the step's inputs into host memory of their own."""
+        """Write the step's inputs into a host buffer of its own."""
         runner, tokens = self._parts.runner, plan.num_tokens
         graph = graph and not (plan.drafts or self.batch.input_embeds)
         bucket = runner.bucket(tokens, plan.num_slices) if graph else None
@@ -220,7 +220,7 @@ class DeviceBackend:
             fill_uniform(arrays, slots, rows.positions, params)
 
     def _forward(self, staged: StagedStep) -> None:
-        """Inside `Stream.run`."""
+        """Launch the forward pass; call inside `Stream.run`."""
         memory = self._memory
         memory.point(staged.inputs, staged.sizes, staged.host)
         graph = staged.sizes.bucket is not None

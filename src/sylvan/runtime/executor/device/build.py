@@ -1,4 +1,4 @@
-"""From a loaded model to an executor on a device: measure, make the KV cache, capture graphs."""
+"""Builds a device executor from a loaded model: measures memory, sizes the KV cache, captures."""
 
 from __future__ import annotations
 
@@ -47,26 +47,26 @@ _PROBE_PAGES = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevicePlan:
-    """What an executor is made from.
+    """Everything needed to build a device executor.
 
     Attributes:
-        platform: The device; the model is loaded there.
+        platform: The device that holds the model.
         before: Its memory before the model was loaded.
-        model: With its weights.
-        limits: Largest step.
-        context_len: Longest text.
-        attention: Backend of all layers.
-        make_pool: Makes the KV cache of so many pages.
-        kv_groups: The KV groups of a cache of so many pages.
-        page_bytes: Of one page in all layers.
-        num_pages: Pages asked for, padding page included; None: as many as fit.
-        most_pages: Of as many as fit, no more than these.
+        model: The model with its weights.
+        limits: Size of the largest step.
+        context_len: Maximum tokens of a request.
+        attention: Attention backend of all layers.
+        make_pool: Builds a KV cache of the given number of pages.
+        kv_groups: KV groups of a cache of the given number of pages.
+        page_bytes: Bytes of a page in all layers.
+        num_pages: Requested number of pages, padding page included; None to fill memory.
+        most_pages: Maximum number of pages when filling memory.
         vocab_size: Columns of logits.
-        graph: Whether decoding steps replay graphs.
-        capabilities: Worker halves.
+        graph: Whether decoding steps replay captured graphs.
+        capabilities: Worker halves of capabilities.
         custom: Logits processors.
-        weights: Of the model; or why they can neither be read nor replaced.
-        checkpoints: Those of the model.
+        weights: The live weights, or the reason why they cannot be read or updated.
+        checkpoints: Checkpoints of the model.
     """
 
     platform: Platform
@@ -83,16 +83,16 @@ class DevicePlan:
     graph: bool
     capabilities: tuple[CapabilityWorker, ...] = ()
     custom: tuple[LogitsProcessor, ...] = ()
-    weights: LiveWeights | str = "the weights of this model can neither be read nor replaced"
+    weights: LiveWeights | str = "the weights of this model can be neither read nor updated"
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     most_pages: int | None = None
 
 
 def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
-    """Make the executor and say where the memory went.
+    """Build the executor and report its memory use.
 
     Raises:
-        ConfigError: it does not fit.
+        ConfigError: the model or its KV cache does not fit.
     """
     platform, limits = plan.platform, plan.limits
     platform.trim()
@@ -153,7 +153,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
 def _control(
     plan: DevicePlan, pool: KVCachePool, runner: ModelRunner, graph_bytes: int
 ) -> ExecutorControl:
-    """Commands between steps. Graphs hold addresses, which change when memory is taken again."""
+    """Build the control object. Graphs hold addresses, so restored memory needs new graphs."""
     graphs = _Graphs(runner, plan.platform, graph_bytes if plan.graph else 0)
     kept = [group.memory for group in pool.groups if isinstance(group, PagedBuffer)]
     memory: dict[MemoryTag, Occupation] = {"kv_cache": TensorMemory(kept), "graphs": graphs}
@@ -190,7 +190,7 @@ class _Graphs:
 def _captured(
     parts: DeviceParts, eager: EagerRunner, buckets: Sequence[GraphBucket]
 ) -> ModelRunner:
-    """Capture the graphs of all buckets; none if steps do something a graph cannot hold."""
+    """Capture the graphs of all buckets; empty if a step contains work a graph cannot hold."""
     runner = BucketRunner(eager, buckets)
     try:
         runner.capture(parts.platform, parts.memory.point_bucket)
@@ -203,7 +203,7 @@ def _captured(
 
 
 def _largest_step(parts: DeviceParts, eager: EagerRunner, longest: int) -> None:
-    """Run the largest possible step of prompts and samples, inside `Stream.run`.
+    """Run the largest possible step with prompts and samples; call inside `Stream.run`.
 
     All rows read and write the padding page.
     """
@@ -236,7 +236,7 @@ def _largest_step(parts: DeviceParts, eager: EagerRunner, longest: int) -> None:
 
 
 def _graph_reserve(parts: DeviceParts, eager: EagerRunner, buckets: Sequence[GraphBucket]) -> int:
-    """Bytes to reserve for graphs: they share the memory of the largest one."""
+    """Bytes to reserve for graphs, which share the memory of the largest one."""
 
     def largest() -> None:
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""How often outputs contain each id, on the device, for the requests that have a penalty only."""
+"""Counts of generated token ids on the device, kept only for requests with a penalty."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DeviceCounts:
         self.matrix = torch.zeros(1, vocab_size, device=platform.device)
 
     def open(self, slot: int, outputs: IntArray) -> Callable[[], None]:
-        """Count for `slot` from now on, `outputs` included."""
+        """Start counting for `slot`, including `outputs`."""
         if not self._free:
             more = max(_FIRST_ROWS, self._rows)
             self._free = list(range(self._rows + more - 1, self._rows - 1, -1))
@@ -61,13 +61,13 @@ class DeviceCounts:
         return np.array([self._row_of.get(slot, -1) for slot in slots.tolist()], np.int32)
 
     def add(self, count_rows: torch.Tensor, ids: torch.Tensor) -> None:
-        """One more of ids[i] in count_rows[i]; inside `Stream.run`."""
+        """Increment the count of ids[i] in count_rows[i]; call inside `Stream.run`."""
         index = count_rows.clamp_min(0).long(), ids.clamp_min(0).long()
         ones = torch.ones(len(ids), device=ids.device)
         self.matrix.index_put_(index, ones, accumulate=True)
 
     def correct(self, changes: Sequence[tuple[int, int, float]]) -> Callable[[], None] | None:
-        """Work that adds numbers to (slot, id); None if there is none."""
+        """Return work that adds amounts to (slot, id) counts; None if there are no changes."""
         known = [(self._row_of[s], i, x) for s, i, x in changes if s in self._row_of and i >= 0]
         if not known:
             return None

@@ -1,4 +1,4 @@
-"""Launches the sampling of one step; everything that is read of the host is copied before.
+"""Launches the sampling of one step; host data is copied before the launch.
 
 Shapes: N rows that sample, V vocabulary.
 """
@@ -31,11 +31,11 @@ from sylvan.runtime.sampling.params import SamplingBatch
 
 @dataclass(slots=True, eq=False)
 class DeviceDrawing:
-    """Implements `Drawing`: host memory that sampled ids and their log probabilities arrive in."""
+    """Implements `Drawing`: host buffers that receive sampled ids and their log probabilities."""
 
     ids: torch.Tensor
     readers: dict[int, LogprobReader] = field(default_factory=dict[int, LogprobReader])  # by row
-    event: Event | None = None  # None: not everything of the step is queued yet
+    event: Event | None = None  # None until the whole step is queued
 
     def done(self) -> bool:
         return self.event is not None and self.event.done()
@@ -54,7 +54,7 @@ class DeviceDrawing:
 
 
 class SampleLaunch:
-    """`prepare` reads what the step needs of parameters and masks, `run` launches it."""
+    """`prepare` copies parameters and masks of the step, `run` launches the sampling."""
 
     def __init__(
         self, parts: DeviceParts, counts: DeviceCounts, staged: StagedStep, rows: SamplingBatch
@@ -83,7 +83,7 @@ class SampleLaunch:
             self._temperatures[row] = float(params.temperature[rows.slots[row]])
 
     def run(self, stream: PlatformStream, logits_of: Callable[[], torch.Tensor]) -> DeviceDrawing:
-        """Queue it on the stream after the forward pass."""
+        """Queue the sampling on the stream after the forward pass."""
         if self._parts.custom:
             self._customise(stream, logits_of)
 
@@ -97,7 +97,7 @@ class SampleLaunch:
         return self._drawing
 
     def _customise(self, stream: PlatformStream, logits_of: Callable[[], torch.Tensor]) -> None:
-        """Apply custom processors, which may do anything, including waiting for the device."""
+        """Apply custom processors, which may run any code, including a wait for the device."""
 
         def edit() -> None:
             with torch.inference_mode():

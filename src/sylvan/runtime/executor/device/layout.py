@@ -1,4 +1,4 @@
-"""Many small arrays in one buffer, so that a step's inputs are uploaded by one copy."""
+"""Packs a step's inputs into one buffer, so that they are uploaded by one copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORD = 4
 
 @dataclass(frozen=True, slots=True)
 class StagedField:
-    """An array of `size` numbers, or of as many in each of `rows` rows."""
+    """An array of `size` numbers, or a matrix of `rows` rows of `size` numbers."""
 
     name: str
     size: int
@@ -25,7 +25,7 @@ class StagedField:
 
     @property
     def num_bytes(self) -> int:
-        """Of all numbers."""
+        """Bytes of the field."""
         return self.size * (self.rows or 1) * self.dtype.itemsize
 
 
@@ -41,7 +41,7 @@ class StagedLayout:
         self.words = at // _WORD
 
     def views(self, buffer: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """The fields of an int32 buffer, by name."""
+        """Views of the fields in an int32 buffer, by name."""
         whole = buffer.view(torch.uint8)
         found: dict[str, torch.Tensor] = {}
         for name, (field, at) in self._places.items():
@@ -51,9 +51,9 @@ class StagedLayout:
 
 
 def step_layout(tokens: int, requests: int, groups: int = 1, samples: int = 0) -> StagedLayout:
-    """Layout of a step's inputs for at most that many rows, requests and KV groups.
+    """Layout of a step's inputs for at most this many rows, requests and KV groups.
 
-    `samples` are sampled rows: one per request, plus guesses; 0: no guesses.
+    `samples` counts sampled rows, one per request plus guesses; 0 if there are no guesses.
 
     `feed` is the request slot whose newest token a row reads, or -1.
     """
@@ -100,7 +100,7 @@ class StagedInputs:
         return chosen
 
     def clear(self) -> None:
-        """No rows and no requests."""
+        """Set the inputs to a step of no rows and no requests."""
         self._buffer.zero_()
 
     def upload(self, host: Host) -> None:

@@ -19,14 +19,14 @@ from sylvan.runtime.platform.api import Platform
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Log probabilities of `count` rows of logits, which all have the same options."""
+    """Log probabilities wanted for `count` rows of logits that share their options."""
 
     count: int
     options: LogprobOptions
 
 
 class LogprobReader:
-    """Host memory for one request's log probabilities; `launch` fills it, `read` takes it."""
+    """Host buffer for one request's log probabilities; `launch` fills it, `read` returns them."""
 
     def __init__(self, platform: Platform, wanted: Wanted, vocab_size: int) -> None:
         self._wanted, self._vocab_size = wanted, vocab_size
@@ -47,7 +47,7 @@ class LogprobReader:
         self._own[start:stop].copy_(own, non_blocking=True)
         if self._top:
             values, ids = logprobs.topk(self._top, -1)
-            by_id = ids.argsort(-1)  # equals by rising id
+            by_id = ids.argsort(-1)  # ties by ascending id
             values, order = torch.sort(
                 values.gather(-1, by_id), dim=-1, descending=True, stable=True
             )
@@ -73,14 +73,14 @@ class LogprobReader:
 
 
 def sampled_logits(logits_RV: torch.Tensor, row: int, temperature: float) -> torch.Tensor:
-    """Logits that a sampled token's log probability is counted by: float32 (1, V)."""
+    """Logits for the log probability of a sampled token: float32 (1, V)."""
     most = torch.finfo(torch.float32).max
     row_1V = logits_RV[row : row + 1]
     return row_1V.nan_to_num(nan=float("-inf"), posinf=most, neginf=float("-inf")) / temperature
 
 
 def index_on(platform: Platform, rows: Sequence[int] | IntArray) -> torch.Tensor:
-    """Rows as pinned int64, to be sent along inside `Stream.run`."""
+    """Row indices as pinned int64, ready to upload inside `Stream.run`."""
     index = platform.pinned(len(rows), torch.int64)
     index.numpy()[:] = rows
     return index

@@ -11,17 +11,17 @@ from sylvan.protocol.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 SHARE = 0.9
-"""Share of the memory free at the start; the rest is for libraries and fragmentation."""
+"""Share of the initially free memory to use; the rest is for libraries and fragmentation."""
 GRAPH_BYTES = 4 << 20
-"""A captured graph's private memory, without its buffers."""
+"""Private memory of a captured graph, without its buffers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceUsage:
-    """Bytes, before the KV cache is made.
+    """Device memory in bytes, before the KV cache is allocated.
 
-    `free` was free before anything was loaded, of `total`. `graphs` is a reserve until they are
-    captured.
+    `free` of `total` bytes were free before anything was loaded. `graphs` is a reserve until the
+    graphs are captured.
     """
 
     total: int
@@ -37,13 +37,13 @@ class DeviceUsage:
 
     @property
     def fixed(self) -> int:
-        """All but the KV cache."""
+        """Bytes of everything except the KV cache."""
         return self.weights + self.activations + self.graphs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryReport:
-    """Where the bytes went, for the start-up report."""
+    """Memory use in bytes, for the startup log."""
 
     measured: DeviceUsage
     num_pages: int
@@ -56,7 +56,7 @@ class MemoryReport:
         return self.num_pages * self.page_bytes
 
     def describe(self) -> str:
-        """One line."""
+        """The report in one line."""
         m = self.measured
         return (
             f"weights {size_text(m.weights)} + activations {size_text(m.activations)} + graphs "
@@ -68,17 +68,17 @@ class MemoryReport:
 def plan_pages(
     measured: DeviceUsage, page_bytes: int, wanted: int | None, least: int, most: int | None = None
 ) -> MemoryReport:
-    """Pages that fit, padding page included.
+    """Number of pages that fit, padding page included.
 
     Args:
         measured: Memory of everything else.
-        page_bytes: Of one page in all layers.
-        wanted: Pages asked for; None: as many as fit.
+        page_bytes: Bytes of a page in all layers.
+        wanted: Requested pages; None to fill memory.
         least: Minimum.
         most: Maximum when filling memory.
 
     Raises:
-        ConfigError: they do not fit; states the shortfall.
+        ConfigError: they do not fit; the message states the shortfall.
     """
     room = max(0, measured.budget - measured.fixed) // page_bytes
     useful = room if most is None else min(room, most)

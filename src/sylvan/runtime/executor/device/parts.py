@@ -1,4 +1,4 @@
-"""Parts of a device worker, and the memory that all its steps share."""
+"""Parts of a device worker, and the memory shared by all its steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HOST_COPIES = 3  # two steps in flight, and one being written
 
 
 class StepMemory:
-    """Persistent inputs, narrow ones for decoding and wide ones for prompts, and newest tokens.
+    """Persistent inputs (narrow for decoding, wide for prompts) and newest tokens.
 
     Graphs read these inputs. `last_S` is the newest token of each request slot, plus a slot for
     padding.
@@ -36,7 +36,7 @@ class StepMemory:
         self._narrow = StagedInputs(step_layout(reqs, reqs, groups), platform, _HOST_COPIES)
         wide = step_layout(limits.max_tokens, reqs, groups, limits.most_samples)
         self._wide = StagedInputs(wide, platform, _HOST_COPIES)
-        starts = self._narrow.device["q_starts"]  # as every decoding step has them
+        starts = self._narrow.device["q_starts"]  # same for every decoding step
         starts.copy_(torch.arange(len(starts), dtype=torch.int32))
         self._ids = self._feed = torch.empty(0)
 
@@ -45,7 +45,7 @@ class StepMemory:
         return self._narrow if tokens == requests else self._wide
 
     def point(self, inputs: StagedInputs, sizes: Sizes, host: Host | None = None) -> None:
-        """Make the batch read the first rows of the inputs; inside `Stream.run`.
+        """Make the batch view the first rows of the inputs; call inside `Stream.run`.
 
         `host` is their source, for backends that plan on the host.
         """
@@ -68,17 +68,17 @@ class StepMemory:
         self._feed = device["feed"][:rows]
 
     def feed(self, batch: ForwardBatch) -> None:
-        """Fill in ids in flight from the newest tokens; captured in graphs.
+        """Replace ids in flight by the newest tokens; captured in graphs.
 
-        Always reads the persistent inputs, even if the batch was resolved before, since the warm-up
-        step precedes the capture.
+        Always reads the persistent inputs, even if the batch was resolved before, because the
+        warm-up step precedes the capture.
         """
         newest = self.last_S[self._feed.clamp_min(0)]
         ids = torch.where(self._feed >= 0, newest, self._ids)
         batch.input_ids_T = ids.clamp(0, self.vocab_size - 1)
 
     def point_bucket(self, bucket: GraphBucket) -> ForwardBatch:
-        """Make the batch a step of padding only, for capturing."""
+        """Turn the batch into a step of padding only, for capturing."""
         inputs = self.inputs(bucket.rows, bucket.requests)
         if not bucket.decodes:
             inputs.clear()
@@ -102,7 +102,7 @@ class DeviceParts:
 
     @property
     def limits(self) -> BatchLimits:
-        """Largest step."""
+        """Size of the largest step."""
         return self.memory.batch.limits
 
 
@@ -111,7 +111,7 @@ Work = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class StagedStep:
-    """A step's inputs: where they are written, and how many count."""
+    """A step's inputs: the buffer they are written to, and the sizes in use."""
 
     inputs: StagedInputs
     host: Host

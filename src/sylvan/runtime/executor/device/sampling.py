@@ -1,4 +1,4 @@
-"""Which kernels sample on a device."""
+"""Selects the sampling kernels of a device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sylvan.runtime.sampling.on_device import (
 
 
 class TritonSampling:
-    """Launches for edits and for the draw, without sorting."""
+    """Triton kernels that edit logits and sample without sorting."""
 
     makes_numbers = True
 
@@ -63,7 +63,7 @@ class TritonSampling:
 
 
 def device_sampling(device: torch.device) -> DeviceSampling:
-    """Triton's kernels where they run; imported only there."""
+    """Triton's kernels if they are available; imported only then."""
     if device.type == "cuda" and triton_installed():
         return TritonSampling(importlib.import_module("sylvan.kernels.sample.triton_sample"))
     return TorchSampling()

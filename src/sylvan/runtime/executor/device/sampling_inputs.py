@@ -25,7 +25,7 @@ _SAME_NAME = (
 def fill_sampling(
     arrays: Arrays, slots: IntArray, positions: np.ndarray, params: SamplingSlots
 ) -> None:
-    """Parameters of the rows that sample; positions are those of the sampled tokens."""
+    """Write the parameters of rows that sample; positions are those of the sampled tokens."""
     count = len(slots)
     for name in _SAME_NAME:
         arrays[name][:count] = getattr(params, name)[slots]
@@ -37,6 +37,6 @@ def fill_sampling(
 def fill_uniform(
     arrays: Arrays, slots: IntArray, positions: np.ndarray, params: SamplingSlots
 ) -> None:
-    """Random numbers made on the host, for samplers that make none themselves."""
+    """Write random numbers made on the host, for samplers that make none themselves."""
     count = len(slots)
     arrays["uniform"][:count] = uniform(params.seed[slots], params.sample[slots], positions)

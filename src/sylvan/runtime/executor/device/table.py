@@ -1,4 +1,4 @@
-"""The page tables on the device, with a mirror on the host that slots are looked up in."""
+"""Page tables on the device, with a mirror on the host for lookups by slot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sylvan.runtime.platform.api import Platform
 
 
 class DevicePageTable:
-    """Only what changed is uploaded: a row of a long request is as long as its context.
+    """Uploads only changes, because a row of a long request is as long as its context.
 
     Shapes: G KV groups, S request slots, P pages of a request.
     """

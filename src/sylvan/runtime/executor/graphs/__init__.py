@@ -1,1 +1,1 @@
-"""Runners that replay a forward pass instead of walking the model's Python."""
+"""Runners that replay a recorded forward pass instead of running the model's Python."""

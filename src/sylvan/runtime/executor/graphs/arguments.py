@@ -1,4 +1,4 @@
-"""Where a native program finds the inputs of a step."""
+"""Binds the inputs of a step to a native program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sylvan.runtime.core.forward import HostArrays
 
 
 def run_arguments(host: HostArrays) -> StepRun:
-    """Run-time arguments that point at these arrays, which have to stay where they are."""
+    """Run-time arguments that point at these arrays, which must not move."""
     return StepRun(
         table_stride=host.page_tables.shape[2],
         groups=len(host.page_tables),

@@ -34,8 +34,8 @@ class BucketRunner:
         self._eager = eager
         self._buckets = sorted(buckets)
         self._graphs: dict[GraphBucket, PlatformGraph] = {}
-        self._logits_RV = torch.empty(0)  # of the graph that was replayed last
-        self._capture: Callable[[], None] = lambda: None  # all buckets again
+        self._logits_RV = torch.empty(0)  # of the graph replayed last
+        self._capture: Callable[[], None] = lambda: None  # recaptures all buckets
 
     def capture(
         self,
@@ -47,8 +47,8 @@ class BucketRunner:
 
         Args:
             platform: Makes the graphs.
-            point: Makes the batch read the first so many rows of its persistent inputs.
-            clock: For the report.
+            point: Makes the batch view the first N rows of its persistent inputs.
+            clock: Clock for the log.
         """
         self._capture = lambda: self.capture(platform, point, clock)
         begun = clock()
@@ -65,12 +65,12 @@ class BucketRunner:
         logger.info("captured %d graphs in %.1f s", len(self._buckets), clock() - begun)
 
     def release(self) -> None:
-        """Forget all graphs; no step may run with one before `capture_again`."""
+        """Drop all graphs; no step may replay one before `capture_again`."""
         self._graphs.clear()
         self._logits_RV = torch.empty(0)
 
     def capture_again(self) -> None:
-        """Capture all buckets again, because memory addresses changed."""
+        """Recapture all buckets after memory addresses changed."""
         self.release()
         self._capture()
 
@@ -120,6 +120,6 @@ class BucketRunner:
                 self._logits_RV = logits.new_empty(most, logits.shape[1])
 
     def _keep(self, batch: ForwardBatch) -> torch.Tensor:
-        """Store results of all graphs in one place, so that graphs can share their own memory."""
+        """Store the results of all graphs in one buffer, so that graphs can share their memory."""
         logits = self._eager.run(batch)
         return self._logits_RV[: len(logits)].copy_(logits)

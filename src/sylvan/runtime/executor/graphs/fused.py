@@ -1,4 +1,4 @@
-"""A whole step by one native call: inputs, forward pass, sampling."""
+"""Runs a whole step in one native call: inputs, forward pass, sampling."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sylvan.runtime.sampling.params import SamplingSlots
 
 
 class NativeStep:
-    """Implements `FusedStep`. No Python runs between the numbers of a plan and its tokens.
+    """Implements `FusedStep`: no Python runs between the plan's numbers and the sampled tokens.
 
     Args:
         program: A compiled model.
-        run: Its run-time arguments, bound to the buffers of `batch`; this step's own.
+        run: Run-time arguments bound to the buffers of `batch`, owned by this object.
         batch: Limits and buffers; its counts follow the plans.
-        logits_RV: Where the program leaves its logits, as many rows as there can be.
+        logits_RV: Buffer of the program's logits, for the maximum number of rows.
         last_token: The newest token of each request slot, read and written by the call.
         params: Sampling parameters of the request slots.
     """
@@ -58,7 +58,7 @@ class NativeStep:
             5 * limits.max_reqs + limits.most_samples + limits.max_tokens, np.int32
         )
         self._inputs.numbers = self._numbers.ctypes.data
-        self._typed = True  # whether a token may have a type other than 0
+        self._typed = True  # whether any token's type may differ from 0
 
     def run(self, plan: StepPlan, *, draw: bool, masks: Masks | None = None) -> SampleOutput | None:
         inputs, batch = self._inputs, self._batch

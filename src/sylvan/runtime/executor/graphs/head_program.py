@@ -1,7 +1,7 @@
 """Traces and compiles a draft head as native step programs.
 
-Shapes: T rows, R rows whose logits are wanted, F columns that are read of the model, D hidden of
-the head, W tokens that it can guess.
+Shapes: T rows, R rows whose logits are wanted, F columns read from the model, D hidden size of
+the head, W tokens that it can draft.
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ from sylvan.runtime.executor.graphs.partial import (
 
 @dataclass(frozen=True, slots=True)
 class _Traced:
-    """Values of a traced head that are written before, or read after, a pass."""
+    """Values of a traced head that are written before a pass or read after it."""
 
     read: TracedTensor
     hidden: TracedTensor
-    rest: int  # segment of all after `hidden`
+    rest: int  # segment of everything after `hidden`
     next_hidden: TracedTensor
     logits: TracedTensor
 
 
 class DraftHeadModule(Protocol):
-    """A module that guesses, see `models.draft_heads.EagleHead`; its ops also take values."""
+    """A drafting module, see `models.draft_heads.EagleHead`; its ops also take traced values."""
 
     def fuse(self, read_TF: Any) -> Any:
-        """What was read of the model, as `forward` takes it. Shape: (T, F) -> (T, D)."""
+        """Project the model's vectors to the input of `forward`. Shape: (T, F) -> (T, D)."""
         ...
 
     def forward(self, hidden_TD: Any, batch: Any) -> tuple[Any, Any]:
-        """What `head` takes, and what stands for the vectors of the next positions: (T, D) each."""
+        """Return the input of `head`, and the vectors fed at the next positions: (T, D) each."""
         ...
 
     def head(self, rows_RD: Any) -> Any:
-        """Logits of the tokens that can be guessed: float32 (R, W)."""
+        """Logits of the tokens that can be drafted: float32 (R, W)."""
         ...
 
 
 class HeadProgram:
-    """Passes of a draft head over the buffers of one batch, a native call each.
+    """Runs passes of a draft head over the buffers of one batch, one native call each.
 
     Args:
-        head: With its weights, which compiling packs and frees.
+        head: The head with its weights, which compiling packs and frees.
         columns: F.
         layer: Index of its attention layer.
         batch: Buffers of all passes; its pool has one layer.
-        library: Kernels.
-        dtype: Of the rows.
+        library: Native kernels.
+        dtype: Type of the rows.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class HeadProgram:
             self._traced = traced = _trace(head, columns, tracer)
         check_host_modules(called)
         layout = compile_graph(tracer.graph)
-        if called:  # they attend over the same pages
+        if called:  # both passes attend over the same pages
             finish_host_modules(called, dtype, torch.get_num_threads())
             batch.attention = NativeCalls(NativePagedAttention(library, dtype, pages))
         self._whole = Program(library, layout)
@@ -104,19 +104,19 @@ class HeadProgram:
         self._logits_RW = whole.read(traced.logits, outputs)
         self._next_RD = whole.read(traced.next_hidden, outputs)
         self._hidden_TD = whole.read(traced.hidden, limits.max_tokens)
-        whole.write(traced.hidden, torch.zeros_like(self._hidden_TD))  # and the padding
+        whole.write(traced.hidden, torch.zeros_like(self._hidden_TD))  # including padding rows
 
     def extend(self, read_TF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A pass over positions whose vectors of the model are known.
+        """Run a pass over positions whose model vectors are known.
 
-        Returns: logits float32 (R, W) and vectors (R, D) of the rows to sample; views that live
+        Returns: logits float32 (R, W) and vectors (R, D) of the sampled rows; views that live
         until the next pass.
         """
         self._whole.write(self._traced.read, read_TF)
         return self._pass(self._whole)
 
     def go_on(self, hidden_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A pass over guesses, which follow the head's own vectors; returns as `extend` does."""
+        """Run a pass over guesses, fed with the head's own vectors; returns as `extend` does."""
         self._hidden_TD[: len(hidden_TD)] = hidden_TD
         return self._pass(self._rest)
 

@@ -1,4 +1,4 @@
-"""Native kernels for transformers models: their matrix products and attention."""
+"""Native kernels for models of the transformers library: matrix products and attention."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def use_kernels(
     pages: tuple[ModelConfig, KVShape] | None,
     origins: Origins | None = None,
 ) -> NativeKernels | None:
-    """Replace the matrix products of `model`, and make attention over native pages.
+    """Replace the matrix products of `model`, and optionally its attention over native pages.
 
     Args:
-        model: Has its weights.
-        dtype: Of its rows.
-        threads: Of the kernels.
-        pages: What attends, and the pages that are wanted; None: attention is not to be native.
-        origins: Of the whole model; is told which parameters are packed, and how.
+        model: The model with its weights.
+        dtype: Type of the rows.
+        threads: Threads of the kernels.
+        pages: Config and shape for native attention; None keeps PyTorch's attention.
+        origins: Records which parameters are packed, and how.
     """
     if not threads_are_calm():
         logger.warning("set OMP_WAIT_POLICY=PASSIVE before Python starts for faster products")

@@ -1,8 +1,8 @@
-"""Native layers for our own models whose forward cannot be traced as a step program.
+"""Native layers for native models whose forward cannot be traced as a whole.
 
-Such a model runs as Python on tensors. Its feed-forward blocks, matrix products, norms, tied
-embedding and attention are traced one by one, each as a program of a few ops, and native modules
-run these in place of PyTorch.
+The model's Python runs on tensors. Feed-forward blocks, matrix products, norms, a tied embedding
+and attention are traced separately, each as a program of a few ops, and native modules with these
+programs replace the PyTorch layers.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def use_layer_kernels(
     threads: int,
     pages: tuple[ModelConfig, KVShape] | None,
 ) -> NativeKernels | None:
-    """Replace the layers of `model` that kernels compute, and make attention over native pages.
+    """Replace the layers of `model` that have kernels, and optionally its attention.
 
     Args:
-        model: One of ours, its weights loaded or deferred; those that are packed are let go.
-        dtype: Of its rows.
-        threads: Of the kernels.
-        pages: What attends, and the pages that are wanted; None: attention is not to be native.
+        model: A native model with loaded or deferred weights; packed weights are freed.
+        dtype: Type of the rows.
+        threads: Threads of the kernels.
+        pages: Config and shape for native attention; None keeps PyTorch's attention.
     """
     if not threads_are_calm():
         logger.warning("set OMP_WAIT_POLICY=PASSIVE before Python starts for faster products")
@@ -78,7 +78,7 @@ def use_layer_kernels(
 
 
 def _reads_pages(model: nn.Module) -> bool:
-    """Whether attention of some layer needs pages as tensors."""
+    """Whether the attention of some layer reads pages as tensors."""
     latent = any(isinstance(part, LatentAttention) for part in model.modules())
     special = [part for part in model.modules() if isinstance(part, SpecialAttention)]
     return latent or any(part.reads_pages for part in special)
@@ -106,19 +106,20 @@ def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> Nat
 
     rooms: dict[int, torch.Tensor] = {}
 
-    def part(way: _Way, rows: int = tile) -> Part:
-        program, cols = Program(library, layout, way.segment, way.segment + 1), padded(way.x.cols)
+    def part(call: _Call, rows: int = tile) -> Part:
+        program = Program(library, layout, call.segment, call.segment + 1)
+        cols = padded(call.x.cols)
         room = rooms.setdefault(cols, torch.zeros(MOST_ROWS, cols, dtype=dtype))
         single = len(program.ops) == 1
-        return Part(program, way.x, way.out, dtype, rows, single=single, room=room)
+        return Part(program, call.x, call.out, dtype, rows, single=single, room=room)
 
     scans = NativeScans(library, dtype)
     for module in model.modules():
         if isinstance(module, Recurrent):
             module.scans = scans
     for one in traced:
-        _let_go(one.layer.module)
-        made = _stand_in(one, part)
+        _free_weights(one.layer.module)
+        made = _replacement(one, part)
         for name in one.layer.names:
             model.set_submodule(name, made)
     return NativeKernels(library, copies=layout.copies)
@@ -138,7 +139,7 @@ class _Layer:
 
 
 def _layers(model: nn.Module, trial: NativeTracer) -> Iterator[_Layer]:
-    """Layers to replace, none inside another; the program traced on trial is never compiled."""
+    """Yield layers to replace, without nested ones; `trial` is a tracer that is discarded."""
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
@@ -152,7 +153,7 @@ def _layers(model: nn.Module, trial: NativeTracer) -> Iterator[_Layer]:
             _Traced.of(_Layer(module, its_names), trial)
         except Unsupported:
             continue
-        kept |= set(module.modules())  # computed as part of it
+        kept |= set(module.modules())  # the layer computes them
         tied |= {id(part.weight) for part in module.modules() if isinstance(part, Linear)}
         yield _Layer(module, its_names)
     for module, its_names in names.items():
@@ -170,8 +171,8 @@ def _only_read(model: nn.Module) -> set[nn.Module]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """One way to call a layer: its input rows, its results, and the segment of its ops."""
+class _Call:
+    """A call of a layer: its input rows, its results, and the segment of its ops."""
 
     x: TracedTensor
     out: TracedTensor
@@ -181,49 +182,49 @@ class _Way:
 
 @dataclass(slots=True)
 class _Traced:
-    """A layer and the ways to call it, by name.
+    """A traced layer and its calls, by name.
 
-    Each way has rows of its own: how they are quantised is part of one program.
+    Each call has input rows of its own, because their quantisation is part of one program.
     """
 
     layer: _Layer
     tracer: NativeTracer
-    ways: dict[str, _Way] = field(default_factory=dict[str, _Way])
+    calls: dict[str, _Call] = field(default_factory=dict[str, _Call])
 
     @classmethod
     def of(cls, layer: _Layer, tracer: NativeTracer) -> _Traced:
         """Trace a layer.
 
         Raises:
-            Unsupported: it cannot be.
+            Unsupported: the layer cannot be traced.
         """
         found, module, own = cls(layer, tracer), layer.module, tracer.dtype
         if isinstance(module, Embedding):
-            found._way("", tracer.input_ids, module.looked_up)
+            found._call("", tracer.input_ids, module.looked_up)
         elif isinstance(module, Linear):
             if module.lora is not None and module.is_collective:
                 raise Unsupported("adapters of a layer whose ranks meet")
             cols, run = module.weight.shape[1], module if module.lora is None else module.product
-            found._way("own", tracer.bound(cols, own), partial(run, out_f32=False))
+            found._call("own", tracer.bound(cols, own), partial(run, out_f32=False))
             if own != "f32":
-                found._way("f32", tracer.bound(cols, own), partial(run, out_f32=True))
+                found._call("f32", tracer.bound(cols, own), partial(run, out_f32=True))
         elif isinstance(module, RMSNorm | LayerNorm):
             found._norm(module)
         else:
             first = module.gate if isinstance(module, MoE) else _first_linear(module)
-            found._way("", tracer.bound(first.weight.shape[1], own), module)
+            found._call("", tracer.bound(first.weight.shape[1], own), module)
         return found
 
     def _norm(self, module: RMSNorm | LayerNorm) -> None:
         cols, own = module.weight.shape[0], self.tracer.dtype
         kinds: tuple[Dtype, ...] = ("f32",) if own == "f32" else ("f32", own)
         for kind in kinds:
-            self._way(kind, self.tracer.bound(cols, kind), lambda x: module(x)[0])
+            self._call(kind, self.tracer.bound(cols, kind), lambda x: module(x)[0])
         residual = self.tracer.bound(cols, "f32")
         x = self.tracer.bound(cols, own)
-        self._way("residual", x, lambda x: module(x, residual)[0], residual)
+        self._call("residual", x, lambda x: module(x, residual)[0], residual)
 
-    def _way(
+    def _call(
         self,
         name: str,
         x: TracedTensor,
@@ -233,11 +234,11 @@ class _Traced:
         segment = self.tracer.next_segment()
         out = run(x)
         self.tracer.external(out)
-        self.ways[name] = _Way(x, out, segment, residual)
+        self.calls[name] = _Call(x, out, segment, residual)
 
 
-def _let_go(layer: nn.Module) -> None:
-    """Keep only the shapes of packed weights, and release the checkpoint file."""
+def _free_weights(layer: nn.Module) -> None:
+    """Free packed weights but keep their shapes, and release the checkpoint file."""
     for module in layer.modules():
         weights = {name: w for name, w in module.named_parameters(recurse=False) if w.dim() > 1}
         weights |= {n: w for n, w in vars(module).items() if isinstance(w, _NOT_PLAIN)}
@@ -253,18 +254,18 @@ def _first_linear(module: GatedMLP | MLP) -> Linear:
     return module.gate_up_proj if isinstance(module, GatedMLP) else module.up_proj
 
 
-def _stand_in(one: _Traced, part: Callable[..., Part]) -> nn.Module:
-    module, ways = one.layer.module, one.ways
+def _replacement(one: _Traced, part: Callable[..., Part]) -> nn.Module:
+    module, calls = one.layer.module, one.calls
     if isinstance(module, Embedding):
-        return NativeTable(module, part(ways[""]))
+        return NativeTable(module, part(calls[""]))
     if isinstance(module, Linear):
-        own = NativeRowsModule(module, part(ways["own"]))
+        own = NativeRowsModule(module, part(calls["own"]))
         return NativeLayerLinear(
-            module, own, NativeRowsModule(module, part(ways.get("f32", ways["own"])))
+            module, own, NativeRowsModule(module, part(calls.get("f32", calls["own"])))
         )
     if isinstance(module, RMSNorm | LayerNorm):
-        residual = ways["residual"].residual
+        residual = calls["residual"].residual
         assert residual is not None
-        alone = {name: part(way, 1) for name, way in ways.items() if name != "residual"}
-        return NativeLayerNorm(module, alone, part(ways["residual"], 1), residual)
-    return NativeRowsModule(module, part(ways[""]))
+        alone = {name: part(call, 1) for name, call in calls.items() if name != "residual"}
+        return NativeLayerNorm(module, alone, part(calls["residual"], 1), residual)
+    return NativeRowsModule(module, part(calls[""]))

@@ -1,9 +1,9 @@
-"""Native matrix products inside a model that PyTorch runs otherwise.
+"""Native matrix products inside models that PyTorch runs.
 
-A transformers model cannot be traced, because its forward is arbitrary Python. But most of its time
-goes into `nn.Linear`, and each becomes a program of one op; so does a norm. A gated MLP becomes
-three ops and routed experts six, where a numeric check confirms what the module computes. An
-embedding that shares the weight of a matrix reads the packed one.
+A model of the transformers library cannot be traced, because its forward is arbitrary Python. Most
+of its time goes into `nn.Linear`, so each of these becomes a program of one op, and so does each
+norm. A gated MLP becomes three ops and routed experts six, if a numeric check confirms what the
+module computes. An embedding that shares the weight of a matrix reads the packed weight.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ def use_native_linears(
     chosen: Mapping[str, int] = _NO_CHOICES,
     origins: Origins | None = None,
 ) -> InUse | None:
-    """Replace each `nn.Linear` whose weight is of `dtype`, if there are kernels for it here.
+    """Replace each `nn.Linear` with a weight of `dtype`, if there are kernels for this CPU.
 
     Also replaces norms, gated MLPs, experts, and embeddings with a tied weight. Weights are packed
     one at a time, and PyTorch's copy is freed. A tied embedding that is more than a row lookup
     keeps its weight, and its head stays with PyTorch.
 
     Args:
-        model: Has its weights.
-        dtype: Of its rows.
-        threads: Of the kernels.
-        chosen: Names of modules that get the expert ids of each row, and the number of ids.
+        model: The model with its weights.
+        dtype: Type of the rows.
+        threads: Threads of the kernels.
+        chosen: Number of expert ids per row, by name of the modules that receive them.
         origins: Records which parameters are packed, and how.
 
     Returns:
@@ -106,7 +106,7 @@ def use_native_linears(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Experts as traced; `both`: which of them rows visit, and with what shares."""
+    """Traced experts; `both` is the tensor of expert ids and routing weights of the rows."""
 
     both: tuple[TracedTensor, TracedTensor]
     num_experts: int
@@ -140,7 +140,7 @@ def _made(one: _Found, native: RowProgram) -> nn.Module:
 
 @dataclass(slots=True)
 class _Tracing:
-    """Traces modules, the outer ones first; the ops of each are a segment."""
+    """Traces modules, outer ones first; the ops of each form a segment."""
 
     tracer: NativeTracer
     dtype: torch.dtype
@@ -148,18 +148,18 @@ class _Tracing:
     origins: Origins
     found: list[_Found] = field(default_factory=list["_Found"])
     _inputs: dict[int, TracedTensor] = field(default_factory=dict[int, TracedTensor])
-    # By identity of a weight: the embeddings tied to it, and what to pack.
+    # By id of a weight: the embeddings tied to it, and the weight to pack.
     _tables: dict[int, list[nn.Embedding]] = field(default_factory=dict[int, list[nn.Embedding]])
     _packed: dict[int, DeferredWeight] = field(default_factory=dict[int, DeferredWeight])
 
     def tables(self, modules: list[nn.Module]) -> None:
-        """Remember embeddings by their weights."""
+        """Index embeddings by their weights."""
         for module in modules:
             if isinstance(module, nn.Embedding):
                 self._tables.setdefault(id(module.weight), []).append(module)
 
     def take(self, module: nn.Module) -> None:
-        """Trace a module, if its kind is known here."""
+        """Trace a module, if its kind is supported."""
         if type(module) is nn.Linear:
             if module.weight.dtype == self.dtype and not module.weight.is_meta:
                 self._linear(module)
@@ -185,7 +185,7 @@ class _Tracing:
             self.origins.note(linear.bias, linear.bias)
         segment = self.tracer.next_segment()
         self._add(linear, linear, x, ops.linear(x, weight, linear.bias), segment)
-        _let_go(linear)
+        _free_weights(linear)
         for table in tied:
             segment = self.tracer.next_segment()
             rows = ops.embedding(self.tracer.input_ids, weight)
@@ -211,7 +211,7 @@ class _Tracing:
         out = ops.linear(inner, second, down.bias)
         self._add(module, gated, x, out, segment)
         for linear in (gate, up, down):
-            _let_go(linear)
+            _free_weights(linear)
 
     def _norm(self, module: nn.Module, norm: Norm) -> None:
         x, segment = self._input(len(norm.weight)), self.tracer.next_segment()
@@ -232,7 +232,7 @@ class _Tracing:
         x = self._input(weights.gate_up.shape[2])
         try:
             ids, shares, out = self.tracer.chosen_experts(x, top_k, weights)
-        except Unsupported:  # unsupported: nothing has been traced
+        except Unsupported:  # nothing has been traced
             return
         self.tracer.external(ids)
         self.tracer.external(shares)
@@ -263,13 +263,13 @@ class _Tracing:
 
 
 def _stack(stack: nn.Parameter, experts: ExpertsPattern) -> DeferredWeight:
-    """With outputs before inputs."""
+    """The stack, transposed to (outputs, inputs) if necessary."""
     values = stack.detach()
     return _held(values.transpose(1, 2) if experts.turned else values)
 
 
 def _held(*parts: torch.Tensor) -> DeferredWeight:
-    """Matrices, stacked by rows, that are freed once they are packed."""
+    """Matrices, stacked by rows, that are freed once packed."""
     shape = torch.Size((sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
     held = list(parts)
 
@@ -281,7 +281,7 @@ def _held(*parts: torch.Tensor) -> DeferredWeight:
     return DeferredWeight(shape, load, f"held {id(held)}")
 
 
-def _let_go(linear: nn.Linear) -> None:
-    """Keep only the shape and type of a weight."""
+def _free_weights(linear: nn.Linear) -> None:
+    """Free a weight, but keep its shape and type."""
     nothing = torch.empty_like(linear.weight, device="meta")
     linear.weight = nn.Parameter(nothing, requires_grad=False)

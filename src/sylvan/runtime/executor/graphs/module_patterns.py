@@ -1,6 +1,6 @@
-"""Recognises what third-party modules compute: matched numerically; class names are not trusted.
+"""Recognises the computation of third-party modules numerically; class names are not trusted.
 
-Shapes: T rows, D columns of a row, F columns between two matrices, E experts, C chosen of a row.
+Shapes: T rows, D columns of a row, F intermediate columns, E experts, C experts per row.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _ACTS: Mapping[ActivationKind, Callable[[torch.Tensor], torch.Tensor]] = Mapping
         "relu": F.relu,
     }
 )
-_OFFSETS = 0.0, 1.0  # Gemma's norms multiply by one more than their weight
+_OFFSETS = 0.0, 1.0  # Gemma's norms multiply by (1 + weight)
 _NORM_BOUND = 1e-5  # in float32, of rows of order 1
 _LARGEST_EPS = 1e-2
 _EXPERTS_BOUND = 2e-5  # in float32, of whole rows
-_SIZES = 1.0, 0.1, 30.0, 1e4  # scales of the trial rows of experts: clamps show only in large ones
+_SIZES = 1.0, 0.1, 30.0, 1e4  # scales of trial rows; only large values reveal clamps
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """down(act(gate(x)) * up(x)); matrices (F, D), (F, D) and (D, F), each with a bias or none."""
+    """down(act(gate(x)) * up(x)); matrices (F, D), (F, D) and (D, F), each with or without bias."""
 
     gate: nn.Linear
     up: nn.Linear
@@ -72,7 +72,7 @@ class ExpertsPattern:
 
 
 def norm_of(module: nn.Module, dtype: torch.dtype) -> Norm | None:
-    """The norm that a module is, if it is one: tried in float32 on rows of several sizes."""
+    """The module as a norm, or None: tried in float32 on rows of several scales."""
     weights = dict(module.named_parameters())
     weight = weights.get("weight")
     if len(weights) != 1 or weight is None or weight.dim() != 1 or weight.dtype != dtype:
@@ -94,7 +94,7 @@ def norm_of(module: nn.Module, dtype: torch.dtype) -> Norm | None:
 
 
 def gated_of(module: nn.Module, dtype: torch.dtype) -> Gated | None:
-    """The gated product that a module is, if it is one: the same bits as from its own parts."""
+    """The module as a gated MLP, or None: must equal the result of its parts bit for bit."""
     linears = [child for child in module.children() if type(child) is nn.Linear]
     if len(linears) != 3 or any(x.weight.dtype != dtype or x.weight.is_meta for x in linears):
         return None
@@ -113,7 +113,7 @@ def gated_of(module: nn.Module, dtype: torch.dtype) -> Gated | None:
 def _gate(
     module: nn.Module, gate: nn.Linear, up: nn.Linear, down: nn.Linear
 ) -> ActivationKind | None:
-    """The activation by which a module gates, if it has these parts."""
+    """The activation of the gate, if the module has these parts."""
     generator = torch.Generator().manual_seed(0)
     x = 3 * torch.randn(1, 3, gate.in_features, generator=generator).to(gate.weight.dtype)
     found = _tried(module, x)
@@ -128,11 +128,11 @@ def _gate(
 
 
 def experts_of(module: nn.Module, dtype: torch.dtype, chosen: int) -> ExpertsPattern | None:
-    """The experts of a module, if it has nothing else: checked in float32 on random weights.
+    """The module as routed experts, or None: checked in float32 on random weights.
 
     Args:
         module: Called with rows (T, D), expert ids (T, C) and routing weights (T, C).
-        dtype: Of its weights.
+        dtype: Type of its weights.
         chosen: Experts per row.
     """
     stacks = _stacks(module, dtype)
@@ -151,7 +151,7 @@ def experts_of(module: nn.Module, dtype: torch.dtype, chosen: int) -> ExpertsPat
 
 
 def _stacks(module: nn.Module, dtype: torch.dtype) -> list[nn.Parameter]:
-    """The weight stacks of a module, if it has nothing else."""
+    """The weight stacks of a module; empty if it has other parameters or modules."""
     own = list(module.parameters(recurse=False))
     alone = len(own) == len(list(module.parameters())) and not any(True for _ in module.buffers())
     fit = all(x.dim() == 3 and x.dtype == dtype and not x.is_meta for x in own)
@@ -160,9 +160,9 @@ def _stacks(module: nn.Module, dtype: torch.dtype) -> list[nn.Parameter]:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Weights for a module's stacks, by their names, that are zeros but for a few experts.
+    """Trial weights for a module's stacks, by name: zero except for a few experts.
 
-    `ids` (T, C) are of these few, `shares` (T, C) anything.
+    `ids` (T, C) select these experts; `shares` (T, C) are arbitrary routing weights.
     """
 
     stacks: Mapping[str, torch.Tensor]
@@ -171,13 +171,13 @@ class _Trial:
 
     @classmethod
     def of(cls, module: nn.Module, chosen: int) -> _Trial:
-        """For a module with only weight stacks."""
+        """Build a trial for a module that has only weight stacks."""
         generator = torch.Generator().manual_seed(0)
         stacks: dict[str, torch.Tensor] = {}
         count = min(len(stack) for stack in module.parameters())
         few = sorted({0, count // 2, count - 1})
         for name, stack in module.named_parameters():
-            values = torch.from_numpy(np.zeros(tuple(stack.shape), np.float32))  # not touched yet
+            values = torch.from_numpy(np.zeros(tuple(stack.shape), np.float32))  # lazily allocated
             for expert in few:
                 drawn = torch.randn(*stack.shape[1:], generator=generator)
                 values[expert] = drawn / min(stack.shape[1:]) ** 0.5
@@ -187,7 +187,7 @@ class _Trial:
         return cls(stacks, torch.tensor(few)[places % len(few)], shares)
 
     def act_of(self, module: nn.Module, experts: ExpertsPattern) -> ActivationKind | None:
-        """The activation by which a module gates, if its stacks are `experts`."""
+        """The activation of the gate, if the module's stacks are `experts`."""
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         gate_up, down = (self.stacks[names[id(x)]] for x in (experts.gate_up, experts.down))
         if experts.turned:
@@ -237,7 +237,7 @@ def takes(module: nn.Module, count: int) -> bool:
 
 
 def _tried(run: Callable[[torch.Tensor], Any], x: torch.Tensor) -> torch.Tensor | None:
-    """The module's result for x, if it is a tensor of the same kind."""
+    """The module's result for x, if it is a tensor of the same shape and type."""
     try:
         with torch.inference_mode():
             found: Any = run(x)

@@ -1,4 +1,4 @@
-"""Native replacements for layers of our own models.
+"""Native replacements for layers of native models.
 
 Shapes: T rows, D columns of a row, V rows of a table.
 """
@@ -25,7 +25,7 @@ class NativeLayerLinear(nn.Module):
     """Replaces a `Linear`, whose weight has been freed."""
 
     def __init__(self, module: Linear, own: NativeRowsModule, wide: NativeRowsModule) -> None:
-        """`own` makes rows of the model's dtype, `wide` of float32."""
+        """`own` returns rows of the model's dtype, `wide` of float32."""
         super().__init__()
         self.weight, self.bias, self.lora = module.weight, module.bias, module.lora
         self._own, self._wide = own, wide
@@ -47,10 +47,10 @@ class NativeLayerNorm(nn.Module):
         added: RowProgram,
         residual: TracedTensor,
     ) -> None:
-        """`alone` norm rows of a dtype, `added` norms the sum of rows and the residual."""
+        """`alone` norms rows, by dtype; `added` norms the sum of rows and residual."""
         super().__init__()
         self.weight = module.weight
-        self._stands_for = (module,)  # no child
+        self._stands_for = (module,)  # not registered as a child module
         self._dtype = added.dtype
         self._alone = {kind: _NormCall(native) for kind, native in alone.items()}
         self._added = _NormCall(added)

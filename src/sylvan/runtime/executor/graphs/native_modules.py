@@ -1,6 +1,6 @@
-"""Native replacements for modules of transformers models.
+"""Native replacements for modules of the transformers library.
 
-Each is a program of one or a few ops that reads and writes the tensors in place.
+Each is a program of one or a few ops that reads and writes tensors in place.
 
 Shapes: T rows, K inputs, N outputs.
 """
@@ -24,9 +24,9 @@ from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
 
 MOST_ROWS = 2048
-"""Most rows per call, if rows must be copied or kept between ops.
+"""Maximum rows per call, if rows must be copied or kept between ops.
 
-Larger calls read the weights of experts less often: 1.2 times as fast as 512 on 2,048 rows.
+Larger calls read expert weights less often: 1.2 times as fast as 512 on 2,048 rows.
 """
 
 
@@ -35,11 +35,11 @@ _TILE_ROWS = 16  # rows per matrix tile
 
 @dataclass(frozen=True, slots=True)
 class RowProgram:
-    """A program from the rows of `x` to those of `out`.
+    """A program that maps the rows of `x` to the rows of `out`.
 
-    `tile`: its first op reads multiples of this many rows. `single`: it is one op, so it keeps
-    nothing and takes any number of rows. `room` (MOST_ROWS, padded K): buffer for rows that cannot
-    be read in place, zero-padded; None: read `x` in place.
+    `tile`: its first op reads multiples of this many rows. `single`: it has one op, so it keeps no
+    intermediate results and takes any number of rows. `room` (MOST_ROWS, padded K): zero-padded
+    buffer for rows that cannot be read in place; None to read `x` in place.
     """
 
     program: Program
@@ -64,15 +64,15 @@ class NativeRowsModule(nn.Module):
 
     def __init__(self, module: nn.Module, native: RowProgram) -> None:
         super().__init__()
-        self._stands_for = (module,)  # no child: its matrices have no contents any more
+        self._stands_for = (module,)  # not a child module: its matrices are freed
         program, x, out = native.program, native.x, native.out
         self._program, self._dtype, self._tile = program, native.dtype, native.tile
         self._made = torch.float32 if out.dtype == "f32" else native.dtype
-        # the caller wants float32, whatever the module returns
+        # return float32 even if the module's rows have another type
         self._widens = self._made != native.dtype
         self._x, self._out = program.number(x), program.number(out)
         room = program.read(x, MOST_ROWS) if native.room is None else native.room
-        self._room_TK = room[:, : x.cols]  # zeros behind its columns
+        self._room_TK = room[:, : x.cols]  # its padding columns stay zero
         self._in, self._cols, self._padded = x.cols, out.cols, padded(out.cols)
         self._unpadded = padded(x.cols) == x.cols
         self._most = sys.maxsize if native.single else MOST_ROWS  # rows of one call
@@ -91,7 +91,7 @@ class NativeRowsModule(nn.Module):
         return self._computed(x)
 
     def _computed(self, x: torch.Tensor, *beside: tuple[int, torch.Tensor]) -> torch.Tensor:
-        """Compute the result; `beside`: further values the program reads per row, by number."""
+        """Compute the result. `beside`: further inputs per row, by number of the traced value."""
         count, given = x.numel() // self._in, x.dtype == self._dtype
         in_place = self._unpadded and given and not count % self._tile and x.is_contiguous()
         if self._padded != self._cols or count > (self._most if in_place else MOST_ROWS):
@@ -108,7 +108,7 @@ class NativeRowsModule(nn.Module):
     def _in_parts(
         self, x: torch.Tensor, beside: Sequence[tuple[int, torch.Tensor]]
     ) -> torch.Tensor:
-        """As `_computed`, in parts: too many rows at once, or results to be truncated."""
+        """As `_computed`, but in parts: too many rows for one call, or padded results."""
         rows_TK = x.reshape(-1, self._in)
         count = len(rows_TK)
         out_TN = torch.empty(count, self._padded, dtype=self._made)
@@ -152,7 +152,7 @@ class NativeExperts(NativeRowsModule):
             Returns: (T, K).
 
         Raises:
-            IndexError: an expert id is out of range, which kernels would write out of bounds.
+            IndexError: an expert id is out of range; kernels would write out of bounds.
         """
         x, ids, shares = (*args, *(kwargs[name] for name in self._names[len(args) :]))
         ids_TC = ids.to(torch.int32).contiguous()
@@ -161,7 +161,7 @@ class NativeExperts(NativeRowsModule):
             raise IndexError(f"choices {tuple(ids.shape)} with shares {tuple(shares.shape)}")
         numbers = ids_TC.numpy().view(np.uint32)  # negative ids become large
         if numbers.size and numbers.max() >= self._num_experts:
-            raise IndexError(f"rows visit experts that are not among {self._num_experts}")
+            raise IndexError(f"expert ids must be in 0..{self._num_experts - 1}")
         return self._computed(x, (self._ids, ids_TC), (self._shares, shares_TC))
 
 
@@ -173,15 +173,15 @@ class NativeNorm(NativeRowsModule):
     """Replaces an RMSNorm; PyTorch still handles rows of other types than the model's."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shape: (..., K), as it is."""
+        """Shape: (..., K) -> (..., K)."""
         return self._computed(x) if x.dtype == self._dtype else self._stands_for[0](x)
 
 
 class NativeEmbedding(nn.Module):
     """Replaces an embedding whose table is the packed weight of a head.
 
-    The rows of a step are looked up natively; the embedding then does the rest, such as scaling,
-    with these rows as its table.
+    Native code looks up the rows of a step; the original embedding then does the rest, such as
+    scaling, with these rows as its table.
     """
 
     def __init__(self, table: nn.Embedding, native: RowProgram) -> None:
@@ -205,7 +205,7 @@ class NativeEmbedding(nn.Module):
 
 
 def only_looks_up(table: nn.Embedding) -> bool:
-    """Whether rows and their places are all that an embedding goes by, which is tried."""
+    """Whether the embedding's result depends only on its rows; tested numerically."""
     if table.max_norm is not None or table.num_embeddings < 3:
         return False
     padding, table.padding_idx = table.padding_idx, None

@@ -19,7 +19,7 @@ from sylvan.runtime.pool.mha import KVShape
 
 @dataclass(frozen=True, slots=True)
 class NativeKernels:
-    """The kernels in use, and the pages with native attention if there is any."""
+    """The kernels in use, and the pages of native attention, if any."""
 
     library: Library
     pool: NativePool | None = None
@@ -41,7 +41,7 @@ class NativeKernels:
 def with_attention(
     library: Library, dtype: torch.dtype, config: ModelConfig, shape: KVShape
 ) -> NativeKernels:
-    """Native attention over pages in kernel order.
+    """Enable native attention over pages in kernel order.
 
     Raises:
         Unsupported: no kernel reads such pages or heads.

@@ -1,4 +1,4 @@
-"""Which parameters of a model that is not ours lie in what kernels packed of it."""
+"""Tracks which packed weights hold which parameters of a transformers model."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Origins:
         self.lost: set[str] = set()
 
     def note(self, packed: DeferredWeight | torch.Tensor, *parameters: torch.Tensor) -> None:
-        """`packed` will be packed from these parameters, stacked by rows."""
+        """Record that `packed` is packed from these parameters, stacked by rows."""
         parts = [(self._names[id(value)], value.shape[0]) for value in parameters]
         self._parts[_key(packed)] = packed, parts
 
     def lose(self, module: nn.Module) -> None:
-        """Other copies are made of the parameters of `module`."""
+        """Record that other copies of the parameters of `module` exist."""
         known = (self._names.get(id(value)) for value in module.parameters())
         self.lost |= {name for name in known if name is not None}
 
     def holders(self, copies: Sequence[WeightCopy]) -> Mapping[str, Sequence[Holder]]:
-        """The packed copy that holds each packed parameter."""
+        """The packed copies of each packed parameter."""
         found: dict[str, list[Holder]] = {}
         for copy in copies:
             _, parts = self._parts.get(_key(copy.source), (None, []))

@@ -21,10 +21,10 @@ from sylvan.runtime.pool.transfers import HostTransfers
 
 
 class NativePool:
-    """Implements `KVCachePool` but for `layer` and `store`, which only tensors need.
+    """Implements `KVCachePool`, except `layer` and `store`, which only tensors need.
 
-    Each group's pages are whole: a page is one region, its layers one after another, each its keys
-    then its values in kernel order. That order depends on the dtype only, never on the CPU.
+    A page of a group is one region: its layers one after another, each with its keys and then its
+    values in kernel order. That order depends on the dtype only, never on the CPU.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class NativePool:
         int4: bool = False,
         latent: int | None = None,
     ) -> None:
-        """Memory is reserved here, and becomes resident when first written.
+        """Reserve the memory; it becomes resident when first written.
 
         Args:
             shape: What is kept.
@@ -86,15 +86,15 @@ class NativePool:
         return self._layers
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Not offered: the pages are in kernel order."""
+        """Not supported: the pages are in kernel order."""
         raise NotImplementedError("the pages of a step program cannot be read as tensors")
 
     def store(
         self, index: int, slots_T: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
     ) -> None:
-        """Not offered: programs store by themselves."""
+        """Not supported: programs store KV themselves."""
         raise NotImplementedError("the pages of a step program cannot be written as tensors")
 
     def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
-        """Not offered: step programs verify no trees of guesses."""
-        raise NotImplementedError("step programs verify no trees of guesses")
+        """Not supported: step programs verify no draft trees."""
+        raise NotImplementedError("step programs verify no draft trees")

@@ -1,7 +1,7 @@
-"""Untraceable modules run through PyTorch between the native parts of a program.
+"""Runs untraceable modules through PyTorch between the native parts of a program.
 
-One such module does not cost the whole model: its block's norms, residuals and other modules, the
-embedding and the head stay in the program. Layers inside it that have kernels still use them.
+One such module does not cost the whole model: norms, residuals and other modules of its block, the
+embedding and the head stay in the program. Its own layers still use kernels where they exist.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from sylvan.runtime.models.checkpoint import load_deferred
 
 
 class SymbolicBatch:
-    """The batch as a model sees it while it is traced.
+    """The batch as the model sees it during tracing.
 
     Attributes:
-        edits: Values that steps may edit, in order: layer, the segment after it, and the value.
+        edits: Values that steps may edit, in order: layer, the following segment, and the value.
     """
 
     def __init__(self, tracer: NativeTracer) -> None:
@@ -58,9 +58,9 @@ def host_modules(model: object, trial: NativeTracer) -> Iterator[list[nn.Module]
     """Context in which untraceable modules of blocks emit host calls.
 
     Args:
-        model: Its `layers` have the blocks; modules within these take rows, and perhaps the batch,
-            and make as many rows of the same columns. Norms do not.
-        trial: A tracer that tries each module first; its program is never compiled.
+        model: Its `layers` contain the blocks. Modules within these take rows, and optionally the
+          batch, and return as many rows and columns. Norms do not.
+        trial: A tracer that tries each module first; its program is discarded.
 
         Yields: the modules called this way, in order.
     """
@@ -95,10 +95,10 @@ def _traced_or_called(
 
 
 def _check_attention(module: nn.Module, trial: NativeTracer) -> None:
-    """Refuse attention within that cannot be had over the program's pages by calls of its own.
+    """Reject attention inside the module that cannot use the program's pages by host calls.
 
     Raises:
-        Unsupported: says why.
+        Unsupported: the message says why.
     """
     for part in module.modules():
         if isinstance(part, LatentAttention):
@@ -121,34 +121,34 @@ def _on_tensors(
 def finish_host_modules(
     modules: list[nn.Module], dtype: torch.dtype, threads: int
 ) -> list[WeightCopy]:
-    """Load the weights of PyTorch modules, and give their layers kernels.
+    """Load the weights of PyTorch modules, and use kernels for their layers.
 
     Returns: their weight copies.
     """
     inner = nn.ModuleList(modules)
     for part in inner.modules():
         if isinstance(part, Linear) and part.lora is not None:
-            part.lora.packed = False  # restore: tracing on trial set it
+            part.lora.packed = False  # restore: trial tracing set it
     native = use_native_layers(inner, dtype, threads)
     load_deferred(inner)
     return [] if native is None else list(native.copies)
 
 
 def check_host_modules(modules: list[nn.Module]) -> None:
-    """Refuse what cannot be computed between the parts of a program.
+    """Reject modules that cannot run between the parts of a program.
 
     Raises:
-        Unsupported: says what.
+        Unsupported: the message names them.
     """
     if modules and not threads_are_calm():
         raise Unsupported(
-            f"PyTorch computes {names_of(modules)}, and its threads would spin between parts of a "
-            "program; set OMP_WAIT_POLICY=PASSIVE before Python starts"
+            f"PyTorch computes {names_of(modules)}, and its threads would busy-wait between parts "
+            "of a program; set OMP_WAIT_POLICY=PASSIVE before Python starts"
         )
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Bytes of its weights; unread ones count as the type of the others."""
+    """Bytes of the weights; weights not read yet count with the type of the others."""
     held = [value for part in module.modules() for value in vars(part).values()]
     deferred = [value for value in held if isinstance(value, DeferredWeight)]
     found = list(module.parameters())
@@ -157,5 +157,5 @@ def weight_bytes(module: nn.Module) -> int:
 
 
 def names_of(modules: list[nn.Module]) -> str:
-    """Their classes, for people."""
+    """Class names of the modules, for messages."""
     return ", ".join(sorted({type(module).__name__ for module in modules}))

@@ -1,4 +1,4 @@
-"""Traces a model's forward once, compiles a native step program, and runs it by one call a step."""
+"""Traces a model's forward once, compiles a step program, and runs it by one call per step."""
 
 from __future__ import annotations
 
@@ -46,29 +46,28 @@ from sylvan.runtime.sampling.params import SamplingSlots
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """Values of a traced model that are read after a step, or written within it."""
+    """Values of a traced model that are written during a step or read after it."""
 
     hidden: TracedTensor
     taken: TracedTensor  # rows of `hidden`, for the head
     logits: TracedTensor
     edits: Sequence[tuple[int, int, TracedTensor]]  # see `SymbolicBatch`
-    take: int  # segment of taking rows, which the head follows
-    layers: Mapping[int, TracedTensor]  # outputs of layers that are kept
+    take: int  # segment that selects rows; the head follows it
+    layers: Mapping[int, TracedTensor]  # kept layer outputs
 
 
 class ProgramRunner:
-    """See `ModelRunner`. One native call a step, whatever the mix of prompts and decodes.
+    """See `ModelRunner`. One native call per step, whatever the mix of prompts and decodes.
 
-    Compiling packs the weights, one at a time, and frees those of torch parameters; but a model
-    that cannot be traced is left as it was. Modules of blocks that cannot be are called back. The
-    batches given to `run` must have buffers of `limits`, filled through `host`, and `pool` as
-    their KV.
+    Compiling packs the weights one at a time and frees the torch parameters; a model that cannot be
+    traced stays unchanged. Untraceable modules of blocks are called back through PyTorch. Batches
+    given to `run` must have buffers of `limits`, filled through `host`, and `pool` as their KV.
 
     Attributes:
-        copies: What it keeps of the model's weights.
-        costs: What its ops read and write.
-        host_calls: Names of the modules that PyTorch computes; mostly none.
-        buffers: Memory in which steps compute; nothing in it outlives a step.
+        copies: Packed copies of the model's weights.
+        costs: Bytes that its ops read and write.
+        host_calls: Names of the modules that PyTorch computes; usually none.
+        buffers: Scratch memory of a step; nothing in it outlives the step.
     """
 
     verifies_drafts = True
@@ -88,8 +87,8 @@ class ProgramRunner:
     ) -> None:
         """Trace and compile `model`, keeping the outputs of `hidden_layers`.
 
-        With `edits_inputs` vectors may stand for token embeddings (`ForwardBatch.input_embeds`).
-        Weights that are in `kept` are not packed again; the others are put there.
+        With `edits_inputs`, vectors may replace token embeddings (`ForwardBatch.input_embeds`).
+        Weights found in `kept` are not packed again; all others are added to it.
 
         Raises:
             Unsupported: an op or shape has no kernel; the message names it.
@@ -125,7 +124,7 @@ class ProgramRunner:
         self._batch: ForwardBatch | None = None
 
     def bucket(self, tokens: int, requests: int) -> None:
-        """Programs accept steps of any size, so nothing is padded."""
+        """Return None: programs accept steps of any size without padding."""
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
         if self._program.calls_host:
@@ -137,9 +136,9 @@ class ProgramRunner:
         return self._program.read(self._traced.logits, batch.num_samples)
 
     def _run_edited(self, batch: ForwardBatch) -> None:
-        """Run a step in which some rows are vectors, or have vectors added."""
+        """Run a step in which vectors replace rows or are added to them."""
         edits = self._traced.edits
-        assert edits, "the program was not made for that"
+        assert edits, "the program was compiled without edits_inputs"
         for program, (layer, _, value) in zip(self._parts, edits, strict=False):
             program.run(self._step(batch), batch)
             rows_TD = program.read(value, batch.num_tokens)
@@ -199,10 +198,10 @@ class ProgramRunner:
         return self._program.profile(self._step(batch), batch)
 
     def split(self, limits: BatchLimits, page_size: int) -> SplitPrompt:
-        """Prompts op by op, beside the steps.
+        """Return a `SplitPrompt`, which computes prompts op by op between steps.
 
         Raises:
-            Unsupported: PyTorch computes some of the model.
+            Unsupported: PyTorch computes some modules of the model.
         """
         if self.host_calls:
             raise Unsupported(f"PyTorch computes {self.host_calls}")
@@ -212,7 +211,7 @@ class ProgramRunner:
         first, last = int(rows[0]), int(rows.max())
         whole = self._program.read(value, last + 1)
         if last - first + 1 == len(rows) and (rows[1:] > rows[:-1]).all():
-            return whole[first:]  # a view: rows of one request follow one another, mostly
+            return whole[first:]  # a view: the rows are usually contiguous
         return whole[torch.as_tensor(rows).long()]
 
     def _step(self, batch: ForwardBatch) -> StepRun:
@@ -231,10 +230,10 @@ def host_calls(
     library: Library,
     dtype: torch.dtype,
 ) -> str:
-    """Names of the modules that a program would leave to PyTorch, without side effects.
+    """Names of the modules that a program would leave to PyTorch; has no side effects.
 
     Raises:
-        Unsupported: there can be no program.
+        Unsupported: no program is possible.
     """
     parts = dtype, _limits(limits), pool.layers, library.constants
     with host_modules(model, NativeTracer(*parts)) as called:
@@ -255,13 +254,13 @@ def trace(
 ) -> Traced:
     """Trace embedding, layers and head of a model, keeping the outputs of `hidden_layers`.
 
-    With `edits_inputs` the embeddings are kept as well, and are a segment of their own.
+    With `edits_inputs` the embeddings are kept as well, in a segment of their own.
 
     Raises:
         Unsupported: an op or shape has no kernel; the message names it.
     """
     batch = SymbolicBatch(tracer)
-    # A model's annotations speak of tensors; its ops take values as well.
+    # A model's annotations say tensors; its ops also take traced values.
     embed, forward, head = (getattr(model, name) for name in ("embed", "forward", "head"))
     with layer_outputs(model, hidden_layers) as layers:
         embedded: TracedTensor = embed(batch)

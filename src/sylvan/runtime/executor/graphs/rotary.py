@@ -1,11 +1,11 @@
-"""Rotary positions of a model that is not ours, applied by the native attention that follows.
+"""Moves the rotary embedding of transformers models into native attention.
 
-A model turns queries and keys right before it attends, by a function of its module. Where trying
-the whole model shows that nothing else sees them, its layers get a copy of their forward in which
-that function only says by how much is to be turned. Whether attention is given what was said is
-checked at every call.
+A model rotates queries and keys right before attention, by a function of its module. If a trial run
+of the whole model shows that nothing else reads the rotated tensors, its layers get a copy of their
+forward in which that function only records the angles. Every call checks that attention receives
+the recorded tensors.
 
-Shapes: B requests, L tokens of each, T rows of all, N heads, H columns of a head, R of which turn.
+Shapes: B requests, L tokens of each, T rows, N heads, H columns of a head, R rotated columns.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
 def use_native_rotary(model: Any, step: AttentionStep, dtype: torch.dtype) -> bool:
-    """Have attention turn queries and keys by itself; False: nothing has changed.
+    """Let attention rotate queries and keys; False if nothing was changed.
 
     Args:
-        model: Attends through `step`, and keeps no states.
-        step: What its attention shares.
-        dtype: Of its rows.
+        model: A model without recurrent states that attends through `step`.
+        step: Shared data of its attention layers.
+        dtype: Type of the rows.
     """
     layers = [module for module in model.modules() if _turns(module)]
     if not layers:
@@ -52,7 +52,7 @@ def use_native_rotary(model: Any, step: AttentionStep, dtype: torch.dtype) -> bo
 
 
 def _turns(module: nn.Module) -> bool:
-    """Whether the forward of a module calls the function by its name."""
+    """Whether the module's forward calls the rotary function by its name."""
     forward = _written(module)
     return (
         isinstance(forward, FunctionType)
@@ -63,12 +63,12 @@ def _turns(module: nn.Module) -> bool:
 
 
 def _written(module: nn.Module) -> Any:
-    """The forward of a module's class without decorators, such as those for renamed arguments."""
+    """The forward of the module's class, without decorators such as those for renamed arguments."""
     return inspect.unwrap(type(module).forward)
 
 
 def _copied(forward: FunctionType, step: AttentionStep) -> FunctionType:
-    """The same code, for which the function of that name is another one."""
+    """A copy of the code in which the rotary function is replaced."""
     turn = forward.__globals__[_NAME]
 
     def noted(
@@ -90,7 +90,7 @@ def _copied(forward: FunctionType, step: AttentionStep) -> FunctionType:
 
 
 def _table(step: AttentionStep, q: torch.Tensor, cos: Any, sin: Any) -> torch.Tensor | None:
-    """Cosines, then sines, of each row, if the halves of a head turn together."""
+    """Cosines, then sines, of each row, if both halves of a head rotate by the same angles."""
     kept = step.tables.get(id(cos))
     if kept is not None and kept[0] is cos and kept[1] is sin:
         return kept[2]
@@ -107,7 +107,7 @@ def _table(step: AttentionStep, q: torch.Tensor, cos: Any, sin: Any) -> torch.Te
 
 @dataclass(slots=True)
 class _Seen:
-    """Stands for attention, and notes what it is given; each query gets the value of its row."""
+    """Records the inputs of attention; each query's result is the value of its own row."""
 
     given: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     hidden: torch.Tensor = field(default_factory=lambda: torch.empty(0))
@@ -133,7 +133,7 @@ class _Seen:
 
 
 def turned(x_TNH: torch.Tensor, table_TR: torch.Tensor) -> torch.Tensor:
-    """Heads, in float32, after their first R columns have turned."""
+    """Rotate the first R columns of each head, in float32."""
     half = table_TR.shape[1] // 2
     cos, sin = table_TR[:, None].split(half, -1)
     a, b, rest = x_TNH.float().tensor_split((half, 2 * half), -1)
@@ -142,14 +142,14 @@ def turned(x_TNH: torch.Tensor, table_TR: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Stands for a batch."""
+    """Replaces a batch in trials."""
 
     attention: _Seen
     positions_T: torch.Tensor
 
 
 def _tried(model: Any, step: AttentionStep) -> _Seen | None:
-    """What attention is given when a model computes a few tokens, and what comes of it."""
+    """Run a few tokens; return the recorded inputs of attention and the result."""
     seen, positions = _Seen(), torch.arange(7, 7 + _TOKENS)
     batch: Any = _Trial(seen, positions)
     step.begin(batch)

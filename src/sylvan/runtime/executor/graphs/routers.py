@@ -1,8 +1,8 @@
-"""Native products of the routers that choose experts, in a model that is not ours.
+"""Native matrix products for the expert routers of transformers models.
 
-PyTorch's product of a few rows may differ in its last bits from that of many. Then the experts of a
-row, or their shares, would depend on the rows beside it. What a router makes of its product stays
-with PyTorch, which gets whole blocks of rows: it computes the last elements of a tensor otherwise.
+PyTorch's product of a few rows may differ in its last bits from that of many rows, so the experts
+of a row, or their weights, would depend on the batch. PyTorch still computes the rest of a router,
+in whole blocks of rows, because it computes the last elements of a tensor by different code.
 
 Shapes: T rows, D columns, E experts.
 """
@@ -41,16 +41,16 @@ _BLOCK = 16  # rows
 def use_native_routers(
     model: nn.Module, library: Library, dtype: torch.dtype, names: Iterable[str]
 ) -> list[nn.Module]:
-    """Replace routers whose rows do not depend on each other once one product of theirs is native.
+    """Replace routers whose rows are independent once one of their products is native.
 
     Args:
-        model: Has its weights.
-        library: In use.
-        dtype: Of the model's rows.
-        names: Of modules of experts; routers are beside them.
+        model: The model with its weights.
+        library: Native kernels.
+        dtype: Type of the model's rows.
+        names: Names of the expert modules; routers are their siblings.
 
     Returns:
-        Those that were replaced, which have copies of their weights.
+        The replaced routers; native code has copies of their weights.
     """
     replaced: list[nn.Module] = []
     tracings: dict[torch.dtype, _Tracing] = {}
@@ -79,7 +79,7 @@ def use_native_routers(
 
 
 class NativeRouter(nn.Module):
-    """A router whose product with its weight is native. What else is asked of it, it answers."""
+    """A router whose product with its weight is native; delegates other attributes to it."""
 
     def __init__(self, router: nn.Module, rows: NativeRowsModule, shape: torch.Size) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class NativeRouter(nn.Module):
             return getattr(self.router, name)
 
     def forward(self, x: torch.Tensor) -> Any:
-        """As the router: rows of any shape -> tensors whose first dimension are all rows."""
+        """As the router: rows of any shape -> tensors whose first dimension counts all rows."""
         rows_TD = x.reshape(-1, self._cols)
         count = len(rows_TD)
         if count % _BLOCK:
@@ -111,7 +111,7 @@ class NativeRouter(nn.Module):
 
 
 class _Product(TorchFunctionMode):
-    """Within it `F.linear(rows, weight)` is computed by `rows`, for a weight of one shape."""
+    """Mode in which `rows` computes `F.linear(rows, weight)` for weights of one shape."""
 
     def __init__(self, shape: torch.Size, rows: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class _Product(TorchFunctionMode):
 
 
 class _Products(TorchFunctionMode):
-    """Notes the arguments of products."""
+    """Mode that records the arguments of products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class _Found:
 
 @dataclass(slots=True)
 class _Tracing:
-    """One product for each router, of rows of one type."""
+    """Traces one product per router, for rows of one type."""
 
     tracer: NativeTracer
     dtype: torch.dtype
@@ -175,7 +175,7 @@ class _Tracing:
 def _beside(
     model: nn.Module, names: Iterable[str]
 ) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
-    """Modules that have one matrix, beside those of these names, and that matrix."""
+    """Siblings of the named modules that have exactly one matrix, with that matrix."""
     for parent in dict.fromkeys(name.rpartition(".")[0] for name in names):
         for child, module in model.get_submodule(parent).named_children():
             matrices = [x for x in module.parameters() if x.dim() == 2 and not x.is_meta]
@@ -189,7 +189,7 @@ def _some_rows(weight: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _multiplied(router: nn.Module, weight: nn.Parameter, dtype: torch.dtype) -> torch.dtype | None:
-    """Of which type the rows are that a router multiplies with its weight, if it just does that."""
+    """Type of the rows that a router multiplies by its weight; None if it does anything else."""
     products = _Products()
     try:
         with torch.inference_mode(), products:
@@ -204,9 +204,9 @@ def _multiplied(router: nn.Module, weight: nn.Parameter, dtype: torch.dtype) -> 
 
 
 def _by_rows(made: NativeRouter, x: torch.Tensor) -> bool:
-    """Whether a router makes the same of each row by itself as of all together.
+    """Whether a router computes each row alone as it does in a batch.
 
-    And it must take rows of more dimensions for the same rows.
+    It must also accept rows of more dimensions, with equal results.
     """
     with torch.inference_mode():
         if (together := _outputs(made(x))) is None:
@@ -220,6 +220,6 @@ def _by_rows(made: NativeRouter, x: torch.Tensor) -> bool:
 
 
 def _outputs(given: Any) -> tuple[torch.Tensor, ...] | None:
-    """What a router returns, if that is nothing but tensors."""
+    """The outputs of a router, if they are nothing but tensors."""
     parts = given if isinstance(given, tuple) else (given,)
     return parts if all(isinstance(part, torch.Tensor) for part in parts) else None

@@ -1,4 +1,4 @@
-"""A prompt computed op by op, so that other steps run in between."""
+"""Computes a prompt op by op, so that steps of other requests can run in between."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from sylvan.runtime.executor.graphs.arguments import run_arguments
 
 
 class SplitPrompt:
-    """The layers of a model over rows of one prompt, a part at a time; nothing is sampled.
+    """Runs the layers of a model over rows of one prompt, part by part; samples nothing.
 
     It has its own inputs and buffers, and shares weights and pages with the steps in between.
 
     Args:
-        library: Of kernels.
-        layout: Of the whole program.
-        stop: The segment that follows the layers.
-        limits: Of a step: the most rows computed at once.
+        library: Native kernels.
+        layout: Layout of the whole program.
+        stop: Segment after the layers.
+        limits: Limits of a step: the most rows computed at once.
         page_size: Tokens of a page.
     """
 
@@ -53,7 +53,7 @@ class SplitPrompt:
         self._run.seqs = 1
 
     def begin(self, ids: IntArray, start: int, pages: IntArray) -> None:
-        """Set the tokens from position `start` on, and all pages of their request."""
+        """Set the tokens, starting at position `start`, and all pages of their request."""
         host, count = self._host, len(ids)
         host.input_ids[:count] = ids
         host.positions[:count] = np.arange(start, start + count, dtype=np.int32)
@@ -63,12 +63,12 @@ class SplitPrompt:
         host.map_slots(np.zeros(count, np.int32), host.positions[:count], self._page_size)
 
     def run(self, part: int) -> None:
-        """Compute one part, in order; the GIL is released."""
+        """Compute one part, in order; releases the GIL."""
         self._parts[part].run(self._run)
 
 
 def _cuts(layout: ProgramLayout, stop: int) -> Sequence[Sequence[int]]:
-    """Split consecutive ops into parts; a merge stays with its inputs."""
+    """Split consecutive ops into parts; a merge op stays with the ops it merges."""
     chosen = [i for i, op in enumerate(layout.ops) if op.segment < stop]
     merges = [isinstance(layout.ops[i], AttentionMerge) for i in chosen]
     numbers = itertools.accumulate(0 if merge else 1 for merge in merges)

@@ -1,1 +1,1 @@
-"""Runs step programs through JAX: one compiled function for each bucket of rows and pages."""
+"""Runs step programs through JAX: one compiled function per bucket of rows and pages."""

@@ -1,4 +1,4 @@
-"""From a model plan to a runner of compiled functions."""
+"""Builds a JAX runner from a model plan."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ logger = logging.getLogger(__name__)
 _CONSTANTS = Constants(
     kv_chunk=1, query_tile=1, row_pad=32, max_head=1024, max_experts=4096, max_chosen=64
 )
-"""Nothing of the native library limits what is traced."""
-_NO_WEIGHTS = "weights on JAX can neither be read nor replaced while they are served"
+"""Tracing has no limits from the native library."""
+_NO_WEIGHTS = "weights on JAX can be neither read nor updated while serving"
 _ELSEWHERE = "serve this model with device=cpu"
 
 
 def build_lowered(plan: ModelPlan, model: Any) -> BuiltModel:
-    """Trace the model, put its weights on the devices and compile all functions.
+    """Trace the model, load its weights onto the devices, and compile all functions.
 
     Args:
-        plan: Of a platform whose devices are JAX's.
-        model: Of which matrices may not be read yet.
+        plan: Its platform uses JAX devices.
+        model: The model; its matrices may not be loaded yet.
 
     Raises:
-        ConfigError: the model or an option cannot be served; one sentence that names it.
+        ConfigError: the model or an option is not supported; the message names it.
     """
     options, config = plan.options, plan.config
     _check(plan)
@@ -87,7 +87,7 @@ def build_lowered(plan: ModelPlan, model: Any) -> BuiltModel:
     _check_memory(plan, mesh, shape)
     kind: Any = DTYPES["bf16" if plan.build.dtype == torch.bfloat16 else "f32"]
     if not config.causal:
-        shape = replace(shape, num_layers=0, groups=())  # pages without contents, to be counted
+        shape = replace(shape, num_layers=0, groups=())  # empty pages, only counted
     pool = XlaPool(shape, kind, mesh, latent)
     use, buckets = BucketUse(), StepBuckets(plan.limits)
     loaded = LoadedProgram(program, weights, config.hidden_size, traced.logits.cols)
@@ -123,12 +123,12 @@ def _check(plan: ModelPlan) -> None:
         f"the model runs through transformers; {_ELSEWHERE}": plan.config.path == "transformers",
         f"recurrent layers have no lowering to JAX; {_ELSEWHERE}": bool(plan.config.states),
         f"images, videos and sounds have no lowering to JAX; {_ELSEWHERE}": plan.edits_inputs,
-        "quantization: matrices are expanded to the type of rows on JAX, so rounding them gains "
+        "quantization: JAX expands matrices to the type of rows, so quantising them gains "
         "nothing; leave it at none": options.quantization is not None,
-        f"cache.page_size={options.page_size}: on JAX a multiple of {PAGE_MULTIPLE}": bool(
+        f"cache.page_size={options.page_size}: JAX needs a multiple of {PAGE_MULTIPLE}": bool(
             options.page_size % PAGE_MULTIPLE
         ),
-        f"load_cache keeps weights packed for CPUs; leave it out with device={name}": (
+        f"load_cache stores weights packed for CPUs; omit it with device={name}": (
             options.load_cache is not None
         ),
     }
@@ -138,10 +138,10 @@ def _check(plan: ModelPlan) -> None:
 
 
 def _mesh(name: str, count: int) -> Mesh:
-    """The first devices of JAX's, along one axis.
+    """The first `count` JAX devices, along one axis.
 
     Raises:
-        ConfigError: there are fewer.
+        ConfigError: there are fewer devices.
     """
     found = jax.devices()
     if len(found) < count:
@@ -157,7 +157,7 @@ def _attention_of(name: str) -> str:
 
 
 def _traced_pages(plan: ModelPlan, shape: KVShape) -> Mapping[int, LayerPages]:
-    """Pages that only tell a tracer their shape: one for each group."""
+    """Pages without memory, which only give a tracer their shape: one per group."""
     if not plan.config.causal:
         return {}
     latent = plan.config.latent.latent if plan.config.latent else None
@@ -177,7 +177,7 @@ def _traced_pages(plan: ModelPlan, shape: KVShape) -> Mapping[int, LayerPages]:
 
 
 def _layers_of(graph: Graph, pages: Mapping[int, LayerPages]) -> Mapping[int, int]:
-    """The layer of each constant that is a layer's keys."""
+    """Maps each constant that is a layer's keys to the layer."""
     layers = {id(page.keys): layer for layer, page in pages.items()}
     numbered = enumerate(graph.constants)
     return {number: layers[id(data)] for number, data in numbered if id(data) in layers}
@@ -194,7 +194,7 @@ def _ends(traced: Traced, plan: ModelPlan) -> Ends:
 
 
 def _loads(graph: Graph) -> list[np.ndarray]:
-    """Counts of rows of experts, which a model shows."""
+    """Counters of rows per expert, which the model exposes."""
     found: list[np.ndarray] = []
     for op in graph.ops:
         if isinstance(op, MoeAlign):
@@ -205,10 +205,10 @@ def _loads(graph: Graph) -> list[np.ndarray]:
 
 
 def _check_memory(plan: ModelPlan, mesh: Mesh, shape: KVShape) -> None:
-    """Refuse pages that do not fit beside the weights, where devices tell their memory.
+    """Reject pages that do not fit next to the weights, on devices that report their memory.
 
     Raises:
-        ConfigError: they do not; says how many bytes there are.
+        ConfigError: they do not fit; the message says how much memory is free.
     """
     pages = shape.num_pages * shape.bytes_per_page(plan.kv_type)
     needed = pages // (1 if shape.num_kv_heads % mesh.size else mesh.size)
@@ -223,7 +223,7 @@ def _check_memory(plan: ModelPlan, mesh: Mesh, shape: KVShape) -> None:
 
 
 def _library() -> Any:
-    """Native kernels sample rows whose logits are edited, where there are any."""
+    """The native library, if there is one: it samples rows whose logits are edited."""
     try:
         return load_library()
     except LibraryMissing:

@@ -1,7 +1,7 @@
-"""The compiled functions of an executor: steps by bucket, the head, and draws.
+"""Compiled functions of an executor: steps by bucket, the head, and sampling.
 
-All are compiled before the first step, ahead of time: calling one can not compile another. Files of
-JAX's compilation cache make the next start quick.
+All are compiled ahead of time, before the first step, so a call never triggers a compilation.
+JAX's compilation cache on disk makes the next start fast.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sylvan.utils.clock import Clock, monotonic
 logger = logging.getLogger(__name__)
 
 HEAD_ROWS = 16
-"""Vectors that the head takes at a time outside of steps."""
+"""Rows per call of the head outside of steps."""
 DRAW_TYPES = {
     "greedy": np.bool_,
     "temperature": np.float32,
@@ -44,7 +44,7 @@ DRAW_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedProgram:
-    """A program, and its weights on the devices of a mesh; columns of hidden vectors and logits."""
+    """A program with its weights on a mesh, and the columns of hidden vectors and logits."""
 
     program: LoweredProgram
     weights: Weights
@@ -53,14 +53,14 @@ class LoadedProgram:
 
 
 class StepFunctions:
-    """Calls compiled functions with the weights and pages that belong to them.
+    """Calls compiled functions with their weights and pages.
 
     Args:
         loaded: The model.
-        pool: Its arrays are replaced by each step.
+        pool: KV pool; each step replaces its arrays.
         mesh: The devices.
         buckets: Sizes to compile for.
-        use: Counts what is compiled.
+        use: Counts compilations.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class StepFunctions:
         self._warm = False
 
     def warm_up(self, clock: Clock = monotonic) -> None:
-        """Compile everything; tells of its progress."""
+        """Compile all functions; logs progress."""
         begun = said = clock()
         jobs: list[Callable[[], object]] = [functools.partial(self._step, b) for b in self._buckets]
         for count in sorted({bucket.samples for bucket in self._buckets}):
@@ -98,13 +98,13 @@ class StepFunctions:
         self._warm = True
 
     def step(self, bucket: StepBucket, vector: IntArray) -> Outputs:
-        """Start a step; the pages of the pool are replaced."""
+        """Start a step; it replaces the arrays of the pool."""
         given = jax.device_put(vector, self._whole)
         self._pool.arrays, found = self._step(bucket)(self._weights, self._pool.arrays, given)
         return found
 
     def head(self, vectors_RD: np.ndarray) -> np.ndarray:
-        """Logits of float32 vectors, at most `HEAD_ROWS`: float32 (R, V)."""
+        """Logits of at most `HEAD_ROWS` float32 vectors: float32 (R, V)."""
         count = len(vectors_RD)
         padded = np.zeros((HEAD_ROWS, self._hidden_size), np.float32)
         padded[:count] = vectors_RD
@@ -112,7 +112,7 @@ class StepFunctions:
         return np.asarray(self._head_function()(self._weights, given))[:count]
 
     def draw(self, logits_SV: jax.Array, rows: dict[str, np.ndarray] | None) -> np.ndarray:
-        """Ids int32 (S,) of all rows of a bucket; None: all are greedy."""
+        """Sample all rows of a bucket: int32 (S,). `rows` None: all rows are greedy."""
         function = self._draw(logits_SV.shape[0], rows is None)
         if rows is None:
             return np.asarray(function(logits_SV))

@@ -1,4 +1,4 @@
-"""The inputs of a step as one vector of numbers, which takes one copy to a device.
+"""Packs the inputs of a step into one integer vector, for a single copy to the device.
 
 Shapes: G KV groups, T rows, N tiles of B rows, P pages, S sampled rows.
 """
@@ -21,7 +21,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def shapes_of(bucket: StepBucket, groups: int) -> Shapes:
-    """The arrays of a step in their order."""
+    """Shapes of a step's arrays, in their order in the vector."""
     tiles = bucket.tiles, bucket.tile_rows
     return {
         "ids": (bucket.rows,),
@@ -43,7 +43,7 @@ def num_inputs(bucket: StepBucket, groups: int) -> int:
 
 
 def unpack(vector: jax.Array, bucket: StepBucket, groups: int) -> PaddedInputs:
-    """The parts of the vector, while JAX traces a step."""
+    """Split the vector into arrays, while JAX traces a step."""
     parts: dict[str, jax.Array] = {}
     start = 0
     for name, shape in shapes_of(bucket, groups).items():
@@ -64,7 +64,7 @@ def unpack(vector: jax.Array, bucket: StepBucket, groups: int) -> PaddedInputs:
 
 
 def sizes_of(batch: ForwardBatch) -> StepSizes:
-    """What a step has, by its host arrays."""
+    """Sizes of a step, from its host arrays."""
     requests = batch.num_reqs
     longest = int(batch.host.kv_lens[:requests].max(initial=1))
     pages = -(-longest // batch.kv.page_size)
@@ -72,7 +72,7 @@ def sizes_of(batch: ForwardBatch) -> StepSizes:
 
 
 def pack(batch: ForwardBatch, bucket: StepBucket) -> IntArray:
-    """The vector of a step. Padding rows store into page 0, and see nothing."""
+    """Pack a step into a vector. Padding rows store to page 0 and attend to nothing."""
     host, tokens, requests = batch.host, batch.num_tokens, batch.num_reqs
     groups = len(host.page_tables)
     shapes = shapes_of(bucket, groups)
@@ -109,7 +109,7 @@ def pack(batch: ForwardBatch, bucket: StepBucket) -> IntArray:
 
 
 def _tiles(starts: IntArray, ends: IntArray, bucket: StepBucket) -> tuple[IntArray, IntArray]:
-    """The request of each tile in use, and the numbers of its rows (N, B)."""
+    """The request of each used tile, and the indices of its rows (N, B)."""
     size = bucket.tile_rows
     counts = -(-(ends - starts) // size)
     of_tile = np.repeat(np.arange(len(starts), dtype=np.int32), counts)

@@ -1,4 +1,4 @@
-"""KV pages as arrays of JAX, which steps take and give back.
+"""KV pages as JAX arrays, which each step consumes and returns.
 
 Shapes: P pages, K key heads, D columns of a key, V of a value, N pages to move.
 """
@@ -25,28 +25,28 @@ from sylvan.runtime.pool.pages import check_of_import, checksums_of
 from sylvan.runtime.pool.transfers import HostTransfers
 
 _COPIES = 8
-"""Page copies of one call: the number is part of the compiled function."""
+"""Page copies per call; a constant of the compiled function."""
 
 
 class XlaPool:
-    """Implements `KVCachePool` but for `layer` and `store`, which only tensors need.
+    """Implements `KVCachePool`, except `layer` and `store`, which only tensors need.
 
-    Each layer has keys (P, K, page_size, D) and values (P, K, page_size, V), divided by heads among
-    the devices of the mesh where heads divide evenly. A step consumes the arrays and makes new ones
-    in the same memory; whoever holds an old one finds it deleted.
+    Each layer has keys (P, K, page_size, D) and values (P, K, page_size, V), sharded by heads over
+    the devices of the mesh if heads divide evenly. A step consumes the arrays and returns new ones
+    in the same memory; references to old arrays become invalid.
 
     Attributes:
-        arrays: By attention layer.
+        arrays: Keys and values by attention layer.
     """
 
     def __init__(self, shape: KVShape, dtype: Any, mesh: Mesh, latent: int | None) -> None:
-        """Zeroed, because masked values are still multiplied and 0 * NaN is not 0.
+        """Allocate zeroed pages: masked values are still multiplied, and 0 * NaN is not 0.
 
         Args:
-            shape: What is kept.
-            dtype: As JAX calls it.
+            shape: Shape of the pages.
+            dtype: JAX dtype.
             mesh: The devices.
-            latent: Columns of the keys that are the values: of latent attention.
+            latent: For latent attention: leading columns of the keys that are the values.
         """
         self.page_size, self.layer_groups = shape.page_size, shape.layer_groups
         divided = not shape.num_kv_heads % mesh.size
@@ -78,14 +78,14 @@ class XlaPool:
             self.arrays |= self._copy[number](self.of(layers), numbers)
 
     def _copying(self, layers: Sequence[int]) -> Any:
-        """A compiled function of the arrays of a group."""
+        """The compiled copy function for the arrays of a group."""
         arrays = self.of(layers)
         kept = jax.tree.map(lambda x: x.sharding, arrays)
         function = jax.jit(_copied, donate_argnums=0, out_shardings=kept)
         return function.lower(arrays, self._numbers([])).compile()
 
     def _numbers(self, copies: Sequence[tuple[int, int]]) -> jax.Array:
-        """Sources and targets; page 0 onto itself fills up."""
+        """Sources and targets, padded with copies of page 0 to itself."""
         found = np.zeros((_COPIES, 2), np.int32)
         found[: len(copies)] = np.array(copies, np.int32).reshape(-1, 2)
         return jax.device_put(found, self._whole)
@@ -97,22 +97,22 @@ class XlaPool:
     # ---- not offered
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Not offered: pages are no tensors."""
+        """Not supported: pages are not tensors."""
         raise NotImplementedError("pages of JAX cannot be read as tensors")
 
     def store(
         self, index: int, slots_T: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
     ) -> None:
-        """Not offered: programs store by themselves."""
+        """Not supported: programs store KV themselves."""
         raise NotImplementedError("pages of JAX cannot be written as tensors")
 
     def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
-        """Not offered: trees of guesses are laid out as paths."""
+        """Not supported: draft trees are laid out as paths."""
         raise NotImplementedError("pages of JAX are copied as a whole")
 
 
 def _copied(arrays: dict[int, Pages], copies: jax.Array) -> dict[int, Pages]:
-    """All copies, one after another."""
+    """Apply all copies, one after another."""
 
     def one(number: Any, found: dict[int, Pages]) -> dict[int, Pages]:
         source, target = copies[number, 0], copies[number, 1]
@@ -124,8 +124,8 @@ def _copied(arrays: dict[int, Pages], copies: jax.Array) -> dict[int, Pages]:
 class XlaPages:
     """Implements `PageMemory` over the layers of a KV group.
 
-    A page is exported layer by layer, its keys then its values, head by head. Gathering and
-    scattering are queued in the order of the steps; only copies to the host take a thread.
+    A page is exported layer by layer: its keys, then its values, head by head. Gathers and
+    scatters are queued in the order of the steps; only copies to the host use a thread.
     """
 
     def __init__(self, pool: XlaPool, layers: Sequence[int], num_pages: int) -> None:
@@ -135,7 +135,7 @@ class XlaPages:
         self._transfers = HostTransfers()
 
     def regions(self, page: int) -> tuple[Region, ...]:
-        """None: the memory of devices has no addresses here."""
+        """Empty: device memory has no addresses here."""
         self._check(np.array([page]))
         return ()
 
@@ -200,14 +200,14 @@ class XlaPages:
         return [x for layer in self._layers for x in self._pool.arrays[layer] if x is not None]
 
     def _host(self, pages: IntArray, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The host memory as pages (N, bytes)."""
+        """View host memory as pages (N, bytes)."""
         needed = len(pages) * self.page_bytes
         if buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:
-            raise ValueError("a host buffer is contiguous and of bytes")
+            raise ValueError("a host buffer must be contiguous and of type uint8")
         if buffer.nbytes < needed:
             raise ValueError(f"{len(pages)} pages are {needed} bytes; {buffer.nbytes} were given")
         return buffer.reshape(-1)[:needed].reshape(len(pages), self.page_bytes)
 
     def _check(self, pages: NDArray[np.integer[Any]]) -> None:
         if pages.size and not 0 <= pages.min() <= pages.max() < self.num_pages:
-            raise ValueError(f"pages {pages.tolist()}: there are 0..{self.num_pages - 1}")
+            raise ValueError(f"pages {pages.tolist()} must be in 0..{self.num_pages - 1}")

@@ -25,13 +25,13 @@ from sylvan.runtime.sampling.sampler import Sampler
 
 
 class XlaRunner:
-    """See `ModelRunner`. One call of a compiled function a step, without Python inside.
+    """See `ModelRunner`. One call of a compiled function per step, without Python inside.
 
     Args:
-        functions: Compiled for all buckets.
-        buckets: Of the executor's limits.
+        functions: Functions compiled for all buckets.
+        buckets: Buckets for the executor's limits.
         layers: Layers whose outputs are kept.
-        loads: Counts of rows of experts, int64 (E,), in the order of `Outputs.loads`.
+        loads: Counters of rows per expert, int64 (E,), in the order of `Outputs.loads`.
         use: Counts steps and their padding.
     """
 
@@ -49,19 +49,19 @@ class XlaRunner:
         self._layers = {layer: number for number, layer in enumerate(layers)}
         self._loads, self.use = loads, use
         self._outputs = None
-        self._host: dict[int, np.ndarray] = {}  # outputs that were read, by layer; -1: hidden
+        self._host: dict[int, np.ndarray] = {}  # outputs copied to the host, by layer; -1: hidden
 
     def bucket(self, tokens: int, requests: int) -> None:
-        """Batches are padded here."""
+        """Return None: the batch itself is not padded, its packed copy is."""
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
         self.compute(batch)
         return self.read_logits(batch.num_samples)
 
     def compute(self, batch: ForwardBatch) -> None:
-        """Start a step, and leave its results on the device."""
+        """Start a step and leave its results on the device."""
         if batch.input_embeds:
-            raise RuntimeError("vectors in place of tokens have no lowering to JAX")
+            raise RuntimeError("input embeddings have no lowering to JAX")
         step = sizes_of(batch)
         bucket = self._buckets.of(step)
         self.use.count(step, bucket)
@@ -71,12 +71,12 @@ class XlaRunner:
             np.add(counts, np.asarray(added), out=counts)
 
     def read_logits(self, count: int) -> torch.Tensor:
-        """Of the sampled rows of the step, float32 (S, V); a copy."""
+        """Logits of the step's sampled rows, float32 (S, V); a copy."""
         assert self._outputs is not None
         return torch.from_numpy(np.array(self._outputs.logits)[:count])
 
     def draw(self, rows: dict[str, np.ndarray] | None, count: int) -> IntArray:
-        """Ids of the sampled rows, int32 (S,), -1 where none is possible; None: all are greedy."""
+        """Ids of sampled rows, int32 (S,); -1 if no token is valid. `rows` None: all are greedy."""
         assert self._outputs is not None
         logits = self._outputs.logits
         padded = None
@@ -116,7 +116,7 @@ class XlaRunner:
         return torch.from_numpy(np.concatenate(parts))
 
     def _read(self, number: int) -> np.ndarray:
-        """Rows of the step: of a layer that is kept, or -1: hidden ones; float32 (T, D)."""
+        """Outputs of the step's rows: of a kept layer, or -1 for hidden vectors; float32 (T, D)."""
         assert self._outputs is not None
         if number not in self._host:
             found = self._outputs.hidden if number < 0 else self._outputs.layers[number]
@@ -125,16 +125,16 @@ class XlaRunner:
 
 
 def _padded(x: np.ndarray, count: int) -> np.ndarray:
-    """Repeats the first row."""
+    """Pad to `count` rows by repeating the first."""
     return np.concatenate((x, np.repeat(x[:1], count - len(x)))) if len(x) < count else x
 
 
 class XlaStep:
-    """Implements `FusedStep`: tokens are drawn on the device where nothing edits the logits.
+    """Implements `FusedStep`: samples on the device unless something edits the logits.
 
     Args:
-        runner: Of the model.
-        batch: The buffers of all steps.
+        runner: The model's runner.
+        batch: Buffers of all steps.
         last_token: The newest token of each request slot.
         params: Sampling parameters of the request slots.
     """
@@ -167,14 +167,14 @@ class XlaStep:
         fill_step(self._arrays, plan, host.page_tables, batch.kv.page_size, shifts=shifts)
         ids = host.input_ids[: plan.num_tokens]
         ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
-        # An id outside the vocabulary fails its own request when that is sampled.
+        # An id outside the vocabulary fails its request at the next sample.
         np.clip(ids, 0, self._params.vocab_size - 1, out=ids)
         types = plan.token_types
         host.token_types[: plan.num_tokens] = 0 if types is None else types
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
 
     def _edits(self, plan: StepPlan, slots: IntArray) -> bool:
-        """Whether logits are changed before a token is drawn, or log probabilities are wanted."""
+        """Whether logits are edited before sampling, or log probabilities are wanted."""
         p = self._params
         some = p.has_penalty[slots] | p.has_bias[slots] | p.has_logprobs[slots]
         return bool(some.any() or (plan.sample_positions < p.min_position[slots]).any())

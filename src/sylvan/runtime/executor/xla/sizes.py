@@ -1,4 +1,4 @@
-"""Sizes of steps that functions are compiled for, and how much of them steps use; no JAX here."""
+"""Step sizes that functions are compiled for, and statistics of their use; imports no JAX."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class StepBucket:
     """The sizes that a step is padded to.
 
     Attributes:
-        rows: Rows of tokens.
-        requests: Requests; as many as rows: each has one row.
+        rows: Token rows.
+        requests: Requests; equal to `rows` if each request has one row.
         samples: Rows with logits.
         pages: Pages of the longest request.
     """
@@ -42,13 +42,13 @@ class StepBucket:
 
     @property
     def tiles(self) -> int:
-        """Tiles, enough for any division of the rows among the requests."""
+        """Number of tiles that suffices for any division of rows among requests."""
         return self.rows if self.decodes else self.rows // TILE_ROWS + self.requests
 
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """What a step has: `requests` of which each has at least one row."""
+    """Sizes of a step: `requests` counts those with at least one row."""
 
     rows: int
     requests: int
@@ -57,10 +57,10 @@ class StepSizes:
 
 
 class StepBuckets:
-    """All buckets of an executor, and the smallest one that a step fits into.
+    """All buckets of an executor; finds the smallest one that a step fits into.
 
-    Rows of decoding steps double from bucket to bucket, those of steps with prompts and pages grow
-    fourfold: a step is padded to at most so many times its size, and few functions are compiled.
+    From bucket to bucket, rows of decoding steps double, and rows of steps with prompts and pages
+    grow fourfold. This bounds padding to these factors and keeps the number of functions small.
     """
 
     def __init__(self, limits: BatchLimits) -> None:
@@ -92,7 +92,7 @@ class StepBuckets:
 
 
 def _shapes(limits: BatchLimits, requests: int) -> Iterator[tuple[int, int, int]]:
-    """Rows, requests and samples of the buckets with any number of pages."""
+    """Rows, requests and samples of the buckets, for any number of pages."""
     decodes = min(requests, limits.max_tokens)
     for rows in _doubling(decodes):
         yield rows, rows, rows
@@ -102,7 +102,7 @@ def _shapes(limits: BatchLimits, requests: int) -> Iterator[tuple[int, int, int]
         rows = -(-most // TILE_ROWS) * TILE_ROWS
         kinds = {(few, few), (requests, max(limits.most_samples, requests))}
         for count, samples in kinds:
-            # equal numbers would mean that each request has one row
+            # equal numbers would mean one row per request
             yield rows if rows != count else rows + TILE_ROWS, count, samples
 
 
@@ -114,7 +114,7 @@ def _doubling(most: int) -> list[int]:
 
 
 def _levels(most: int, least: int, count: int) -> list[int]:
-    """`most`, a fourth of it and so on, at most `count` of them and none below `least`."""
+    """`most`, a quarter of it and so on: at most `count` levels, none below `least`."""
     found = [most]
     while len(found) < count and -(-found[-1] // 4) >= least:
         found.append(-(-found[-1] // 4))
@@ -123,14 +123,14 @@ def _levels(most: int, least: int, count: int) -> list[int]:
 
 @dataclass(slots=True)
 class BucketUse:
-    """How well buckets fit, since the start.
+    """Statistics of bucket padding since the start.
 
     Attributes:
-        steps: Steps that were computed.
-        rows: Rows of tokens in them.
+        steps: Computed steps.
+        rows: Their token rows.
         padded_rows: Rows of their buckets.
         compiled: Functions compiled before the first step.
-        recompiled: Functions compiled since, of which there should be none.
+        recompiled: Functions compiled since; should stay 0.
     """
 
     steps: int = 0
@@ -140,13 +140,13 @@ class BucketUse:
     recompiled: int = 0
 
     def count(self, step: StepSizes, bucket: StepBucket) -> None:
-        """A step was padded to a bucket."""
+        """Count a step that was padded to `bucket`."""
         self.steps += 1
         self.rows += step.rows
         self.padded_rows += bucket.rows
 
     def numbers(self) -> Mapping[str, float]:
-        """All of it, for people."""
+        """All statistics, for display."""
         counts = {name.name: getattr(self, name.name) for name in fields(self)}
         return counts | {"waste": round(self.waste, 4)}
 

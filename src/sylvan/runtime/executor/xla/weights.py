@@ -1,8 +1,8 @@
-"""Puts the weights of a traced graph on devices, one at a time, divided among them.
+"""Puts the weights of a traced graph on devices, one at a time, sharded among them.
 
-Query heads, gates and what follows them are divided as tensor parallelism does: outputs of the
-first matrix, inputs of the second; XLA adds the partial sums. What does not divide evenly is on
-each device, and so are experts.
+Query heads, gates and what follows them are sharded as in tensor parallelism: the first matrix by
+outputs, the second by inputs; XLA adds the partial sums. Weights that do not divide evenly, and
+experts, are replicated on each device.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from sylvan.kernels.xla.heads import head_sizes
 from sylvan.kernels.xla.values import Weights
 
 AXIS = "model"
-"""Of the mesh: the devices that share each matrix."""
+"""Mesh axis of the devices that share each matrix."""
 WHOLE = PartitionSpec()
 _OUTPUTS, _INPUTS = PartitionSpec(AXIS, None), PartitionSpec(None, AXIS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """Outputs of each part of a matrix, and how the parts are divided among devices."""
+    """Outputs of each part of a matrix, and how the parts are sharded."""
 
     sizes: tuple[int, ...]
     specs: tuple[PartitionSpec, ...]
 
 
 def load_weights(graph: Graph, mesh: Mesh) -> Weights:
-    """All constants that ops read; `graph` keeps none of its weights.
+    """Load all constants that ops read; frees the weights of `graph`.
 
     Args:
-        graph: Traced.
+        graph: Traced graph.
         mesh: The devices, along `AXIS`.
     """
     divided, stacks = _divisions(graph, mesh.size), _expert_stacks(graph)
@@ -77,7 +77,7 @@ def _put(part: np.ndarray, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
 
 
 def _numbers(weight: LinearWeight, dtype: torch.dtype) -> np.ndarray:
-    """A copy in the type of rows, quantised or not; a torch parameter's memory is freed."""
+    """A dequantised copy in the type of rows; frees the memory of a torch parameter."""
     found = weight.load() if isinstance(weight, DeferredWeight) else weight
     if isinstance(found, QuantisedWeight):
         return to_numpy(found.numbers().to(dtype).contiguous())
@@ -89,7 +89,7 @@ def _numbers(weight: LinearWeight, dtype: torch.dtype) -> np.ndarray:
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """The same memory; bfloat16 as JAX has it."""
+    """View the same memory as numpy; bfloat16 becomes JAX's type."""
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
     return tensor.numpy()
@@ -123,7 +123,7 @@ def _expert_stacks(graph: Graph) -> set[int]:
 
 
 def _divisions(graph: Graph, count: int) -> Mapping[int, _Division]:
-    """Of matrices that are used once, by what makes their inputs and reads their outputs."""
+    """Sharding of matrices that are used once, from the ops around them."""
     used = Counter(op.weight for op in graph.ops if isinstance(op, Linear | Embed))
     makers: dict[int, Op] = {}
     found: dict[int, _Division] = {}

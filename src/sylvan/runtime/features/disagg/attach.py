@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from sylvan.protocol.malformed import MALFORMED
-from sylvan.runtime.features.disagg.remote_memory import Pieces, ReachError
+from sylvan.runtime.features.disagg.remote_memory import Pieces, RemoteReadError
 
 _BEACON_BYTES = 32
 _MOST_PIECES = 1024  # IOV_MAX of Linux
@@ -26,7 +26,7 @@ class _Offer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Attach:
-    """Implements `Way` by `process_vm_readv` of Linux."""
+    """Implements `RemoteReader` by `process_vm_readv` of Linux."""
 
     name = "attach"
     local = True
@@ -38,18 +38,18 @@ class Attach:
         found = _Offer(os.getpid(), self._beacon.ctypes.data, self._beacon.tobytes())
         return msgspec.msgpack.encode(found)
 
-    def meet(self, offer: bytes) -> AttachedPeer:
+    def connect(self, offer: bytes) -> AttachedPeer:
         """Find the process by its beacon, whatever its PID is in this namespace."""
         try:
             found = msgspec.msgpack.decode(offer, type=_Offer)
         except MALFORMED as error:
-            raise ReachError(f"a malformed offer: {error}") from None
+            raise RemoteReadError(f"a malformed offer: {error}") from None
         peer = AttachedPeer(found.pid)
         seen = np.zeros(_BEACON_BYTES, np.uint8)
         at = np.array([seen.ctypes.data]), np.array([found.address]), np.array([_BEACON_BYTES])
         peer.read(at)
         if seen.tobytes() != found.beacon:
-            raise ReachError(f"process {found.pid} is another one here")
+            raise RemoteReadError(f"process {found.pid} is another one here")
         return peer
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class AttachedPeer:
             got = self._read(self._pid, mine, count, theirs, count, 0)
             if got != want:
                 why = os.strerror(ctypes.get_errno()) if got < 0 else f"{got} of {want} bytes"
-                raise ReachError(f"memory of process {self._pid} cannot be read: {why}")
+                raise RemoteReadError(f"memory of process {self._pid} cannot be read: {why}")
             start = stop
 
 

@@ -23,7 +23,7 @@ from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.disagg.channel import Network
 from sylvan.runtime.features.disagg.counts import Records
 from sylvan.runtime.features.disagg.decode import DecodeRole, MissingKVPolicy
-from sylvan.runtime.features.disagg.mechanisms import means
+from sylvan.runtime.features.disagg.mechanisms import transfer_mechanisms
 from sylvan.runtime.features.disagg.prefill import PrefillRole
 from sylvan.runtime.features.disagg.prefill_client import PrefillClient
 from sylvan.runtime.features.disagg.receiver import Receiver
@@ -119,7 +119,7 @@ class DisaggParts:
         if self._prefill is not None:
             sender = self._prefill.open()
             self.port = sender.listen(self.host, 0 if rank else self.settings.bootstrap_port)
-            sender.rank_ports = _told(self._ranks, self.port)
+            sender.rank_ports = _gathered(self._ranks, self.port)
             logger.info("accepting decode servers at %s:%d", self.host, self.port)
             if not rank and self.host not in _LOOPBACK and self.settings.secret_file is None:
                 logger.warning(
@@ -214,13 +214,16 @@ class DisaggParts:
             self._pages(),
             self._identity,
             self._secret,
-            replace(means(settings.transfer, self._pages(), self.host), http_port=self.http_port),
+            replace(
+                transfer_mechanisms(settings.transfer, self._pages(), self.host),
+                http_port=self.http_port,
+            ),
             patience_s=settings.timeout_s,
         )
 
     def _receiver(self) -> Receiver:
         assert self._identity is not None
-        how = means(self._given.transfer, self._pages(), self.host)
+        how = transfer_mechanisms(self._given.transfer, self._pages(), self.host)
         client = PrefillClient(self.api_key, self._given.timeout_s)
         return Receiver(self.network(), self._pages(), self._identity, self._secret, how, client)
 
@@ -240,7 +243,7 @@ class DisaggParts:
         return secret
 
 
-def _told(ranks: Communicator, number: int) -> tuple[int, ...]:
+def _gathered(ranks: Communicator, number: int) -> tuple[int, ...]:
     """Gather a number from each rank."""
     found = ranks.all_gather(torch.tensor([number], dtype=torch.int64))
     return tuple(found.flatten().tolist())

@@ -18,8 +18,8 @@ class Expose(msgspec.Struct, frozen=True, tag="expose"):
     digest: bytes
 
 
-class Lot(msgspec.Struct, frozen=True):
-    """Pages of a window group, or the slot of a recurrent state: sent once, as a whole."""
+class PageSet(msgspec.Struct, frozen=True):
+    """All pages of a window group, or the slot of a recurrent state: sent once, as a whole."""
 
     group: int
     pages: tuple[int, ...]
@@ -28,14 +28,14 @@ class Lot(msgspec.Struct, frozen=True):
 class SendPages(msgspec.Struct, frozen=True, tag="send"):
     """Send pages: entries [first, first + len(pages)) of the first page table.
 
-    `last`: no more follow; then `lots` of the other groups are sent too.
+    `last`: no more follow; then `page_sets` of the other groups are sent too.
     """
 
     job: int
     first: int
     pages: tuple[int, ...]
     last: bool
-    lots: tuple[Lot, ...] = ()
+    page_sets: tuple[PageSet, ...] = ()
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag="withdraw"):
@@ -48,7 +48,7 @@ class Withdraw(msgspec.Struct, frozen=True, tag="withdraw"):
 PrefillWork = tuple[Expose | SendPages | Withdraw, ...]
 
 
-class Asked(msgspec.Struct, frozen=True, tag="asked"):
+class PagesRequested(msgspec.Struct, frozen=True, tag="asked"):
     """A decode server has memory, and needs the pages from entry `first` on."""
 
     job: int
@@ -62,14 +62,14 @@ class Sent(msgspec.Struct, frozen=True, tag="sent"):
     num_bytes: int
 
 
-class Over(msgspec.Struct, frozen=True, tag="over"):
+class SendingEnded(msgspec.Struct, frozen=True, tag="over"):
     """The decode server has received everything, or reports why it will not."""
 
     job: int
     error: str = ""
 
 
-PrefillEvents = tuple[Asked | Sent | Over, ...]
+PrefillEvents = tuple[PagesRequested | Sent | SendingEnded, ...]
 
 
 class JoinRoom(msgspec.Struct, frozen=True, tag="join"):
@@ -82,7 +82,7 @@ class JoinRoom(msgspec.Struct, frozen=True, tag="join"):
     digest: bytes
 
 
-class AskAgain(msgspec.Struct, frozen=True, tag="again"):
+class PrefillAgain(msgspec.Struct, frozen=True, tag="again"):
     """Have the job's prefill server prefill these tokens, in the room that the job joins."""
 
     job: int
@@ -93,21 +93,21 @@ class AskAgain(msgspec.Struct, frozen=True, tag="again"):
 
 
 class Receive(msgspec.Struct, frozen=True, tag="receive"):
-    """Fill pages: entries [first, first + len(pages)) of the first page table, and `lots`."""
+    """Fill pages: entries [first, first + len(pages)) of the first page table, and `page_sets`."""
 
     job: int
     first: int
     pages: tuple[int, ...]
-    lots: tuple[Lot, ...] = ()
+    page_sets: tuple[PageSet, ...] = ()
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
-    """Stop writing. `Left` follows, unless the job has already ended."""
+    """Stop writing. `LeaveDone` follows, unless the job has already ended."""
 
     job: int
 
 
-DecodeWork = tuple[JoinRoom | AskAgain | Receive | Leave, ...]
+DecodeWork = tuple[JoinRoom | PrefillAgain | Receive | Leave, ...]
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -131,17 +131,17 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-class Lost(msgspec.Struct, frozen=True, tag="lost"):
+class TransferFailed(msgspec.Struct, frozen=True, tag="lost"):
     """The transfer failed. Nothing is written any more."""
 
     job: int
     reason: str
 
 
-class Left(msgspec.Struct, frozen=True, tag="left"):
+class LeaveDone(msgspec.Struct, frozen=True, tag="left"):
     """Answer to `Leave`: nothing is written any more."""
 
     job: int
 
 
-DecodeEvents = tuple[Progress | Received | Refused | Lost | Left, ...]
+DecodeEvents = tuple[Progress | Received | Refused | TransferFailed | LeaveDone, ...]

@@ -15,17 +15,17 @@ from sylvan.runtime.cache.types import RunningState
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.features.disagg.counts import Records
 from sylvan.runtime.features.disagg.data import (
-    AskAgain,
     DecodeEvents,
     DecodeWork,
     JoinRoom,
     Leave,
-    Left,
-    Lost,
+    LeaveDone,
+    PrefillAgain,
     Progress,
     Receive,
     Received,
     Refused,
+    TransferFailed,
 )
 from sylvan.runtime.features.disagg.messages import prompt_digest
 from sylvan.runtime.features.disagg.shape import KVLayout
@@ -127,7 +127,7 @@ class DecodeRole(Capability):
         self._numbers = itertools.count(1)
         self._by_rid: dict[str, _Incoming] = {}
         self._by_job: dict[int, _Incoming] = {}
-        self._outbox: list[JoinRoom | AskAgain | Receive | Leave] = []
+        self._outbox: list[JoinRoom | PrefillAgain | Receive | Leave] = []
         self._retracted: dict[str, int] = {}  # when KV was requested again, by request ID
 
     # ---- steps
@@ -200,7 +200,7 @@ class DecodeRole(Capability):
         self.counts.again += 1
         self.counts.started += 1
         ids = req.tokens.view(0, found.length).copy()
-        self._outbox.append(AskAgain(found.job, meeting.host, meeting.port, room, ids))
+        self._outbox.append(PrefillAgain(found.job, meeting.host, meeting.port, room, ids))
 
     def gate(self, req: Req) -> Verdict:
         found = self._by_rid.get(req.rid)
@@ -233,12 +233,12 @@ class DecodeRole(Capability):
         first = kv.cached // self._shape.page_size
         stop = max(first, self._shape.pages(covered))
         pages = tuple(kv.pages[first:stop].tolist()) if self._shape.streams else ()
-        lots = self._shape.windows(kv, first, covered)
+        page_sets = self._shape.windows(kv, first, covered)
         if kv.state is not None and stop > first:
-            lots = (*lots, self._shape.state(kv.state.slot))
+            page_sets = (*page_sets, self._shape.state(kv.state.slot))
             found.state = kv.state
         found.computed = max(covered, kv.cached)
-        self._outbox.append(Receive(found.job, first, pages, lots))
+        self._outbox.append(Receive(found.job, first, pages, page_sets))
 
     def stop_loading(self, req: Req) -> bool:
         """Never stop here: `poll` checks for progress."""
@@ -270,7 +270,7 @@ class DecodeRole(Capability):
 
     # ---- inside
 
-    def _on_event(self, event: Progress | Received | Refused | Lost | Left) -> None:
+    def _on_event(self, event: Progress | Received | Refused | TransferFailed | LeaveDone) -> None:
         found = self._by_job.get(event.job)
         if found is None:
             return
@@ -288,9 +288,9 @@ class DecodeRole(Capability):
             case Refused(reason=reason):
                 self.counts.refused += 1
                 found.error = f"disaggregated prefill was rejected: {reason}"
-            case Lost(reason=reason):
+            case TransferFailed(reason=reason):
                 self._lose(found, reason)
-            case Left():
+            case LeaveDone():
                 pass
         self._end(found)
 

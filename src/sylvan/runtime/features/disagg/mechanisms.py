@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.features.disagg.attach import Attach
-from sylvan.runtime.features.disagg.remote_memory import ReachError, Way, extents
+from sylvan.runtime.features.disagg.remote_memory import RemoteReader, RemoteReadError, extents
 
 LIBRARIES = ("nixl", "mooncake")
 """Transfers that need an optional library."""
@@ -19,20 +19,22 @@ class TransferMechanisms:
     """Mechanisms to move pages, besides the connection itself.
 
     Attributes:
-        ways: Mechanisms to read the prefill server's memory; the first that works is used.
+        readers: Mechanisms to read the prefill server's memory; the first that works is used.
         shares: Whether to use shared memory: always, never, or (None) if the other server is on
             this machine.
-        needs_way: Whether a prefill server whose memory cannot be read is rejected.
+        needs_reader: Whether a prefill server whose memory cannot be read is rejected.
         http_port: The HTTP port of this server, to announce; 0: unknown.
     """
 
-    ways: Sequence[Way] = ()
+    readers: Sequence[RemoteReader] = ()
     shares: bool | None = None
-    needs_way: bool = False
+    needs_reader: bool = False
     http_port: int = 0
 
 
-def means(transfer: str, memory: Sequence[PageMemory], host: str) -> TransferMechanisms:
+def transfer_mechanisms(
+    transfer: str, memory: Sequence[PageMemory], host: str
+) -> TransferMechanisms:
     """Return the mechanisms of a transfer.
 
     Raises:
@@ -45,12 +47,14 @@ def means(transfer: str, memory: Sequence[PageMemory], host: str) -> TransferMec
     if transfer not in LIBRARIES:
         return TransferMechanisms(shares=False)
     try:
-        return TransferMechanisms((_library(transfer, memory, host),), shares=False, needs_way=True)
-    except (ImportError, ReachError) as error:
+        return TransferMechanisms(
+            (_library(transfer, memory, host),), shares=False, needs_reader=True
+        )
+    except (ImportError, RemoteReadError) as error:
         raise ConfigError(f"disagg.transfer={transfer} cannot be used: {error}") from None
 
 
-def _library(transfer: str, memory: Sequence[PageMemory], host: str) -> Way:
+def _library(transfer: str, memory: Sequence[PageMemory], host: str) -> RemoteReader:
     pieces = extents(memory[:1])
     if transfer == "nixl":
         from sylvan.runtime.features.disagg.nixl import Nixl

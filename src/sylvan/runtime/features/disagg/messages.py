@@ -1,10 +1,10 @@
 """The protocol between prefill and decode servers, and its authentication.
 
 One connection serves one request. The prefill server sends Hello; the decode server asks for a
-room, and is accepted or denied; once it has memory it sends Want for the pages it lacks, receives
-them, and sends Done. A decode server that reads the prefill server's memory gets addresses
-instead of pages, and waits for Kept: the pages did not change until it was done. All ranks of a
-decode server connect to the first rank of the prefill server, which redirects them to their
+room, and is accepted or denied; once it has memory it sends RequestPages for the pages it lacks,
+receives them, and sends Done. A decode server that reads the prefill server's memory gets addresses
+instead of pages, and waits for Unchanged: the pages did not change until it was done. All ranks of
+a decode server connect to the first rank of the prefill server, which redirects them to their
 counterparts.
 """
 
@@ -52,7 +52,7 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
     offers: dict[str, bytes] = {}
 
 
-class Elsewhere(msgspec.Struct, frozen=True, tag="elsewhere"):
+class Redirect(msgspec.Struct, frozen=True, tag="elsewhere"):
     """Another rank has this part of the KV and listens at this port."""
 
     port: int
@@ -64,8 +64,8 @@ class Denied(msgspec.Struct, frozen=True, tag="denied"):
     reason: str
 
 
-class Want(msgspec.Struct, frozen=True, tag="want"):
-    """Request pages from entry `first` on, and a lot of each of these `groups`.
+class RequestPages(msgspec.Struct, frozen=True, tag="want"):
+    """Request pages from entry `first` on, and the page sets of these `groups`.
 
     They go through shared memory if there is a `segment`; with `pull`, by reading memory.
     """
@@ -79,8 +79,8 @@ class Want(msgspec.Struct, frozen=True, tag="want"):
 class Pages(msgspec.Struct, frozen=True, tag="pages"):
     """Some pages: in the payload, or at their place in the segment. `checksums` are XXH3-64.
 
-    `lot`: they are the lot of that KV group, whatever `first`; -1: not a lot. `pages`: page
-    numbers, to be read remotely.
+    `group`: these pages are the whole page set of that KV group, and `first` is unused; -1: pages
+    of the first page table. `pages`: page numbers, to be read remotely.
     """
 
     first: int
@@ -88,7 +88,7 @@ class Pages(msgspec.Struct, frozen=True, tag="pages"):
     checksums: bytes
     last: bool
     in_segment: bool = False
-    lot: int = -1
+    group: int = msgspec.field(default=-1, name="lot")
     pages: tuple[int, ...] = ()
 
 
@@ -102,11 +102,13 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """All pages have arrived."""
 
 
-class Kept(msgspec.Struct, frozen=True, tag="kept"):
-    """No page changed until `Done` arrived."""
+class Unchanged(msgspec.Struct, frozen=True, tag="kept"):
+    """No page changed before `Done` arrived: what was read is valid."""
 
 
-Message = Hello | Ask | Accepted | Elsewhere | Denied | Want | Pages | Failed | Done | Kept
+Message = (
+    Hello | Ask | Accepted | Redirect | Denied | RequestPages | Pages | Failed | Done | Unchanged
+)
 _decoder = msgspec.msgpack.Decoder(Message)
 _encoder = msgspec.msgpack.Encoder()
 

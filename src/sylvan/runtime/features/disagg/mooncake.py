@@ -10,11 +10,11 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from sylvan.runtime.features.disagg.remote_memory import Pieces, ReachError
+from sylvan.runtime.features.disagg.remote_memory import Pieces, RemoteReadError
 
 
 class Mooncake:
-    """Implements `Way`. Sessions are named host:port by the engine's own handshake."""
+    """Implements `RemoteReader`. Sessions are named host:port by the engine's own handshake."""
 
     name = "mooncake"
     local = False
@@ -24,22 +24,22 @@ class Mooncake:
 
         Raises:
             ImportError: The library is not installed.
-            ReachError: It rejects the memory.
+            RemoteReadError: It rejects the memory.
         """
         library: Any = importlib.import_module("mooncake.engine")
         self._engine: Any = library.TransferEngine()
         if self._engine.initialize(host, "P2PHANDSHAKE", "tcp", ""):
-            raise ReachError("the transfer engine of mooncake does not start")
+            raise RemoteReadError("the transfer engine of mooncake does not start")
         self._memory = tuple(memory)
         for address, size in memory:
             if self._engine.register_memory(address, size):
-                raise ReachError("mooncake does not register the memory of KV")
+                raise RemoteReadError("mooncake does not register the memory of KV")
         self._session = f"{host}:{self._engine.get_rpc_port()}"
 
     def offer(self) -> bytes:
         return self._session.encode()
 
-    def meet(self, offer: bytes) -> MooncakePeer:
+    def connect(self, offer: bytes) -> MooncakePeer:
         """Make a peer; the first read connects."""
         return MooncakePeer(self._engine, offer.decode("ascii", "replace"))
 
@@ -57,4 +57,4 @@ class MooncakePeer:
     def read(self, pieces: Pieces) -> None:
         given = (part.tolist() for part in pieces)
         if status := self._engine.batch_transfer_sync_read(self._session, *given):
-            raise ReachError(f"mooncake could not read from {self._session}: status {status}")
+            raise RemoteReadError(f"mooncake could not read from {self._session}: status {status}")

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from sylvan.runtime.features.disagg.remote_memory import Pieces, ReachError
+from sylvan.runtime.features.disagg.remote_memory import Pieces, RemoteReadError
 
 _MOST_PEERS = 256
 _POLL_S = 0.0002
 
 
 class Nixl:
-    """Implements `Way`: an agent with the memory of all pages registered."""
+    """Implements `RemoteReader`: an agent with the memory of all pages registered."""
 
     name = "nixl"
     local = False
@@ -32,7 +32,7 @@ class Nixl:
 
         Raises:
             ImportError: The library is not installed.
-            ReachError: It rejects the memory.
+            RemoteReadError: It rejects the memory.
         """
         library: Any = importlib.import_module("nixl._api")
         settings = library.nixl_agent_config(backends=["UCX"])
@@ -40,21 +40,21 @@ class Nixl:
         pieces = [(address, size, 0, "kv") for address, size in memory]
         self._registered = self._agent.register_memory(pieces, "DRAM")
         if self._registered is None:
-            raise ReachError("nixl does not register the memory of KV")
+            raise RemoteReadError("nixl does not register the memory of KV")
         self._names: OrderedDict[bytes, str] = OrderedDict()  # other agents, by their offers
         self._lock = threading.Lock()
 
     def offer(self) -> bytes:
         return self._agent.get_agent_metadata()
 
-    def meet(self, offer: bytes) -> NixlPeer:
+    def connect(self, offer: bytes) -> NixlPeer:
         with self._lock:
             name = self._names.get(offer)
             if name is None:
                 try:
                     found = self._agent.add_remote_agent(offer)
                 except RuntimeError as error:
-                    raise ReachError(f"nixl does not know that agent: {error}") from None
+                    raise RemoteReadError(f"nixl does not know that agent: {error}") from None
                 name = self._names[offer] = found.decode() if isinstance(found, bytes) else found
             self._names.move_to_end(offer)
             while len(self._names) > _MOST_PEERS:
@@ -89,6 +89,6 @@ class NixlPeer:
             finally:
                 agent.release_xfer_handle(handle)
         except RuntimeError as error:
-            raise ReachError(f"nixl could not read from {self._name}: {error}") from None
+            raise RemoteReadError(f"nixl could not read from {self._name}: {error}") from None
         if state != "DONE":
-            raise ReachError(f"nixl could not read from {self._name}: {state}")
+            raise RemoteReadError(f"nixl could not read from {self._name}: {state}")

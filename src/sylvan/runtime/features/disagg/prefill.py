@@ -15,12 +15,12 @@ from sylvan.runtime.cache.types import CacheKey, KVHandle, Place
 from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.features.disagg.counts import Records
 from sylvan.runtime.features.disagg.data import (
-    Asked,
     Expose,
-    Lot,
-    Over,
+    PageSet,
+    PagesRequested,
     PrefillEvents,
     PrefillWork,
+    SendingEnded,
     SendPages,
     Sent,
     Withdraw,
@@ -223,10 +223,10 @@ class PrefillRole(Capability):
         pages: tuple[int, ...] = ()
         if self._shape.streams:
             pages = tuple(kv.pages[out.next : stop].tolist())
-        lots = self._lots(out, kv) if last else ()
-        if lots is None:
+        page_sets = self._page_sets(out, kv) if last else ()
+        if page_sets is None:
             return
-        self._outbox.append(SendPages(out.job, out.next, pages, last, lots))
+        self._outbox.append(SendPages(out.job, out.next, pages, last, page_sets))
         out.next, out.sent, out.sent_s = max(out.next, stop), last, self._clock()
 
     def _plan_store(self, out: _Outgoing, store: SharedStore) -> None:
@@ -245,33 +245,33 @@ class PrefillRole(Capability):
             self._outbox.append(SendPages(out.job, out.total, (), last=True))
             out.sent, out.sent_s = True, self._clock()
 
-    def _lots(self, out: _Outgoing, kv: KVHandle) -> tuple[Lot, ...] | None:
-        """Return the lots sent at the end; None, and the job is withdrawn, if they are gone."""
+    def _page_sets(self, out: _Outgoing, kv: KVHandle) -> tuple[PageSet, ...] | None:
+        """Return the page sets sent at the end; None, and the job withdrawn, if one was evicted."""
         assert out.asked is not None
-        lots = self._shape.windows(kv, out.asked, out.covered)
+        page_sets = self._shape.windows(kv, out.asked, out.covered)
         states = self._cache.states
         if states is not None and self._shape.pages(out.covered) > out.asked:
             key = CacheKey(out.req.tokens.view(0, out.covered), kv.key.namespace, kv.key.media)
             slot = states.slot_after(key)
-            lots = (*lots, self._shape.state(slot))
-        if not all(all(lot.pages) for lot in lots):
+            page_sets = (*page_sets, self._shape.state(slot))
+        if not all(all(page_set.pages) for page_set in page_sets):
             self._withdraw(out, "the recurrent state of the prompt was evicted before its transfer")
             return None
-        return lots
+        return page_sets
 
-    def _on_event(self, event: Asked | Sent | Over) -> None:
+    def _on_event(self, event: PagesRequested | Sent | SendingEnded) -> None:
         out = self._by_job.get(event.job)
         if out is None:
             return
         out.touched_s = self._clock()
         match event:
-            case Asked(first=first):
+            case PagesRequested(first=first):
                 out.next = out.asked = min(first, out.total)
                 self._times.bootstrap_ms.observe(1000 * (out.touched_s - out.arrived_s))
             case Sent(num_bytes=size):
                 self.counts.num_bytes += size
                 out.num_bytes += size
-            case Over(error=error):
+            case SendingEnded(error=error):
                 self._end(out, error)
 
     def _end(self, out: _Outgoing, error: str) -> None:

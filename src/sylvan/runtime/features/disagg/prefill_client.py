@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sylvan.runtime.features.disagg.channel import ChannelError
-from sylvan.runtime.features.disagg.data import AskAgain
+from sylvan.runtime.features.disagg.data import PrefillAgain
 
 
 class PrefillClient:
@@ -24,7 +24,7 @@ class PrefillClient:
         if told.isdigit():
             self._ports[host, port] = int(told)
 
-    async def ask(self, work: AskAgain) -> None:
+    async def ask(self, work: PrefillAgain) -> None:
         """Have tokens prefilled.
 
         Raises:

@@ -10,20 +10,20 @@ import torch
 
 from sylvan.kernels.api import Communicator
 from sylvan.runtime.features.disagg.data import (
-    Asked,
     DecodeEvents,
-    Left,
-    Lost,
-    Over,
+    LeaveDone,
+    PagesRequested,
     PrefillEvents,
     Progress,
     Received,
     Refused,
+    SendingEnded,
     Sent,
+    TransferFailed,
 )
 
-Ended = Over | Received | Refused | Lost | Left
-_WORST = (Refused, Lost, Left)
+Ended = SendingEnded | Received | Refused | TransferFailed | LeaveDone
+_WORST = (Refused, TransferFailed, LeaveDone)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[Ended | Sent, ...])
 Events = PrefillEvents | DecodeEvents
@@ -52,7 +52,7 @@ class Agreement:
         Raises:
             RankLostError: Another rank has exited or is late.
         """
-        found: list[Asked | Progress | Sent] = [
+        found: list[PagesRequested | Progress | Sent] = [
             event for event in events or () if not isinstance(event, Ended | Sent)
         ]
         mine = tuple(event for event in events or () if isinstance(event, Ended | Sent))
@@ -84,7 +84,7 @@ class Agreement:
 
 
 def _has_failed(event: Ended) -> bool:
-    return bool(event.error) if isinstance(event, Over) else not isinstance(event, Received)
+    return bool(event.error) if isinstance(event, SendingEnded) else not isinstance(event, Received)
 
 
 def _combined(events: Sequence[Ended]) -> Ended:

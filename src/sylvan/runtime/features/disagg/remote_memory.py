@@ -25,8 +25,8 @@ HTTP_PORT = "http"
 """Key among the offers: the HTTP port of the prefill server, in digits."""
 
 
-class ReachError(Exception):
-    """The other process's memory cannot be read this way."""
+class RemoteReadError(Exception):
+    """The other process's memory cannot be read by this mechanism."""
 
 
 class Peer(Protocol):
@@ -36,12 +36,12 @@ class Peer(Protocol):
         """Copy all pieces; blocks, and releases the GIL.
 
         Raises:
-            ReachError: The process is gone, or refuses.
+            RemoteReadError: The process is gone, or refuses.
         """
         ...
 
 
-class Way(Protocol):
+class RemoteReader(Protocol):
     """A mechanism to read other processes' memory. Used from one thread at a time."""
 
     name: str
@@ -51,11 +51,11 @@ class Way(Protocol):
         """Return what another process needs to read the pages of this one."""
         ...
 
-    def meet(self, offer: bytes) -> Peer:
+    def connect(self, offer: bytes) -> Peer:
         """Connect to the process that made an offer.
 
         Raises:
-            ReachError: It cannot be reached this way.
+            RemoteReadError: Its memory cannot be read by this mechanism.
         """
         ...
 
@@ -87,10 +87,10 @@ def pieces(ours: Where, mine: Sequence[int], theirs: Where, others: Sequence[int
     Pages that are adjacent on both sides become one copy.
 
     Raises:
-        ReachError: The layouts differ.
+        RemoteReadError: The layouts differ.
     """
     if [region[2] for region in ours] != [region[2] for region in theirs]:
-        raise ReachError("pages have another layout there")
+        raise RemoteReadError("pages have another layout there")
     here, there = np.array(mine, np.int64), np.array(others, np.int64)
     local = np.concatenate([a + here * stride for a, stride, _ in ours])
     remote = np.concatenate([a + there * stride for a, stride, _ in theirs])
@@ -105,9 +105,9 @@ def read_where(data: bytes) -> tuple[Where, ...]:
     """Decode the result of `where`.
 
     Raises:
-        ReachError: It is malformed.
+        RemoteReadError: It is malformed.
     """
     try:
         return msgspec.msgpack.decode(data, type=tuple[Where, ...])
     except MALFORMED as error:
-        raise ReachError(f"a malformed offer: {error}") from None
+        raise RemoteReadError(f"a malformed offer: {error}") from None

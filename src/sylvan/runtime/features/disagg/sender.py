@@ -19,11 +19,11 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.features.disagg.channel import Buffer, Channel, ChannelError, Network
 from sylvan.runtime.features.disagg.data import (
-    Asked,
     Expose,
-    Over,
+    PagesRequested,
     PrefillEvents,
     PrefillWork,
+    SendingEnded,
     SendPages,
     Sent,
     Withdraw,
@@ -38,13 +38,13 @@ from sylvan.runtime.features.disagg.messages import (
     Ask,
     Denied,
     Done,
-    Elsewhere,
     Failed,
     Hello,
-    Kept,
     Message,
     Pages,
-    Want,
+    Redirect,
+    RequestPages,
+    Unchanged,
     decode,
     encode,
     proof,
@@ -65,7 +65,7 @@ USED_ROOMS = 1 << 16
 
 @dataclass(slots=True)
 class _Part:
-    """A lot copied to host memory."""
+    """A page set copied to host memory."""
 
     message: Pages
     buffer: Buffer
@@ -108,7 +108,7 @@ class Sender:
         memory: The pages of the model, by KV group.
         identity: What KV depends on; must equal the decode server's.
         secret: Secret shared by both sides.
-        means: Allowed transfer mechanisms.
+        mechanisms: Allowed transfer mechanisms.
         patience_s: Longest time a decode server waits for a request that has not arrived here.
 
     Attributes:
@@ -121,16 +121,16 @@ class Sender:
         memory: Sequence[PageMemory],
         identity: Manifest,
         secret: bytes,
-        means: TransferMechanisms,
+        mechanisms: TransferMechanisms,
         *,
         patience_s: float = 120.0,
     ) -> None:
         self._network, self._memory = network, tuple(memory)
-        self._means = means
-        self._offers = {way.name: way.offer() for way in means.ways}
-        if means.http_port:
-            self._offers[HTTP_PORT] = b"%d" % means.http_port
-        if means.ways:
+        self._mechanisms = mechanisms
+        self._offers = {reader.name: reader.offer() for reader in mechanisms.readers}
+        if mechanisms.http_port:
+            self._offers[HTTP_PORT] = b"%d" % mechanisms.http_port
+        if mechanisms.readers:
             self._offers[WHERE] = msgspec.msgpack.encode(where(self._memory[:1]))
         self._identity, self._secret = identity, secret
         self._patience_s = patience_s
@@ -144,7 +144,7 @@ class Sender:
         self._used: OrderedDict[int, str] = OrderedDict()  # the reason if they were withdrawn
         # shared by both threads:
         self._lock = threading.Lock()
-        self._events: list[Asked | Sent | Over] = []
+        self._events: list[PagesRequested | Sent | SendingEnded] = []
 
     def listen(self, host: str, port: int) -> int:
         """Start listening; return the port.
@@ -160,13 +160,13 @@ class Sender:
             ) from None
 
     def begin(self, work: PrefillWork) -> None:
-        """Start all the work. Lots are copied before this returns; pages must stay until `Over`."""
+        """Start all the work. Copies page sets at once; pages must stay until `SendingEnded`."""
         for item in work:
             match item:
                 case Expose():
                     self._thread.call(self._expose, item)
                 case SendPages():
-                    self._lots(item)
+                    self._page_sets(item)
                 case Withdraw():
                     self._thread.call(self._withdraw, item.job, item.reason)
 
@@ -180,15 +180,15 @@ class Sender:
         """Close all connections."""
         self._thread.call(self._network.close)
         self._thread.close()
-        for way in self._means.ways:
-            way.close()
+        for reader in self._mechanisms.readers:
+            reader.close()
 
-    def _lots(self, work: SendPages) -> None:
-        """Copy lots now, because later steps may overwrite them. Pages of prompts stay."""
-        for lot in work.lots:
-            count, memory = len(lot.pages), self._memory[lot.group]
+    def _page_sets(self, work: SendPages) -> None:
+        """Copy page sets now, because later steps may overwrite them; pages of prompts stay."""
+        for page_set in work.page_sets:
+            count, memory = len(page_set.pages), self._memory[page_set.group]
             buffer = memory.host_buffer(count)
-            transfer = memory.export(np.array(lot.pages, np.int32), buffer)
+            transfer = memory.export(np.array(page_set.pages, np.int32), buffer)
             transfer.wait()
             if transfer.error:
                 reason = f"pages could not be read: {transfer.error}"
@@ -196,7 +196,7 @@ class Sender:
                 return
             whole = buffer[: count * memory.page_bytes]
             found = checksums(split(whole, count))
-            message = Pages(0, count, found, last=False, lot=lot.group)
+            message = Pages(0, count, found, last=False, group=page_set.group)
             self._thread.call(self._put, work.job, _Part(message, whole))
         self._thread.call(self._put, work.job, work)
 
@@ -204,7 +204,7 @@ class Sender:
 
     def _expose(self, work: Expose) -> None:
         if work.room in self._rooms or work.room in self._used:
-            self._tell(Over(work.job, f"bootstrap_room {work.room} was used before"))
+            self._report(SendingEnded(work.job, f"bootstrap_room {work.room} was used before"))
             return
         self._rooms[work.room] = _Room(work.job, work.digest)
         self._by_job[work.job] = work.room
@@ -232,7 +232,7 @@ class Sender:
         self._used[number] = room.withdrawn
         if len(self._used) > USED_ROOMS:
             self._used.popitem(last=False)
-        self._tell(Over(room.job, error))
+        self._report(SendingEnded(room.job, error))
         if room.share is not None:
             room.share.segment.close()
 
@@ -254,7 +254,7 @@ class Sender:
             error = withdrawn
             await _farewell(channel, Failed(error))
         except _ElsewhereError as elsewhere:
-            await _farewell(channel, Elsewhere(elsewhere.port))
+            await _farewell(channel, Redirect(elsewhere.port))
         except _DeniedError as denied:
             error = str(denied)
             logger.warning("a decode server was rejected: %s", denied)
@@ -320,14 +320,14 @@ class Sender:
         room.task = asyncio.current_task()
         return ask.room
 
-    async def _send(self, channel: Channel, room: _Room, want: Want) -> str:
+    async def _send(self, channel: Channel, room: _Room, want: RequestPages) -> str:
         """Send what becomes ready; return why the job ended, empty if all was received."""
         room.pulls = bool(want.pull)
-        if room.pulls and want.pull not in [way.name for way in self._means.ways]:
+        if room.pulls and want.pull not in [reader.name for reader in self._mechanisms.readers]:
             raise ChannelError(f"memory of this server is not read by {want.pull!r}")
-        if self._means.shares is not False and want.segment and not room.pulls:
+        if self._mechanisms.shares is not False and want.segment and not room.pulls:
             self._share(room, want)
-        self._tell(Asked(room.job, want.first))
+        self._report(PagesRequested(room.job, want.first))
         answer = asyncio.ensure_future(channel.receive())
         try:
             last = False
@@ -336,7 +336,7 @@ class Sender:
                 if isinstance(part, _Part):
                     message = encode(part.message)
                     await _unless(answer, channel.send(message, [part.buffer]))
-                    self._tell(Sent(room.job, part.buffer.nbytes))
+                    self._report(Sent(room.job, part.buffer.nbytes))
                     continue
                 await _unless(answer, self._send_pages(channel, room, part))
                 last = part.last
@@ -344,7 +344,7 @@ class Sender:
             if not isinstance(said, Done):
                 return f"the decode server said {said}"
             if room.pulls:
-                await channel.send(encode(Kept()))
+                await channel.send(encode(Unchanged()))
         except OSError as error:
             await _farewell(channel, Failed(f"pages could not be read: {error}"))
             return str(error)
@@ -360,7 +360,7 @@ class Sender:
         if room.pulls or not count:
             message = Pages(work.first, count, b"", work.last, pages=work.pages)
             await channel.send(encode(message))
-            self._tell(Sent(room.job, count * self._memory[0].page_bytes))
+            self._report(Sent(room.job, count * self._memory[0].page_bytes))
             return
         each = self._views.chunk_pages(copied=room.share is not None)
         starts = range(0, count, each)
@@ -380,12 +380,12 @@ class Sender:
                     await call_in_thread(room.share.write, first, buffers)
                     buffers = []
                 await channel.send(encode(message), buffers)
-                self._tell(Sent(room.job, len(chunk) * self._memory[0].page_bytes))
+                self._report(Sent(room.job, len(chunk) * self._memory[0].page_bytes))
         finally:
             ready.cancel()
             await asyncio.gather(ready, return_exceptions=True)
 
-    def _share(self, room: _Room, want: Want) -> None:
+    def _share(self, room: _Room, want: RequestPages) -> None:
         """Send through the decode server's shared memory, if it can be opened here."""
         path, _, size = want.segment.partition(" ")
         try:
@@ -395,13 +395,13 @@ class Sender:
             return
         room.share = _Share(segment, want.first, self._memory[0].page_bytes)
 
-    def _tell(self, event: Asked | Sent | Over) -> None:
+    def _report(self, event: PagesRequested | Sent | SendingEnded) -> None:
         with self._lock:
             self._events.append(event)
 
 
-def _wanted(message: Message) -> Want:
-    if not isinstance(message, Want) or message.first < 0:
+def _wanted(message: Message) -> RequestPages:
+    if not isinstance(message, RequestPages) or message.first < 0:
         raise ChannelError(f"{type(message).__name__} is not what was awaited")
     return message
 
@@ -437,7 +437,7 @@ async def _unless(
         task.cancel()
 
 
-async def _farewell(channel: Channel, message: Denied | Elsewhere | Failed) -> None:
+async def _farewell(channel: Channel, message: Denied | Redirect | Failed) -> None:
     try:
         async with asyncio.timeout(1.0):
             await channel.send(encode(message))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.types import KVHandle
-from sylvan.runtime.features.disagg.data import Lot
+from sylvan.runtime.features.disagg.data import PageSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +15,7 @@ class KVLayout:
     """The KV groups of a model, in page table order; recurrent states last.
 
     Pages of a first group with full attention are sent in chunks. Window pages and recurrent states
-    are sent once, as lots, for the position from which the decode
-    server continues.
+    are sent once, as page sets, for the position from which the decode server continues.
     """
 
     groups: Sequence[KVGroup]
@@ -48,16 +47,16 @@ class KVLayout:
         """Return the number of pages for a number of tokens."""
         return -(-covered // self.page_size)
 
-    def windows(self, kv: KVHandle, first: int, covered: int) -> tuple[Lot, ...]:
+    def windows(self, kv: KVHandle, first: int, covered: int) -> tuple[PageSet, ...]:
         """Return the window pages that tokens from `covered` on read, from entry `first` on."""
         stop, found = self.pages(covered), []
         for number, (group, table) in enumerate(zip(self.groups, kv.tables, strict=False)):
             if group.kind != "window":
                 continue
             start = min(max(first, group.first_page(covered)), stop)
-            found.append(Lot(number, tuple(table.pages[start:stop].tolist())))
-        return tuple(lot for lot in found if lot.pages)
+            found.append(PageSet(number, tuple(table.pages[start:stop].tolist())))
+        return tuple(page_set for page_set in found if page_set.pages)
 
-    def state(self, slot: int) -> Lot:
-        """Return the lot of a recurrent state."""
-        return Lot(len(self.groups) - 1, (slot,))
+    def state(self, slot: int) -> PageSet:
+        """Return the page set of a recurrent state."""
+        return PageSet(len(self.groups) - 1, (slot,))

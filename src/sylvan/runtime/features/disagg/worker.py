@@ -7,7 +7,13 @@ from typing import ClassVar
 
 from sylvan.kernels.api import Communicator
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
-from sylvan.runtime.features.disagg.data import AskAgain, DecodeWork, Leave, PrefillWork, Withdraw
+from sylvan.runtime.features.disagg.data import (
+    DecodeWork,
+    Leave,
+    PrefillAgain,
+    PrefillWork,
+    Withdraw,
+)
 from sylvan.runtime.features.disagg.decode import DecodeRole
 from sylvan.runtime.features.disagg.prefill import PrefillRole
 from sylvan.runtime.features.disagg.rank_agreement import Agreement
@@ -85,7 +91,7 @@ class DecodeWorker(CapabilityWorker):
     def idle_step(self, work: DecodeWork) -> Report:
         receiver = self.open()
         if not self._is_first:  # one rank asks for all
-            work = tuple(item for item in work if not isinstance(item, AskAgain))
+            work = tuple(item for item in work if not isinstance(item, PrefillAgain))
         receiver.begin(work)
         if self._agreement is None:
             return receiver.events

@@ -33,7 +33,7 @@ class CompileResult(msgspec.Struct, frozen=True, kw_only=True):
         seconds: CPU time used.
         timed_out: The error is a timeout.
         lost: Keywords that the grammar does not enforce everywhere, by the place of their schema
-            (`guard.relax.Lost`).
+            (`guard.relax.Unenforced`).
     """
 
     id: int

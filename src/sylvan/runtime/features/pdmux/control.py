@@ -28,7 +28,7 @@ MOST_JOBS = 4
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _InterleavedPrompt:
     number: int
     req: Req
     stopping: bool = False
@@ -56,8 +56,8 @@ class PrefillBetween(Capability):
         self._port: SchedulerPort | None = None
         self._numbers = itertools.count(1)
         self._chosen: set[str] = set()
-        self._by_rid: dict[str, _Job] = {}
-        self._by_number: dict[int, _Job] = {}
+        self._by_rid: dict[str, _InterleavedPrompt] = {}
+        self._by_number: dict[int, _InterleavedPrompt] = {}
         self._outbox: list[Fill | Stop] = []
 
     def attach(self, port: SchedulerPort) -> None:
@@ -107,7 +107,7 @@ class PrefillBetween(Capability):
         self._chosen.discard(req.rid)
         if req.kv is None or req.kv.loading is not None:
             return  # a tier loads its start; normal steps compute the rest
-        job = _Job(next(self._numbers), req)
+        job = _InterleavedPrompt(next(self._numbers), req)
         self._by_rid[req.rid] = self._by_number[job.number] = job
         start, stop = req.kv.cached, req.prompt_len - 1
         ids = req.tokens.view(start, max(start, stop)).copy()

@@ -25,7 +25,7 @@ Buffer = NDArray[np.uint8]
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _FetchState:
     """A fetch; `ends_at` is the index of the first unavailable page."""
 
     fetch: Fetch
@@ -78,14 +78,14 @@ class Fetches:
         self._threads, self._max_bytes, self._clock = threads, max_bytes, clock
         self._report_s = report_s
         self._plain = all(group.kind in ("full", "latent") for group in groups)
-        self._jobs: dict[int, _Job] = {}
-        self._ended: list[_Job] = []  # released before they were reported
+        self._jobs: dict[int, _FetchState] = {}
+        self._ended: list[_FetchState] = []  # released before they were reported
         self._reserved = 0
         self._lock = threading.Lock()
 
     def begin(self, fetch: Fetch, store: OpenedStore | None) -> None:
         """Start looking up and reading; without a store, nothing is found."""
-        job = _Job(fetch, self._clock())
+        job = _FetchState(fetch, self._clock())
         with self._lock:
             self._jobs[fetch.job] = job
             if store is None:
@@ -150,7 +150,7 @@ class Fetches:
 
     # ---- private; docstrings say which methods need the lock
 
-    def _look_up(self, job: _Job, store: OpenedStore) -> None:
+    def _look_up(self, job: _FetchState, store: OpenedStore) -> None:
         if job.over:
             return
         try:
@@ -177,7 +177,7 @@ class Fetches:
                 self._reader(job, found, range(start, min(start + each, len(found.names))), store)
             )
 
-    def _reserve(self, job: _Job, found: Found) -> Found:
+    def _reserve(self, job: _FetchState, found: Found) -> Found:
         """Truncate a prefix to the host memory limit; needs the lock."""
         room, count = self._max_bytes - self._reserved, 0
         for group in found.groups:
@@ -195,13 +195,13 @@ class Fetches:
         return found
 
     @staticmethod
-    def _pages_of_call(job: _Job, found: Found) -> int:
+    def _pages_of_call(job: _FetchState, found: Found) -> int:
         """Return the pages per call: many small calls contend more than they gain."""
         count = len(found.names)
         calls = max(LEAST_CALLS, -(-job.reserved // CALL_BYTES))
         return -(-count // min(calls, count))
 
-    def _lay_out(self, job: _Job, found: Found) -> None:
+    def _lay_out(self, job: _FetchState, found: Found) -> None:
         """Allocate a buffer in which loads can use the pages as they lie."""
         counts = [0] * len(self._page_bytes)
         for group in found.groups:
@@ -212,7 +212,7 @@ class Fetches:
                 job.buffers[group] = self._staging.take(group, count)
 
     def _reader(
-        self, job: _Job, found: Found, indexes: range, store: OpenedStore
+        self, job: _FetchState, found: Found, indexes: range, store: OpenedStore
     ) -> Callable[[], None]:
         def read() -> None:
             for index in indexes:
@@ -231,7 +231,7 @@ class Fetches:
         return read
 
     @staticmethod
-    def _run_in(job: _Job, first: int, names: Sequence[str]) -> Buffer | None:
+    def _run_in(job: _FetchState, first: int, names: Sequence[str]) -> Buffer | None:
         """Needs the lock."""
         assert job.found is not None
         group, row = job.found.groups[first], job.rows[first]
@@ -244,7 +244,7 @@ class Fetches:
         return job.buffers[group][row : row + len(names)]
 
     def _arrive(
-        self, job: _Job, index: int, error: str, fault: Fault | None, *, there: bool
+        self, job: _FetchState, index: int, error: str, fault: Fault | None, *, there: bool
     ) -> None:
         """Record that a page was read or failed; needs the lock."""
         if job.over:
@@ -263,18 +263,18 @@ class Fetches:
         if job.leading == job.ends_at:
             self._end(job)
 
-    def _stop(self, job: _Job) -> None:
+    def _stop(self, job: _FetchState) -> None:
         """Needs the lock."""
         if not job.over:
             job.stopped = True
             self._end(job)
 
-    def _end(self, job: _Job, error: str = "") -> None:
+    def _end(self, job: _FetchState, error: str = "") -> None:
         """Needs the lock."""
         job.over = job.changed = True
         job.error = job.error or error
 
-    def _event(self, job: _Job) -> Fetched:
+    def _event(self, job: _FetchState) -> Fetched:
         found, fetch = job.found or Found(), job.fetch
         if self._plain:
             arrived = fetch.known + job.leading

@@ -180,7 +180,7 @@ class Mover:
                 if number not in self._exported and all(map(_is_done, parts)):
                     self._exported.add(number)
                     ok = not any(p.transfer is None or p.transfer.error for p in parts)
-                    self._tell(Exported(number, ok))
+                    self._report(Exported(number, ok))
             for number, load in [*self._loads.items()]:
                 self._advance(number, load)
         fetched = self._fetches.events()
@@ -211,7 +211,7 @@ class Mover:
             return
         del self._saves[number]
         if any(part.transfer is None or part.transfer.error for part in save.parts):
-            self._tell(Saved(number, ok=False))
+            self._report(Saved(number, ok=False))
             return
         self._copiers.submit(lambda: self._write_slots(number, save))
 
@@ -224,9 +224,9 @@ class Mover:
                     assert isinstance(page, HostPage)
                     num_bytes += self._host.write(part.group, page.slot, row)
         except Exception:
-            self._tell(Saved(number, ok=False))
+            self._report(Saved(number, ok=False))
             raise
-        self._tell(Saved(number, ok=True, num_bytes=num_bytes, seconds=_since(save.began_s)))
+        self._report(Saved(number, ok=True, num_bytes=num_bytes, seconds=_since(save.began_s)))
 
     # ---- to the store
 
@@ -240,7 +240,7 @@ class Mover:
             for part in parts:
                 part.transfer = self._memory[part.group].export(part.numbers, part.buffer)
         except ValueError as error:
-            self._tell(Exported(export.job, ok=False))
+            self._report(Exported(export.job, ok=False))
             raise AssertionError(f"pages that do not exist are exported: {error}") from error
         self._exports[export.job] = parts
 
@@ -292,7 +292,7 @@ class Mover:
                     error = str(failed)
         seconds = time.monotonic() - began
         lost = tuple(sorted(wanted))
-        self._tell(Persisted(commit.job, count, written, seconds, lost, error))
+        self._report(Persisted(commit.job, count, written, seconds, lost, error))
 
     # ---- to the device
 
@@ -362,7 +362,7 @@ class Mover:
         load.over = True
         del self._loads[number]
         ok = not error
-        self._tell(
+        self._report(
             Loaded(
                 number,
                 "ok" if ok else "failed",
@@ -381,7 +381,7 @@ class Mover:
             return  # it has ended, or will soon
         load.over = True
         del self._loads[number]
-        self._tell(Loaded(number, "cancelled", error="it took too long"))
+        self._report(Loaded(number, "cancelled", error="it took too long"))
 
     # ---- the store itself
 
@@ -398,12 +398,12 @@ class Mover:
         try:
             opened = open_spec(spec)
         except ConfigError as error:
-            self._tell(Attached(spec.url, str(error)))
+            self._report(Attached(spec.url, str(error)))
         except StoreError as error:
-            self._tell(Attached(spec.url, str(error), 503))
+            self._report(Attached(spec.url, str(error), 503))
         else:
             self._use(opened)
-            self._tell(Attached(spec.url))
+            self._report(Attached(spec.url))
 
     def _clear(self) -> None:
         store, error = self._store, ""
@@ -412,7 +412,7 @@ class Mover:
                 store.clear()
         except StoreError as failed:
             error = str(failed)
-        self._tell(Cleared(error))
+        self._report(Cleared(error))
 
     def _use(self, opened: OpenedStore | None) -> None:
         before, self._store = self._store, opened
@@ -435,7 +435,7 @@ class Mover:
             for group, some in _by_group(pages).items()
         ]
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         with self._lock:
             self._events.append(event)
 

@@ -52,7 +52,7 @@ class Layout:
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _Write:
     """A write that the tree started."""
 
     numbers: dict[str, int]  # by name, while being copied
@@ -88,7 +88,7 @@ class StorageTier:
     _naming: PageNames | None = None
     _free: list[int] = field(default_factory=list[int])
     _stored: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
-    _jobs: dict[int, _Job] = field(default_factory=dict[int, _Job])
+    _jobs: dict[int, _Write] = field(default_factory=dict[int, _Write])
     _committed: dict[int, int] = field(default_factory=dict[int, int])  # bytes, by job
     _ended: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
 
@@ -120,7 +120,7 @@ class StorageTier:
             self._ended.append((number, True))
             return locator
         at = {name: n for n in _numbers(locator) if (name := self.known[n]) not in self._stored}
-        self._jobs[number] = _Job(at, size, may_be_saved=source is Place.DEVICE)
+        self._jobs[number] = _Write(at, size, may_be_saved=source is Place.DEVICE)
         self.pending_bytes += size
         self.exports.append(Export(number, tuple(wanted), source is Place.HOST))
         return locator
@@ -215,7 +215,7 @@ class StorageTier:
 
     # ---- inside
 
-    def _commit(self, number: int, job: _Job) -> None:
+    def _commit(self, number: int, job: _Write) -> None:
         """Commit the part of a job that the tree kept, or all of it."""
         del self._jobs[number]
         kept = (name for name, n in job.numbers.items() if self.known.get(n) == name)

@@ -1,4 +1,4 @@
-"""Order in which waiting requests are considered: one file a policy, by name."""
+"""Scheduling policies: the order of waiting requests. One file per policy, by name."""
 
 from __future__ import annotations
 

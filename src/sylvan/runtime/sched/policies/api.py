@@ -13,7 +13,7 @@ WINDOW = 128
 """Most requests per step whose cached prefix is looked up; later arrivals follow in order."""
 
 SCAN = 1024
-"""Requests that are tested for being worth a look-up in a step."""
+"""Most requests per step that are tested for a likely hit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

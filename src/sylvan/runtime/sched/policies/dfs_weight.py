@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.sched.policies.api import PolicyContext, SchedulePolicy
 
-BRANCH_TOKENS = 16  # requests that share fewer tokens than this are not of one branch
+BRANCH_TOKENS = 16  # requests that share fewer tokens are in different branches
 
 
 class DepthFirstWeight:
@@ -32,7 +32,7 @@ class DepthFirstWeight:
 
         def rank(req: Req) -> tuple[bool, int, bytes, bytes]:
             branch = branches[req.order]
-            # finish a branch once begun, although serving it makes it lighter than others
+            # finish a started branch first, although it gets lighter as it is served
             return req.order not in cached, -weights[branch], branch, keys[req.order]
 
         return sorted(waiting, key=rank)

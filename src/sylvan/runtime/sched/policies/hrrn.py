@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.sched.policies.api import WINDOW, PolicyContext, SchedulePolicy
 
-TOKENS_PER_SECOND = 2000.0  # turns prompt tokens into seconds; only the order of size matters
+TOKENS_PER_SECOND = 2000.0  # converts prompt tokens to seconds; only the magnitude matters
 
 
 class HighestResponseRatioNext:

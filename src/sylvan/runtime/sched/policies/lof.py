@@ -15,7 +15,7 @@ def _output_len(req: Req) -> int:
 
 
 class LongestOutputFirst:
-    """Requests that may generate most go first, so that none of them is left alone at the end."""
+    """Requests with the highest token limit first, so that none runs alone at the end."""
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
         return sorted(waiting, key=_output_len, reverse=True)

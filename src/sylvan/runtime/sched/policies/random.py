@@ -1,4 +1,4 @@
-"""A new shuffle every step: the baseline that other policies are compared with."""
+"""Random order in every step: a baseline for other policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latency targets: least slack first, and prompts only as fast as running requests can bear."""
+"""Latency targets: least slack first, with prefill limited by running requests' deadlines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sylvan.runtime.sched.policies.api import WINDOW, PolicyContext, SchedulePol
 DEFAULT_TTFT_MS = 10_000.0
 FIRST_RATE = 1000.0  # prompt tokens per second until the first measurement
 SMOOTHING = 0.1
-HOPE = 0.5  # steps may become so much shorter, as other requests end
+HOPE = 0.5  # factor by which steps may get shorter as other requests end
 
 
 class LeastSlack(Capability):
@@ -39,9 +39,9 @@ class LeastSlack(Capability):
         self._cached_tokens = context.cached_tokens
         self._clock = context.clock
         self._decode_s = 0.0  # seconds of a step without prompts
-        self._prompts = 1.0, FIRST_RATE  # seconds beyond that, and for how many tokens
+        self._prompts = 1.0, FIRST_RATE  # seconds beyond a decode, for so many tokens
         self._began_s: float | None = None  # when the newest step was launched
-        self._under_way: deque[int] = deque(maxlen=context.inflight)  # their prompt tokens
+        self._under_way: deque[int] = deque(maxlen=context.inflight)  # prompt tokens in flight
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
         now = self._clock()
@@ -68,7 +68,7 @@ class LeastSlack(Capability):
         self._began_s = now
 
     def _measure(self, prompt_tokens: int, seconds: float) -> None:
-        """A step took so long."""
+        """Update the estimates with the duration of a step."""
         if prompt_tokens:
             spent, tokens = self._prompts
             keep = 1 - SMOOTHING
@@ -91,7 +91,7 @@ class LeastSlack(Capability):
         return due - now - (req.num_tokens - self._cached_tokens(req)) * self._token_s
 
     def _spare(self, req: Req, now: float) -> float:
-        """Seconds the next step may take beyond a decode with `req` still on target."""
+        """Seconds beyond a decode step that the next step may take with `req` still on target."""
         request, left = req.request, req.max_tokens - req.num_tokens
         if not isinstance(request, GenerateRequest) or request.tpot_ms is None:
             return inf
@@ -104,7 +104,7 @@ class LeastSlack(Capability):
         last_due = next_due + (left - 1) * request.tpot_ms / 1e3
         to_last = (req.pending + left) * self._decode_s
         if now + HOPE * to_last > last_due:
-            return inf  # lost
+            return inf  # the target cannot be met
         return min(next_due - (req.pending + 1) * self._decode_s, last_due - to_last) - now
 
 

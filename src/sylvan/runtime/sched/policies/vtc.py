@@ -25,7 +25,7 @@ class VirtualTokenCounter(Capability):
         self._weights = context.tenant_weights
         self._cached_tokens = context.cached_tokens
         self._served: dict[str, float] = {}
-        self._waiting: set[str] = set()  # tenants that had requests waiting when last asked
+        self._waiting: set[str] = set()  # tenants that had waiting requests at the last call
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
         queues: dict[str, list[Req]] = {}

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from sylvan.runtime.server.connections import Connections
 from sylvan.runtime.server.observe.buckets import LAG_S
+from sylvan.runtime.server.observe.series import CounterFamily, CounterSeries, GaugeFamily
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.utils.clock import process_cpu
 from sylvan.utils.loop_watch import Hold
@@ -19,6 +20,21 @@ from sylvan.utils.loop_watch import Hold
 log = logging.getLogger(__name__)
 
 LAG_PERIOD_S = 0.25
+
+
+class CallsUnderWay:
+    """Counts the calls of one route that are in flight: each is one use as a context manager."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: CounterSeries) -> None:
+        self._count = count
+
+    def __enter__(self) -> None:
+        self._count.value += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._count.value -= 1
 
 
 class CallMetrics:
@@ -31,15 +47,12 @@ class CallMetrics:
 
     def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
         names = ["endpoint", "method"]
-        self._calls = Counter(f"{prefix}http_requests", "Calls", names, registry=registry)
-        self._answers = Counter(
-            f"{prefix}http_responses",
-            "Answers",
-            ["endpoint", "status_code", "method"],
-            registry=registry,
+        self._calls = CounterFamily(f"{prefix}http_requests", "Calls", names, registry)
+        self._answers = CounterFamily(
+            f"{prefix}http_responses", "Answers", ["endpoint", "status_code", "method"], registry
         )
-        self._active = Gauge(
-            f"{prefix}http_requests_active", "Calls under way", names, registry=registry
+        self._active = GaugeFamily(
+            f"{prefix}http_requests_active", "Calls under way", names, registry
         )
         self._lag = Histogram(
             "sylvan:event_loop_lag_seconds",
@@ -65,8 +78,8 @@ class CallMetrics:
             ["setting"],
             registry=registry,
         )
-        self._of_calls: dict[tuple[str, str, int], tuple[Counter, Counter]] = {}
-        self._of_active: dict[tuple[str, str], Gauge] = {}
+        self._of_calls: dict[tuple[str, str, int], tuple[CounterSeries, CounterSeries]] = {}
+        self._of_active: dict[tuple[str, str], CallsUnderWay] = {}
         self._due_s = 0.0
 
     def called(self, endpoint: str, method: str, status: int) -> None:
@@ -77,14 +90,15 @@ class CallMetrics:
             counters = self._calls.labels(endpoint, method), answers
             self._of_calls[endpoint, method, status] = counters
         for counter in counters:
-            counter.inc()
+            counter.value += 1
 
-    def active(self, endpoint: str, method: str) -> Gauge:
-        """Gauge of a route's calls in flight."""
-        gauge = self._of_active.get((endpoint, method))
-        if gauge is None:
-            gauge = self._of_active[endpoint, method] = self._active.labels(endpoint, method)
-        return gauge
+    def active(self, endpoint: str, method: str) -> CallsUnderWay:
+        """Return the count of a route's calls in flight."""
+        found = self._of_active.get((endpoint, method))
+        if found is None:
+            found = CallsUnderWay(self._active.labels(endpoint, method))
+            self._of_active[endpoint, method] = found
+        return found
 
     def refused(self, setting: str) -> None:
         """Count a call rejected because of the limit that a setting sets."""

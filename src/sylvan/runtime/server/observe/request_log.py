@@ -6,8 +6,10 @@ and 3 only.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,13 +27,16 @@ from sylvan.runtime.server.observe.traces import Traces
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
 from sylvan.runtime.tokenizer.timeline import began_s, stages
 from sylvan.text.tokenizer import Tokenizer
+from sylvan.utils.clock import monotonic
 
+logger = logging.getLogger(__name__)
 log = logging.getLogger("sylvan.requests")
 
 PART_CHARS = 2048
 """Characters of a text that level 2 logs."""
 _PART_TOKENS = 1024
 _DAYS = 7
+_TELL_S = 60.0
 
 
 @dataclass(slots=True)
@@ -147,6 +152,45 @@ class RequestLog:
         ]
 
 
+class LogFile(TimedRotatingFileHandler):
+    """A file per day. Lines that a full disk does not take are lost, and nothing else.
+
+    Args:
+        path: The file of today.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, when="midnight", backupCount=_DAYS, delay=True)
+        self._lost = 0
+        self._torn = False
+        self._told_s = -math.inf
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line; the first one after a lost line starts anew."""
+        if self._torn:
+            with contextlib.suppress(OSError), Path(self.baseFilename).open("ab") as file:
+                if file.tell():
+                    file.write(b"\n")
+                self._torn = False
+        super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
+        """Count a line that was lost, and tell of it now and then."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self._lost += 1
+        self._torn = True
+        with contextlib.suppress(OSError):  # what it holds back would come out with a later line
+            self.close()
+        now_s = monotonic()
+        if now_s - self._told_s >= _TELL_S:
+            self._told_s = now_s
+            reason, path = error.strerror, self.baseFilename
+            logger.warning("the request log %s lost %d lines so far: %s", path, self._lost, reason)
+
+
 def _without_texts(sampling: dict[str, Any]) -> dict[str, Any]:
     """Return only numbers and booleans; schemas and stop strings are the client's texts."""
     return {name: value for name, value in sampling.items() if isinstance(value, int | float)}
@@ -160,8 +204,7 @@ def _handler(target: str) -> logging.Handler:
         folder = Path(target).expanduser()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file = folder / "requests.log"
-            handler = TimedRotatingFileHandler(file, when="midnight", backupCount=_DAYS, delay=True)
+            handler = LogFile(folder / "requests.log")
             (folder / "requests.log").touch()
         except OSError as error:
             message = f"observe.log_requests_target: cannot write {target}: {error.strerror}"

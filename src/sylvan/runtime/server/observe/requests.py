@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 
 from sylvan.config.tree import ObserveConfig
 from sylvan.protocol.messages import Finish, Usage
@@ -13,7 +14,12 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import GRAMMARS
 from sylvan.runtime.server.observe import buckets
 from sylvan.runtime.server.observe.labels import Bounded, MetricLabels
-from sylvan.runtime.server.token_latency import BUCKETS, TokenLatency
+from sylvan.runtime.server.observe.series import (
+    CounterFamily,
+    CounterSeries,
+    HistogramFamily,
+    HistogramSeries,
+)
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
 from sylvan.runtime.tokenizer.timeline import StageName, began_s, stages
 
@@ -21,29 +27,31 @@ MAX_SERIES = 512
 """Limit of distinct label sets; further ones are counted without custom labels."""
 MAX_TENANTS = 1000
 _LEFT = Finish(type="abort", message="the client left")
+_grammars_of = attrgetter(*GRAMMARS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Series:
     """The metrics of requests with the same labels."""
 
-    prompt: Counter
-    output: Counter
-    cached: tuple[Counter, Counter, Counter]  # device, host, storage
-    first_token: Histogram
-    e2e: Histogram
-    queue: Histogram
-    per_token: Histogram
-    stages: dict[StageName, Histogram]
-    prompt_length: Histogram
-    uncached_length: Histogram
-    output_length: Histogram
-    structured: Counter
-    aborted: Counter
-    verified: Counter
+    prompt: CounterSeries
+    output: CounterSeries
+    cached: tuple[CounterSeries, CounterSeries, CounterSeries]  # device, host, storage
+    first_token: HistogramSeries
+    e2e: HistogramSeries
+    queue: HistogramSeries
+    per_token: HistogramSeries
+    between_tokens: HistogramSeries
+    stages: dict[StageName, HistogramSeries]
+    prompt_length: HistogramSeries
+    uncached_length: HistogramSeries
+    output_length: HistogramSeries
+    structured: CounterSeries
+    aborted: CounterSeries
+    verified: CounterSeries
     values: tuple[str, ...]
     streaming: str
-    finished: dict[str, Counter] = field(default_factory=dict[str, Counter])
+    finished: dict[str, CounterSeries] = field(default_factory=dict[str, CounterSeries])
 
 
 class RequestMetrics:
@@ -62,7 +70,7 @@ class RequestMetrics:
         self._prefix = settings.metrics_prefix
         ttft = buckets.seconds(settings.ttft_buckets, buckets.TTFT_S, "observe.ttft_buckets")
         e2e = buckets.seconds(settings.e2e_buckets, buckets.E2E_S, "observe.e2e_buckets")
-        token = buckets.seconds(settings.token_buckets, BUCKETS, "observe.token_buckets")
+        token = buckets.seconds(settings.token_buckets, buckets.TOKEN_S, "observe.token_buckets")
         prompts = buckets.tokens(settings.prompt_token_buckets, "observe.prompt_token_buckets")
         outputs = buckets.tokens(settings.output_token_buckets, "observe.output_token_buckets")
         streaming = "is_streaming"
@@ -109,9 +117,11 @@ class RequestMetrics:
             "tenant",
             "kind",
         )
-        name = f"{self._prefix}inter_token_latency_seconds"
-        self._between = TokenLatency(name, labels.names, token)
-        registry.register(self._between)
+        self._between = self._histogram(
+            "inter_token_latency_seconds",
+            "Time between tokens, as the mean of each request",
+            token,
+        )
         self._tenant_names = Bounded(MAX_TENANTS)
         self._series: dict[tuple[tuple[str, ...], bool], _Series] = {}
 
@@ -135,10 +145,8 @@ class RequestMetrics:
             series.prompt_length.observe(shared.prompt_tokens)
             series.uncached_length.observe(tiers[0])
         request = live.request
-        if isinstance(request, GenerateRequest):
-            given = request.sampling
-            if any(getattr(given, name) for name in GRAMMARS):
-                series.structured.inc()
+        if isinstance(request, GenerateRequest) and any(_grammars_of(request.sampling)):
+            series.structured.inc()
         for sample in live.samples:
             self._add_sample(series, live, sample)
 
@@ -169,7 +177,7 @@ class RequestMetrics:
         if tokens > 1 and timing.first_token and timing.finished:
             seconds = max(0.0, timing.finished - timing.first_token) / (tokens - 1)
             series.per_token.observe(seconds)
-            self._between.observe(series.values, seconds, tokens - 1)
+            series.between_tokens.observe(seconds, tokens - 1)
 
     def _count_tenant(self, tenant: str, series: _Series, counts: tuple[int, ...]) -> None:
         if not tenant:
@@ -203,6 +211,7 @@ class RequestMetrics:
             e2e=self._e2e.labels(*values, streaming),
             queue=self._queue.labels(*values),
             per_token=self._per_token.labels(*values, streaming),
+            between_tokens=self._between.labels(*values),
             stages={name: self._stages.labels(*values, name) for name in names},
             prompt_length=self._prompts.labels(*values),
             uncached_length=self._uncached.labels(*values),
@@ -214,13 +223,15 @@ class RequestMetrics:
             streaming=streaming,
         )
 
-    def _counter(self, name: str, doc: str, *more: str) -> Counter:
+    def _counter(self, name: str, doc: str, *more: str) -> CounterFamily:
         names = [*self._labels.names, *more]
-        return Counter(self._prefix + name, doc, names, registry=self._registry)
+        return CounterFamily(self._prefix + name, doc, names, self._registry)
 
-    def _histogram(self, name: str, doc: str, bounds: tuple[float, ...], *more: str) -> Histogram:
+    def _histogram(
+        self, name: str, doc: str, bounds: tuple[float, ...], *more: str
+    ) -> HistogramFamily:
         names = [*self._labels.names, *more]
-        return Histogram(self._prefix + name, doc, names, buckets=bounds, registry=self._registry)
+        return HistogramFamily(self._prefix + name, doc, bounds, names, self._registry)
 
 
 def _tiers(usage: Usage) -> tuple[int, int, int, int]:

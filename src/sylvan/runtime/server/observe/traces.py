@@ -1,8 +1,8 @@
 """Traces of requests as trees of spans: kept for a while, and exported.
 
 A request gets its trace when it is admitted: the caller's (W3C `traceparent`), or a new one.
-Its spans are built when it has ended, from times that all processes recorded; tracing does no work
-while tokens are generated.
+Its spans are built from times that all processes recorded, when they are exported or asked for;
+tracing does no work while tokens are generated.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
 
-from sylvan.protocol.requests import GenerateRequest
-from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
-from sylvan.runtime.tokenizer.timeline import Process, RequestStage, began_s, stages
+from sylvan.runtime.tokenizer.ended import EndedRequest, EndedSample, ended
+from sylvan.runtime.tokenizer.live import LiveRequest
+from sylvan.runtime.tokenizer.timeline import Process, RequestStage
 from sylvan.utils.clock import Clock
 from sylvan.utils.names import random_hex
 
@@ -28,7 +29,7 @@ _MOST_ID = (1 << 64) - 1
 _SPREAD = 0x9E3779B97F4A7C15  # odd, so that its multiples below 2^64 differ
 
 
-class TraceContext(msgspec.Struct, frozen=True):
+class TraceContext(msgspec.Struct, frozen=True, gc=False):
     """The trace context of a request.
 
     Attributes:
@@ -46,7 +47,8 @@ class TraceContext(msgspec.Struct, frozen=True):
 
 def read_context(headers: Mapping[str, str]) -> TraceContext:
     """Return the caller's trace context; a new one if it is missing or malformed."""
-    found = _PARENT.fullmatch(headers.get("traceparent", "").strip())
+    given = headers.get("traceparent")
+    found = _PARENT.fullmatch(given.strip()) if given else None
     if found is not None:
         version, trace_id, parent_id, flags, rest = found.groups()
         known = version != "ff" and not (version == "00" and rest)
@@ -95,6 +97,19 @@ class RequestTrace(msgspec.Struct, frozen=True):
 Export = Callable[[RequestTrace], None]
 
 
+class _Trace(msgspec.Struct, frozen=True, gc=False):
+    """A finished request whose spans can be built."""
+
+    request: EndedRequest
+    context: TraceContext
+    span_id: str
+
+    def spans(self, model: str) -> RequestTrace:
+        request = self.request
+        spans = _spans(request, self.context, self.span_id, model)
+        return RequestTrace(request.rid, request.tenant, self.context, spans)
+
+
 class Traces:
     """The traces of the newest finished requests.
 
@@ -112,7 +127,7 @@ class Traces:
         self.level = 2
         self._size, self._export, self._model = size, export, model
         self._contexts: dict[LiveRequest, tuple[TraceContext, str]] = {}
-        self._done: OrderedDict[tuple[str, str], RequestTrace] = OrderedDict()
+        self._done: OrderedDict[tuple[str, str], _Trace] = OrderedDict()
 
     @property
     def exports(self) -> bool:
@@ -130,33 +145,32 @@ class Traces:
         return found[0] if found is not None else None
 
     def ended(self, live: LiveRequest) -> None:
-        """Build the spans of a finished request."""
+        """Keep a finished request, and export its spans."""
         found = self._contexts.pop(live, None)
         if found is None:
             return
         context, span_id = found
-        export = self._export if self.level and context.sampled else None
-        trace = RequestTrace(
-            live.rid, live.tenant, context, _spans(live, context, span_id, self._model)
-        )
+        trace = _Trace(ended(live), context, span_id)
         self._keep(trace)
-        if export is not None:
-            export(_cut(trace, self.level))
+        if self._export is not None and self.level and context.sampled:
+            self._export(_cut(trace.spans(self._model), self.level))
 
     def find(self, rid: str, tenant: str | None) -> RequestTrace | None:
         """Return the newest trace with that request ID; with `tenant`, of that tenant only."""
         if tenant is not None:
-            return self._done.get((tenant, rid))
-        named = (t for (_, name), t in reversed(self._done.items()) if name == rid)
-        return next(named, None)
+            found = self._done.get((tenant, rid))
+        else:
+            named = (t for (_, name), t in reversed(self._done.items()) if name == rid)
+            found = next(named, None)
+        return found.spans(self._model) if found is not None else None
 
     def newest(self, count: int, tenant: str | None) -> list[RequestTrace]:
         """Return the newest traces, latest first."""
-        own = (t for t in reversed(self._done.values()) if tenant in (None, t.tenant))
-        return [trace for trace, _ in zip(own, range(count), strict=False)]
+        own = (t for t in reversed(self._done.values()) if tenant in (None, t.request.tenant))
+        return [trace.spans(self._model) for trace in islice(own, count)]
 
-    def _keep(self, trace: RequestTrace) -> None:
-        key = trace.tenant, trace.rid
+    def _keep(self, trace: _Trace) -> None:
+        key = trace.request.tenant, trace.request.rid
         self._done.pop(key, None)
         self._done[key] = trace
         while len(self._done) > self._size:
@@ -219,13 +233,13 @@ def _cut(trace: RequestTrace, level: int) -> RequestTrace:
 
 
 def _spans(
-    live: LiveRequest, context: TraceContext, span_id: str, model: str
+    request: EndedRequest, context: TraceContext, span_id: str, model: str
 ) -> tuple[SpanRecord, ...]:
-    several = len(live.samples) > 1
-    found = [_own_span(live, context, span_id, model)]
-    for sample in live.samples:
+    several = len(request.samples) > 1
+    found = [_own_span(request, context, span_id, model)]
+    for sample in request.samples:
         facts: dict[str, str | int | float | bool] = {"sample": sample.index} if several else {}
-        for each in stages(live, sample):
+        for each in sample.stages:
             found.append(_stage_span(each, _span_id(span_id, len(found)), span_id, facts, sample))
     return tuple(found)
 
@@ -236,7 +250,7 @@ def _span_id(parent_id: str, number: int) -> str:
 
 
 def _stage_span(
-    stage: RequestStage, span_id: str, parent_id: str, facts: Mapping[str, Any], sample: SampleState
+    stage: RequestStage, span_id: str, parent_id: str, facts: Mapping[str, Any], sample: EndedSample
 ) -> SpanRecord:
     usage = sample.usage
     if stage.name == "prefill_forward":
@@ -258,45 +272,43 @@ def _stage_span(
     )
 
 
-def _own_span(live: LiveRequest, context: TraceContext, span_id: str, model: str) -> SpanRecord:
-    ended = max((s.delivered_s for s in live.samples), default=0.0) or live.closed_s
-    first = live.samples[0]
-    finishes = [s.finish.type if s.finish else "abort" for s in live.samples]
-    request = live.request
+def _own_span(request: EndedRequest, context: TraceContext, span_id: str, model: str) -> SpanRecord:
+    samples = request.samples
+    end_s = max((s.delivered_s for s in samples), default=0.0) or request.closed_s
+    finishes = [s.finish.type if s.finish else "abort" for s in samples]
     facts: dict[str, str | int | float | bool] = {
-        "rid": live.rid,
+        "rid": request.rid,
         "gen_ai.request.model": model,
-        "gen_ai.usage.input_tokens": max(s.usage.prompt_tokens for s in live.samples),
-        "gen_ai.usage.output_tokens": sum(s.usage.completion_tokens for s in live.samples),
+        "gen_ai.usage.input_tokens": max(s.usage.prompt_tokens for s in samples),
+        "gen_ai.usage.output_tokens": sum(s.usage.completion_tokens for s in samples),
         "gen_ai.response.finish_reasons": ",".join(finishes),
-        "cached_tokens": first.usage.cached_tokens,
-        "stream": live.interval is not None,
-        "dp_rank": live.replica,
+        "cached_tokens": samples[0].usage.cached_tokens,
+        "stream": request.streams,
+        "dp_rank": request.replica,
     }
-    if isinstance(request, GenerateRequest):
-        facts["gen_ai.request.max_tokens"] = request.sampling.max_new_tokens or 0
-    if live.tenant:
-        facts["tenant"] = live.tenant
-    failed = next((s.finish for s in live.samples if s.finish and s.finish.status), None)
-    start = began_s(live)
+    if request.max_new_tokens is not None:
+        facts["gen_ai.request.max_tokens"] = request.max_new_tokens
+    if request.tenant:
+        facts["tenant"] = request.tenant
+    failed = next((s.finish for s in samples if s.finish and s.finish.status), None)
     return SpanRecord(
-        live.origin.name or "generate",
+        request.call or "generate",
         "api",
         span_id,
         context.parent_id,
-        start,
-        max(start, ended),
+        request.began_s,
+        max(request.began_s, end_s),
         facts,
-        _events(live),
+        _events(request),
         failed.message if failed is not None else "",
     )
 
 
-def _events(live: LiveRequest) -> tuple[SpanEvent, ...]:
+def _events(request: EndedRequest) -> tuple[SpanEvent, ...]:
     """Return further events, at the times they were recorded."""
     found: list[SpanEvent] = []
-    for sample in live.samples:
-        at = sample.last_s or live.closed_s
+    for sample in request.samples:
+        at = sample.last_s or request.closed_s
         counts = {
             "retracted": sample.usage.retractions,
             "replayed": sample.losses,

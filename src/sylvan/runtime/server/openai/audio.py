@@ -63,12 +63,12 @@ async def _answer(call: Call[None], task: str) -> Response:
     return json_response(reply)
 
 
-async def _all(job: _Job, samples: np.ndarray, rate: int) -> list[Segment]:
+async def _all(job: _AudioCall, samples: np.ndarray, rate: int) -> list[Segment]:
     async with aclosing(job.windows(samples, rate)) as windows:
         return [segment async for some in windows for segment in some]
 
 
-async def _events(job: _Job, samples: np.ndarray, rate: int) -> AsyncGenerator[bytes, None]:
+async def _events(job: _AudioCall, samples: np.ndarray, rate: int) -> AsyncGenerator[bytes, None]:
     every: list[Segment] = []
     async with aclosing(job.windows(samples, rate)) as windows:
         async for segments in windows:
@@ -82,7 +82,7 @@ async def _events(job: _Job, samples: np.ndarray, rate: int) -> AsyncGenerator[b
     yield event({"type": "transcript.text.done", "text": whole_text(every), "usage": usage})
 
 
-class _Job:
+class _AudioCall:
     """One audio input, processed window by window."""
 
     def __init__(self, call: Call[None], form: AudioForm, task: str) -> None:
@@ -116,7 +116,7 @@ class _Job:
         return MediaSource("audio", "file", data, options={"raw": True})
 
 
-class _Whisper(_Job):
+class _Whisper(_AudioCall):
     """Transcribes with a speech model (Whisper)."""
 
     def __init__(self, call: Call[None], form: AudioForm, task: str) -> None:
@@ -185,7 +185,7 @@ class _Whisper(_Job):
         return sample
 
 
-class _Chat(_Job):
+class _Chat(_AudioCall):
     """Transcribes with a chat model that accepts audio."""
 
     async def _window(

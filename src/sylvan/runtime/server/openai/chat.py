@@ -42,7 +42,7 @@ from sylvan.text.output import CallStart, Piece, ReasoningDelta, TextDelta
 
 async def chat(call: Call[ChatBody]) -> Response:
     """Create a chat completion."""
-    job = _Job(call)
+    job = _ChatCall(call)
     if call.body.stream:
         chunks = await primed(call.request, job.events(), openai_error_event)
         return EventStream(chunks)
@@ -127,7 +127,7 @@ def _logprobs(body: ChatBody, context: Context) -> LogprobOptions | None:
     return LogprobOptions(top=top) if body.logprobs else None
 
 
-class _Job:
+class _ChatCall:
     """One call in progress."""
 
     def __init__(self, call: Call[ChatBody]) -> None:
@@ -268,7 +268,7 @@ class _Job:
 class _Writer:
     """Builds the chunks of one choice: its role, deltas, and finish reason."""
 
-    def __init__(self, job: _Job, index: int, prepared: Prepared) -> None:
+    def __init__(self, job: _ChatCall, index: int, prepared: Prepared) -> None:
         self._job = job
         self._index = index
         self._log = job.log(prepared)

@@ -39,14 +39,14 @@ from sylvan.utils.threads import call_in_thread
 
 async def completions(call: Call[CompletionBody]) -> Response:
     """Create a completion for one prompt, or several."""
-    job = _Job(call)
+    job = _CompletionCall(call)
     if call.body.stream:
         chunks = await primed(call.request, job.events(), openai_error_event)
         return EventStream(chunks)
     return json_response(await unless_gone(call.request, job.reply()))
 
 
-class _Job:
+class _CompletionCall:
     """One call in progress."""
 
     def __init__(self, call: Call[CompletionBody]) -> None:
@@ -248,7 +248,7 @@ class _Job:
 class _Writer:
     """Builds the chunks of one choice."""
 
-    def __init__(self, job: _Job, prompt: int, index: int) -> None:
+    def __init__(self, job: _CompletionCall, prompt: int, index: int) -> None:
         self._job = job
         self._index = index
         self._echo = job.echo_of(prompt)

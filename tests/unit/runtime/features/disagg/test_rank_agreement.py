@@ -8,14 +8,14 @@ import pytest
 
 from sylvan.kernels.collective.reference import thread_ranks
 from sylvan.runtime.features.disagg.data import (
-    Asked,
-    Left,
-    Lost,
-    Over,
+    LeaveDone,
+    PagesRequested,
     Progress,
     Received,
     Refused,
+    SendingEnded,
     Sent,
+    TransferFailed,
 )
 from sylvan.runtime.features.disagg.rank_agreement import Agreement
 from tests.support.ranks import in_threads
@@ -53,30 +53,38 @@ def test_what_both_have_received_is_received():
 
 def test_what_was_sent_is_over_once_both_say_so():
     ranks = Ranks()
-    assert ranks.agree((Asked(3, 0), Sent(3, 5)), (Asked(3, 0), Sent(3, 6), Over(3))) == (
-        Asked(3, 0),
+    assert ranks.agree(
+        (PagesRequested(3, 0), Sent(3, 5)), (PagesRequested(3, 0), Sent(3, 6), SendingEnded(3))
+    ) == (
+        PagesRequested(3, 0),
         Sent(3, 5),
         Sent(3, 6),
     )
-    assert ranks.agree((Over(3),)) == (Over(3),)
+    assert ranks.agree((SendingEnded(3),)) == (SendingEnded(3),)
 
 
-@pytest.mark.parametrize("failed", [Lost(1, "broke"), Refused(1, "other weights"), Over(1, "late")])
+@pytest.mark.parametrize(
+    "failed", [TransferFailed(1, "broke"), Refused(1, "other weights"), SendingEnded(1, "late")]
+)
 def test_where_one_fails_the_other_gives_up(failed):
     ranks = Ranks()
     assert ranks.agree((), (failed,)) is None
     assert ranks.left == [[1], []]
-    assert ranks.agree((Left(1) if not isinstance(failed, Over) else Over(1),)) == (failed,)
+    assert ranks.agree(
+        (LeaveDone(1) if not isinstance(failed, SendingEnded) else SendingEnded(1),)
+    ) == (failed,)
 
 
 def test_what_had_come_already_does_not_save_it():
     ranks = Ranks()
-    assert ranks.agree((Received(1, 10, 0.1),), (Lost(1, "broke"),)) == (Lost(1, "broke"),)
+    assert ranks.agree((Received(1, 10, 0.1),), (TransferFailed(1, "broke"),)) == (
+        TransferFailed(1, "broke"),
+    )
     assert ranks.left == [[], []]
 
 
 def test_many_jobs_and_long_reasons():
     ranks = Ranks()
     reasons = [f"{i} " + "because " * 50 for i in range(40)]
-    lost = tuple(Lost(i, reason) for i, reason in enumerate(reasons))
+    lost = tuple(TransferFailed(i, reason) for i, reason in enumerate(reasons))
     assert ranks.agree(lost, tuple(Received(i, 1, 0.0) for i in range(40))) == lost

@@ -1,4 +1,4 @@
-"""Sender and receiver: every way moves the same bytes, and what goes wrong is told."""
+"""Sender and receiver: every mechanism moves the same bytes, and failures are reported."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ import pytest
 
 from sylvan.runtime.features.disagg.attach import Attach
 from sylvan.runtime.features.disagg.data import (
-    Asked,
     Expose,
     JoinRoom,
     Leave,
-    Left,
-    Lost,
-    Lot,
-    Over,
+    LeaveDone,
+    PageSet,
+    PagesRequested,
     Receive,
     Received,
     Refused,
+    SendingEnded,
     SendPages,
+    TransferFailed,
     Withdraw,
 )
-from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms, means
+from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms, transfer_mechanisms
 from sylvan.runtime.features.disagg.receiver import Receiver
-from sylvan.runtime.features.disagg.remote_memory import ReachError, pieces, where
+from sylvan.runtime.features.disagg.remote_memory import RemoteReadError, pieces, where
 from sylvan.runtime.features.disagg.sender import Sender
 from tests.support.transfer import (
     Faults,
@@ -97,11 +97,13 @@ def ends(
     target = [paged(12, 4, regions=regions), paged(6, 5), states(4, 6)]
     name = {"attach": "shm"}.get(transfer, transfer)
     how = [
-        TransferMechanisms(shares=True) if transfer == "segment" else means(name, memory, HOST)
+        TransferMechanisms(shares=True)
+        if transfer == "segment"
+        else transfer_mechanisms(name, memory, HOST)
         for memory in (source, target)
     ]
     if transfer == "attach":
-        how[1] = replace(how[1], needs_way=True)
+        how[1] = replace(how[1], needs_reader=True)
     network = FaultyNetwork(faults or Faults())
     sender = Sender(network, source, ours or manifest(), secrets[0], how[0])
     receiver = Receiver(
@@ -130,16 +132,16 @@ def test_pages_windows_and_states_arrive_as_they_were(opened, transfer, regions)
     opened.append(pair)
     pair.sender.begin((Expose(1, 7, DIGEST),))
     pair.join()
-    lots = (Lot(1, (5, 1)), Lot(2, (2,)))
-    pair.receiver.begin((Receive(1, 2, (9, 3, 4, 1), lots),))
-    asked = pair.wait(Asked)
+    page_sets = (PageSet(1, (5, 1)), PageSet(2, (2,)))
+    pair.receiver.begin((Receive(1, 2, (9, 3, 4, 1), page_sets),))
+    asked = pair.wait(PagesRequested)
     assert asked.first == 2
 
     pair.sender.begin((SendPages(1, 2, (6, 7), last=False),))
-    last = SendPages(1, 4, (8, 2), last=True, lots=(Lot(1, (3, 4)), Lot(2, (1,))))
+    last = SendPages(1, 4, (8, 2), last=True, page_sets=(PageSet(1, (3, 4)), PageSet(2, (1,))))
     pair.sender.begin((last,))
 
-    received, over = pair.wait(Received), pair.wait(Over)
+    received, over = pair.wait(Received), pair.wait(SendingEnded)
     assert over.error == ""
     for group, mine, others in (
         (0, (9, 3, 4, 1), (6, 7, 8, 2)),
@@ -159,12 +161,12 @@ def test_nothing_may_be_wanted(opened, transfer):
     pair.join()
     pair.receiver.begin((Receive(1, 3, ()),))
     pair.sender.begin((Expose(1, 7, DIGEST),))
-    pair.wait(Asked)
+    pair.wait(PagesRequested)
 
     pair.sender.begin((SendPages(1, 3, (), last=True),))
 
     assert pair.wait(Received).num_bytes == 0
-    assert pair.wait(Over).error == ""
+    assert pair.wait(SendingEnded).error == ""
 
 
 @pytest.mark.parametrize("transfer", TRANSFERS)
@@ -174,11 +176,11 @@ def test_a_withdrawn_prompt_is_lost_with_the_reason(opened, transfer):
     pair.sender.begin((Expose(1, 7, DIGEST),))
     pair.join()
     pair.receiver.begin((Receive(1, 0, (1, 2)),))
-    pair.wait(Asked)
+    pair.wait(PagesRequested)
     pair.sender.begin((SendPages(1, 0, (1,), last=False), Withdraw(1, "it was aborted")))
 
-    assert "it was aborted" in pair.wait(Lost).reason
-    assert pair.wait(Over).error == "it was aborted"
+    assert "it was aborted" in pair.wait(TransferFailed).reason
+    assert pair.wait(SendingEnded).error == "it was aborted"
 
 
 def test_pages_that_did_not_stay_are_not_believed(opened):
@@ -188,11 +190,11 @@ def test_pages_that_did_not_stay_are_not_believed(opened):
     pair.sender.begin((Expose(1, 7, DIGEST),))
     pair.join()
     pair.receiver.begin((Receive(1, 0, (1, 2)),))
-    pair.wait(Asked)
+    pair.wait(PagesRequested)
 
     pair.sender.begin((SendPages(1, 0, (1, 2), last=False), Withdraw(1, "too late")))
 
-    assert "too late" in pair.wait(Lost).reason
+    assert "too late" in pair.wait(TransferFailed).reason
 
 
 def test_a_request_that_leaves_at_once_has_left(opened):
@@ -204,7 +206,7 @@ def test_a_request_that_leaves_at_once_has_left(opened):
         join = JoinRoom(job, HOST, pair.port, job, DIGEST)
         pair.receiver.begin((join, Leave(job)))
 
-    left = sorted(pair.wait(Left).job for _ in jobs)
+    left = sorted(pair.wait(LeaveDone).job for _ in jobs)
     assert left == list(jobs)
 
 
@@ -214,14 +216,14 @@ def test_one_that_leaves_writes_nothing_more(opened):
     pair.sender.begin((Expose(1, 7, DIGEST),))
     pair.join()
     pair.receiver.begin((Receive(1, 0, (1, 2)),))
-    pair.wait(Asked)
+    pair.wait(PagesRequested)
     before = content(pair.target[0], (1, 2))
 
     pair.receiver.begin((Leave(1),))
 
-    pair.wait(Left)
+    pair.wait(LeaveDone)
     pair.sender.begin((SendPages(1, 0, (3, 4), last=True),))
-    assert pair.wait(Over).error
+    assert pair.wait(SendingEnded).error
     assert content(pair.target[0], (1, 2)) == before
 
 
@@ -254,7 +256,7 @@ def test_a_room_and_a_prompt_are_given_once(opened):
     assert "prompt or adapter" in pair.wait(Refused).reason
     pair.receiver.begin((JoinRoom(1, HOST, pair.port, 7, DIGEST),))
     pair.receiver.begin((Receive(1, 0, (1,)),))
-    pair.wait(Asked)
+    pair.wait(PagesRequested)
     pair.sender.begin((SendPages(1, 0, (1,), last=True),))
     pair.wait(Received)
 
@@ -273,20 +275,20 @@ def test_faults_of_the_network_never_change_a_byte(opened, kind):
     for room in range(40):
         pair.sender.begin((Expose(room, room, DIGEST),))
         pair.receiver.begin((JoinRoom(room, HOST, pair.port, room, DIGEST),))
-        pair.receiver.begin((Receive(room, 0, (1, 2), (Lot(2, (1,)),)),))
+        pair.receiver.begin((Receive(room, 0, (1, 2), (PageSet(2, (1,)),)),))
     for _ in range(1000 if kind in ("lost", "swapped") else 60_000):
         for event in pair.sender.events() or ():
-            if isinstance(event, Asked):
+            if isinstance(event, PagesRequested):
                 work = (
                     SendPages(event.job, 0, (3,), last=False),
-                    SendPages(event.job, 1, (4,), last=True, lots=(Lot(2, (2,)),)),
+                    SendPages(event.job, 1, (4,), last=True, page_sets=(PageSet(2, (2,)),)),
                 )
                 pair.sender.begin(work)
         for event in pair.receiver.events() or ():
             if isinstance(event, Received):
                 assert content(pair.target[0], (1, 2)) == content(pair.source[0], (3, 4))
                 assert content(pair.target[2], (1,)) == content(pair.source[2], (2,))
-            ended += isinstance(event, Received | Lost | Refused)
+            ended += isinstance(event, Received | TransferFailed | Refused)
         if ended == 40:
             break
         time.sleep(0.001)
@@ -303,20 +305,20 @@ def test_pieces_join_neighbours_and_refuse_another_layout():
     assert sizes.tolist() == [192, 96] * 3
     assert (local - ours[0][0]).tolist()[:2] == [96, 480]
     assert (remote - ours[0][0]).tolist()[:2] == [288, 192]
-    with pytest.raises(ReachError, match="another layout"):
+    with pytest.raises(RemoteReadError, match="another layout"):
         pieces(ours, (1,), where([paged(8, 0, width=64)])[0], (1,))
 
 
 def test_a_process_that_is_another_one_is_not_read():
     honest, lying = Attach(), Attach()
     lying._beacon = np.zeros(32, np.uint8)
-    Attach().meet(honest.offer())
+    Attach().connect(honest.offer())
     forged = lying.offer()
     lying._beacon[:] = 1
-    with pytest.raises(ReachError, match="another one"):
-        Attach().meet(forged)
-    with pytest.raises(ReachError, match="malformed"):
-        Attach().meet(b"x")
+    with pytest.raises(RemoteReadError, match="another one"):
+        Attach().connect(forged)
+    with pytest.raises(RemoteReadError, match="malformed"):
+        Attach().connect(b"x")
 
 
 SECRETS = (b"s" * 16, b"s" * 16)
@@ -400,7 +402,7 @@ def test_a_replayed_meeting_is_refused(opened):
     recorder = Recorder(pair.port)
     direct, pair.port = pair.port, recorder.port
     hand_over(pair, 7)
-    assert pair.wait(Over).error == ""
+    assert pair.wait(SendingEnded).error == ""
     recorder.close()
     pair.sender.begin((Expose(8, 8, DIGEST),))
 

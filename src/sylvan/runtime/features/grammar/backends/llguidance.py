@@ -107,7 +107,7 @@ class LLGuidance:
         text = self._write(spec)
         first = self._first(text)
         if first.is_error():
-            reason = _told(spec, text, _reason(first))
+            reason = _error_text(spec, text, _reason(first))
             kind = NotSupportedError if _UNABLE.search(reason) else RequestError
             raise kind(blame(spec, reason, self._probe)[:MAX_CHARS], param=spec.kind)
         return _Compiled(text, first)
@@ -134,7 +134,7 @@ class LLGuidance:
             except RequestError as error:
                 return str(error).removeprefix(f"{spec.kind}: ")
         first = self._first(text)
-        return _told(spec, text, _reason(first)) if first.is_error() else ""
+        return _error_text(spec, text, _reason(first)) if first.is_error() else ""
 
     def _write(self, spec: GrammarSpec) -> str:
         match spec.kind:
@@ -292,7 +292,7 @@ _OF_LARK = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
 _MISSING = re.compile(r"Rule '([^']+)' not found")
 
 
-def _told(spec: GrammarSpec, text: str, reason: str) -> str:
+def _error_text(spec: GrammarSpec, text: str, reason: str) -> str:
     """Map an error position to the client's text."""
     return _placed(spec, text, reason)[:MAX_REASON_CHARS]
 

@@ -253,12 +253,12 @@ def _reason(validator: Any, value: Any) -> str:
     try:
         if validator.is_valid(value):
             return ""
-        return _told(next(validator.iter_errors(value)))
+        return _describe(next(validator.iter_errors(value)))
     except ValueError as error:  # a number beyond all limits
         return str(error)
 
 
-def _told(error: Any) -> str:
+def _describe(error: Any) -> str:
     steps = [str(step) for step in error.evaluation_path if step != "$ref"]
     reason = error.message[:_MAX_REASON_CHARS]
     return f"{'/'.join(steps) or 'the schema'}: {reason}"

@@ -192,18 +192,18 @@ class TagWatch:
         return None
 
     def end(self) -> Breach | None:
-        return self._told(self._inner.end()) if self._inner is not None else None
+        return self._located(self._inner.end()) if self._inner is not None else None
 
     def _byte(self, value: int, *, judge: bool) -> Breach | None:
         inner = self._inner
         if inner is not None:
             if inner.in_word and value not in _IN_WORDS:  # inside a tag, nothing ends a number
                 self._inner = None
-                if judge and (breach := self._told(inner.end())) is not None:
+                if judge and (breach := self._located(inner.end())) is not None:
                     return breach
                 self._region = None
             else:
-                breach = self._told(inner.write(bytes((value,)), judge=judge))
+                breach = self._located(inner.write(bytes((value,)), judge=judge))
                 if inner.done:
                     self._inner = self._region = None
                 return breach
@@ -222,7 +222,7 @@ class TagWatch:
         self._region, self._tail, self._untouched = region, b"", False
         self._inner = Watch(region.conditions or _ANYTHING)
         self._offset = self.length - 1
-        return self._told(self._inner.write(bytes((value,)), judge=judge))
+        return self._located(self._inner.write(bytes((value,)), judge=judge))
 
     def _outside(self, value: int) -> None:
         self._tail = (self._tail + bytes((value,)))[-self._longest :] if self._longest else b""
@@ -234,7 +234,7 @@ class TagWatch:
             self._region = None  # no JSON follows: the text was quoted
             self._untouched = False
 
-    def _told(self, breach: Breach | None) -> Breach | None:
+    def _located(self, breach: Breach | None) -> Breach | None:
         if breach is None or self._region is None:
             return breach
         starts = tuple(at + self._offset for at in breach.starts)

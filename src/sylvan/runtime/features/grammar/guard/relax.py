@@ -25,7 +25,7 @@ from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
 from sylvan.runtime.features.grammar.structural import leaves, tree_of, with_leaves
 
 Compile = Callable[[GrammarSpec], CompiledGrammar]
-Lost = dict[str, set[str]]
+Unenforced = dict[str, set[str]]
 """Keywords that a grammar does not enforce everywhere (`conditions.Conditions`), by the place of
 their schema in structural tags; `WHOLE`: the grammar has a single schema."""
 WHOLE = "#"
@@ -46,7 +46,7 @@ _STRUCTURE = frozenset(
 )
 
 
-def compile_guarded(spec: GrammarSpec, compile_one: Compile) -> tuple[CompiledGrammar, Lost]:
+def compile_guarded(spec: GrammarSpec, compile_one: Compile) -> tuple[CompiledGrammar, Unenforced]:
     """Compile a grammar; if a schema is not supported, compile the strictest supported relaxation.
 
     Raises:
@@ -67,11 +67,11 @@ def compile_guarded(spec: GrammarSpec, compile_one: Compile) -> tuple[CompiledGr
 
 def _relaxed_tags(
     spec: GrammarSpec, compile_one: Compile, refused: RequestError
-) -> tuple[CompiledGrammar, Lost]:
+) -> tuple[CompiledGrammar, Unenforced]:
     """Relax the unsupported schemas in structural tags whose place in an output can be found."""
     tree = tree_of(spec)
     watched = {region.place for region in regions(spec)}
-    lost: Lost = {}
+    lost: Unenforced = {}
 
     def weaker(node: Mapping[str, Any], at: str) -> Mapping[str, Any]:
         place, leaf = next(leaves(node, at))

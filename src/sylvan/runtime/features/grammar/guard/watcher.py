@@ -18,7 +18,7 @@ def watcher(spec: GrammarSpec, lost: Mapping[str, Iterable[str]]) -> Callable[[]
 
     Args:
         spec: As the client wrote it.
-        lost: What its grammar does not enforce; see `relax.Lost`.
+        lost: What its grammar does not enforce; see `relax.Unenforced`.
 
     Raises:
         RequestError: A schema is invalid.
