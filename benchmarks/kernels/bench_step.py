@@ -23,7 +23,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sylvan.kernels.matmul.weights import DeferredWeight, quantise_int4, quantise_int8
+from sylvan.kernels.matmul.rounding import quantise_fp8_blocks
+from sylvan.kernels.matmul.weights import (
+    DeferredWeight,
+    quantise_int4,
+    quantise_int4_codes,
+    quantise_int8,
+)
 from sylvan.kernels.memory import allocate
 from sylvan.kernels.native.library import load
 from sylvan.kernels.native.opset import Linear
@@ -49,7 +55,10 @@ FORMATS = {
     "bf16": lambda w: w,
     "w8a8": quantise_int8,
     "w4a8": lambda w: quantise_int4(w, 64),
+    "w4a16": lambda w: quantise_int4_codes(w, 128),
+    "fp8-block": quantise_fp8_blocks,
 }
+ROUNDING_ROWS = ("w8a8", "w4a8")
 PAGE = 64
 
 
@@ -233,7 +242,7 @@ def main() -> None:
         _profile(bench, profile)
     for tokens in (512, 2048):
         repeats = max(3, options.repeats // 3)
-        quantised = options.format != "bf16"
+        quantised = options.format in ROUNDING_ROWS
         results[f"prefill {tokens}"] = prefill(bench, tokens, repeats, quantised=quantised)
         _profile(bench, profile)
     for name, values in results.items():

@@ -2,14 +2,18 @@
 
     python -m benchmarks.quality.bench_quantisation
 
-Deterministic: no times are taken.
+Deterministic: no times are taken. Copies that are calibrated are written into a temporary folder.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
+from pathlib import Path
 
-from benchmarks.quality.fidelity import Predictor, held_out, losses
+from benchmarks.quality.fidelity import SAPLING, Predictor, held_out, losses
+from sylvan.cli.main import main as sylvan
+from sylvan.cli.quantize import CALIBRATED
 
 FORMATS = {
     "float32": ("float32", None),
@@ -23,21 +27,34 @@ FORMATS = {
     "mxfp4": ("bfloat16", "mxfp4"),
     "nvfp4": ("bfloat16", "nvfp4"),
 }
-INT8_KV = "bfloat16, int8 KV cache"
+KV = {"bfloat16, int8 KV cache": "int8", "bfloat16, int4 KV cache": "int4"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--per-class", type=int, default=20)
-    texts = held_out(parser.parse_args().per_class)
-    predictors = [Predictor(*arguments) for arguments in FORMATS.values()]
-    predictors.append(Predictor("bfloat16", int8_kv=True))
+    parser.add_argument("--tokens", type=int, default=4096, help="that copies are calibrated with")
+    args = parser.parse_args()
+    texts = held_out(args.per_class)
+    with tempfile.TemporaryDirectory() as folder:
+        copies = {name: _written(Path(folder) / name, name, args.tokens) for name in CALIBRATED}
+        predictors = [Predictor(*arguments) for arguments in FORMATS.values()]
+        predictors += [Predictor("bfloat16", model=path) for path in copies.values()]
+        predictors += [Predictor("bfloat16", kv=kind) for kind in KV.values()]
+        found = losses(predictors, texts)
     tokens = sum(len(text.rows) for text in texts)
     print(f"{len(texts)} conversations, {tokens} tokens of answers\n")
     print("| format | KL from float32 (nats) | perplexity | same best token |")
     print("|---|---:|---:|---:|")
-    for name, loss in zip([*FORMATS, INT8_KV], losses(predictors, texts), strict=True):
+    for name, loss in zip([*FORMATS, *copies, *KV], found, strict=True):
         print(f"| {name} | {loss.kl:.5f} | {loss.perplexity:.4f} | {loss.same_top:.2%} |")
+
+
+def _written(path: Path, name: str, tokens: int) -> Path:
+    given = ["quantize", str(SAPLING), str(path), "--quantization", name, "--tokens", str(tokens)]
+    if sylvan(given):
+        raise SystemExit(f"{name} could not be made")
+    return path
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import tokenizers
@@ -47,9 +48,9 @@ class Predictor(executor.Predictor):
         quantization: str | None = None,
         model: Path = SAPLING,
         *,
-        int8_kv: bool = False,
+        kv: Literal["model", "int8", "int4"] = "model",
     ) -> None:
-        super().__init__(model, dtype, LONGEST, quantization, int8_kv=int8_kv)
+        super().__init__(model, dtype, LONGEST, quantization, kv=kv)
 
 
 def held_out(per_class: int, seed: int = 20_000) -> list[Text]:

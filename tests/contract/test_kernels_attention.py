@@ -31,6 +31,7 @@ class Case:
     norm_heads: tuple[int, int] = (1, 1)
     page_size: int = 32
     int8: bool = False
+    int4: bool = False
     variant: AttentionVariant | None = None
 
     def rope(self) -> Rope | None:
@@ -82,6 +83,18 @@ CASES = {
     "int8": Case(int8=True),
     "int8, pages of 16": Case(replace(BASE, head_dim=80), rotary_dim=80, page_size=16, int8=True),
     "int8, window": Case(replace(BASE, window=37, softcap=5.0), page_size=48, int8=True),
+    "int4": Case(int4=True, rotary_dim=64),
+    "int4, pages of 16": Case(
+        replace(BASE, head_dim=128, scale=128**-0.5, v_head_dim=32), page_size=16, int4=True
+    ),
+    "int4, window and sinks": Case(
+        replace(BASE, window=37, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
+        page_size=48,
+        int4=True,
+    ),
+    "int4, many heads a group": Case(
+        replace(BASE, head_dim=256, scale=256**-0.5, num_heads=14), int4=True
+    ),
     "int8, wide": Case(replace(BASE, head_dim=256, v_head_dim=48, num_heads=6), int8=True),
 }
 
@@ -92,6 +105,7 @@ IN_COMPANY = (
     "pages of 16",
     "sinks",
     "int8",
+    "int4",
     "chunks",
     "slopes",
 )
@@ -115,6 +129,7 @@ class Cache:
             page_size=case.page_size,
             dtype=dtype,
             int8=case.int8,
+            int4=case.int4,
         )
         self.pages = allocate_pages(shape, NUM_PAGES * 128 // case.page_size // 2).layers[0]
         self.pages.keys[:] = self.pages.values[:] = 0xFF  # NaN in both dtypes, and as a scale
@@ -174,6 +189,8 @@ def expected(case: Case, qkv: torch.Tensor) -> torch.Tensor:
         q = (q.float() * variant.query_scales[positions, None, None]).to(qkv.dtype)
     if case.int8:
         k, v = reference.through_int8(k), reference.through_int8(v)
+    if case.int4:
+        k, v = reference.through_int4(k), reference.through_int4(v)
     size = variant.chunk or len(qkv)
     parts = [slice(start, start + size) for start in range(0, len(qkv), size)]
     slopes = variant.slopes
@@ -235,8 +252,9 @@ def test_bits_do_not_depend_on_the_page_size(
         assert torch.equal(cache.step({0: prompt}, {0: 0}), want), size
 
 
-def test_a_head_that_is_no_number_is_none_in_int8_either(library: Library) -> None:
-    case = CASES["int8"]
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_a_head_that_is_no_number_is_none_in_levels_either(library: Library, name: str) -> None:
+    case = CASES[name]
     rows = rows_of(case, torch.float32, 20, 0)
     rows[7, -1] = float("nan")  # of the last value head
 
@@ -249,14 +267,16 @@ def test_a_head_that_is_no_number_is_none_in_int8_either(library: Library) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [16, 48, 64])
-@pytest.mark.parametrize("int8", [False, True], ids=["", "int8"])
+@pytest.mark.parametrize(
+    ("size", "kind"),
+    [(16, ""), (48, ""), (64, ""), (16, "int8"), (48, "int8"), (64, "int8"), (48, "int4")],
+)
 def test_pages_before_the_window_are_not_read(
-    library: Library, dtype: torch.dtype, size: int, int8: bool
+    library: Library, dtype: torch.dtype, size: int, kind: str
 ) -> None:
     """They may be another request's by then, and hold what is no number."""
     window = 100
-    case = Case(replace(BASE, window=window), page_size=size, int8=int8)
+    case = Case(replace(BASE, window=window), page_size=size, **({kind: True} if kind else {}))
     prompt = rows_of(case, dtype, 460, 0)
     library.dll.sylvan_threads(2)
     whole, cut = Cache(library, case, dtype), Cache(library, case, dtype)

@@ -22,6 +22,7 @@ from sylvan.runtime.pool.transfers import DeviceTransfers
 from tests.support.delayed import DelayedPlatform
 
 SHAPE = KVShape(num_layers=3, num_kv_heads=2, head_dim=8, num_pages=6, page_size=16)
+WIDE = KVShape(num_layers=3, num_kv_heads=2, head_dim=32, num_pages=6, page_size=16)
 LATENT = KVShape(num_layers=3, num_kv_heads=1, head_dim=24, num_pages=6, page_size=16)
 GROUPS = KVShape(
     num_layers=3,
@@ -69,6 +70,10 @@ CASES = {
     "native, int8": Case(
         lambda: NativePool(SHAPE, torch.bfloat16, int8=True),
         (3 * 2 * 16 * (32 + 4 + 16 + 4),),
+    ),
+    "native, int4": Case(
+        lambda: NativePool(WIDE, torch.bfloat16, int4=True),
+        (3 * 2 * 2 * 16 * (32 // 2 + 4),),
     ),
     "native, latent": Case(
         lambda: NativePool(LATENT, torch.bfloat16, latent=16), (3 * 16 * 32 * 2,)

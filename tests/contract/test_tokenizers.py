@@ -130,6 +130,16 @@ def _gguf_pairs(path: Path, pre: str, pattern: str) -> Kind:
     return Kind(Tokenizer.load(model_dir(str(path / "pairs.gguf"))), library.encode_ordinary)
 
 
+# As the models' own tokenizer.json have them.
+QWEN_3_5 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|"
+    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|"
+    r"\s*[\r\n]|\s+(?!\S)|\s+"
+)
+
 KINDS = {
     "sentencepiece bpe": _pieces,
     "sentencepiece bpe without prefix": lambda p: _pieces(p, add_dummy_prefix=False),
@@ -152,6 +162,8 @@ KINDS = {
     "gguf llama": _gguf_pieces,
     "gguf qwen2": lambda p: _gguf_pairs(p, "qwen2", QWEN),
     "gguf llama-bpe": lambda p: _gguf_pairs(p, "llama-bpe", CL100K),
+    "gguf qwen35": lambda p: _gguf_pairs(p, "qwen35", QWEN_3_5),
+    "gguf bailingmoe2": lambda p: _gguf_pairs(p, "bailingmoe2", LING),
 }
 
 

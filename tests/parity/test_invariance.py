@@ -66,6 +66,13 @@ def wide_dir(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def wide_heads_dir(tmp_path_factory):
+    path = tmp_path_factory.mktemp("heads")
+    write(transformers.Qwen3Config(**SHAPE | {"head_dim": 32}), 5, path)
+    return path
+
+
 @pytest.fixture(scope="module", params=["gpt-oss", "qwen2-moe", "dots1", "deepseek-v3"])
 def experts_dir(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(request.param)
@@ -91,6 +98,10 @@ def test_every_mode_gives_the_same_bits(model_dir, prompts, temperature, dtype):
 @pytest.mark.slow
 def test_every_mode_gives_the_same_bits_with_int8_pages(model_dir, prompts):
     compare_modes(model_dir, prompts, 1.0, OPTIONS["options"] | {"kv_dtype": "int8"})
+
+
+def test_every_mode_gives_the_same_bits_with_int4_pages(wide_heads_dir, prompts):
+    compare_modes(wide_heads_dir, prompts, 1.0, OPTIONS["options"] | {"kv_dtype": "int4"})
 
 
 @pytest.mark.parametrize("quantization", ["w8a8", "w4a8"])

@@ -32,7 +32,23 @@ MODELS = {
         norm_topk_prob=True,
     ),
     "deepseek-v3": EXPERT["deepseek-v3"],
+    "qwen3-next": lambda: transformers.Qwen3NextConfig(
+        **WIDE,
+        head_dim=32,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        shared_expert_intermediate_size=128,
+        norm_topk_prob=True,
+    ),
+    "cohere-qk-norm": lambda: transformers.CohereConfig(**WIDE, use_qk_norm=True),
 }
+_PLAIN = ("mlp.gate.weight", "shared_expert_gate.weight")
 
 
 def written(path: Path, model: str, case: str) -> transformers.PreTrainedModel:
@@ -46,7 +62,7 @@ def written(path: Path, model: str, case: str) -> transformers.PreTrainedModel:
     make, arguments, settings = {**CASES, **TOOLS}[case]
     tensors, numbers = {}, {}
     for seed, (name, tensor) in enumerate(plain.items()):
-        if tensor.dim() < 2 or "layers." not in name or name.endswith("mlp.gate.weight"):
+        if tensor.dim() != 2 or "layers." not in name or name.endswith((*_PLAIN, "_norm.weight")):
             tensors[name] = tensor
             continue
         made = make(tuple(tensor.shape), seed, **arguments)
@@ -98,6 +114,50 @@ def test_experts_are_those_of_the_numbers(tmp_path, family, case):
     assert found.excess <= 1
     assert not found.modes
     assert found.runner.startswith("program") or describe().variant is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["gptq", "fp8-block"])
+def test_recurrent_layers_are_those_of_the_numbers(tmp_path, case):
+    model = written(tmp_path / "model", "qwen3-next", case)
+
+    found = compare(tmp_path / "model", model, new=24)
+
+    assert found.excess <= 1
+    assert not found.modes
+
+
+def test_models_of_transformers_get_the_numbers(tmp_path):
+    model = written(tmp_path / "model", "cohere-qk-norm", "gptq")
+
+    served = Serving(tmp_path / "model")
+    dense = Serving(tmp_path / "dense")
+
+    prompts = [[4, 5, 6, 7, 8], [9] * 20]
+    assert served.generate(prompts) == dense.generate(prompts)
+    assert served.facts.runner == dense.facts.runner
+    assert model.config.use_qk_norm
+    with pytest.raises(ConfigError, match="run through transformers cannot be quantised"):
+        Serving(tmp_path / "dense", options={"quantization": "w8a8"})
+
+
+@pytest.mark.parametrize("name", ["w8a8", "w4a16"])
+def test_recurrent_layers_answer_the_same_however_they_are_batched(tmp_path, name):
+    torch.manual_seed(3)
+    config = transformers.Lfm2Config(
+        **SHAPE | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+        layer_types=["conv", "full_attention"],
+        block_auto_adjust_ff_dim=False,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    prompts = [[4, 5, 6], [9] * 20, [7, 8]]
+
+    plain = Serving(tmp_path / "model", runner="auto")
+    one = Serving(tmp_path / "model", runner="auto", options={"quantization": name})
+    together = one.generate(prompts)
+
+    assert one.facts.weight_bytes < plain.facts.weight_bytes
+    assert [one.generate([prompt])[0] for prompt in prompts] == together
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from sylvan.config.fields import size_text
 from sylvan.config.flags import Option, Parsed
 from sylvan.protocol.errors import ConfigError
 
-GPTQ = "w4a16-gptq"
+CALIBRATED = ("w4a16-gptq", "w4a16-awq", "w8a8-smoothquant")
 _WINDOW, _TOKENS, _MOST = 512, 16_384, 1 << 22
 
 SPEC = Spec(
@@ -27,12 +27,12 @@ SPEC = Spec(
         Option(
             "quantization",
             "w8a8 (or int8), w4a8 (or int4), w4a16, fp8, fp8-block, mxfp8, mxfp4, nvfp4, "
-            "or w4a16-gptq; default w8a8.",
+            "or by a calibration: w4a16-gptq, w4a16-awq, w8a8-smoothquant; default w8a8.",
             metavar="FORMAT",
         ),
         Option(
             "calibration",
-            "A text for w4a16-gptq, UTF-8; without one the model writes some itself.",
+            "A text for the latter, UTF-8; without one the model writes some itself.",
             metavar="PATH",
         ),
         Option(
@@ -69,12 +69,21 @@ def _texts(args: Parsed, source: Path) -> list[list[int]]:
     return windows("calibration", text, source, window, int(given))
 
 
-def _calibrated(args: Parsed, source: Path, folder: Path) -> Mapping[str, Any]:
+def _calibrated(args: Parsed, name: str, source: Path, folder: Path) -> Mapping[str, Any]:
+    """What a calibration gives to `write_quantised`."""
     from sylvan.runtime.executor.calibrate import calibrated  # brings torch
+    from sylvan.runtime.executor.smooth import smoothed
 
     load_format = _load_format(args)
     with counting(f"calibrating {args.positions[0]}") as progress:
-        return calibrated(source, _texts(args, source), folder, progress, load_format)
+        given = source, _texts(args, source), folder, progress, load_format
+        match name:
+            case "w4a16-gptq":
+                return calibrated(*given)
+            case "w4a16-awq":
+                return smoothed("awq", *given)
+            case _:
+                return smoothed("smoothquant", *given)
 
 
 def run(args: Parsed) -> int:
@@ -83,15 +92,17 @@ def run(args: Parsed) -> int:
     source, target = model_dir(args.positions[0]), Path(args.positions[1]).expanduser()
     from sylvan.runtime.models.writer import check_new, write_quantised  # imports torch
 
-    name, made = args.options.get("quantization", "w8a8"), None
+    name, found = args.options.get("quantization", "w8a8"), None
     layers = target.with_name(target.name + ".calibrated")  # stays if this is interrupted
-    if name == GPTQ:
+    if name in CALIBRATED:
         check_new(source, target)
-        made, name = _calibrated(args, source, layers), "w4a16"
+        found = _calibrated(args, name, source, layers)
+        name = name.partition("-")[0]
     elif "calibration" in args.options:
-        raise ConfigError(f"--calibration is used by {GPTQ} only, not by {name}")
+        known = ", ".join(CALIBRATED)
+        raise ConfigError(f"--calibration is used by {known} only, not by {name}")
     with counting(f"quantising {args.positions[0]} to {name}") as progress:
-        written = write_quantised(source, target, name, progress, _load_format(args), made)
+        written = write_quantised(source, target, name, progress, _load_format(args), found)
     shutil.rmtree(layers, ignore_errors=True)
     print(
         f"{target}: {written.num_matrices} matrices, {size_text(written.bytes_before)} -> "

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from sylvan.checkpoints.formats import PICKLED
 from sylvan.config.chaos_rules import CHAOS_RULES
-from sylvan.config.facts import ON_JAX, Facts
+from sylvan.config.facts import KEEPS_CODES, Facts
 from sylvan.config.fields import get, nearest, size_text
 from sylvan.config.jax_rules import JAX_RULES
 from sylvan.config.parallel_rules import PARALLEL_RULES
 from sylvan.config.parse import PLUG_INS
+from sylvan.config.quantization import ROUNDED_ROWS, STORED
 from sylvan.config.resolve import CACHE_POLICIES, Resolved
 from sylvan.config.rules import Rule, RuleCase
 from sylvan.config.speculative_rules import SPECULATIVE_RULES
@@ -462,18 +463,20 @@ RULES = (
         ("quantization",),
         lambda c: (
             c.config.quantization is not None
-            and (c.config.quantization not in c.facts.quantizations or c.config.device != "cpu")
+            and c.config.quantization not in STORED
+            and (
+                c.config.quantization not in c.facts.quantizations
+                or c.config.device not in KEEPS_CODES
+            )
         ),
-        "{quantization}: not supported yet on {device}; leave it at none",
+        "{quantization}: {device} has no kernels for quantised matrices; leave it at none",
     ),
     Rule(
-        "quantised checkpoint not on this device",
-        ("device",),
-        lambda c: (
-            c.facts.model.quantization is not None and c.config.device not in ("cpu", *ON_JAX)
-        ),
-        "{device} has no kernels for quantised matrices, and the checkpoint's are quantised; "
-        "choose device=cpu, or a checkpoint that is not quantised",
+        "rows are rounded on CPUs",
+        ("quantization", "device"),
+        lambda c: c.config.quantization in ROUNDED_ROWS and c.config.device != "cpu",
+        "{quantization} rounds rows to 8 bits, which only the CPU does; choose w4a16 or fp8, or "
+        "device=cpu",
     ),
     Rule(
         "context too long",

@@ -10,6 +10,8 @@ from sylvan.utils.machine import Machine
 
 ON_JAX = ("jax", "tpu")
 """Kinds of devices that JAX computes on."""
+KEEPS_CODES = ("cpu", "cuda", "rocm")
+"""Kinds of devices with kernels for quantised matrices; others read them as plain numbers."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTISED_BITS = {
     "w8a8": 8.25,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sylvan.config.facts import DTYPE_BYTES, QUANTISED_BITS, CheckpointInfo
 from sylvan.config.fields import size_text
+from sylvan.config.quantization import STORED
 
 CPU_SHARE = 0.5
 """Share of the free memory that a CPU server uses, because other programs need some too."""
@@ -141,6 +142,8 @@ class MemoryPlan:
 
 def weight_bytes(model: CheckpointInfo, dtype: str, quantization: str | None) -> int:
     """Bytes of the loaded weights."""
+    if quantization in STORED:
+        quantization = model.quantization
     if quantization is None:
         return model.num_params * DTYPE_BYTES[dtype]
     rest = model.num_params - model.num_linear_params

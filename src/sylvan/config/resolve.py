@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from sylvan.config.exact import obstacle
-from sylvan.config.facts import DTYPE_BYTES, ON_JAX, AttentionFacts, DeviceFacts, Facts
+from sylvan.config.facts import DTYPE_BYTES, KEEPS_CODES, AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get, replaced, size_text
 from sylvan.config.plan import (
     CPU_SHARE,
@@ -336,7 +336,7 @@ def _overlap(state: _State) -> None:
 
 def _plan(state: _State) -> MemoryPlan:
     config, model = state.config, state.facts.model
-    kept = None if config.device in ON_JAX else model.quantization  # dequantised while loading
+    kept = model.quantization if config.device in KEEPS_CODES else None  # else expanded
     stored = config.quantization or kept
     weights = weight_bytes(model, str(config.dtype), stored)
     running = _number(config.scheduler.max_running_reqs)
@@ -355,7 +355,9 @@ def _plan(state: _State) -> MemoryPlan:
     page = _number(config.cache.page_size)
     number = DTYPE_BYTES[str(config.dtype)] if config.cache.dtype == "model" else 1
     per_token = model.kv_per_token * number
-    if config.cache.dtype == "int8":  # plus a scale of 4 bytes per head
+    if config.cache.dtype == "int4":
+        per_token //= 2
+    if config.cache.dtype in ("int8", "int4"):  # and a scale of 4 bytes for each head
         per_token += 4 * model.kv_per_token // max(1, model.head_dim)
     if draft is not None:  # it stores as many tokens
         per_token += draft.kv_per_token * number

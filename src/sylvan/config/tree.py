@@ -13,6 +13,7 @@ import msgspec
 from sylvan.config.limits import LimitsConfig
 from sylvan.config.media import MediaConfig
 from sylvan.config.parallel import ParallelConfig
+from sylvan.config.quantization import Quantization
 from sylvan.config.section import Section
 from sylvan.config.values import (
     AnyTokens,
@@ -52,10 +53,10 @@ class CacheConfig(Section, frozen=True):
     max_states: Count | Auto = "auto"
     """Slots of recurrent state, for models with recurrent layers: one empty slot, one per running
     request, the rest for cached prefixes."""
-    dtype: Literal["model", "fp8_e4m3", "fp8_e5m2", "int8"] = "model"
-    """Data type of keys and values: the model's, or an 8-bit type, which halves the memory and
-    costs accuracy: floats with 4 or 5 bits of exponent (`fp8_e4m3`, `fp8_e5m2`), or on the CPU
-    `int8` with a scale per token and head."""
+    dtype: Literal["model", "fp8_e4m3", "fp8_e5m2", "int8", "int4"] = "model"
+    """Data type of keys and values: the model's, or a smaller one, which saves memory and costs
+    accuracy: floats with 4 or 5 bits of exponent (`fp8_e4m3`, `fp8_e5m2`), or on the CPU `int8`
+    or `int4` (heads are rotated first) with a scale per token and head."""
     prefix: Literal["radix", "none"] = "radix"
     """Reuse the KV of shared prefixes with a radix tree, or not at all."""
     eviction: str = "lru"
@@ -474,23 +475,10 @@ class Config(Section, frozen=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; `auto` uses the checkpoint's if the device supports it at
     full speed."""
-    quantization: (
-        Literal[
-            "w8a8",
-            "w4a8",
-            "int8",
-            "int4",
-            "w4a16",
-            "fp8",
-            "fp8-block",
-            "mxfp8",
-            "mxfp4",
-            "nvfp4",
-        ]
-        | None
-    ) = None
+    quantization: Quantization | None = None
     """Quantise the weights of linear layers to 8 or 4 bits at load time, and their inputs to 8;
-    `int8` is `w8a8`, `int4` is `w4a8`. All others keep the inputs."""
+    `int8` is `w8a8`, `int4` is `w4a8`. All others keep the inputs. Names of stored formats (`awq`,
+    `gptq` and so on) only check that the checkpoint is that."""
     context_len: Tokens | Auto = "auto"
     """Longest prompt plus output; `auto` is the model's limit."""
     device: str = "auto"

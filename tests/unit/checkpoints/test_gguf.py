@@ -218,7 +218,7 @@ def test_the_package_is_named_where_it_is_missing(small, monkeypatch):
     ("kind", "values", "words"),
     [
         ("bert", {}, "tokenizer of kind 'bert'"),
-        ("gpt2", {"pre": "viking"}, "splits words as 'viking'"),
+        ("gpt2", {"pre": "afmoe"}, "splits words as 'afmoe'"),
         ("llama", {}, "0 scores of 12 tokens"),
     ],
 )

@@ -211,10 +211,13 @@ BROKEN = {
         {"deterministic": True, "runner_fallback": True},
         "which runner_fallback=true allows; leave one of them at auto",
     ),
-    "no such quantisation": ({"quantization": "w8a8"}, "quantization=w8a8: not supported yet"),
-    "quantised checkpoint not on this device": (
-        {"device": "odd"},
-        "device=odd has no kernels for quantised matrices, and the checkpoint's are quantised",
+    "no such quantisation": (
+        {"quantization": "w4a16"},
+        "quantization=w4a16: device=cpu has no kernels for quantised matrices; leave it at none",
+    ),
+    "rows are rounded on CPUs": (
+        {"quantization": "w8a8", "device": "odd"},
+        "quantization=w8a8 rounds rows to 8 bits, which only the CPU does; choose w4a16 or fp8",
     ),
     "context too long": ({"context_len": 4096}, "more than tiny was made for, 2048"),
     "policy without cache": (
@@ -355,10 +358,9 @@ def facts_for(name):
     if name in ("guesses not on this device", "guesses on ranks of devices"):
         odd = DeviceFacts(kind="odd")
         return make_facts(devices=make_facts().devices | {"odd": odd})
-    if name == "quantised checkpoint not on this device":
+    if name == "rows are rounded on CPUs":
         odd = DeviceFacts(kind="odd", fast_dtypes=frozenset({"bfloat16"}))
-        devices = make_facts().devices | {"odd": odd}
-        return make_facts(model=make_model(quantization="w8a8"), devices=devices)
+        return make_facts(devices=make_facts().devices | {"odd": odd})
     if name == "attention not with this head size":
         return make_facts(model=make_model(head_dim=256))
     if name == "tiers of vectors":
@@ -390,8 +392,25 @@ def test_defaults_break_no_rule(facts):
     assert complaint({}, facts) == ""
 
 
-def test_a_quantised_checkpoint_is_served_on_the_cpu():
-    assert complaint({}, make_facts(model=make_model(quantization="w8a8"))) == ""
+@pytest.mark.parametrize("device", ["cpu", "odd"])
+def test_a_quantised_checkpoint_is_served_everywhere(device):
+    odd = DeviceFacts(kind="odd", fast_dtypes=frozenset({"bfloat16"}))
+    facts = make_facts(
+        model=make_model(quantization="w8a8"), devices=make_facts().devices | {"odd": odd}
+    )
+
+    assert "quantis" not in complaint({"device": device}, facts)
+
+
+def test_formats_that_keep_rows_are_for_gpus_too():
+    cuda = DeviceFacts(kind="cuda", fast_dtypes=frozenset({"bfloat16"}))
+    facts = make_facts(
+        devices=make_facts().devices | {"cuda": cuda}, quantizations=frozenset({"w4a16", "w8a8"})
+    )
+
+    assert "quantiz" not in complaint({"device": "cuda", "quantization": "w4a16"}, facts)
+    text = complaint({"device": "cuda", "quantization": "w8a8"}, facts)
+    assert "quantization=w8a8 rounds rows to 8 bits, which only the CPU does" in text
 
 
 def test_int8_pages_need_an_attention_that_reads_them(facts):

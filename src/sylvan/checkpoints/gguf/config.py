@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Any
 
 from sylvan.checkpoints.gguf.families import FAMILIES, family_of
+from sylvan.checkpoints.gguf.family import GgufFamily
 from sylvan.checkpoints.gguf.header import Header
 from sylvan.checkpoints.gguf.keys import Keys
 from sylvan.protocol.errors import ConfigError
@@ -24,9 +25,20 @@ _EPSILONS = {
     "nemotron": "norm_eps",
     "cohere": "layer_norm_eps",
     "cohere2": "layer_norm_eps",
+    "phi": "layer_norm_eps",
 }
 """How config.json calls it, where not `rms_norm_eps`."""
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_CONTROL = 3
+_ENDS = frozenset(
+    (
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>"),
+        *("<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
+        "<end_of_utterance>",
+    )
+)
+"""Texts of control tokens behind which llama.cpp stops."""
+_HARMONY = frozenset({"<|return|>", "<|call|>"})
 _ROPES = frozenset({"none", "linear", "yarn"})
 
 
@@ -42,6 +54,8 @@ def config_json(header: Header) -> dict[str, Any]:
     epsilon = "attention.layer_norm_epsilon" if family.layer_norm else _RMS_EPSILON
     heads, hidden = keys.number("attention.head_count"), keys.number("embedding_length")
     head_dim = keys.number("attention.key_length", hidden // heads if heads else 0)
+    if family.latent:
+        head_dim = keys.number("rope.dimension_count")
     there = header.tensors
     return {
         "architectures": [family.name],
@@ -51,7 +65,7 @@ def config_json(header: Header) -> dict[str, Any]:
         "intermediate_size": keys.number("feed_forward_length"),
         "num_hidden_layers": served_layers(keys),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.number("attention.head_count_kv", heads),
+        "num_key_value_heads": _kv_heads(keys, heads),
         "head_dim": head_dim,
         "max_position_embeddings": keys.number("context_length"),
         _EPSILONS.get(family.model_type, "rms_norm_eps"): keys.number(epsilon, 1e-5),
@@ -62,7 +76,7 @@ def config_json(header: Header) -> dict[str, Any]:
         "torch_dtype": _dtype(header),
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _ends(header),
-        **_rope(keys, head_dim, partial=family.partial),
+        **_rope(keys, head_dim, family),
         **family.config(keys),
     }
 
@@ -72,10 +86,30 @@ def served_layers(keys: Keys) -> int:
     return keys.number("block_count") - keys.number("nextn_predict_layers", 0)
 
 
+def _kv_heads(keys: Keys, heads: int) -> int:
+    """Heads of keys in layers that attend; files of hybrids list 0 for the others."""
+    found = keys.value("attention.head_count_kv")
+    if isinstance(found, list) and len(counts := {n for n in found if n}) == 1:
+        return counts.pop()
+    return keys.number("attention.head_count_kv", heads)
+
+
 def _ends(header: Header) -> list[Any]:
-    """Tokens that end a text, a turn or a message."""
+    """Tokens that end a text, a turn or a message: those that are named, and those known by text.
+
+    Files of many models name one only.
+    """
     names = [f"tokenizer.ggml.{what}_token_id" for what in ("eos", "eot", "eom")]
-    return list(dict.fromkeys(header.metadata[n] for n in names if n in header.metadata))
+    found = [header.metadata[n] for n in names if n in header.metadata]
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    kinds = header.metadata.get("tokenizer.ggml.token_type")
+    if isinstance(tokens, list) and isinstance(kinds, list) and len(tokens) == len(kinds):
+        control = {text for text, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL}
+        ends = _ENDS & control
+        if control >= _HARMONY:  # there it ends a part of a message
+            ends = ends - {"<|end|>"}
+        found += [i for i, text in enumerate(tokens) if text in ends]
+    return list(dict.fromkeys(found))
 
 
 def _check(keys: Keys) -> None:
@@ -103,23 +137,23 @@ def _dtype(header: Header) -> str:
     return _DTYPES.get(sizes.most_common(1)[0][0], "bfloat16")
 
 
-def _rope(keys: Keys, head_dim: int, *, partial: bool) -> dict[str, Any]:
+def _rope(keys: Keys, head_dim: int, family: GgufFamily) -> dict[str, Any]:
     """Rotary positions, as transformers spells them."""
-    turning = keys.number("rope.dimension_count", head_dim)
-    if turning != head_dim and not partial:
+    turning = keys.number("rope.dimension_count", head_dim) or head_dim
+    if turning != head_dim and not family.partial:
         raise ConfigError(
             f"{str(keys.header.file)!r}: {keys.architecture}.rope.dimension_count is {turning}, "
             f"but heads have {head_dim} columns; such models are not read from GGUF files"
         )
     found: dict[str, Any] = {"rope_theta": float(keys.number("rope.freq_base", 10000.0))}
-    if partial:
+    if family.partial:
         found["partial_rotary_factor"] = turning / head_dim
-    if scaling := _scaling(keys, turning):
-        found["rope_scaling"] = scaling
+    if scaling := _scaling(keys, turning, family):
+        found["rope_scaling"] = scaling | family.scaling(keys)
     return found
 
 
-def _scaling(keys: Keys, head_dim: int) -> dict[str, Any] | None:
+def _scaling(keys: Keys, head_dim: int, family: GgufFamily) -> dict[str, Any] | None:
     """The rule for long texts, with the meaning that llama.cpp gives to the keys.
 
     Llama 3's frequencies are stored as one factor each; `longrope` with the same factors for short
@@ -137,7 +171,7 @@ def _scaling(keys: Keys, head_dim: int) -> dict[str, Any] | None:
         raise ConfigError(f"{file!r}: rope.scaling.type {kind!r}{also} is not known")
     _refuse(keys, "alpha", 0.0)
     if kind == "yarn":
-        return _yarn(keys)
+        return _yarn(keys, family)
     factor = factor if kind == "linear" and factor else 1.0
     times = float(keys.number("rope.scaling.attn_factor", 1.0))
     if not factors and times == 1.0:
@@ -169,14 +203,20 @@ def _long(keys: Keys, names: list[str]) -> dict[str, Any]:
     }
 
 
-def _yarn(keys: Keys) -> dict[str, Any]:
-    """YaRN: `yarn_attn_factor` is a checkpoint's `attention_factor`, `attn_factor` goes on top."""
-    _refuse(keys, "yarn_log_multiplier", 0.0)
+def _yarn(keys: Keys, family: GgufFamily) -> dict[str, Any]:
+    """YaRN: `yarn_attn_factor` is a checkpoint's `attention_factor`, `attn_factor` goes on top.
+
+    Where a family has `yarn_log_multiplier`, cosines and sines stay as they are, and scores grow.
+    """
+    mscale = family.mscale * keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if not mscale:
+        _refuse(keys, "yarn_log_multiplier", 0.0)
     if keys.number("rope.scaling.yarn_ext_factor", -1.0) >= 0.0:  # less: unset
         _refuse(keys, "yarn_ext_factor", 1.0)
     factor = float(keys.number("rope.scaling.factor"))
     usual = 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
     times = keys.number("rope.scaling.attn_factor", 1.0)
+    times *= keys.number("rope.scaling.yarn_attn_factor", usual)
     context = keys.number("context_length")
     found: dict[str, Any] = {
         "rope_type": "yarn",
@@ -184,8 +224,12 @@ def _yarn(keys: Keys) -> dict[str, Any]:
         "original_max_position_embeddings": keys.number(
             "rope.scaling.original_context_length", context
         ),
-        "attention_factor": times * keys.number("rope.scaling.yarn_attn_factor", usual),
     }
+    if mscale:
+        _refuse(keys, "attn_factor", 1.0)
+        found |= {"mscale": mscale, "mscale_all_dim": mscale}
+    elif times != usual:
+        found["attention_factor"] = times
     for name in ("beta_fast", "beta_slow"):
         if value := keys.number(f"rope.scaling.yarn_{name}", 0.0):
             found[name] = value

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from sylvan.checkpoints.gguf.families import GgufFamily
+from sylvan.checkpoints.gguf.family import GgufFamily
 from sylvan.checkpoints.gguf.header import Header, StoredArray
+from sylvan.checkpoints.gguf.keys import Keys
 from sylvan.protocol.errors import ConfigError
 
 Entry = dict[str, Any]
@@ -32,12 +34,16 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_NAME = re.compile(r"(?:blk\.(\d+)\.)?([\w.]+?)\.(weight|bias)\Z")
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?([\w.]+?)(?:\.(weight|bias))?\Z")
 DERIVED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
 """Tensors that are part of the config."""
 _TURNED = frozenset({"attn_q", "attn_k"})
-_WITHOUT_KIND = "e_score_correction_bias"
+_WITHOUT_KIND = ("e_score_correction_bias", "expert_bias", "A_log", "dt_bias", ".D", "sinks")
 _ONE_ROW = "shared_expert_gate"
+_TAPS = frozenset({"ssm_conv1d", "shortconv.conv"})
+_FLAT = frozenset({"ssm_d", "ssm_norm"})
+_GATE_UP = "ffn_gate_up_exps"
+_HALVES = (".k_b_proj.", ".v_b_proj.")
 
 
 def layer_of(name: str) -> int:
@@ -52,33 +58,134 @@ def entries_of(
     """What a tensor is in the checkpoint that the file was made of: a stack is many.
 
     An entry has a name, type and shape, and where its bytes lie; `turned` heads whose rows are in
-    pairs; `add`: a number to add to it.
+    pairs; `add`: a number to add to it; `decay`: it is minus the exponential of what is wanted;
+    `tiled`: see `_tiles`.
 
     Raises:
         ConfigError: no tensor of this family is called so, or it has another shape than a stack.
     """
     match = _NAME.match(tensor.name)
-    layer, part, kind = match.groups() if match else (None, "", "")
-    path = "" if layer is None else f"model.layers.{layer}."
-    if layer is not None and part in family.experts:
+    layer, part, kind = match.groups("") if match else ("", "", "")
+    path = f"{_stem(family)}layers.{layer}." if layer else ""
+    if layer and part == _GATE_UP and family.experts:
+        return _both(tensor, path, header, family)
+    if layer and part in family.experts:
+        end = ".weight" if kind == "weight" else "_bias.weight"
         return [
-            _entry(tensor, f"{path}{family.experts[part].format(number)}.{kind}", shape, at)
+            _entry(tensor, f"{path}{family.experts[part].format(number)}{end}", shape, at)
             for number, (shape, at) in enumerate(_matrices(tensor, header))
         ]
-    names = (_WHOLE, family.whole) if layer is None else (_LAYER, family.names)
+    names = (_LAYER, family.names) if layer else (_WHOLE, family.whole)
     found = names[1].get(part) or names[0].get(part)
     if found is None:
         raise ConfigError(
             f"{str(header.file)!r} has the tensor {tensor.name!r}, which is not known"
         )
     name = path + found if found.endswith(_WITHOUT_KIND) else f"{path}{found}.{kind}"
-    one_row = found.endswith(_ONE_ROW) and len(tensor.shape) == 1
-    entry = _entry(tensor, name, (1, *tensor.shape) if one_row else tensor.shape)
+    entry = _entry(tensor, name, _shape(tensor.shape, part, found))
     if family.pairs and part in _TURNED:
         entry["turned"] = heads[part != "attn_q"]
-    if family.raised and kind == "weight" and "norm" in part:
+    if family.raised and kind == "weight" and "norm" in part and part != "ssm_norm":
         entry["add"] = -1.0
+    if part == "ssm_a":
+        entry["decay"] = True
+    if family.tiled and (tiles := _tiles(Keys(header), part)):
+        entry["tiled"] = tiles
     return [entry]
+
+
+def _stem(family: GgufFamily) -> str:
+    return family.whole.get("token_embd", "model.").partition(".")[0] + "."
+
+
+def _shape(shape: tuple[int, ...], part: str, found: str) -> tuple[int, ...]:
+    """A tensor's shape in the checkpoint: files leave out dimensions of one, and add some."""
+    if part in _TAPS and len(shape) == 2:
+        return (shape[0], 1, shape[1])
+    if part in _FLAT or (part == "ssm_a" and shape[-1:] == (1,)):
+        return (math.prod(shape),)
+    return (1, *shape) if found.endswith(_ONE_ROW) and len(shape) == 1 else shape
+
+
+def _tiles(keys: Keys, part: str) -> Entry | None:
+    """How value heads of a recurrent layer lie in a tensor of the file; None: it has none.
+
+    A checkpoint has the value heads of the first key head, then of the next one; the file the first
+    value head of each key head, then the next one of each. `before` are rows of other kinds,
+    `size` the rows of a head, `dim` where they are.
+    """
+    groups, heads = keys.number("ssm.group_count"), keys.number("ssm.time_step_rank")
+    if groups == heads:
+        return None
+    size = keys.number("ssm.inner_size") // heads
+    keys_too = 2 * groups * keys.number("ssm.state_size")
+    found = {
+        "attn_qkv": (0, keys_too, size),
+        "ssm_conv1d": (0, keys_too, size),
+        "attn_gate": (0, 0, size),
+        "ssm_alpha": (0, 0, 1),
+        "ssm_beta": (0, 0, 1),
+        "ssm_a": (0, 0, 1),
+        "ssm_dt": (0, 0, 1),
+        "ssm_out": (1, 0, size),
+    }
+    if part not in found:
+        return None
+    dim, before, size = found[part]
+    return {
+        "dim": dim,
+        "before": before,
+        "groups": groups,
+        "each": heads // groups,
+        "size": size,
+    }
+
+
+def _both(tensor: StoredArray, path: str, header: Header, family: GgufFamily) -> list[Entry]:
+    """Gates and ups of experts that lie in one stack."""
+    entries: list[Entry] = []
+    for number, (shape, (start, stop)) in enumerate(_matrices(tensor, header)):
+        half, middle = (shape[0] // 2, *shape[1:]), (start + stop) // 2
+        for part, at in (("ffn_gate_exps", (start, middle)), ("ffn_up_exps", (middle, stop))):
+            name = f"{path}{family.experts[part].format(number)}.weight"
+            entries.append(_entry(tensor, name, half, at))
+    return entries
+
+
+def with_latent_heads(entries: list[Entry], heads: int) -> list[Entry]:
+    """Entries where the two halves of each up-projection of latent attention are one.
+
+    Files have the keys' half transposed, head by head; `halves` are both, as they lie.
+
+    Raises:
+        ConfigError: one half is there without the other; names it.
+    """
+    found: list[Entry] = []
+    halves: dict[str, dict[str, Entry]] = {}
+    for entry in entries:
+        mark = next((mark for mark in _HALVES if mark in entry["name"]), None)
+        if mark is None:
+            found.append(entry)
+        else:
+            halves.setdefault(entry["name"].replace(mark, ".kv_b_proj."), {})[mark] = entry
+    for name, pair in halves.items():
+        if len(pair) != len(_HALVES):
+            there = next(iter(pair.values()))["name"]
+            raise ConfigError(f"the file has {there!r} without its other half")
+        both = [pair[mark] for mark in _HALVES]
+        rows = heads * (both[0]["shape"][-1] + both[1]["shape"][-2])
+        found.append(
+            {
+                "name": name,
+                "type": "halves",
+                "shape": (rows, both[1]["shape"][-1]),
+                "start": 0,
+                "stop": sum(half["stop"] - half["start"] for half in both),
+                "file": both[0]["file"],
+                "halves": both,
+            }
+        )
+    return found
 
 
 def _entry(

@@ -21,6 +21,7 @@ from sylvan.checkpoints.vocab.build import (
     byte_level,
 )
 from sylvan.checkpoints.vocab.pieces import Pieces, piece_tokenizer
+from sylvan.checkpoints.vocab.tiktoken import KIMI
 from sylvan.protocol.errors import ConfigError
 
 PROBLEM = "sylvan_problem"
@@ -37,6 +38,7 @@ class _Words:
     patterns: tuple[str, ...]
     normal_form: bool = False
     whole_words: bool = False  # a word that is a token is not taken apart
+    begins: bool = False  # texts begin with a token of their own, unless the file says no
 
 
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -53,17 +55,48 @@ _DEEPSEEK_3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
     r""" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
 )
-_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+_QWEN_3_5 = QWEN.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(
+    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
+)
+_BAILING = QWEN.replace(_SHORT.removesuffix("?"), "'(?i:[sdmt]|ll|ve|re)").replace(
+    r"\s*[\r\n]+", r"\s*[\r\n]"
+)
+_SEED = QWEN.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+_AYA = (r"\d{1,3}(?=(?:\d{3})*\b)", _O200K)
+_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
+_NO_PUNCTUATION = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+_FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")
+_LLAMA_3 = (
+    *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+)
+_PLAIN = (
+    *("gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais", "gigachat", "a.x-4.0", "mellum"),
+    *("exaone4", "trillion", "granite-docling"),
+)
+_DIGITS = (
+    *("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
+    "mellum2",
+)
 _SPLITS: Mapping[str, _Words] = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _Words((CL100K,), whole_words=True)),
+    **dict.fromkeys(_LLAMA_3, _Words((CL100K,), whole_words=True, begins=True)),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _Words((CL100K,))),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _Words((QWEN,), normal_form=True)),
-    **dict.fromkeys(("stablelm2", "hunyuan"), _Words((QWEN,))),
-    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais"), _Words((GPT2,))),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo"), _Words((QWEN,), normal_form=True)),
+    **dict.fromkeys(("stablelm2", "hunyuan", "megrez", "solar-open", "grok-2"), _Words((QWEN,))),
+    "qwen35": _Words((_QWEN_3_5,), normal_form=True),
+    **dict.fromkeys(_PLAIN, _Words((GPT2,))),
     **dict.fromkeys(_DIGITS, _Words((r"\p{N}", GPT2))),
-    **dict.fromkeys(("gpt-4o", "llama4"), _Words((_O200K,))),
-    "tekken": _Words((_TEKKEN,), whole_words=True),
-    "deepseek-v3": _Words(_DEEPSEEK_3),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _Words((_O200K,))),
+    **dict.fromkeys(("tiny_aya", "cohere2moe"), _Words(_AYA)),
+    "tekken": _Words((_TEKKEN,), whole_words=True, begins=True),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _Words(_DEEPSEEK_3)),
+    "deepseek-coder": _Words(_DEEPSEEK_CODER),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _Words((_BAILING,))),
+    "seed-coder": _Words((_SEED,)),
+    "falcon": _Words(_FALCON),
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), _Words((_NO_PUNCTUATION,))),
+    "viking": _Words((_NO_PUNCTUATION, r"\p{N}")),
+    "kimi-k2": _Words((KIMI,)),
 }
 
 
@@ -153,7 +186,7 @@ class _Vocabulary:
             self._added(),
             words.patterns,
             normalizer={"type": "NFC"} if words.normal_form else None,
-            post_processor=self._around(default=False),
+            post_processor=self._around(default=words.begins),
         )
 
     def _pieces(self) -> Json:

@@ -19,12 +19,12 @@ from sylvan.checkpoints.gguf.config import config_json
 from sylvan.checkpoints.gguf.families import family_of
 from sylvan.checkpoints.gguf.header import PART, Header, read_model
 from sylvan.checkpoints.gguf.keys import Keys
-from sylvan.checkpoints.gguf.names import DERIVED, entries_of, layer_of
+from sylvan.checkpoints.gguf.names import DERIVED, entries_of, layer_of, with_latent_heads
 from sylvan.checkpoints.gguf.tokenizer import text_files
 from sylvan.protocol.errors import ConfigError
 from sylvan.utils.json_files import read_json
 
-_LAYOUT = 2  # raise it when what a view holds changes
+_LAYOUT = 3  # raise it when what a view holds changes
 
 
 def gguf_file(model: Path) -> Path | None:
@@ -122,6 +122,8 @@ def _contents(header: Header) -> dict[str, Any]:
         if tensor.name not in DERIVED and layer_of(tensor.name) < layers
         for entry in entries_of(tensor, header, family, heads)
     ]
+    if family.latent:
+        entries = with_latent_heads(entries, config["num_attention_heads"])
     index = {
         "file": str(header.file),
         "files": [{"file": str(file), "size": file.stat().st_size} for file in files],

@@ -492,6 +492,7 @@ class NativeTracer:
     def _kv_pages(self, layer: AttentionLayer) -> KVPages:
         pages = self._layer_pages(layer)
         form = PageFormat.INT8 if pages.shape.int8 else PageFormat.ROWS
+        form = PageFormat.INT4 if pages.shape.int4 else form
         key_step, value_step = pages.steps
         return KVPages(
             keys=self.graph.constant(pages.keys),

@@ -114,10 +114,13 @@ template <class E, class F> void finish(const Attention& op, const Step& s, cons
             total = total * scale + e[1];
         }
         T* out = at<T>(op.out, s) + q.row[i] * out_stride;
+        alignas(64) float found[MAX_HEAD + VALUE_PAD];
+        for (int d = 0; d < h.v_pad; d += LANES) store(found + d, load<vf>(all + PART_HEAD + d) * (scale / total));
+        if (h.nibbles) hadamard(found, h.v_dim);
         // + 0: one sign of zero, however many masked zeros were added
         for (int d = 0; d < h.v_pad; d += LANES) {
             T v[LANES];
-            put(v, load<vf>(all + PART_HEAD + d) * (scale / total) + 0.f);
+            put(v, load<vf>(found + d) + 0.f);
             memcpy(out + q.head[i] * h.v_dim + d, v, std::min(LANES, h.v_dim - d) * sizeof(T));
         }
         if (kv_head == 0)

@@ -95,24 +95,39 @@ template <class E> struct Pages {  // the pages of one head in one chunk
         if (h.small || h.shared) return wide + t * h.v_pad;
         return v + h.v_head(table[token / h.page], head) + token % h.page * h.v_pad;
     }
-    // Levels of int8 are exact in T. Their scales join the scores, and the weights of the values.
+    // Levels are exact in T. Their scales join the scores, and the weights of the values.
     void widen_keys(Span span, Room<E>& room) const {
         auto head_of = [&](int page) { return (const int8_t*)k + h.k_head(page, head); };
-        widen(span, h.k_dim, room.wide, room.k_scale, head_of);
+        widen(span, h.k_dim, LANES, room.wide, room.k_scale, head_of);
     }
     void widen_vals(Span span, Room<E>& room) const {
         auto head_of = [&](int page) { return (const int8_t*)v + h.v_head(page, head); };
-        widen(span, h.v_pad, room.wide, room.v_scale, head_of);
+        widen(span, h.v_pad, E::ELEMENTS, room.wide, room.v_scale, head_of);
     }
-    template <class F> void widen(Span span, int64_t cols, T* to, float* scales, F&& head_of) const {
+    // `together`: tokens whose numbers share a block of columns
+    template <class F> void widen(Span span, int64_t cols, int together, T* to, float* scales, F&& head_of) const {
+        int64_t width = h.width(cols);
         for (int t = span.begin; t < span.end; t += LANES) {
             int token = begin + t, offset = token % h.page;
-            const int8_t *levels = head_of(table[token / h.page]), *from = levels + offset * cols;
-            memcpy(scales + t, levels + h.page * cols + offset * 4, LANES * 4);
+            const int8_t *levels = head_of(table[token / h.page]), *from = levels + offset * width;
+            memcpy(scales + t, levels + h.page * width + offset * 4, LANES * 4);
+            if (h.nibbles) {
+                for (int i = 0; i < LANES; i += together) widen_block(from + i * width, to + (t + i) * cols, together * width);
+                continue;
+            }
             for (int64_t i = 0; i < LANES * cols; i += LANES) {
                 if (i % 64 == 0) __builtin_prefetch(from + LANES * cols + i);
                 put(to + t * cols + i, widened<int8_t, vf>(from + i));
             }
+        }
+    }
+    // Bytes of a block, whose low nibbles are its first half.
+    static void widen_block(const int8_t* from, T* to, int64_t bytes) {
+        for (int64_t i = 0; i < bytes; i += LANES) {
+            if (i % 64 == 0) __builtin_prefetch(from + LANES * 16 + i);
+            vi both = (vi)widened<uint8_t, vu>((const uint8_t*)from + i);
+            put(to + i, converted<vf>(both & 15) - NIBBLE_MIDDLE);
+            put(to + bytes + i, converted<vf>(both >> 4) - NIBBLE_MIDDLE);
         }
     }
     // The first columns of the keys in the order of values.

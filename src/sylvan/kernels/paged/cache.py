@@ -10,6 +10,8 @@ from sylvan.kernels.memory import Bytes, allocate
 
 _KEY_PAD, _VALUE_PAD = 32, 16
 PAGE_MULTIPLE = 16
+ROTATED_HEADS = frozenset({32, 64, 128, 256})
+"""Columns of heads that can be kept in four bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,10 +29,12 @@ class PageShape:
     dtype: torch.dtype  # of the model's rows: bfloat16 or float32
     shared: bool = False  # values are the first columns of the keys, and have no pages
     int8: bool = False  # pages hold int8 levels, and a float32 scale for each token and head
+    int4: bool = False  # the same in four bits; heads are rotated, so they have 2^n columns
     tokens: bool = False
 
     def __post_init__(self) -> None:
         assert self.page_size % PAGE_MULTIPLE == 0
+        assert not self.int4 or {self.head_dim, self.value_dim} <= ROTATED_HEADS
 
     @property
     def key_bytes(self) -> int:
@@ -45,10 +49,12 @@ class PageShape:
     @property
     def itemsize(self) -> int:
         """Bytes of a number in pages."""
-        return 1 if self.int8 else self.dtype.itemsize
+        return 1 if self.int8 or self.int4 else self.dtype.itemsize
 
     def _bytes(self, width: int) -> int:
-        of_token = width + 4 if self.int8 else width * self.dtype.itemsize
+        of_token = width * self.dtype.itemsize
+        if self.int8 or self.int4:
+            of_token = width // (2 if self.int4 else 1) + 4
         return self.num_kv_heads * self.page_size * of_token
 
 

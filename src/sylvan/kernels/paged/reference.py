@@ -58,6 +58,25 @@ def split_heads(
     return q, k, v.unflatten(-1, (-1, layer.value_dim))
 
 
+def through_int4(x: torch.Tensor) -> torch.Tensor:
+    """What int4 pages give back of heads: rotated, in 16 levels with a scale, turned back."""
+    turned = hadamard(x.float())
+    top = turned.abs().amax(-1, keepdim=True)
+    level = (turned * torch.where(top > 0, 7.5 / top, 0.0) + 7.5).round()
+    return hadamard((level - 7.5) * (top / 7.5))
+
+
+def hadamard(x: torch.Tensor) -> torch.Tensor:
+    """Heads times the normal Hadamard matrix, its own inverse. Shape: (..., 2^n), float32."""
+    cols, half = x.shape[-1], 1
+    while half < cols:
+        pairs = x.unflatten(-1, (-1, 2, half))
+        a, b = pairs[..., 0, :], pairs[..., 1, :]
+        x = torch.stack((a + b, a - b), -2).flatten(-3)
+        half *= 2
+    return x * (1.0 / torch.tensor(float(cols)).sqrt())
+
+
 def through_int8(x_TKH: torch.Tensor) -> torch.Tensor:
     """Round trip of keys or values through int8 pages, float32: one scale per head and token."""
     levels, scale = quantise_rows(x_TKH)

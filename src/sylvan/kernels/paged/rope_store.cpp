@@ -18,6 +18,47 @@ template <class T> float to_levels(const T* x, int cols, int8_t* levels) {
     return m / 127.f + sum(odd);
 }
 
+// The same in 16 levels, of a head that is rotated first.
+template <class T> float to_nibbles(const T* x, int cols, int8_t* levels) {
+    alignas(64) float head[MAX_HEAD];
+    for (int i = 0; i < cols; i += LANES) store(head + i, get(x + i));
+    hadamard(head, cols);
+    vf top{}, odd{}, magic = splat(12582912.f);
+    for (int i = 0; i < cols; i += LANES) {
+        vf v = load<vf>(head + i);
+        top = max(top, abs(v)), odd += v * 0.f;
+    }
+    float m = largest(top);
+    vf inverse = splat(m > 0 ? NIBBLE_MIDDLE / m : 0.f);
+    for (int i = 0; i < cols; i += LANES)
+        narrow(levels + i, ((vi)(load<vf>(head + i) * inverse + NIBBLE_MIDDLE + magic) - (vi)magic) & 15);
+    return m / NIBBLE_MIDDLE + sum(odd);
+}
+
+// Keys and values of int4 pages; a byte is of one token, so that threads share none.
+template <class E> void store_nibbles(const RopeStore& op, const Step& s, const Heads& h, int slot, int head, const typename E::row* key,
+                                      const typename E::row* value) {
+    constexpr int e = E::ELEMENTS;
+    int off = slot % h.page, page = slot / h.page;
+    int64_t key_half = h.k_dim / 2, value_half = h.v_pad / 2;
+    alignas(64) int8_t levels[MAX_HEAD];
+    auto *k = at<int8_t>(op.kv.keys, s) + h.k_head(page, head), *v = at<int8_t>(op.kv.values, s) + h.v_head(page, head);
+    reinterpret_cast<float*>(k + h.page * key_half)[off] = to_nibbles(key, h.dim, levels);
+    k += off / LANES * LANES * key_half + off % LANES * e;
+    for (int d = 0; d < key_half; d++) k[d / e * LANES * e + d % e] = int8_t(levels[d] | levels[d + key_half] << 4);
+    reinterpret_cast<float*>(v + h.page * value_half)[off] = to_nibbles(value, h.v_dim, levels);
+    v += off / e * e * value_half + off % e;
+    for (int d = 0; d < value_half; d++) v[d * e] = int8_t(levels[d] | levels[d + value_half] << 4);
+}
+
+// A query as rotated keys expect it.
+template <class T> void turn_query(T* query, int cols) {
+    alignas(64) float head[MAX_HEAD];
+    for (int i = 0; i < cols; i += LANES) store(head + i, get(query + i));
+    hadamard(head, cols);
+    for (int i = 0; i < cols; i += LANES) put(query + i, load<vf>(head + i));
+}
+
 // Keys and values of int8 pages: the row's place in them, and where the head's scales begin.
 template <class E> void store_levels(const RopeStore& op, const Step& s, const Heads& h, int slot, int head, const typename E::row* key,
                                      const typename E::row* value) {
@@ -77,6 +118,7 @@ template <class E> void rope_store(const RopeStore& op, const Step& s, int64_t r
         prepare_head(op, row + i * h.dim, head, h.dim, q_norm, rope);
         if (q_scales)
             for (int d = 0; d < h.dim; d += LANES) put(head + d, get(head + d) * q_scales[s.run->positions[r]]);
+        if (h.nibbles) turn_query(head, h.dim);
         memcpy(row + i * h.dim, head, h.dim * sizeof(T));
     }
     const int32_t* slots = op.kv.whole_text ? s.texts.slots : s.run->slots + int64_t(op.kv.table) * s.run->slot_step;
@@ -88,6 +130,10 @@ template <class E> void rope_store(const RopeStore& op, const Step& s, int64_t r
     for (int i = 0; i < h.hkv; i++, k_norm.weight += op.k_norm_whole ? h.dim : 0) {
         prepare_head(op, keys + i * h.dim, head, h.dim, k_norm, rope);
         const T* value = row + (h.hq + h.hkv) * h.dim + i * h.v_dim;
+        if (h.nibbles) {
+            store_nibbles<E>(op, s, h, slot, i, head, value);
+            continue;
+        }
         if (h.small) {
             store_levels<E>(op, s, h, slot, i, head, value);
             continue;

@@ -26,7 +26,7 @@ class NativeAttention:
         row_ends=True,
         graph_capture=True,
         runners=frozenset({"program"}),
-        kv_dtypes=frozenset({"model", "int8"}),
+        kv_dtypes=frozenset({"model", "int8", "int4"}),
     )
 
     def plan(self, batch: ForwardBatch) -> None:

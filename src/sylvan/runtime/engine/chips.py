@@ -22,6 +22,7 @@ from sylvan.runtime.platform.find import load_kinds
 
 FORMATS = ("w8a8", "w4a8", "w4a16", "fp8")
 _DTYPES = ("float32", "bfloat16", "float16")
+_KEYS = ("model", "int8", "int4", "fp8_e4m3")
 _GIB = 1 << 30
 _MODEL = CheckpointInfo(
     name="imagined",
@@ -70,7 +71,7 @@ def _row(kind: Kind, kinds: Mapping[str, Kind]) -> ChipRow:
     cells = {
         "types": _joined(name for name in _DTYPES if case.takes({"dtype": name})),
         "formats": _joined(name for name in FORMATS if case.takes({"quantization": name})),
-        "keys": _joined(name for name in ("model", "int8", "fp8_e4m3") if case.takes_cache(name)),
+        "keys": _joined(name for name in _KEYS if case.takes_cache(name)),
         "attention": _joined(
             name for name in case.facts.attention if case.takes({"attention": name})
         ),

@@ -55,7 +55,7 @@ ATTENTION: Mapping[str, AttentionFacts] = {
         page_size=64,
         batch_invariant=True,
         runners=frozenset({"program"}),
-        kv_dtypes=frozenset({"model", "int8"}),
+        kv_dtypes=frozenset({"model", "int8", "int4"}),
     ),
     "triton": AttentionFacts(
         devices=_GPUS,

@@ -72,7 +72,7 @@ from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from sylvan.runtime.pool.ahead import PagesAhead, ReleasedAhead
-from sylvan.runtime.pool.mha import KVShape, bytes_of
+from sylvan.runtime.pool.mha import NIBBLES, KVShape, bytes_of
 from sylvan.runtime.pool.occupation import Occupation, TensorMemory
 from sylvan.runtime.pool.pages import JoinedPages, PagedBuffer
 from sylvan.runtime.pool.state_pages import StatePages
@@ -327,7 +327,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         raise Unsupported("runner eager was asked for")
     if plan.platform is not None:
         raise Unsupported(f"step programs run on the CPU, not on {plan.build.device}")
-    if plan.options.kv_dtype not in ("model", "int8"):
+    if plan.options.kv_dtype not in ("model", "int8", "int4"):
         raise Unsupported(f"keys and values of {plan.options.kv_dtype}")
     if plan.options.attention not in ("auto", "native"):
         raise Unsupported(f"attention {plan.options.attention!r} was asked for")
@@ -381,8 +381,11 @@ def _nothing() -> None:
 
 
 def _with_tensors(plan: ModelPlan) -> BuiltModel:
-    if plan.kv_type == torch.int8:
-        raise ConfigError("cache.dtype=int8 needs a step program on the CPU; leave it at model")
+    if plan.kv_type in (torch.int8, NIBBLES):
+        raise ConfigError(
+            f"cache.dtype={plan.options.kv_dtype} needs a step program on the CPU; leave it at "
+            "model"
+        )
     attention = _attention(plan, plan.platform)
     if not plan.config.causal:
         attention = NullAttention()  # encoder layers attend without the KV cache

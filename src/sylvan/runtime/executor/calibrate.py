@@ -63,28 +63,17 @@ def calibrated(
     Raises:
         ConfigError: the model is not a native decoder, or there are no texts.
     """
-    config = load_config(model_dir)
-    texts = [list(text) for text in texts if len(text) >= _LEAST_TOKENS]
-    if not texts:
-        raise ConfigError("quantization w4a16-gptq needs texts of at least two tokens")
-    longest = max(map(len, texts))
-    model = family_of(config).model(config, Build(dtype=torch.float32, length=longest))
-    if not isinstance(model, Decoder) or config.latent or config.states or model.edited_layers:
-        raise ConfigError(
-            f"quantization w4a16-gptq: {config.architecture} is not a decoder with standard "
-            "attention; w4a16 quantises it without texts"
-        )
-    load_weights(model, model_dir, load_format=load_format)
+    config, model, kept = prepared("w4a16-gptq", model_dir, texts, load_format)
     chosen = {name for name, _ in matrices(model, _FORMAT)}
     of_layer: dict[int, list[Slot]] = {}
     for slot in slots(model):
         if slot.name in chosen and isinstance(slot.module, Linear):
             of_layer.setdefault(int(slot.name.split(".")[1]), []).append(slot)
     found: dict[str, CodedWeight] = {}
-    folder = folder / _identity(model_dir, texts)
+    folder = run_folder(folder, model_dir, kept)
     folder.mkdir(parents=True, exist_ok=True)
     with torch.inference_mode():
-        run = _Run(config, model, texts, longest)
+        run = _Run(config, model, kept)
         for index in range(len(model.layers)):
             file = folder / f"layer-{index}.safetensors"
             if file.is_file():
@@ -99,6 +88,34 @@ def calibrated(
     return found
 
 
+def prepared(
+    quantization: str, model_dir: Path, texts: Sequence[Sequence[int]], load_format: LoadFormat
+) -> tuple[ModelConfig, Decoder, Sequence[Sequence[int]]]:
+    """A model with its weights in float32, and the texts that are long enough.
+
+    Raises:
+        ConfigError: it is no native decoder, or there are no texts.
+    """
+    config = load_config(model_dir)
+    kept = [list(text) for text in texts if len(text) >= _LEAST_TOKENS]
+    if not kept:
+        raise ConfigError(f"quantization {quantization} needs texts of at least two tokens")
+    longest = max(map(len, kept))
+    model = family_of(config).model(config, Build(dtype=torch.float32, length=longest))
+    if not isinstance(model, Decoder) or config.latent or config.states or model.edited_layers:
+        raise ConfigError(
+            f"quantization {quantization}: {config.architecture} is no decoder of ordinary "
+            f"attention; {quantization.partition('-')[0]} rounds it without texts"
+        )
+    load_weights(model, model_dir, load_format=load_format)
+    return config, model, kept
+
+
+def run_folder(folder: Path, model_dir: Path, texts: Sequence[Sequence[int]]) -> Path:
+    """Where a run over these texts keeps what is done."""
+    return folder / _identity(model_dir, texts)
+
+
 def _identity(model_dir: Path, texts: Sequence[Sequence[int]]) -> str:
     """Digest that identifies a run: its texts, and the files of its model."""
     hashed = xxhash.xxh3_128()
@@ -111,13 +128,11 @@ def _identity(model_dir: Path, texts: Sequence[Sequence[int]]) -> str:
     return hashed.hexdigest()
 
 
-class _Run:
-    """Hidden states of the texts, advanced layer by layer."""
+class CalibrationRun:
+    """The texts on their way through the layers."""
 
-    def __init__(
-        self, config: ModelConfig, model: Any, texts: Sequence[Sequence[int]], longest: int
-    ) -> None:
-        self._model = model
+    def __init__(self, config: ModelConfig, model: Any, texts: Sequence[Sequence[int]]) -> None:
+        self._model, longest = model, max(map(len, texts))
         pages = -(-longest // _PAGE)
         groups = tuple(GroupShape(group.layers, pages + 1) for group in kv_groups(config))
         shape = KVShape(
@@ -149,6 +164,25 @@ class _Run:
         self._batch.attention.plan(self._batch)
         return self._batch
 
+    def through(self, index: int) -> None:
+        """Let all texts through a layer, for those who watch; they stay before it."""
+        for number in range(len(self._texts)):
+            self._layer(index, number)
+
+    def advance(self, index: int) -> None:
+        """Let all texts through a layer as it is now."""
+        self._rows = [self._layer(index, number) for number in range(len(self._texts))]
+
+    def _layer(self, index: int, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rows, residual = self._rows[number]
+        batch = self._ready(self._texts[number])
+        kept = None if residual is None else residual.clone()
+        return self._model.layers[index](rows.clone(), kept, batch)
+
+
+class _Run(CalibrationRun):
+    """Layers are rounded before the texts go on."""
+
     def round(self, index: int, chosen: Sequence[Slot]) -> dict[str, CodedWeight]:
         """Quantise the layer's matrices with the inputs that they read."""
         seen: dict[str, Moments] = {}
@@ -157,8 +191,7 @@ class _Run:
             weight = slot.parameter
             seen[slot.name] = Moments(weight.shape[1])
             hooks.append(slot.module.register_forward_pre_hook(_adder(seen[slot.name])))
-        for number in range(len(self._texts)):
-            self._layer(index, number)
+        self.through(index)
         for hook in hooks:
             hook.remove()
         made: dict[str, CodedWeight] = {}
@@ -177,16 +210,6 @@ class _Run:
         for slot in chosen:
             for number, source in enumerate(slot.sources):
                 slot.parameter[source_rows(slot, number)] = made[source].numbers()
-
-    def advance(self, index: int) -> None:
-        """Run all texts through a layer as it is now."""
-        self._rows = [self._layer(index, number) for number in range(len(self._texts))]
-
-    def _layer(self, index: int, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        rows, residual = self._rows[number]
-        batch = self._ready(self._texts[number])
-        kept = None if residual is None else residual.clone()
-        return self._model.layers[index](rows.clone(), kept, batch)
 
 
 def _adder(moments: Moments) -> Callable[[nn.Module, tuple[Any, ...]], None]:

@@ -36,13 +36,15 @@ from sylvan.runtime.models.registry import family_of, load_config
 from sylvan.runtime.models.slots import slots
 from sylvan.runtime.models.stages import cut, stage_config
 from sylvan.runtime.platform.api import Platform
-from sylvan.runtime.pool.mha import KVShape
+from sylvan.runtime.pool.mha import NIBBLES, KVShape
 from sylvan.runtime.pool.states import TensorStates
 
 _OF_NO_WEIGHT = ("raw", "dtype", "eos_ids", "bos_id")
 """Config fields that may differ between checkpoints of the same model."""
 
 
+_LEVELS = {"int8": torch.int8, "int4": NIBBLES}
+"""Of pages of step programs, by `cache.dtype`."""
 _WIDE = {"float8_e4m3fn": "float8_e5m2", "float8_e4m3fnuz": "float8_e5m2fnuz"}
 """Maps float8 types with 4 exponent bits to the ones with 5 that a chip supports."""
 
@@ -173,11 +175,11 @@ class ModelPlan:
         """Type of keys and values in the pool."""
         if self.options.kv_dtype == "model":
             return self.build.dtype
-        small = self.options.kv_dtype == "int8"
+        small = self.options.kv_dtype in _LEVELS
         wide = self.options.kv_dtype == "fp8_e5m2"
         if (platform := self.platform) is None:
             floats = torch.float8_e5m2 if wide else torch.float8_e4m3fn
-            return torch.int8 if small else floats
+            return _LEVELS.get(self.options.kv_dtype, floats)
         name = platform.facts.float8_of(platform.chip)
         if name is None or small:
             raise ConfigError(

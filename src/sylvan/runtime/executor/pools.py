@@ -18,7 +18,7 @@ from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.groups import LayerGroup, kv_groups
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.pool.latent import LatentPool
-from sylvan.runtime.pool.mha import GroupShape, KVShape, MHAPool
+from sylvan.runtime.pool.mha import NIBBLES, GroupShape, KVShape, MHAPool
 from sylvan.runtime.pool.none import NoPool
 from sylvan.runtime.pool.transfers import DeviceTransfers
 
@@ -91,7 +91,7 @@ def cache_groups(config: ModelConfig, shape: KVShape, num_states: int = 0) -> tu
 def program_pool(
     config: ModelConfig, shape: KVShape, build: Build, dtype: torch.dtype
 ) -> NativePool | NoPool:
-    """Build the pool of a step program; `dtype` is the model's or int8.
+    """The pool of a step program; `dtype` is the model's, int8, or `NIBBLES`.
 
     Raises:
         Unsupported: no kernel reads such pages.
@@ -101,8 +101,8 @@ def program_pool(
     latent, index = None, 0
     if config.latent is not None:
         latent, index = config.latent.latent, config.latent.index
-    int8 = dtype == torch.int8
-    return NativePool(shape, build.dtype, int8=int8, latent=latent, index=index)
+    int8, int4 = dtype == torch.int8, dtype == NIBBLES
+    return NativePool(shape, build.dtype, int8=int8, int4=int4, latent=latent, index=index)
 
 
 def tensor_pool(

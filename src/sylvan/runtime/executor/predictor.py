@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.formats import choose
 from sylvan.runtime.models.groups import kv_groups
 from sylvan.runtime.models.registry import family_of, load_config
-from sylvan.runtime.pool.mha import KVShape
+from sylvan.runtime.pool.mha import GroupShape, KVShape
 
 PAGE, ROWS = 64, 64
 
@@ -34,14 +34,14 @@ class Predictor:
 
     Args:
         model: The checkpoint.
-        dtype: Type of rows: bfloat16 or float32.
-        longest: Maximum tokens of a text.
-        quantization: Format that matrices are quantised to while loading.
-        threads: Threads of the kernels.
-        int8_kv: Whether keys and values are stored in 8 bits.
+        dtype: Of rows: bfloat16 or float32.
+        longest: Most tokens of a text.
+        quantization: What its matrices are rounded to while loading.
+        threads: Of the kernels.
+        kv: What keys and values are kept in, as `cache.dtype`.
 
     Raises:
-        ConfigError: the model cannot be loaded, or is not a native decoder with full attention.
+        ConfigError: it cannot be loaded, or is no native decoder that attends.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Predictor:
         quantization: str | None = None,
         *,
         threads: int = 1,
-        int8_kv: bool = False,
+        kv: Literal["model", "int8", "int4"] = "model",
     ) -> None:
         config = load_config(model)
         _check(config)
@@ -60,19 +60,22 @@ class Predictor:
         module: Any = family_of(config).model(config, Build(dtype=kind, length=longest))
         formats = choose(config, quantization)
         defer_weights(module, model, quantise=formats.converted, blocks=formats.blocks)
-        pages = -(-longest // PAGE)
+        pages, latent = -(-longest // PAGE), config.latent
         limits = BatchLimits(max_tokens=longest, max_reqs=ROWS, max_pages_per_req=pages)
         shape = KVShape(
             num_layers=config.num_hidden_layers,
-            num_kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
+            num_kv_heads=1 if latent else config.num_key_value_heads,
+            head_dim=latent.kept if latent else config.head_dim,
             num_pages=pages + 1,
             page_size=PAGE,
+            groups=tuple(GroupShape(group.layers, pages + 1) for group in kv_groups(config)),
         )
-        pool = NativePool(shape, kind, int8=int8_kv)
+        size = latent.latent if latent else None
+        pool = NativePool(shape, kind, int8=kv == "int8", int4=kv == "int4", latent=size)
         self._runner: Any = ProgramRunner(module, limits, pool, load(), dtype=kind, threads=threads)
         self._batch = ForwardBatch(limits, pool, NullAttention())
-        self._batch.host.page_table[0] = np.arange(1, pages + 1)
+        for table in self._batch.host.page_tables:
+            table[0] = np.arange(1, pages + 1)
 
     def log_probs(self, ids: Sequence[int], rows: IntArray) -> Iterator[torch.Tensor]:
         """Yield log probabilities of the tokens after `rows`, `ROWS` rows at a time.
@@ -82,7 +85,8 @@ class Predictor:
         host, count = self._batch.host, len(ids)
         position = np.arange(count)
         host.input_ids[:count], host.positions[:count] = ids, position
-        host.out_slots[:count] = PAGE + position
+        for slots in host.slot_mappings:
+            slots[:count] = PAGE + position
         host.kv_lens[0], host.q_starts[:2], host.req_slots[0] = count, (0, count), 0
         host.sample_rows[0] = count - 1
         self._batch.ready(count, 1, 1)
@@ -92,11 +96,10 @@ class Predictor:
 
 
 def _check(config: ModelConfig) -> None:
-    kinds = {group.kind for group in kv_groups(config)}
-    if config.path != "native" or config.states or config.head != "lm" or kinds != {"full"}:
+    if config.path != "native" or config.states or config.head != "lm" or not config.causal:
         raise ConfigError(
-            f"eval: {config.architecture} is not a native decoder with full attention in all "
-            "layers; evaluation does not support such models yet"
+            f"eval: {config.architecture} is no native decoder whose layers all attend; such "
+            "models are not evaluated yet"
         )
 
 

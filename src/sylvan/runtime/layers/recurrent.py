@@ -350,6 +350,22 @@ class GatedDelta(Recurrent):
         return torch.cat((q, k, v), -1), z, b_TH, a_TH
 
 
+class HalfSplitDelta(GatedDelta):
+    """The same with queries, keys and values in one projection, in the order of the convolution."""
+
+    def _project(self, build: Build, shape: DeltaShape, shares: _DeltaShares) -> None:
+        narrow = 2 * shape.value_heads // shape.key_heads
+        joined = Split(shares.keys, shares.keys, shares.values)
+        self.in_proj_qkv = ColumnParallel(build, shape.dim, joined)
+        self.in_proj_z = ColumnParallel(build, shape.dim, Split(shares.values))
+        self.in_proj_ba = ColumnParallel(build, shape.dim, Split(shares.key_heads.times(narrow)))
+
+    def _inputs(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        narrow = self.in_proj_ba(x_TD).unflatten(1, (self._shape.key_heads, -1))
+        b_TH, a_TH = (part.flatten(1) for part in narrow.chunk(2, -1))
+        return self.in_proj_qkv(x_TD), self.in_proj_z(x_TD), b_TH, a_TH
+
+
 class SplitDelta(GatedDelta):
     """Gated delta net of Qwen3.5: a projection per input."""
 

@@ -11,6 +11,7 @@ Shapes: T rows, D hidden, R rows of the head, B requests that run together, L to
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Mapping
 from functools import partial
@@ -30,6 +31,7 @@ from sylvan.runtime.models.config import (
     make_config,
     plain_fields,
 )
+from sylvan.runtime.models.formats import stored_format
 from sylvan.runtime.models.recurrent import Place, SlotCache, groups
 from sylvan.runtime.models.rope import RopeParams
 from sylvan.runtime.models.skeleton import (
@@ -46,7 +48,7 @@ from sylvan.runtime.models.skeleton import (
 )
 from sylvan.runtime.models.source import find_source
 from sylvan.runtime.models.texts import canonical
-from sylvan.runtime.models.transformed import read_model
+from sylvan.runtime.models.transformed import NumbersOf, plain_numbers, read_model
 from sylvan.runtime.pool.states import TensorStates
 
 _CHECKED_TOKENS = 9
@@ -126,8 +128,13 @@ class TransformersModel(nn.Module):
         import transformers
 
         own, raw = self._source.own, self._sizes.raw
+        stored = stored_format(raw)
         reader: Any = self._source.model if own else transformers.AutoModelForCausalLM
         given: dict[str, Any] = {"config": self._source.config} if own else {}
+        numbers: NumbersOf | None = None
+        if stored is not None:
+            numbers = partial(plain_numbers, stored=stored, dtype=self._build.dtype)
+            reader, given = self._source.model, {"config": _plain(self._source.config)}
         read = partial(
             reader.from_pretrained,
             dtype=self._build.dtype,
@@ -144,6 +151,7 @@ class TransformersModel(nn.Module):
             pickled=pickled,
             headless=self._sizes.head == "none",
             quantised=bool(raw.get("quantization_config") or raw.get("compression_config")),
+            numbers=numbers,
         )
         self.inner = loaded.to(self._build.device).eval()
         found = probe(*skeleton_of(self.inner))
@@ -228,6 +236,16 @@ class TransformersModel(nn.Module):
         self.step.hidden = hidden_RD[None]
         ids = torch.zeros(1, len(hidden_RD), dtype=torch.long, device=hidden_RD.device)
         return self.inner(input_ids=ids, use_cache=False).logits[0].float()
+
+
+def _plain(config: Any) -> Any:
+    """A config that says nothing of how the checkpoint is quantised."""
+    found = copy.deepcopy(config)
+    for part in (found, found.get_text_config()):
+        for name in ("quantization_config", "compression_config"):
+            if hasattr(part, name):
+                delattr(part, name)
+    return found
 
 
 MODEL = TransformersModel

@@ -51,14 +51,27 @@ class GGUFWeights:
     def tensor(self, name: str) -> torch.Tensor:
         """Read a tensor as plain numbers, in the checkpoint's order of rows."""
         stored, entry = self.tensors[name], self._entries[name]
-        tensor = _numbers(self._raw(name), entry["type"], stored)
+        if halves := entry.get("halves"):
+            return self._joined(*halves).view(stored.shape)
+        tensor = _numbers(self._raw(entry), entry["type"], stored.shape)
+        if entry.get("decay"):
+            tensor = tensor.neg().log()
         if added := entry.get("add"):
             tensor = (tensor.float() + added).to(tensor.dtype)
+        if tiles := entry.get("tiled"):
+            tensor = tensor.index_select(tiles["dim"], untiled(tiles, tensor.shape[tiles["dim"]]))
         turned = entry.get("turned")
         return _turned_back(tensor, turned) if turned else tensor
 
-    def _raw(self, name: str) -> np.ndarray:
-        entry = self._entries[name]
+    def _joined(self, keys: dict[str, Any], values: dict[str, Any]) -> torch.Tensor:
+        """An up-projection of latent attention. Shape: (H, D of keys and values, latent)."""
+        of_keys, of_values = (
+            _numbers(self._raw(half), half["type"], tuple(half["shape"])).float()
+            for half in (keys, values)
+        )
+        return torch.cat((of_keys.transpose(1, 2), of_values), 1)
+
+    def _raw(self, entry: dict[str, Any]) -> np.ndarray:
         return np.asarray(self._data[entry["file"]][entry["start"] : entry["stop"]])
 
     def kind(self, name: str) -> str:
@@ -66,20 +79,38 @@ class GGUFWeights:
         return self._entries[name]["type"]
 
     def blocks(self, name: str) -> torch.Tensor:
-        """The bytes of a matrix, in the checkpoint's order of rows. Shape: (N, bytes per row)."""
-        rows = torch.from_numpy(self._raw(name)).view(self.tensors[name].shape[0], -1)
-        turned = self._entries[name].get("turned")
+        """The bytes of a matrix, in the checkpoint's order of rows. Shape: (N, bytes of a row)."""
+        entry = self._entries[name]
+        rows = torch.from_numpy(self._raw(entry)).view(self.tensors[name].shape[0], -1)
+        tiles = entry.get("tiled")
+        if tiles and not tiles["dim"]:
+            rows = rows[untiled(tiles, len(rows))]
+        turned = entry.get("turned")
         return _turned_back(rows, turned) if turned else rows
 
+    def order(self, name: str) -> torch.Tensor | None:
+        """Which input of the matrix each of the file's is, int32 (K,); None: the same."""
+        tiles = self._entries[name].get("tiled")
+        if not tiles or not tiles["dim"]:
+            return None
+        return untiled(tiles, self.tensors[name].shape[1]).argsort().int()
 
-def _numbers(raw: np.ndarray, kind: str, stored: StoredTensor) -> torch.Tensor:
+
+def _numbers(raw: np.ndarray, kind: str, shape: tuple[int, ...]) -> torch.Tensor:
     if kind in _PLAIN:
         flat = torch.from_numpy(raw if raw.ctypes.data % 4 == 0 else raw.copy())
-        return flat.view(stored.dtype).view(stored.shape)
+        return flat.view(_PLAIN[kind]).view(shape)
     gguf = library()
-    rows = raw.reshape(*stored.shape[:-1], -1)
+    rows = raw.reshape(*shape[:-1], -1)
     numbers = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
-    return torch.from_numpy(np.ascontiguousarray(numbers, np.float32)).view(stored.shape)
+    return torch.from_numpy(np.ascontiguousarray(numbers, np.float32)).view(shape)
+
+
+def untiled(tiles: dict[str, int], count: int) -> torch.Tensor:
+    """Where rows of the checkpoint lie in the file, int64 (N,); see `names._tiles`."""
+    places = torch.arange(count)
+    heads = places[tiles["before"] :].view(tiles["each"], tiles["groups"], tiles["size"])
+    return torch.cat((places[: tiles["before"]], heads.transpose(0, 1).flatten()))
 
 
 def _turned_back(tensor: torch.Tensor, heads: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from sylvan.runtime.models.config import (
 from sylvan.runtime.models.decoder import FUSED, Decoder, Ropes, Sandwich
 from sylvan.runtime.models.llama import granite_multipliers
 from sylvan.runtime.models.mamba import granite_name
-from sylvan.runtime.models.moe import sparse_layers
+from sylvan.runtime.models.moe import experts_are_numbered, sparse_layers
 
 Raw = dict[str, Any]
 
@@ -135,6 +135,8 @@ def _model(config: ModelConfig, build: Build) -> Decoder:
     hyper = config.architecture == "HyperCLOVAXForCausalLM"
     if hyper and config.raw.get("use_post_norm", True):
         return HyperClova(config, build)
+    if experts_are_numbered(config.raw):
+        return Decoder(config, build)
     return _MODELS.get(config.architecture, Decoder)(config, build)
 
 

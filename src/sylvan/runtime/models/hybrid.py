@@ -19,7 +19,13 @@ from sylvan.runtime.layers.attention import PagedAttention
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import ColumnParallel
 from sylvan.runtime.layers.mesh import Split
-from sylvan.runtime.layers.recurrent import DeltaShape, GatedDelta, ShortConv, SplitDelta
+from sylvan.runtime.layers.recurrent import (
+    DeltaShape,
+    GatedDelta,
+    HalfSplitDelta,
+    ShortConv,
+    SplitDelta,
+)
 from sylvan.runtime.models.config import (
     ModelConfig,
     MoEConfig,
@@ -255,6 +261,12 @@ class Qwen3Next(Decoder):
         return HybridBlock(config, build, "linear_attn", delta, mlp)
 
 
+class SplitQwen3Next(Qwen3Next):
+    """As GGUF files have it: the gates of outputs are projected on their own."""
+
+    mixer: ClassVar[type[GatedDelta]] = HalfSplitDelta
+
+
 class Qwen35(Qwen3Next):
     """The inputs of delta nets are projected one by one."""
 
@@ -289,4 +301,7 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
 
 def MODEL(config: ModelConfig, build: Build) -> Decoder:  # noqa: N802 - the name families share
     """The class of the architecture."""
+    made = config.raw.get("sylvan")
+    if isinstance(made, dict) and made.get("delta_inputs") == "split":
+        return SplitQwen3Next(config, build)
     return _MODELS[config.architecture](config, build)

@@ -107,7 +107,7 @@ def _olmo(raw: dict[str, Any]) -> Switches:
 
 
 def _ministral3(raw: dict[str, Any]) -> Switches:
-    rope = raw.get("rope_parameters") or {}
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     beta, first = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
     scaling = QueryScaling(every=first, strength=beta) if beta and first else None
     return _mistral(raw) | {"query_scaling": scaling}

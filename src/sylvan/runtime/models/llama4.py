@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import (
     ModelConfig,
     MoEConfig,
@@ -15,6 +16,7 @@ from sylvan.runtime.models.config import (
     make_config,
 )
 from sylvan.runtime.models.decoder import FUSED, Decoder
+from sylvan.runtime.models.moe import experts_are_numbered
 from sylvan.runtime.models.texts import text_part
 
 
@@ -73,4 +75,9 @@ class Llama4(Decoder):
         return tensor.transpose(1, 2) if ".experts." in name else tensor
 
 
-MODEL = Llama4
+def _model(config: ModelConfig, build: Build) -> Decoder:
+    """The class whose names fit the checkpoint: GGUF files have each expert by itself."""
+    return (Decoder if experts_are_numbered(config.raw) else Llama4)(config, build)
+
+
+MODEL = _model

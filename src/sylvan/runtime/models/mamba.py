@@ -23,6 +23,7 @@ from sylvan.runtime.models.config import (
 )
 from sylvan.runtime.models.decoder import FUSED, Attention, Decoder, Ropes, make_mlp
 from sylvan.runtime.models.hybrid import HybridBlock, first_part, split_layers
+from sylvan.runtime.models.moe import experts_are_numbered
 from sylvan.runtime.models.rope import RopeParams
 
 Raw = dict[str, Any]
@@ -248,6 +249,12 @@ class Granite(StateSpace):
         return granite_name(source)
 
 
+class NumberedGranite(StateSpace):
+    """As GGUF files have it: each expert by itself, and plain names around them."""
+
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {**FUSED, "gate_norm": ("norm",)}
+
+
 def granite_name(source: str) -> str:
     """Granite's name of a feed-forward tensor."""
     for ours, theirs in _GRANITE:
@@ -274,5 +281,7 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
 
 
 def MODEL(config: ModelConfig, build: Build) -> Decoder:  # noqa: N802 - the name families share
-    """Select the class that matches the tensor names of the checkpoint."""
+    """The class whose names fit the checkpoint."""
+    if experts_are_numbered(config.raw):
+        return NumberedGranite(config, build)
     return _MODELS.get(config.architecture, Pure)(config, build)

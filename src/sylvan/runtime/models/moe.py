@@ -35,6 +35,12 @@ def parse(raw: Raw) -> ModelConfig:
     return make_config(fields | _FAMILIES[fields["architecture"]](raw))
 
 
+def experts_are_numbered(raw: Raw) -> bool:
+    """Whether a checkpoint was made of a GGUF file: no stacks, and plain names around experts."""
+    made = raw.get("sylvan")
+    return isinstance(made, dict) and made.get("experts") == "numbered"
+
+
 def sparse_layers(raw: Raw, *, first: int = 0) -> tuple[int, ...]:
     """Layers with experts: by `mlp_layer_types`, else all from `first`, subject to switches."""
     step, dense = raw.get("decoder_sparse_step") or 1, raw.get("mlp_only_layers") or ()
@@ -328,6 +334,16 @@ class GptOss(Decoder):
         return torch.cat((tensor[:, ::2], tensor[:, 1::2]), 1)
 
 
+class NumberedGptOss(Decoder):
+    """As GGUF files have it: each expert by itself, gate and up too."""
+
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **FUSED,
+        "gate": ("router",),
+        "gate_up_proj_bias": ("gate_proj_bias", "up_proj_bias"),
+    }
+
+
 class FlexOlmo(Decoder):
     """Norms after attention and experts."""
 
@@ -409,4 +425,6 @@ def MODEL(config: ModelConfig, build: Build) -> Decoder:  # noqa: N802 - the nam
     """Select the class that matches the tensor names of the checkpoint."""
     if config.media is not None and config.media.architecture.startswith("Qwen3VLMoe"):
         return StackedQwen(config, build)
+    if config.architecture == "GptOssForCausalLM" and experts_are_numbered(config.raw):
+        return NumberedGptOss(config, build)
     return _MODELS.get(config.architecture, QwenMoe)(config, build)

@@ -96,13 +96,11 @@ def check_model(config: ModelConfig) -> None:
     Raises:
         ConfigError: names what cannot be quantised.
     """
-    lacking = ""
     if config.path != "native":
-        lacking = "models that run through transformers"
-    elif config.states:
-        lacking = "layers that keep a recurrent state"
-    if lacking:
-        raise ConfigError(f"quantization: {lacking} cannot be quantised yet; leave it at none")
+        raise ConfigError(
+            "quantization: models that run through transformers cannot be quantised; leave it at "
+            "none"
+        )
 
 
 def matrices(model: nn.Module, wanted: Format) -> Iterator[tuple[str, int]]:

@@ -12,14 +12,44 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sylvan.checkpoints.formats import PICKLED, weight_format
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.checkpoint import DERIVED, check_finite, missing_tensors
+from sylvan.runtime.models.formats.stored import StoredFormat
 from sylvan.runtime.models.pickled import PickledWeights
 from sylvan.runtime.models.safetensors import Checkpoint
 from sylvan.runtime.models.stored import WeightFiles
 
 _REPORTS = "transformers.modeling_utils"  # the logger that reports mismatching tensors
+
+
+NumbersOf = Callable[[WeightFiles], dict[str, torch.Tensor]]
+
+
+def plain_numbers(
+    files: WeightFiles, stored: StoredFormat, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """The tensors of a quantised checkpoint as they were before, one matrix after another.
+
+    Raises:
+        ConfigError: parts of a matrix are missing or contradict each other; names it.
+    """
+    there, found, used = files.tensors, dict[str, torch.Tensor](), set[str]()
+    stems = dict.fromkeys(name.rpartition(".")[0] for name in there)
+    for name in (f"{stem}.weight" for stem in stems):
+        parts = stored.parts_of(name, there.keys())
+        if parts == (name,) or parts[0] not in there:
+            continue
+        if missing := [part for part in parts if part not in there]:
+            raise ConfigError(missing_tensors(missing))
+        found[name] = stored.read(name, parts, files.tensor).numbers().to(dtype)
+        used |= set(parts)
+    for name in there:
+        if name not in used and name not in found and not stored.idle(name, files.tensor):
+            found[name] = files.tensor(name)
+    return found
 
 
 def read_model(
@@ -29,6 +59,7 @@ def read_model(
     pickled: bool,
     headless: bool,
     quantised: bool,
+    numbers: NumbersOf | None = None,
 ) -> Any:
     """Load a transformers model with exactly the weights in `model_dir`.
 
@@ -36,9 +67,10 @@ def read_model(
         read: `from_pretrained` of a class, with all arguments except the directory and
           `output_loading_info`.
         model_dir: The checkpoint.
-        pickled: Whether to read PyTorch's own files.
-        headless: Whether the head is unused, so that its matrix may be missing.
-        quantised: Whether tensors of other types than floats are expected.
+        pickled: It is PyTorch's own files that are read.
+        headless: The matrix of the head is never used, so it may be missing.
+        quantised: Numbers other than floats are what the checkpoint is meant to hold.
+        numbers: Makes plain numbers of the files, where matrices are quantised.
 
     Raises:
         ConfigError: the files are broken or truncated; a tensor is missing, unexpected, of
@@ -47,9 +79,14 @@ def read_model(
     if weight_format(model_dir) == "pt" and not pickled:
         raise ConfigError(f"{str(model_dir)!r} {PICKLED}")
     files: WeightFiles = PickledWeights(model_dir) if pickled else Checkpoint(model_dir)
+    given: tuple[Any, dict[str, Any]] = model_dir, {}
+    if numbers is not None:
+        given = None, {"state_dict": numbers(files)}
     with _reports() as reports:
         try:
-            model, info = read(model_dir, output_loading_info=True, ignore_mismatched_sizes=True)
+            model, info = read(
+                given[0], output_loading_info=True, ignore_mismatched_sizes=True, **given[1]
+            )
         except (OSError, ValueError, RuntimeError) as error:
             reason = _unconverted(reports) or str(error)
             raise ConfigError(f"transformers cannot load {str(model_dir)!r}: {reason}") from None

@@ -67,12 +67,13 @@ def write_quantised(
     quantization: str,
     progress: Progress | None = None,
     load_format: LoadFormat = "auto",
-    made: Mapping[str, CodedWeight] | None = None,
+    given: Mapping[str, CodedWeight | torch.Tensor] | None = None,
 ) -> Written:
     """Write `model_dir` to the new directory `out_dir`, its matrices rounded.
 
-    Nothing is left behind when it fails. `load_format` is the one of the configuration; `made` are
-    matrices that were rounded elsewhere, by what the model calls their tensors.
+    Nothing is left behind when it fails. `load_format` is the one of the configuration; `given`, by
+    what the model calls them, are matrices that were rounded elsewhere, and tensors that take the
+    place of those of the checkpoint before they are rounded.
 
     Raises:
         ConfigError: `out_dir` exists, or the model cannot be read, or not be quantised like that.
@@ -87,14 +88,38 @@ def write_quantised(
     checkpoint = open_weights(model_dir, load_format)
     reader = WeightReader(model, checkpoint)
     bits = _bits_by_tensor(model, reader, wanted)
-    rounded = {reader.stored_name(name): weight for name, weight in (made or {}).items()}
-    job = _WriteTask(checkpoint, bits, dtype, wanted, rounded)
+    rounded = {
+        reader.stored_name(name): weight
+        for name, weight in (given or {}).items()
+        if isinstance(weight, CodedWeight)
+    }
+    others = _by_stored_name(reader, given or {})
+    job = _WriteTask(checkpoint, bits, dtype, wanted, rounded, others)
     with _new_folder(out_dir) as part:
         _copy_others(model_dir, part)
         settings = _config(model_dir, job, wanted)
         (part / "config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
         size = job.write(part / WEIGHTS, progress)
     return Written(len(job.bits), checkpoint.num_bytes, size)
+
+
+def _by_stored_name(
+    reader: WeightReader, given: Mapping[str, CodedWeight | torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The plain tensors.
+
+    Raises:
+        ConfigError: the checkpoint has one in another order; names it.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for source, tensor in given.items():
+        if isinstance(tensor, CodedWeight):
+            continue
+        name = reader.stored_name(source)
+        if reader.reorders(source, name):
+            raise ConfigError(f"{name!r} is stored in another order than the model has it")
+        found[name] = tensor
+    return found
 
 
 def check_new(model_dir: Path, out_dir: Path) -> None:
@@ -189,6 +214,7 @@ class _WriteTask:
     dtype: torch.dtype
     wanted: Format | None = None
     made: Mapping[str, CodedWeight] = field(default_factory=dict[str, CodedWeight])
+    changed: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 
     def write(self, path: Path, progress: Progress | None) -> int:
         """Write all tensors; returns the bytes of the file."""
@@ -206,6 +232,8 @@ class _WriteTask:
 
     def _contents(self, name: str) -> dict[str, torch.Tensor]:
         tensor = self.checkpoint.tensor(name)
+        if name in self.changed:
+            tensor = self.changed[name].to(tensor.dtype).view(tensor.shape)
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ConfigError(f"the weights of {name!r} are not finite (NaN or infinity)")
         if name not in self.bits:

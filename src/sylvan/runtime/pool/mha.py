@@ -61,10 +61,15 @@ class KVShape:
         )
 
 
+NIBBLES = torch.uint8
+"""Type of int4 keys and values: two numbers a byte."""
+
+
 def bytes_of(numbers: int, dtype: torch.dtype, head_dim: int) -> int:
-    """Bytes of so many numbers of keys and values; int8 ones have a scale for each head."""
-    scales = numbers // head_dim if dtype == torch.int8 else 0
-    return numbers * dtype.itemsize + 4 * scales
+    """Bytes of so many numbers of keys and values; int8 and int4 have a scale for each head."""
+    scales = numbers // head_dim if dtype in (torch.int8, NIBBLES) else 0
+    size = numbers // 2 if dtype == NIBBLES else numbers * dtype.itemsize
+    return size + 4 * scales
 
 
 class MHAPool:

@@ -48,10 +48,11 @@ def test_int8_pages_take_a_byte_a_number_and_a_scale_a_head(model_dir):
     assert facts.kv_bytes_per_token == 3 * 2 * 2 * (24 + 4)
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("changes", [{"runner": "eager"}, {"attention": "torch"}])
-def test_int8_pages_are_refused_where_tensors_compute(model_dir, changes):
-    with pytest.raises(ConfigError, match=r"cache\.dtype=int8"):
-        build_executor(model_dir, options(kv_dtype="int8", **changes))
+def test_levels_are_refused_where_tensors_compute(model_dir, changes, kind):
+    with pytest.raises(ConfigError, match=rf"cache\.dtype={kind}"):
+        build_executor(model_dir, options(kv_dtype=kind, **changes))
 
 
 def test_generation_config_knows_the_ends(model_dir, tmp_path):

@@ -60,7 +60,7 @@ def test_an_interrupted_run_gives_the_same(model_dir, tmp_path):
 
 def test_the_copy_that_is_written_is_served(model_dir, tmp_path, capsys):
     made = calibrated(model_dir, TEXTS, tmp_path / "layers")
-    write_quantised(model_dir, tmp_path / "out", "w4a16", made=made)
+    write_quantised(model_dir, tmp_path / "out", "w4a16", given=made)
 
     serving = Serving(tmp_path / "out", options={"dtype": "float32"})
 

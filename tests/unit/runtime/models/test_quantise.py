@@ -120,6 +120,20 @@ def test_bytes_of_quantised_weights_are_known_before_loading(model_dir, name):
     assert len(dict(matrices(model, wanted))) == 5
 
 
+def test_a_name_of_a_stored_format_only_checks_it(model_dir):
+    raw = RAW | {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
+    (model_dir / "config.json").write_text(json.dumps(raw))
+    config = load_config(model_dir)
+
+    for name in ("w8a8_fp8", "fp8"):
+        assert choose(config, name) == choose(config, None)
+    with pytest.raises(ConfigError, match=r"awq says how .* this one is quantised by 'fp8'"):
+        choose(config, "awq")
+    (model_dir / "config.json").write_text(json.dumps(RAW))
+    with pytest.raises(ConfigError, match=r"gptq says how .* this one is not quantised"):
+        choose(load_config(model_dir), "gptq")
+
+
 SCHEMES = ("fp8-block", "mxfp8", "mxfp4", "nvfp4")
 
 
@@ -406,13 +420,14 @@ def test_experts_are_quantised_while_loading_or_before(mixture_dir, tmp_path, na
 def test_the_built_in_model_loses_little():
     names = None, "w8a8", "w4a8", "w4a16", "fp8", "nvfp4"
     predictors = [Predictor("float32"), *(Predictor("bfloat16", name) for name in names)]
-    predictors.append(Predictor("bfloat16", int8_kv=True))
+    predictors += [Predictor("bfloat16", kv=kind) for kind in ("int8", "int4")]
 
-    exact, bf16, w8a8, w4a8, w4a16, fp8, nvfp4, int8_kv = losses(predictors, held_out(1))
+    exact, bf16, w8a8, w4a8, w4a16, fp8, nvfp4, int8_kv, int4_kv = losses(predictors, held_out(1))
 
     assert bf16.kl < 1e-3
     assert w8a8.kl < 5e-3
     assert int8_kv.kl < 2e-3
+    assert int8_kv.kl < int4_kv.kl < 0.05
     assert w4a8.kl < 5e-2
     assert w4a16.kl < 5e-2
     assert fp8.kl < 5e-3

@@ -12,11 +12,15 @@ from sylvan.kernels.native.schema import BufferRef, Op, Operands, operands, read
 
 
 class PageFormat(IntEnum):
-    """What pages hold: rows' own type, int8 with scales, or keys whose first columns are values."""
+    """What pages hold: rows' own type, levels with scales, or keys whose first columns are values.
+
+    Heads of four bits are rotated by a Hadamard matrix.
+    """
 
     ROWS = 0
     INT8 = 1
     SHARED = 2
+    INT4 = 3
 
 
 @operands

@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from sylvan.kernels.api import Unsupported
-from sylvan.kernels.paged.cache import PAGE_MULTIPLE, LayerPages, PageShape, allocate_pages
+from sylvan.kernels.paged.cache import (
+    PAGE_MULTIPLE,
+    ROTATED_HEADS,
+    LayerPages,
+    PageShape,
+    allocate_pages,
+)
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.pool.mha import KVShape
 from sylvan.runtime.pool.pages import PagedBuffer
@@ -27,6 +33,7 @@ class NativePool:
         dtype: torch.dtype,
         *,
         int8: bool = False,
+        int4: bool = False,
         latent: int | None = None,
         index: int = 0,
     ) -> None:
@@ -36,6 +43,7 @@ class NativePool:
             shape: What is kept.
             dtype: Of the model's rows.
             int8: Keep keys and values as int8, with a scale for each token and head.
+            int4: Keep them in four bits, rotated.
             latent: Columns of the keys that are the values: of latent attention.
             index: Last columns of the keys, by which tokens are chosen: of sparse attention.
 
@@ -44,8 +52,11 @@ class NativePool:
         """
         if shape.page_size % PAGE_MULTIPLE:
             raise Unsupported(f"pages of {shape.page_size} tokens: not a multiple of 16")
-        if int8 and latent:
-            raise Unsupported("latent keys of int8")
+        if (int8 or int4) and latent:
+            raise Unsupported(f"latent keys of {'int8' if int8 else 'int4'}")
+        if int4 and shape.head_dim not in ROTATED_HEADS:
+            sizes = ", ".join(map(str, sorted(ROTATED_HEADS)))
+            raise Unsupported(f"int4 heads of {shape.head_dim} columns: {sizes} can be rotated")
         if dtype not in (torch.bfloat16, torch.float32):
             raise Unsupported(f"keys and values of {dtype}")
         page = PageShape(
@@ -57,6 +68,7 @@ class NativePool:
             page_size=shape.page_size,
             dtype=dtype,
             int8=int8,
+            int4=int4,
         )
         transfers = HostTransfers()
         self.page_size, self.layer_groups = shape.page_size, shape.layer_groups

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+from sylvan.config.quantization import BOTH, STORED
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.formats.awq import awq
@@ -96,9 +97,11 @@ def choose(config: ModelConfig, asked: str | None, *, by: Multiplier = "cpu") ->
         ConfigError: the two differ, or the model cannot be quantised.
     """
     own = kept_format(config.raw)
-    wanted = None if asked is None else format_of(asked)
+    wanted = None if asked is None or _says(config.raw, asked) else format_of(asked)
     if own is None and wanted is None:
-        return Formats(blocks=by != "none" and config.path == "native" and not config.states)
+        return Formats(blocks=by != "none" and config.path == "native")
+    if wanted is None and config.path != "native":
+        return Formats()  # transformers gets plain numbers
     check_model(config)
     if wanted is not None and by != "cpu":
         _check_device(wanted, by)
@@ -110,6 +113,25 @@ def choose(config: ModelConfig, asked: str | None, *, by: Multiplier = "cpu") ->
         )
     own = replace(own, head_bits=8) if wanted else own
     return Formats(own, replace(own, bits=None), plain=by == "none")
+
+
+def _says(raw: Settings, asked: str) -> bool:
+    """Whether a name says no more than how the checkpoint is stored.
+
+    Raises:
+        ConfigError: the checkpoint is stored otherwise.
+    """
+    found = raw.get("quantization_config") or raw.get("compression_config") or {}
+    method = str(found.get("quant_method")) if isinstance(found, dict) and found else ""
+    if asked not in STORED:
+        return bool(method) and BOTH.get(asked) == method
+    if method not in STORED[asked]:
+        stored = f"quantised by {method!r}" if method else "not quantised"
+        raise ConfigError(
+            f"quantization={asked} says how a checkpoint is stored, but this one is {stored}; "
+            "leave it at none"
+        )
+    return True
 
 
 def _check_device(wanted: Format, by: Multiplier) -> None:

@@ -30,6 +30,7 @@ from sylvan.runtime.models.formats.stored import Tensors
 from sylvan.runtime.models.gguf import GGUFWeights
 from sylvan.runtime.models.stored import StoredTensor, WeightFiles
 
+_ORDER = "order"
 _MIDDLE = 128  # of codes of 8 bits
 
 
@@ -41,7 +42,11 @@ class GgufBlocks:
     mixes = True
 
     def parts_of(self, name: str, there: Collection[str]) -> tuple[str, ...]:
-        return next(((f"{name}.{kind}",) for kind in KEPT if f"{name}.{kind}" in there), (name,))
+        found = next((f"{name}.{kind}" for kind in KEPT if f"{name}.{kind}" in there), None)
+        if found is None:
+            return (name,)
+        order = f"{name}.{_ORDER}"
+        return (found, order) if order in there else (found,)
 
     def idle(self, name: str, tensor: Tensors) -> bool:
         return False
@@ -53,18 +58,20 @@ class GgufBlocks:
         scales = [weight.scale] if weight.shift is None else [weight.scale, weight.shift]
         if not all(part.isfinite().all() for part in scales):
             raise ConfigError(f"the scales of {name!r} ({kind}) are not finite (NaN or infinity)")
-        return weight
+        return replace(weight, order=tensor(parts[1])) if len(parts) > 1 else weight
 
 
 class KeptBlocks:
     """GGUF files in which matrices of known kinds are their blocks, `NAME.KIND`, bytes (N, B size).
 
-    Those are the matrices of layers and the head; others are plain numbers as ever.
+    Those are the matrices of layers and the head; others are plain numbers as ever. Inputs in
+    another order than the checkpoint's have it in `NAME.order`.
     """
 
     def __init__(self, files: GGUFWeights) -> None:
         self._files = files
         self._kept: dict[str, str] = {}
+        self._orders: dict[str, torch.Tensor] = {}
         self.tensors: dict[str, StoredTensor] = {}
         for name, plain in files.tensors.items():
             kind, own = files.kind(name), plain
@@ -72,6 +79,12 @@ class KeptBlocks:
                 shape = plain.shape[0], (plain.stop - plain.start) // plain.shape[0]
                 own = replace(plain, name=f"{name}.{kind}", dtype=torch.uint8, shape=shape)
                 self._kept[own.name] = name
+                if (order := files.order(name)) is not None:
+                    place = f"{name}.{_ORDER}"
+                    self._orders[place] = order
+                    self.tensors[place] = replace(
+                        own, name=place, dtype=order.dtype, shape=tuple(order.shape), stop=own.start
+                    )
             self.tensors[own.name] = own
 
     @property
@@ -81,6 +94,8 @@ class KeptBlocks:
 
     def tensor(self, name: str) -> torch.Tensor:
         """One of them."""
+        if name in self._orders:
+            return self._orders[name]
         if name in self._kept:
             return self._files.blocks(self._kept[name])
         return self._files.tensor(name)
