@@ -28,6 +28,7 @@ SAMPLE = (
 NOT_IN_TRANSFORMERS = {
     *("LlamaBidirectionalModel", "Qwen2ForRewardModel", "Qwen3ForRewardModel"),
     *("Contriever", "InternLM2ForRewardModel", "LlamaEmbeddingModel"),
+    "Qwen2ForProcessRewardModel",
 }
 
 
@@ -215,8 +216,8 @@ def test_tasks_are_known_without_torch(architecture, tmp_path):
 
     task = tasks_of(raw, tmp_path)[0]
 
-    scores = architecture.endswith(("ForSequenceClassification", "ForRewardModel"))
+    scores = architecture.endswith(("ForSequenceClassification", "RewardModel"))
     vectors = "classify" if scores else "embed"
-    assert task == (vectors if module in ("encoder", "vectors") else "generate")
+    assert task == (vectors if module in ("encoder", "vectors", "clip") else "generate")
     both_ways = architecture in ("EuroBertModel", "LlamaBidirectionalModel")
     assert is_causal(raw) == (module != "encoder" and not both_ways)

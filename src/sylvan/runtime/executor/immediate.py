@@ -20,7 +20,7 @@ from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.backend import Drawing
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.inputs import fill_step
-from sylvan.runtime.executor.runner import ModelRunner
+from sylvan.runtime.executor.runner import ModelRunner, StageRunner
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths
 from sylvan.runtime.executor.verify import accepted_guesses
@@ -70,11 +70,17 @@ class ImmediateBackend:
             copy_tokens(self.batch.kv.groups, plan.copies)
 
     def forward(self, plan: StepPlan, *, graph: bool) -> None:
-        if not self._stage.is_first:
-            self._runner.put_stream(self._stage.receive(plan.num_tokens))
+        self._receive(plan)
         self._forward(plan)
         if not self._stage.is_last:
+            assert isinstance(self._runner, StageRunner)
             self._stage.send(self._runner.stream(plan.num_tokens))
+
+    def _receive(self, plan: StepPlan) -> None:
+        """Take the rows of the stage before, if there is one."""
+        if not self._stage.is_first:
+            assert isinstance(self._runner, StageRunner)
+            self._runner.put_stream(self._stage.receive(plan.num_tokens))
 
     def _forward(self, plan: StepPlan) -> None:
         if self._fused is not None and self._is_fusible(plan):
@@ -86,8 +92,7 @@ class ImmediateBackend:
             self._logits_SV = self._runner.run(self.batch)
 
     def step(self, plan: StepPlan, masks: Masks | None) -> Drawing:
-        if not self._stage.is_first:
-            self._runner.put_stream(self._stage.receive(plan.num_tokens))
+        self._receive(plan)
         if self._fused is not None and self._is_fusible(plan):
             drawn = self._fused.run(plan, draw=True, masks=masks)
             if drawn is not None:

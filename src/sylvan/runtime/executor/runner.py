@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -40,17 +40,6 @@ class ModelRunner(Protocol):
         With `graph` the batch is padded to a bucket.
         Returns: float32 (num_samples, vocab_size); the caller may overwrite it.
         """
-        ...
-
-    def put_stream(self, stream_TD: torch.Tensor) -> None:
-        """Set what the next step starts from, in a pipeline stage after the first: float32 (T, D).
-
-        Must be the residual stream of all rows of that step.
-        """
-        ...
-
-    def stream(self, num_rows: int) -> torch.Tensor:
-        """The residual stream after the step just run, in a stage before the last: (T, D)."""
         ...
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
@@ -98,6 +87,22 @@ class ModelRunner(Protocol):
             last_token: The newest token of each request slot.
             params: Sampling parameters of the request slots.
         """
+        ...
+
+
+@runtime_checkable
+class StageRunner(Protocol):
+    """What a runner of a pipeline stage offers, too."""
+
+    def put_stream(self, stream_TD: torch.Tensor) -> None:
+        """Set what the next step starts from, in a stage after the first: float32 (T, D).
+
+        Must be the residual stream of all rows of that step.
+        """
+        ...
+
+    def stream(self, num_rows: int) -> torch.Tensor:
+        """The residual stream after the step just run, in a stage before the last: (T, D)."""
         ...
 
 

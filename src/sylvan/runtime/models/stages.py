@@ -89,6 +89,7 @@ def cut(model: Any, stage: Stage) -> Any:
             "one stream; use parallel.pp=1"
         )
     whole = _modules_read(model)
+    left: Any = model  # modules of other types take the places of those that are left out
     layers, own = model.layers, stage.layers
     for layer in range(len(layers)):
         if layer in own:
@@ -96,11 +97,11 @@ def cut(model: Any, stage: Stage) -> Any:
         else:
             layers[layer] = AbsentLayer()
     if not stage.is_last:
-        model.norm, model.lm_head = AbsentLayer(), None
+        left.norm, left.lm_head = AbsentLayer(), None
     if not stage.is_first:
         model.embed_positions = None
         if not (stage.is_last and model.config.tie_word_embeddings):
-            model.embed_tokens = AbsentLayer()
+            left.embed_tokens = AbsentLayer()
     model.absent = tuple(sorted(whole - _modules_read(model)))
     return model
 

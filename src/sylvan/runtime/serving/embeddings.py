@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from msgspec.structs import replace
@@ -195,7 +195,7 @@ def meta_of(vector: Vector, timing: Reply | None = None) -> Reply:
 
 def _inputs(given: object, rid: str | None, asked: EmbedInput) -> list[EmbedInput]:
     many = isinstance(given, list) and not (given and isinstance(given[0], int))
-    items: list[Any] = list(given) if many else [given]
+    items: list[Any] = [*cast("list[Any]", given)] if many else [given]
     if not items or not all(items):
         raise RequestError("input is empty; a text needs a token.", param="input")
     rids = _rids(rid, len(items), many)
@@ -245,7 +245,7 @@ def _native_inputs(body: EncodeBody) -> tuple[list[EmbedInput], bool]:
         raise RequestError("Exactly one of text and input_ids must be given.", param="text")
     given: Any = body.text if body.text is not None else body.input_ids
     many = not isinstance(given, str) and not (given and isinstance(given[0], int))
-    items: list[Any] = list(given) if many else [given]
+    items: list[Any] = [*cast("list[Any]", given)] if many else [given]
     field = "text" if body.text is not None else "input_ids"
     if not items or not all(items):
         raise RequestError(f"{field} is empty; a text needs a token.", param=field)

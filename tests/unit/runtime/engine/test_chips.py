@@ -29,11 +29,11 @@ def test_every_kind_of_device_has_a_row(rows):
     ("device", "column", "cell"),
     [
         ("cpu", "formats", "w8a8, w4a8, w4a16, fp8"),
-        ("cpu", "keys", "model, int8, fp8_e4m3"),
+        ("cpu", "keys", "model, int8, int4, fp8_e4m3"),
         ("cpu", "parallel", "ranks"),
         ("cpu", "guesses", "ngram, eagle3"),
         ("cpu", "LoRA", "yes"),
-        ("cuda", "formats", ""),
+        ("cuda", "formats", "w4a16, fp8"),
         ("cuda", "runner", "graph, eager"),
         ("cuda", "guesses", "ngram"),
         ("jax", "types", "float32, bfloat16"),

@@ -190,7 +190,9 @@ def _norm(module: nn.Module | None) -> BlockNorm | None:
 def _feed_forward(
     module: nn.Module,
 ) -> tuple[Sequence[nn.Linear], nn.Linear | None, BlockActivation | None]:
-    act = next((_activation(getattr(module, n)) for n in _ACT_NAMES if hasattr(module, n)), None)
+    act: BlockActivation | None = next(
+        (_activation(getattr(module, n)) for n in _ACT_NAMES if hasattr(module, n)), None
+    )
     gate, up, down = (_linear(module, f"{name}_proj") for name in ("gate", "up", "down"))
     if gate is not None and up is not None:
         return (gate, up), down, act

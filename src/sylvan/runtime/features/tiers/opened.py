@@ -38,7 +38,7 @@ class OpenedStore:
             StoreError: The store failed.
             RecordError: The record is invalid.
         """
-        name += self.suffix
+        name += self.spec.suffix
         record = self.pages.read(name)
         if record is None:
             return None
@@ -58,7 +58,7 @@ class OpenedStore:
             payload = self.read(name, len(page))
             page[:] = payload or page
             return payload is not None
-        name += self.suffix
+        name += self.spec.suffix
         head = bytearray(HEADER_BYTES)
         size = self.pages.read_into(name, (head, page))
         if size is None:
@@ -72,7 +72,7 @@ class OpenedStore:
         Raises:
             StoreError: The store rejected it.
         """
-        name += self.suffix
+        name += self.spec.suffix
         record = self.records.encode(name, payload)
         self.pages.write(name, record)
         return len(record)
