@@ -157,6 +157,9 @@ FLAGS = {
         9,
     ),
     "--tp-size 2": ("parallel.tp", 2),
+    "--pp 2": ("parallel.pp", 2),
+    "--pp-size 2": ("parallel.pp", 2),
+    "--pipeline-parallel-size 2": ("parallel.pp", 2),
     "--tensor-parallel-size 2": ("parallel.tp", 2),
     "--tp 2": ("parallel.tp", 2),
     "--ep-size 2": ("parallel.ep", 2),
@@ -242,7 +245,7 @@ def test_flags_of_missing_features_are_refused(name):
 
 @pytest.mark.parametrize(
     "line",
-    ["--pp-size 1", "--init-expert-location trivial"],
+    ["--init-expert-location trivial"],
 )
 def test_flags_of_missing_features_may_say_that_they_are_not_wanted(line):
     assert flags(line).given.settings == ()

@@ -11,7 +11,10 @@ from sylvan.config.resolve import resolve
 from sylvan.config.tree import Config
 from tests.support.config_facts import GIB, make_facts, make_model
 
-LEFT_TO_THE_MODEL = {"text.tool_parser", "text.reasoning_parser"}  # its template decides
+LEFT_TO_THE_MODEL = {
+    *("text.tool_parser", "text.reasoning_parser"),  # its template decides
+    "media.encoder_backend",  # its encoder does
+}
 
 
 def config_with(**values):
