@@ -548,6 +548,7 @@ class CuttingProxy:
                 if counted and self.left is not None:
                     self.left -= len(data)
                     if self.left < 0:
+                        await asyncio.sleep(1.0)  # an abort discards what nobody has read yet
                         self._die()
                         return
                 writer.write(data)
