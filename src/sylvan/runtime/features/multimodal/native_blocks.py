@@ -108,6 +108,7 @@ def _checked(
     if block.down.weight.dtype != dtype:
         return None
     widths = (block.head_dim, block.head_dim // 2) if block.turned else (0,)
+    agreed: list[tuple[EncoderBlock, int]] = []
     for rotated, batched in itertools.product(widths, (False, True)):
         found = _expected(stack[0], block, dtype, rotated, batched=batched)
         if found is None:
@@ -120,7 +121,13 @@ def _checked(
         made = programs.run(0, rows, cuts, angles)
         change, apart = expected.float() - rows.float(), made.float() - expected.float()
         if apart.norm() <= _BOUNDS[dtype] * change.norm():
-            return own, rotated
+            agreed.append((own, rotated))
+    if len({rotated for _, rotated in agreed}) > 1:
+        # It turns as many columns as it is given angles for, which only its calls tell.
+        logger.warning("PyTorch computes %s: its rotary width is unknown", type(stack[0]).__name__)
+        return None
+    if agreed:
+        return agreed[0]
     logger.warning("PyTorch computes %s: kernels differ", type(stack[0]).__name__)
     return None
 
