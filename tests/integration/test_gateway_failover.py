@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from subprocess import DEVNULL
 from typing import Any
@@ -298,7 +298,9 @@ async def test_requests_wait_for_a_server_that_restarts(model):
             os.kill(first.pid, signal.SIGKILL)
             lost = await front.post(path, body)  # it meets the dead server first
             asked = [asyncio.create_task(front.post(path, body)) for _ in range(3)]
-            with serving(model, port=int(first.url.rpartition(":")[2])):
+            port = int(first.url.rpartition(":")[2])
+            with ExitStack() as stack:  # the gateway runs in this loop, so a thread starts it
+                await asyncio.to_thread(stack.enter_context, serving(model, port=port))
                 found = await asyncio.gather(*asked)
             again = [answer.json()["choices"] for answer in found]
 
