@@ -39,10 +39,17 @@ class Pool:
     async def call(self, request: bytes) -> tuple[int, float]:
         """Status and seconds."""
         began = time.perf_counter()
-        pair = self._idle.pop() if self._idle else None
-        reader, writer = pair or await asyncio.open_connection("127.0.0.1", self._port)
-        writer.write(request)
-        head = await reader.readuntil(b"\r\n\r\n")
+        while True:
+            pair = self._idle.pop() if self._idle else None
+            reader, writer = pair or await asyncio.open_connection("127.0.0.1", self._port)
+            try:
+                writer.write(request)
+                head = await reader.readuntil(b"\r\n\r\n")
+            except (asyncio.IncompleteReadError, ConnectionError):
+                if pair is None:
+                    raise
+                continue  # the server closed it while it was idle
+            break
         length = head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]
         await reader.readexactly(int(length or 0))
         self._idle.append((reader, writer))
