@@ -35,7 +35,7 @@ test: $(VENV)/.dev  ## install and run the tests; ARGS="tests/unit -k radix" cho
 
 test-all: test test-slow  ## run all tests that need no other chips, as CI does
 
-# Three at once: these tests wait for processes half of the time.
+# Three at once on two cores: a third of the time these tests wait for other processes.
 test-slow: $(VENV)/.dev  ## run what `make test` leaves out: long runs of many processes, training, compilers for other chips
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow $(ARGS)
 
