@@ -11,7 +11,7 @@ from sylvan.gateway.workers.spec import Connection, Kind
 from sylvan.utils.clock import Clock
 
 STEP_S = 0.1
-"""Seconds between looks."""
+"""Seconds between checks of the registry."""
 
 
 class Recovery:

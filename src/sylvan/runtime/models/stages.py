@@ -63,7 +63,7 @@ def check_stages(config: ModelConfig, count: int) -> None:
 
 
 def stage_config(config: ModelConfig, stage: Stage) -> ModelConfig:
-    """What the KV of a stage's layers is laid out for: a model of these layers."""
+    """Config that describes the stage's layers only, for the layout of its KV."""
     if stage.count == 1:
         return config
     own = stage.layers
@@ -75,7 +75,7 @@ def stage_config(config: ModelConfig, stage: Stage) -> ModelConfig:
 
 
 def cut(model: Any, stage: Stage) -> Any:
-    """Leave out what other stages have of a model without contents; return the model.
+    """Remove the layers of other stages from a model whose weights are not loaded; return it.
 
     Raises:
         ConfigError: its layers pass on more than the residual stream.
@@ -107,7 +107,7 @@ def cut(model: Any, stage: Stage) -> Any:
 
 
 def _modules_read(model: nn.Module) -> set[str]:
-    """Starts of names of tensors that a model is read from."""
+    """Name prefixes of the checkpoint tensors that a model reads."""
     names = (name for slot in slots(model) for name in (*slot.sources, *slot.elsewhere))
     return {f"{name.rpartition('.')[0]}." for name in names}
 
