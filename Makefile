@@ -60,7 +60,7 @@ jax: $(VENV)/.dev  ## run step programs through JAX: on this CPU, on two virtual
 fuzz: $(VENV)/.dev  ## attack parsers, files, messages and grammars with made-up inputs; ARGS="--seconds 3600 gguf" chooses
 	$(BIN)/python -m tests.fuzz.run $(ARGS)
 
-sanitise: $(VENV)/.dev  ## run the kernels' tests with AddressSanitizer and UBSan; ARGS="--variants avx2" chooses
+sanitise: $(VENV)/.dev  ## run the kernels' tests with AddressSanitizer and UBSan; ARGS="--variant avx2" chooses
 	$(BIN)/python scripts/sanitise.py $(ARGS)
 
 parity: $(VENV)/.dev  ## compare every model family with transformers, write its page; NAMES="llama lfm2" chooses

@@ -1,6 +1,6 @@
 """Run tests over native kernels that are compiled with AddressSanitizer and UBSan.
 
-    python scripts/sanitise.py [--variants avx2 portable ...] [PYTEST ARGUMENT ...]
+    python scripts/sanitise.py [--variant avx2 ...] [PYTEST ARGUMENT ...]
 
 Copies the package to `build/sanitised`, compiles its kernels there with both sanitizers, and runs
 the kernels' contract tests, the corpora of the fuzzers and extreme requests with that copy, for
@@ -39,7 +39,7 @@ def runtime(name: str) -> str:
 def main() -> int:
     """Build and test; the exit status is that of pytest."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--variants", nargs="+")
+    parser.add_argument("--variant", action="append")
     args, rest = parser.parse_known_args()
     shutil.rmtree(COPY, ignore_errors=True)
     ignored = shutil.ignore_patterns("lib", "__pycache__")
@@ -49,7 +49,7 @@ def main() -> int:
     from sylvan.kernels.native.library import usable
 
     known = [name for name, obstacle in usable().items() if not obstacle]
-    names = args.variants or known
+    names = args.variant or known
     if unknown := set(names) - set(known):
         parser.error(f"this machine cannot run {', '.join(sorted(unknown))}: {', '.join(known)}")
     lib = COPY / "sylvan" / "kernels" / "lib"
