@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
+from sylvan.media.fixed import FixedImages
 from sylvan.media.frames import read_frame, write_frame
 from sylvan.media.images import UnreadableError
 from sylvan.media.messages import PreparedItem, PrepareItem
@@ -22,10 +23,11 @@ def main() -> None:
     """Serve until stdin ends."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # libraries print
+    model_dir = Path(sys.argv[1])
     give_way()  # leave the CPU to the server's steps
     encoder, decoder = MessageEncoder(limit=None), MessageDecoder[PrepareItem](PrepareItem)
     try:
-        processor = Processor(Path(sys.argv[1]))
+        processor = FixedImages.of(model_dir) or Processor(model_dir)
     except (ImportError, OSError, ValueError, KeyError, AttributeError, ProcessorError) as error:
         write_frame(sink, encoder.encode(PreparedItem(id=-1, error=f"{error}")))
         return
@@ -34,7 +36,7 @@ def main() -> None:
 
 
 def _serve(
-    processor: Processor,
+    processor: Processor | FixedImages,
     source: BinaryIO,
     sink: BinaryIO,
     encoder: MessageEncoder,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from sylvan.config import Config
@@ -13,6 +15,7 @@ from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.multimodal.apart import NoEncoder
 from sylvan.runtime.features.multimodal.control import Multimodal
 from sylvan.runtime.features.multimodal.encoder import MediaEncoder
+from sylvan.runtime.features.multimodal.llava_encoder import LlavaEncoder
 from sylvan.runtime.features.multimodal.worker import MultimodalWorker
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.registry import load_config
@@ -33,14 +36,9 @@ def media_worker(site: ModelSite, settings: MediaConfig | None = None) -> Capabi
         return None
     if settings.encoder_urls:
         return MultimodalWorker(site, NoEncoder())
-    from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
-
-    encoder = TransformersEncoder(
-        site.model_dir,
-        site.dtype,
-        dummy=site.load_format == "dummy",
-        native=settings.encoder_backend == "auto" and site.device.type == "cpu",
-    )
+    native = settings.encoder_backend == "auto" and site.device.type == "cpu"
+    dummy = site.load_format == "dummy"
+    encoder = _encoder(site.model_dir, site.dtype, dummy=dummy, native=native)
     return MultimodalWorker(site, encoder)
 
 
@@ -75,8 +73,6 @@ def encoder_of(config: Config) -> MediaEncoder:
     Raises:
         ConfigError: It has none, or it cannot be loaded.
     """
-    from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
-
     folder = model_dir(config.model)
     model = load_config(folder, trusted=config.trust_remote_code)
     if model.media is None:
@@ -84,7 +80,15 @@ def encoder_of(config: Config) -> MediaEncoder:
     if config.media.encoder_backend == "none":
         raise ConfigError("media.encoder_only and media.encoder_backend none: nothing is left")
     native = config.media.encoder_backend == "auto"
-    return TransformersEncoder(folder, getattr(torch, config.dtype), native=native)
+    return _encoder(folder, getattr(torch, config.dtype), dummy=False, native=native)
+
+
+def _encoder(folder: Path, dtype: torch.dtype, *, dummy: bool, native: bool) -> MediaEncoder:
+    if not dummy and LlavaEncoder.fits(folder):
+        return LlavaEncoder(folder, dtype, native=native)
+    from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
+
+    return TransformersEncoder(folder, dtype, dummy=dummy, native=native)
 
 
 def _has_vectors(settings: MediaConfig) -> bool:
