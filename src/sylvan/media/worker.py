@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
+from sylvan.media.documents import PAGES, draw_pages
 from sylvan.media.fixed import FixedImages
 from sylvan.media.frames import read_frame, write_frame
 from sylvan.media.images import UnreadableError
@@ -45,7 +46,7 @@ def _serve(
     while (frame := read_frame(source)) is not None:
         order = decoder.decode(frame)
         try:
-            answer = processor.prepare(order)
+            answer = draw_pages(order) if PAGES in order.options else processor.prepare(order)
         except UnreadableError as error:
             answer = PreparedItem(id=order.id, error=str(error))
         except MemoryError:
