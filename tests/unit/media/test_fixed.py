@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from importlib.resources import files
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,19 @@ from sylvan.media.images import UnreadableError
 from sylvan.media.messages import PrepareItem
 from sylvan.media.processor import Processor
 
-ASSETS = Path(str(files("sylvan") / "assets" / "sapling-vision"))
+ROOT = Path(__file__).resolve().parents[3]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from tools.train.vision.export import write_configs, write_tokenizer  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("llava")
+    write_configs(made)
+    write_tokenizer(made)
+    return made
 
 
 def order(size: tuple[int, int], kind: str = "image") -> PrepareItem:
@@ -27,8 +39,8 @@ def order(size: tuple[int, int], kind: str = "image") -> PrepareItem:
     return PrepareItem(id=4, kind=kind, data=file.getvalue(), max_pixels=1 << 20)
 
 
-def test_numbers_and_tokens_equal_those_of_transformers() -> None:
-    mine, theirs = FixedImages.of(ASSETS), Processor(ASSETS)
+def test_numbers_and_tokens_equal_those_of_transformers(folder: Path) -> None:
+    mine, theirs = FixedImages.of(folder), Processor(folder)
     assert mine is not None
     for size in ((96, 96), (31, 200), (300, 17), (1, 1)):
         ours, reference = (one.prepare(order(size)) for one in (mine, theirs))
@@ -39,8 +51,8 @@ def test_numbers_and_tokens_equal_those_of_transformers() -> None:
         )
 
 
-def test_other_kinds_and_damaged_files_are_refused() -> None:
-    mine = FixedImages.of(ASSETS)
+def test_other_kinds_and_damaged_files_are_refused(folder: Path) -> None:
+    mine = FixedImages.of(folder)
     assert mine is not None
     with pytest.raises(UnreadableError, match="takes images, no video"):
         mine.prepare(order((4, 4), "video"))
@@ -59,9 +71,9 @@ def test_other_kinds_and_damaged_files_are_refused() -> None:
         ("processor_config.json", {"processor_class": "LlavaNextProcessor"}),
     ],
 )
-def test_processors_that_do_more_are_left_to_transformers(tmp_path, file, change) -> None:
+def test_processors_that_do_more_are_left_to_transformers(folder, tmp_path, file, change) -> None:
     for name in ("config.json", "preprocessor_config.json", "processor_config.json"):
-        shutil.copy(ASSETS / name, tmp_path)
+        shutil.copy(folder / name, tmp_path)
     assert FixedImages.of(tmp_path) is not None
     said = json.loads((tmp_path / file).read_text())
     (tmp_path / file).write_text(json.dumps(said | change))

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tools.train.evaluate import ASSETS, VISION_ASSETS
+from tools.train.evaluate import ASSETS
 from tools.train.template import CHAT_TEMPLATE
 from tools.train.tokenizer import write_json
 from tools.train.vision.model import IMAGE_TOKEN, VOCAB_SIZE, VisionConfig
@@ -44,12 +44,14 @@ def export(weights: Path, folder: Path) -> int:
         for name, tensor in sorted(load_file(weights).items())
     }
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    _write_configs(folder, VisionConfig())
-    _write_tokenizer(folder)
+    write_configs(folder)
+    write_tokenizer(folder)
     return sum(tensor.numel() for tensor in tensors.values())
 
 
-def _write_configs(folder: Path, vision: VisionConfig) -> None:
+def write_configs(folder: Path) -> None:
+    """Write what model and processor are made from."""
+    vision = VisionConfig()
     text = json.loads((ASSETS / "config.json").read_text(encoding="utf-8"))
     text = {name: value for name, value in text.items() if name != "architectures"}
     write_json(
@@ -140,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("weights", type=Path)
-    parser.add_argument("--output", type=Path, default=VISION_ASSETS, help="model directory")
+    parser.add_argument("--output", type=Path, default=Path("build/vision/model"), help="model directory")
     chosen = parser.parse_args(arguments)
     count = export(chosen.weights, chosen.output)
     print(f"exported {count} parameters to {chosen.output}")
