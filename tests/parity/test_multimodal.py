@@ -83,8 +83,10 @@ class Eyes:
         features: dict[str, Any] = {}
         for item in media:
             for name, array in item.features.items():
-                features.setdefault(name, []).append(torch.from_numpy(array))
-        joined = {name: torch.cat(parts) for name, parts in features.items()}
+                if name not in self.family.own:
+                    features.setdefault(name, []).append(torch.from_numpy(array))
+        dims = self.family.join
+        joined = {name: torch.cat(parts, dims.get(name, 0)) for name, parts in features.items()}
         inputs = torch.tensor([ids])
         told = self._told(inputs)
         found = self.model.generate(
@@ -136,11 +138,12 @@ def test_answers_equal_transformers(name, tmp_path):
     expected = eyes.expected()
     most = 64 if eyes.family.prefix else 32  # no step cuts a prompt, or an image
 
+    runner = "program" if eyes.family.path == "native" else "auto"
     for options in (
         {"runner": "eager"},
-        {"runner": "program"},
-        {"runner": "program", "chunk_tokens": 5, "max_batch_tokens": most},
-        {"runner": "program", "preempt_every": 7},
+        {"runner": runner},
+        {"runner": runner, "chunk_tokens": 5, "max_batch_tokens": most},
+        {"runner": runner, "preempt_every": 7},
     ):
         serving, control = eyes.serving(**options)
         assert eyes.answers(serving) == expected, options
@@ -148,7 +151,7 @@ def test_answers_equal_transformers(name, tmp_path):
         assert eyes.answers(serving, "again") == expected, options
         assert control.counts.encoded == 4  # by the prefix cache, or the vectors that are kept
         serving.close()
-    assert eyes.config.path == "native"
+    assert eyes.config.path == eyes.family.path
 
 
 @pytest.fixture(scope="module")

@@ -226,6 +226,14 @@ class CrossMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossSpan:
+    """Rows of a step that attend to the vectors of these items."""
+
+    rows: slice
+    memories: tuple[CrossMemory, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RowVectors:
     """`InputEmbeds` in the memory of the device."""
 
@@ -246,7 +254,7 @@ class StepEdits:
 
     vectors: tuple[RowVectors, ...] = ()
     ends_T: torch.Tensor | None = None
-    cross: tuple[CrossMemory | None, ...] = ()
+    cross: tuple[CrossSpan, ...] = ()
 
 
 NO_EDITS = StepEdits()
@@ -264,8 +272,8 @@ class ForwardBatch:
     `states`, and `state_work` is this step's work on them. `input_embeds` replace token embeddings;
     `drafts` are the slices whose last rows are guesses. `rotary_positions` (T,) override the
     default positions; None: no override. A row attends to tokens of its request before `row_ends`
-    (T,), at least up to itself; None: causal. `cross` holds the encoder output of each request for
-    cross-attention layers. Where steps are queued, `edits` are those of the step that runs, while
+    (T,), at least up to itself; None: causal. `cross` are the rows that cross-attention layers let
+    attend to items, and to which. Where steps are queued, `edits` are those of the step that runs, while
     the fields of the host may belong to a later one already.
     """
 
@@ -285,7 +293,7 @@ class ForwardBatch:
         self.input_embeds: tuple[InputEmbeds, ...] = ()
         self.rotary_positions: IntArray | None = None
         self.row_ends: IntArray | None = None
-        self.cross: tuple[CrossMemory | None, ...] = ()
+        self.cross: tuple[CrossSpan, ...] = ()
         self.edits: StepEdits | None = None
         self.drafts: tuple[DraftRows, ...] = ()
         self.host = HostArrays(limits, len(kv.groups))
@@ -350,7 +358,7 @@ class ForwardBatch:
         return torch.from_numpy(self.row_ends).to(self.positions_T.device)
 
     @property
-    def memories(self) -> tuple[CrossMemory | None, ...]:
+    def memories(self) -> tuple[CrossSpan, ...]:
         """`cross` of the step that runs."""
         return self.cross if self.edits is None else self.edits.cross
 

@@ -184,13 +184,15 @@ def _in_memory(
         *([StatePages(states.parts)] if states else []),
     ]
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states)
-    slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
+    slots = RequestSlots(plan.limits.max_reqs, config.vocab_size, config.media_ids)
     late.batch = batch
     late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
     shape = pages_shape(plan.paged_config, plan.kv_shape, options)
     trees = _tree_paths(batch, shape, options)
     sampler, stage = _sampler(made, parts), plan.stage
-    backend = ImmediateBackend(made.runner, batch, sampler, slots, trees, stage)
+    backend = ImmediateBackend(
+        made.runner, batch, sampler, slots, trees, stage, table_rows=config.table_rows
+    )
     ahead = PagesAhead(_host_groups(made.pool))
     control = _control(plan, made, states, beside, ahead)
     control.extend(workers)
@@ -529,6 +531,8 @@ def _on_device(
                 num_pages=None if options.fill else options.num_pages,
                 most_pages=options.most_pages,
                 vocab_size=plan.config.vocab_size,
+                table_rows=plan.config.table_rows,
+                media_ids=plan.config.media_ids,
                 graph=graph,
                 capabilities=workers,
                 custom=tuple(parts.custom),

@@ -60,6 +60,7 @@ def read_model(
     headless: bool,
     quantised: bool,
     numbers: NumbersOf | None = None,
+    ignored: tuple[str, ...] = (),
 ) -> Any:
     """Load a transformers model with exactly the weights in `model_dir`.
 
@@ -71,6 +72,7 @@ def read_model(
         headless: The matrix of the head is never used, so it may be missing.
         quantised: Numbers other than floats are what the checkpoint is meant to hold.
         numbers: Makes plain numbers of the files, where matrices are quantised.
+        ignored: Starts of names of tensors that belong to other parts of the model.
 
     Raises:
         ConfigError: the files are broken or truncated; a tensor is missing, unexpected, of
@@ -90,7 +92,7 @@ def read_model(
         except (OSError, ValueError, RuntimeError) as error:
             reason = _unconverted(reports) or str(error)
             raise ConfigError(f"transformers cannot load {str(model_dir)!r}: {reason}") from None
-    _check_names(model, info, headless=headless)
+    _check_names(model, info, headless=headless, ignored=ignored)
     if not quantised:
         _check_types(model, files)
     for name, tensor in model.state_dict().items():
@@ -99,7 +101,9 @@ def read_model(
     return model
 
 
-def _check_names(model: Any, info: Mapping[str, Any], *, headless: bool) -> None:
+def _check_names(
+    model: Any, info: Mapping[str, Any], *, headless: bool, ignored: tuple[str, ...]
+) -> None:
     idle = _head_names(model) if headless else frozenset[str]()
     if missing := sorted(set(info["missing_keys"]) - idle):
         raise ConfigError(missing_tensors(missing))
@@ -108,7 +112,11 @@ def _check_names(model: Any, info: Mapping[str, Any], *, headless: bool) -> None
         raise ConfigError(
             f"tensor {name!r} has shape {list(stored)}, but config.json implies {list(wanted)}"
         )
-    extra = sorted(name for name in info["unexpected_keys"] if not name.endswith(DERIVED))
+    extra = sorted(
+        name
+        for name in info["unexpected_keys"]
+        if not name.endswith(DERIVED) and not name.removeprefix("model.").startswith(ignored)
+    )
     if extra:
         raise ConfigError(
             f"the checkpoint has the tensor {extra[0]!r}, which this architecture does not use"
