@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.models.mllama.processing_mllama import (
+    convert_sparse_cross_attention_mask_to_dense,
+    get_cross_attention_token_mask,
+)
 
 from sylvan.config.media import MediaConfig
 from sylvan.media.processor import digest_of
@@ -38,7 +42,9 @@ class Eyes:
         rng = np.random.default_rng(3)
         self.prompts = []
         for count in (0, 1, 2, 1):
-            ids, media = rng.integers(3, 250, 4).tolist(), []
+            # transformers lets text before all images attend to them, unlike Llama's own code
+            lead = 0 if self.family.cross and count else 4
+            ids, media = rng.integers(3, 250, lead).tolist(), []
             for _ in range(count):
                 features = self.family.draw(rng)
                 with torch.inference_mode():
@@ -51,6 +57,8 @@ class Eyes:
     def _tokens(self, rng, features, count) -> list[int]:
         """What stands for an item: its placeholders, with text between times of some videos."""
         token = self.family.token
+        if self.family.cross:
+            return [token]
         if not self.family.parts:
             return [token] * count
         times = int(features["video_grid_thw"][0, 0])
@@ -89,6 +97,8 @@ class Eyes:
         joined = {name: torch.cat(parts, dims.get(name, 0)) for name, parts in features.items()}
         inputs = torch.tensor([ids])
         told = self._told(inputs)
+        if self.family.cross and media:
+            told["cross_attention_mask"] = self._cross_mask(ids, media)
         found = self.model.generate(
             input_ids=inputs,
             attention_mask=torch.ones_like(inputs),
@@ -99,6 +109,13 @@ class Eyes:
             **told,
         )
         return found[0, len(ids) :].tolist()
+
+    def _cross_mask(self, ids, media) -> torch.Tensor:
+        """Which tiles a token attends to, as the processor of Llama 3.2 says."""
+        spans = get_cross_attention_token_mask(ids, self.family.token)
+        tiles = [int(item.features["aspect_ratio_mask"].sum()) for item in media]
+        made = convert_sparse_cross_attention_mask_to_dense([spans], [tiles], 4, len(ids))
+        return torch.from_numpy(made)
 
     def _told(self, inputs) -> dict[str, Any]:
         kind = 2 if self.family.kind == "video" else 0 if self.family.prefix else 1

@@ -66,6 +66,7 @@ class Family:
         own: Inputs for the encoder alone; transformers counts by itself.
         join: Dimension along which inputs of several items are one tensor, if not the first.
         path: Of the text part.
+        cross: Whether layers attend to items, each of which one token stands for.
     """
 
     config: Callable[[], Any]
@@ -78,6 +79,7 @@ class Family:
     own: tuple[str, ...] = ()
     join: Mapping[str, int] = field(default_factory=dict)
     path: str = "native"
+    cross: bool = False
 
 
 def _pixels(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -175,6 +177,16 @@ def _sub_images(rng: np.random.Generator) -> Features:
         "image_sizes": np.array([[28, 56]]),
         "image_attention_mask": np.ones((1, 3, 4, 4), np.int64),
         "num_img_tokens": np.array([2 * (2 + 1) + 1 + 2 * (4 + 1)]),
+    }
+
+
+def _tiles(rng: np.random.Generator) -> Features:
+    """One to four tiles in a row, and what fills up the rest."""
+    count = int(rng.integers(1, 5))
+    return {
+        "pixel_values": _pixels(rng, 1, 1, 4, 3, 28, 28),
+        "aspect_ratio_ids": np.array([[count]]),
+        "aspect_ratio_mask": (np.arange(4) < count).astype(np.int64)[None, None],
     }
 
 
@@ -987,6 +999,28 @@ _SEEN: dict[str, Family] = {
         types=_TYPES,
         path="transformers",
     ),
+    "mllama": Family(
+        _made(
+            "Mllama",
+            text_config=TEXT | {"num_hidden_layers": 4, "cross_attention_layers": [1, 3]},
+            vision_config={
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 3,
+                "num_global_layers": 1,
+                "attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 7,
+                "intermediate_layers_indices": [0, 1],
+                "vision_output_dim": 96,
+            },
+            image_token_index=VOCAB,  # behind the vocabulary, as published
+        ),
+        _tiles,
+        token=VOCAB,
+        join=dict.fromkeys(("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"), 1),
+        cross=True,
+    ),
     "minimax-m3-vl": Family(
         _made(
             "MiniMaxM3VL",
@@ -1044,9 +1078,11 @@ def write(name: str, folder: Path) -> Any:
     model = transformers.AutoModelForMultimodalLM.from_config(FAMILIES[name].config())
     model.eval().float()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.12)
+            elif name.endswith(("_gate", ".gate", "gate_attn", "gate_ffn")):  # closed at first
+                parameter.fill_(0.6)
     model.save_pretrained(folder)
     return model
 
