@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from sylvan.protocol.media import MediaKind
 from tests.support.processors import PROCESSORS, TILES, write_files
@@ -67,6 +68,7 @@ class Family:
         join: Dimension along which inputs of several items are one tensor, if not the first.
         path: Of the text part.
         cross: Whether layers attend to items, each of which one token stands for.
+        saved: A part of tensor names as transformers writes it, and as published.
     """
 
     config: Callable[[], Any]
@@ -80,6 +82,7 @@ class Family:
     join: Mapping[str, int] = field(default_factory=dict)
     path: str = "native"
     cross: bool = False
+    saved: tuple[str, str] = ("", "")
 
 
 def _pixels(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -154,7 +157,7 @@ def _made(kind: str, **fields: Any) -> Callable[[], Any]:
 
 
 def _packed_patches(rng: np.random.Generator) -> Features:
-    """Patches side by side, (1, 3, 7, 7 N), of an image whose sides are multiples of four patches."""
+    """Patches side by side, (1, 3, 7, 7 N), of an image of multiples of four patches."""
     height, width = (4 * int(n) for n in rng.integers(1, 3, 2))
     patches = _pixels(rng, 1, 3, 7, 7 * height * width)
     return {"pixel_values": patches, "target_sizes": np.array([[height, width]], np.int32)}
@@ -822,6 +825,7 @@ _SEEN: dict[str, Family] = {
             image_seq_length=4,
         ),
         _image(2, 3, 28, 28),
+        saved=("language_model.model.encoder.layers.", "language_model.model.layers."),
     ),
     "hyperclovax-vision": Family(
         _made(
@@ -854,6 +858,7 @@ _SEEN: dict[str, Family] = {
             tie_word_embeddings=False,
         ),
         _square_patches,
+        saved=("language_model.model.blocks.", "language_model.model.layers."),
     ),
     "qwen3.5": Family(
         _made(
@@ -942,8 +947,8 @@ _SEEN: dict[str, Family] = {
                 "encoder_attention_heads": 2,
                 "num_mel_bins": 16,
                 "max_source_positions": 50,
-                "n_window": 10,
-                "n_window_infer": 40,
+                "n_window": 50,  # code counts with 100 frames
+                "n_window_infer": 100,
                 "downsample_hidden_size": 8,
                 "output_dim": 64,
             },
@@ -953,7 +958,7 @@ _SEEN: dict[str, Family] = {
             vision_start_token_id=266,
             audio_start_token_id=267,
         ),
-        _heard(16, 100),
+        _heard(16, 200),
         kind="audio",
     ),
     "qwen3-asr": Family(
@@ -966,16 +971,16 @@ _SEEN: dict[str, Family] = {
                 "encoder_layers": 2,
                 "encoder_attention_heads": 2,
                 "num_mel_bins": 16,
-                "n_window": 10,
-                "n_window_infer": 40,
+                "n_window": 50,
+                "n_window_infer": 100,
                 "downsample_hidden_size": 8,
                 "output_dim": 64,
             },
             audio_token_id=IMAGE,
         ),
         lambda rng: {
-            "input_features": _pixels(rng, 1, 16, 80),
-            "input_features_mask": np.ones((1, 80), np.int64),
+            "input_features": _pixels(rng, 1, 16, 200),
+            "input_features_mask": np.ones((1, 200), np.int64),
         },
         kind="audio",
     ),
@@ -1021,21 +1026,6 @@ _SEEN: dict[str, Family] = {
         join=dict.fromkeys(("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"), 1),
         cross=True,
     ),
-    "minimax-m3-vl": Family(
-        _made(
-            "MiniMaxM3VL",
-            text_config=TEXT
-            | {"head_dim": 16, "rotary_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
-            | {"dense_intermediate_size": 112, "shared_intermediate_size": 48}
-            | {"layer_types": ["full_attention"] * 3},
-            vision_config=VIT | {"image_size": 64, "patch_size": 4, "num_attention_heads": 2},
-            image_token_index=IMAGE,
-            video_token_index=VIDEO,
-            projector_hidden_size=64,
-        ),
-        _grid,
-        path="transformers",
-    ),
     "voxtral": Family(
         _made(
             "Voxtral",
@@ -1078,12 +1068,17 @@ def write(name: str, folder: Path) -> Any:
     model = transformers.AutoModelForMultimodalLM.from_config(FAMILIES[name].config())
     model.eval().float()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for part, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.12)
-            elif name.endswith(("_gate", ".gate", "gate_attn", "gate_ffn")):  # closed at first
+            elif part.endswith(("_gate", ".gate", "gate_attn", "gate_ffn")):  # closed at first
                 parameter.fill_(0.6)
     model.save_pretrained(folder)
+    first, other = FAMILIES[name].saved
+    if first:
+        path = folder / "model.safetensors"
+        named = {key.replace(first, other): x for key, x in load_file(path).items()}
+        save_file(named, path, {"format": "pt"})
     return model
 
 

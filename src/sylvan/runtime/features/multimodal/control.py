@@ -190,9 +190,7 @@ class Multimodal(Capability):
             for key in set(prompt.keys):
                 self._encodings.leave(req.rid, key)
 
-    def _cross_rows(
-        self, batch: Batch, prompts: Sequence[MediaPrompt | None]
-    ) -> list[CrossRows]:
+    def _cross_rows(self, batch: Batch, prompts: Sequence[MediaPrompt | None]) -> list[CrossRows]:
         found: list[CrossRows] = []
         row = 0
         for piece, prompt in zip(batch.slices, prompts, strict=True):

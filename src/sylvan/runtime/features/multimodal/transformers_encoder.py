@@ -226,6 +226,9 @@ def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
         text.num_hidden_layers = 0  # weights that are not loaded take no memory
         if getattr(text, "layer_types", None):
             text.layer_types = []
+        for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):  # Gemma 4
+            if getattr(text, name, None):
+                setattr(text, name, 0)
     level = their_logging.get_verbosity()
     their_logging.set_verbosity_error()  # it would log each layer that is not loaded
     try:
