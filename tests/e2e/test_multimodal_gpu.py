@@ -27,26 +27,20 @@ def answers(http) -> list[list[int]]:
     return cold
 
 
+def asked(folder, *flags) -> list[list[int]]:
+    whole = (folder, "--dtype", "float32", "--cache.max-tokens", "16384", *flags)
+    with running(*whole) as server, httpx.Client(base_url=server.url, timeout=TIMEOUT_S) as http:
+        return answers(http)
+
+
 @pytest.mark.parametrize("name", ["qwen2-vl", "qwen3-vl"])
 def test_answers_are_those_of_the_cpu(name, tmp_path):
-    folder, found = str(write_served(name, tmp_path)), []
-    for device in ("cpu", device_name()):
-        flags = ("--dtype", "float32", "--device", device, "--cache.max-tokens", "16384")
-        with running(folder, *flags) as server:
-            with httpx.Client(base_url=server.url, timeout=TIMEOUT_S) as http:
-                found.append(answers(http))
-    assert found[0] == found[1]
+    folder = str(write_served(name, tmp_path))
+    assert asked(folder, "--device", "cpu") == asked(folder, "--device", device_name())
 
 
 def test_an_encoder_only_server_runs_on_the_gpu(tmp_path):
-    folder, device = str(write_served("qwen2-vl", tmp_path)), device_name()
-    question = [part(png(1)), said("and?")]
-    flags = ("--dtype", "float32", "--device", device)
-    with running(folder, *flags, "--cache.max-tokens", "16384") as server:
-        with httpx.Client(base_url=server.url, timeout=TIMEOUT_S) as http:
-            expected = tokens(chat(http, question))
-    with encoder(folder, "--device", device) as url:
-        texts = ("--language-only", "--encoder-urls", url, "--cache.max-tokens", "16384")
-        with running(folder, *flags, *texts) as server:
-            with httpx.Client(base_url=server.url, timeout=TIMEOUT_S) as http:
-                assert tokens(chat(http, question)) == expected
+    folder, device = str(write_served("qwen2-vl", tmp_path)), ("--device", device_name())
+    expected = asked(folder, *device)
+    with encoder(folder, *device) as url:
+        assert asked(folder, *device, "--language-only", "--encoder-urls", url) == expected

@@ -272,9 +272,9 @@ class ForwardBatch:
     `states`, and `state_work` is this step's work on them. `input_embeds` replace token embeddings;
     `drafts` are the slices whose last rows are guesses. `rotary_positions` (T,) override the
     default positions; None: no override. A row attends to tokens of its request before `row_ends`
-    (T,), at least up to itself; None: causal. `cross` are the rows that cross-attention layers let
-    attend to items, and to which. Where steps are queued, `edits` are those of the step that runs, while
-    the fields of the host may belong to a later one already.
+    (T,), at least up to itself; None: causal. `cross` are the rows that attend to items in layers
+    of cross-attention. Where steps are queued, `edits` are those of the step that runs, while the
+    fields of the host may belong to a later one already.
     """
 
     def __init__(

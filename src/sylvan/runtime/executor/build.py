@@ -184,15 +184,14 @@ def _in_memory(
         *([StatePages(states.parts)] if states else []),
     ]
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states)
-    slots = RequestSlots(plan.limits.max_reqs, config.vocab_size, config.media_ids)
+    ids = config.vocab_size, config.media_ids, config.table_rows
+    slots = RequestSlots(plan.limits.max_reqs, *ids)
     late.batch = batch
     late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
     shape = pages_shape(plan.paged_config, plan.kv_shape, options)
     trees = _tree_paths(batch, shape, options)
     sampler, stage = _sampler(made, parts), plan.stage
-    backend = ImmediateBackend(
-        made.runner, batch, sampler, slots, trees, stage, table_rows=config.table_rows
-    )
+    backend = ImmediateBackend(made.runner, batch, sampler, slots, trees, stage)
     ahead = PagesAhead(_host_groups(made.pool))
     control = _control(plan, made, states, beside, ahead)
     control.extend(workers)

@@ -45,17 +45,11 @@ class ImmediateBackend:
         slots: RequestSlots,
         trees: TreePaths | None = None,
         stage: Stage = WHOLE_MODEL,
-        *,
-        table_rows: int = 0,
     ) -> None:
-        """`stage`: the layers that `runner` has; rows come from and go to other stages.
-
-        `table_rows`: rows of the embedding table, if more than the vocabulary.
-        """
+        """`stage`: the layers that `runner` has; rows come from and go to other stages."""
         self.batch, self._trees, self._stage = batch, trees, stage
         self._runner, self._sampler, self._slots = runner, sampler, slots
         vocab_size = slots.params.vocab_size
-        self._table_rows = max(vocab_size, table_rows)
         self._arrays = vars(batch.host)
         self._last_token: IntArray = np.zeros(batch.limits.max_reqs, np.int32)
         self._fused = runner.fuse(batch, sampler, self._last_token, slots.params)
@@ -233,7 +227,7 @@ class ImmediateBackend:
         ids = arrays["input_ids"][: plan.num_tokens]
         ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
         # An id outside the vocabulary fails its request at the next sample; see RequestSlots.
-        np.clip(ids, 0, self._table_rows - 1, out=ids)
+        np.clip(ids, 0, self._slots.table_rows - 1, out=ids)
         types = plan.token_types
         arrays["token_types"][: plan.num_tokens] = 0 if types is None else types
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)

@@ -16,11 +16,15 @@ class RequestSlots:
     Attributes:
         params: Sampling parameters as arrays over slots.
         errors: Slot -> error that its request gets at its next sample.
+        table_rows: Rows of the embedding table.
     """
 
-    def __init__(self, num_slots: int, vocab_size: int, media_ids: int = 0) -> None:
-        """`media_ids`: ids of prompts with items, if more than the vocabulary."""
+    def __init__(
+        self, num_slots: int, vocab_size: int, media_ids: int = 0, table_rows: int = 0
+    ) -> None:
+        """`media_ids`: ids of prompts with items, if more than the vocabulary; so `table_rows`."""
         self._media_ids = max(vocab_size, media_ids)
+        self.table_rows = max(vocab_size, table_rows)
         self.params = SamplingSlots(num_slots, vocab_size)
         self.errors: dict[int, str] = {}
 

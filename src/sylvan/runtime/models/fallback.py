@@ -52,7 +52,12 @@ from sylvan.runtime.models.skeleton import (
 )
 from sylvan.runtime.models.source import find_source
 from sylvan.runtime.models.texts import IMAGES, canonical
-from sylvan.runtime.models.transformed import NumbersOf, plain_numbers, read_model
+from sylvan.runtime.models.transformed import (
+    ExpectedTensors,
+    NumbersOf,
+    plain_numbers,
+    read_model,
+)
 from sylvan.runtime.pool.states import TensorStates
 
 _CHECKED_TOKENS = 9
@@ -162,10 +167,12 @@ class TransformersModel(nn.Module):
             read,
             model_dir,
             pickled=pickled,
-            headless=self._sizes.head == "none",
-            quantised=bool(raw.get("quantization_config") or raw.get("compression_config")),
+            expected=ExpectedTensors(
+                headless=self._sizes.head == "none",
+                quantised=bool(raw.get("quantization_config") or raw.get("compression_config")),
+                ignored=IMAGES if self._sizes.media is not None else (),
+            ),
             numbers=numbers,
-            ignored=IMAGES if self._sizes.media is not None else (),
         )
         self.inner = loaded.to(self._build.device).eval()
         found = probe(*skeleton_of(self.inner))

@@ -138,7 +138,7 @@ class ImageLayer(nn.Module):
             x = x_TD[span.rows]
             seen = self.cross_attn(self.input_layernorm(x)[0], span.memories)
             seen = self.cross_attn_attn_gate(seen)
-            h, _ = self.post_attention_layernorm(seen, x)
+            h, _ = self.post_attention_layernorm(x + seen)
             out_TD[span.rows] = seen + self.cross_attn_mlp_gate(self.mlp(h))
         return out_TD
 
