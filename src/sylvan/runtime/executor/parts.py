@@ -13,11 +13,13 @@ from torch import nn
 from sylvan.kernels.gpu.choice import triton_installed
 from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.cost import OpCost
+from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.library import Library
 from sylvan.protocol.commands import DiskTensors
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, KVCachePool
 from sylvan.runtime.executor.control import Checkpoints
+from sylvan.runtime.executor.early.memory import InheritedMemory
 from sylvan.runtime.executor.experts import Mixture
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.runner import ModelRunner, OnHead
@@ -67,6 +69,7 @@ class ModelPlan:
     on_head: OnHead = lambda rows: None  # see `EagerRunner`
     loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     spreads: dict[int, Mixture] = field(default_factory=dict[int, Mixture])
+    memory: InheritedMemory | None = None  # of the executor before; None: this is the first one
 
     def model(self, *, late: bool = False) -> Any:
         """Build the model without weights; sets the counters that `loads` returns.
@@ -213,6 +216,7 @@ class ModelPlan:
             head_dim=latent.kept if latent else config.head_dim,
             num_pages=self.options.num_pages,
             page_size=self.options.page_size,
+            memory=self.memory.pages if self.memory else None,
         )
 
     @property
@@ -245,7 +249,8 @@ class BuiltModel:
 
     `exact`: answers are bit-identical whatever is batched, cached or chunked. `weights` may be the
     reason why they are not accessible. `buffers`: scratch memory of steps. `program`: the ops of a
-    step program, if there is one. `use`: statistics of its steps for the server's state.
+    step program, if there is one. `use`: statistics of its steps for the server's state. `kept`:
+    the file of its packed weights.
     """
 
     name: str
@@ -258,3 +263,4 @@ class BuiltModel:
     buffers: Sequence[torch.Tensor] = ()
     program: Sequence[OpCost] = ()
     use: Callable[[], Mapping[str, float]] | None = None
+    kept: KeptWeights | None = None
