@@ -38,7 +38,8 @@ from sylvan.runtime.engine.ranks import RankGroup
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
-from sylvan.runtime.executor.early.key import may_start_early, program_path
+from sylvan.runtime.executor.early.allowed import may_start_early
+from sylvan.runtime.executor.early.key import program_path
 from sylvan.runtime.executor.early.memory import InheritedMemory
 from sylvan.runtime.executor.facts import LoadedModelInfo, read_facts
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite

@@ -14,9 +14,10 @@ from sylvan.kernels.native.library import load as load_library
 from sylvan.runtime.engine.compose import compose_scheduler, grammar_of, in_force, number
 from sylvan.runtime.engine.composition import Emit, EngineCore
 from sylvan.runtime.executor.api import Executor
+from sylvan.runtime.executor.early.allowed import may_start_early
 from sylvan.runtime.executor.early.executor import EarlyExecutor
 from sylvan.runtime.executor.early.file import SavedProgram, read_program
-from sylvan.runtime.executor.early.key import may_start_early, program_path
+from sylvan.runtime.executor.early.key import program_path
 from sylvan.runtime.executor.early.steps import SavedSteps
 from sylvan.runtime.features.early.control import WholeExecutor
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher

@@ -44,7 +44,7 @@ from sylvan.runtime.engine.roles import (
     roles_of,
 )
 from sylvan.runtime.engine.watchdog import Watchdog
-from sylvan.runtime.executor.early.key import may_start_early
+from sylvan.runtime.executor.early.allowed import may_start_early
 from sylvan.runtime.storage.identity import quick_digest
 from sylvan.transport.api import AsyncReceiver, MessageSender
 from sylvan.transport.arrays import SharedArrays
