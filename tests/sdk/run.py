@@ -116,6 +116,7 @@ KITS = (
     Kit("claude", ("@anthropic-ai/claude-code@2",), ("tour_claude.mjs",), scripts=True),
     Kit("opencode", ("opencode-ai@1",), ("tour_opencode.mjs",), scripts=True),
     Kit("aider", ("aider-chat<0.87",), ("tour_aider.py",)),
+    Kit("continue", ("@continuedev/cli@1",), ("tour_continue.mjs",)),
     Kit(
         "sglang",
         (
