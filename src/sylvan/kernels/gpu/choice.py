@@ -36,15 +36,15 @@ class KernelDispatch(Generic[P, T]):
     """
 
     def __init__(self, reference: Callable[P, T], module: str) -> None:
-        self._reference = reference
+        self.reference = reference
         self._module = module
-        self._triton: Callable[P, T] | None = None
+
+    @functools.cached_property
+    def on_device(self) -> Callable[P, T]:
+        """The function for a GPU; the first access imports Triton."""
+        module = importlib.import_module(self._module)
+        return cast("Callable[P, T]", getattr(module, self.reference.__name__))
 
     def on(self, x: torch.Tensor) -> Callable[P, T]:
         """The function for tensors on the device of x."""
-        if not on_gpu(x):
-            return self._reference
-        if self._triton is None:
-            module = importlib.import_module(self._module)
-            self._triton = cast("Callable[P, T]", getattr(module, self._reference.__name__))
-        return self._triton
+        return self.on_device if on_gpu(x) else self.reference

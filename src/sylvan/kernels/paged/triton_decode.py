@@ -83,7 +83,7 @@ def decode_kernel(
         in_group = member < GROUP
         head = kv_head * GROUP + member
         q_ptr += request.to(tl.int64) * q_stride
-        q = rows_of(q_ptr, head, WIDTH, in_group, 0, MAIN, MAIN)
+        q = rows_of(q_ptr, head, WIDTH, in_group, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN)
         q_tail = q
         if TAIL > 0:
             q_tail = rows_of(q_ptr, head, WIDTH, in_group, MAIN, WIDTH - MAIN, TAIL)

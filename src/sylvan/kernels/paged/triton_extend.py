@@ -86,7 +86,7 @@ def extend_kernel(
         real = (query < queries) & (member < GROUP) & (row < TOKENS * HEADS)
         head = kv_head * GROUP + member
         q_place = (start + query).to(tl.int64) * q_stride + head * WIDTH
-        q = rows_of(q_ptr, q_place, 1, real, 0, MAIN, MAIN)
+        q = rows_of(q_ptr, q_place, 1, real, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN)
         q_tail = q
         if TAIL > 0:
             q_tail = rows_of(q_ptr, q_place, 1, real, MAIN, WIDTH - MAIN, TAIL)

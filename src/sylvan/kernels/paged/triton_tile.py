@@ -80,7 +80,9 @@ def fold(
     peak, total, acc = state
     k_ptr, k_stride, v_ptr, v_stride = caches
     scale, cap = numbers
-    k = columns_of(k_ptr, place, k_stride, valid, 0, MAIN, MAIN).to(q.dtype)
+    k = columns_of(k_ptr, place, k_stride, valid, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN).to(
+        q.dtype
+    )
     scores = tl.dot(q, k, input_precision="ieee")
     if TAIL > 0:
         k_tail = columns_of(k_ptr, place, k_stride, valid, MAIN, WIDTH - MAIN, TAIL).to(q.dtype)

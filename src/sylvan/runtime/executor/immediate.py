@@ -221,8 +221,6 @@ class ImmediateBackend:
         ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
         # An id outside the vocabulary fails its request at the next sample; see RequestSlots.
         np.clip(ids, 0, self._vocab_size - 1, out=ids)
-        types = plan.token_types
-        arrays["token_types"][: plan.num_tokens] = 0 if types is None else types
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
 
     def _draw_each(

@@ -20,6 +20,7 @@ LAYERS = {
     "one head each": replace(PLAIN, num_heads=2),
     "three a group": replace(PLAIN, num_heads=6, head_dim=16),
     "odd head": replace(PLAIN, head_dim=40),
+    "small head": replace(PLAIN, head_dim=8),
     "narrow values": replace(PLAIN, head_dim=48, v_head_dim=20),
     "capped": replace(PLAIN, softcap=3.0),
     "window": replace(PLAIN, window=37),

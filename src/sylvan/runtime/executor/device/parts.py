@@ -60,6 +60,7 @@ class StepMemory:
         batch.num_tokens, batch.num_reqs, batch.num_samples = rows, requests, samples
         batch.input_ids_T = self._ids = device["input_ids"][:rows]
         batch.positions_T = device["positions"][:rows]
+        batch.token_types_T = device["token_types"][:rows]
         batch.slot_mappings = device["slot_mappings"][:, :rows]
         batch.kv_lens_R = device["kv_lens"][:requests]
         batch.q_starts_R = device["q_starts"][: requests + 1]
