@@ -119,7 +119,7 @@ def _attend(
     q_TNH, k_TKH, v_TKH = heads
     if q_TNH.device.type != "cpu":
         shorter = f"; set context_len to {variant.chunk}" if variant.chunk else ""
-        raise ConfigError(f"{_name(variant)} is not available on~ {q_TNH.device.type}{shorter}")
+        raise ConfigError(f"{_name(variant)} is not available on {q_TNH.device.type}{shorter}")
     batch.kv.store(layer.index, batch.slots_of(layer.index), k_TKH, v_TKH)
     keys, values = batch.kv.layer(layer.index)
     out_TNV = q_TNH.new_empty(len(q_TNH), layer.num_heads, layer.value_dim)
