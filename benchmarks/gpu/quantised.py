@@ -7,7 +7,7 @@ that a GPU's caches hold none until it is read again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -119,10 +119,11 @@ def _decode(bench: Bench, top: Ceilings, kind: Kind, batches: Sequence[int]) -> 
 
 
 def _prompts(bench: Bench, kind: Kind) -> None:
-    """Speeds of prompts, in those of the same matrices in bfloat16."""
+    """Speeds of prompts, in those of the same matrices in bfloat16; FP8 by rows in FP8 as well."""
     size = TINY_LAYER[0] if bench.tiny else LAYER[2]
     weight = made(bench, kind, *size)
     plain = weight.numbers().to(bench.dtype)
+    weight = replace(weight, fp8_inputs=kind in EIGHT and bench.device.type == "cuda")
     for rows in (32,) if bench.tiny else (128, 512, 2048, 8192):
         x = bench.randn(rows, size[1])
         coded_s = bench.timer(lambda x=x: ops.linear(x, weight))

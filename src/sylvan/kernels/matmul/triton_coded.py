@@ -14,9 +14,11 @@ from sylvan.kernels.gpu.launch import arch_of
 from sylvan.kernels.gpu.tiles import tile
 from sylvan.kernels.matmul.triton_codes import expanded, tiled_linear
 from sylvan.kernels.matmul.triton_few import FEW, few_rows
+from sylvan.kernels.matmul.triton_fp8 import fp8_linear, rounded
 from sylvan.kernels.matmul.weights import CodedWeight
 
 HALVES = (torch.bfloat16, torch.float16)
+_FP8_ROWS = 64  # from which on 8-bit units pay for rounding the rows
 _EXPANDED = 512  # rows, from which on writing the matrix pays for itself
 
 
@@ -32,6 +34,10 @@ def coded_linear(
         flat = flat.contiguous()
     y = x.new_empty(len(flat), outputs, dtype=torch.float32 if out_f32 else x.dtype)
     arch, halves = arch_of(x), x.dtype in HALVES
+    if weight.fp8_inputs and halves:
+        if len(flat) >= _FP8_ROWS:
+            return fp8_linear(flat, weight, bias, out_f32=out_f32).view(*x.shape[:-1], outputs)
+        flat = rounded(flat, weight.group)
     if len(flat) <= FEW and halves:
         sizes = tile("few", len(flat), x.element_size(), arch)
         few_rows(flat, weight, bias, y, sizes, ptx=arch.startswith("sm"))

@@ -234,6 +234,7 @@ class CodedWeight(QuantisedWeight):
         zero: uint8 (N, G); None: integers are around the middle of their range.
         shift: float32 (N, G), of groups; None: nothing is added.
         order: int32 (K,): input i of q is input order[i] of the matrix; None: they are the same.
+        fp8_inputs: Kernels of GPUs round inputs to e4m3, too.
     """
 
     q: torch.Tensor
@@ -243,6 +244,7 @@ class CodedWeight(QuantisedWeight):
     zero: torch.Tensor | None = None
     shift: torch.Tensor | None = None
     order: torch.Tensor | None = None
+    fp8_inputs: bool = False
 
     @property
     def shape(self) -> torch.Size:
