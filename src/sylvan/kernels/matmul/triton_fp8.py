@@ -19,11 +19,20 @@ from sylvan.kernels.gpu.launch import arch_of, launch
 from sylvan.kernels.gpu.tiles import ceil_div, tile
 from sylvan.kernels.matmul.weights import CodedWeight
 
-FP8_GROUP = 128  # inputs; those of all matrices that are multiplied so divide into such
 E4M3 = torch.float8_e4m3fn
 _GROUP_ROWS = tl.constexpr(8)
 _MOST = tl.constexpr(448.0)
 _LEAST = tl.constexpr(1e-12)
+_SMALLEST = tl.constexpr((127 - 6) << 23)  # exponent of the smallest normal number, as float32
+_BITS = tl.constexpr(20 << 23)  # 2^20 times a number has a last bit of an eighth of it
+
+
+@triton.jit
+def _nearest(x):
+    """The nearest numbers of e4m3, float32: a sum with a large number rounds to four bits."""
+    power = tl.maximum(x.to(tl.int32, bitcast=True) & 0x7F800000, _SMALLEST)
+    large = (power + _BITS).to(tl.float32, bitcast=True) * 1.5
+    return (x + large) - large
 
 
 @triton.jit
@@ -47,17 +56,18 @@ def _round_kernel(
     top = tl.zeros([BLOCK], tl.float32)
     for step in range(STEPS):
         inside = k + step * BLOCK < inputs
-        top = tl.maximum(top, tl.abs(tl.load(at + step * BLOCK, mask=inside, other=0.0).to(tl.float32)))
-    scale = tl.maximum(tl.max(top, 0), _LEAST) / _MOST
+        x = tl.load(at + step * BLOCK, mask=inside, other=0.0).to(tl.float32)
+        top = tl.maximum(top, tl.abs(x))
+    scale = tl.div_rn(tl.maximum(tl.max(top, 0), _LEAST), _MOST)
     for step in range(STEPS):
         inside = k + step * BLOCK < inputs
-        x = tl.load(at + step * BLOCK, mask=inside, other=0.0).to(tl.float32) / scale
-        q = tl.minimum(tl.maximum(x, -_MOST), _MOST).to(tl.float8e4nv)
+        x = tl.load(at + step * BLOCK, mask=inside, other=0.0).to(tl.float32)
+        q = _nearest(tl.div_rn(x, scale + tl.zeros([BLOCK], tl.float32)))
         to = q_ptr + row * inputs + k + step * BLOCK
         if BACK:
-            tl.store(to, (q.to(tl.float32) * scale).to(q_ptr.dtype.element_ty), mask=inside)
+            tl.store(to, (q * scale).to(q_ptr.dtype.element_ty), mask=inside)
         else:
-            tl.store(to, q, mask=inside)
+            tl.store(to, q.to(tl.float8e4nv), mask=inside)
     if not BACK:
         tl.store(scale_ptr + row * groups + group, scale)
 
@@ -112,14 +122,6 @@ def _fp8_kernel(
         acc += tl.load(bias_ptr + col, mask=wanted, other=0.0).to(tl.float32)[None, :]
     y_at = y_ptr + row.to(tl.int64)[:, None] * outputs + col[None, :]
     tl.store(y_at, acc.to(y_ptr.dtype.element_ty), mask=real[:, None] & wanted[None, :])
-
-
-def takes_fp8(weight: CodedWeight) -> bool:
-    """Whether a matrix, or a stack of them, can be multiplied by rows of 8-bit floats."""
-    outputs, inputs = weight.shape[-2:]
-    plain = weight.order is None and weight.zero is None and weight.shift is None
-    sizes = inputs % FP8_GROUP == 0 and outputs % 16 == 0
-    return weight.code == "fp8_e4m3" and weight.group in (0, FP8_GROUP) and plain and sizes
 
 
 def rounded(x: torch.Tensor, group: int) -> torch.Tensor:

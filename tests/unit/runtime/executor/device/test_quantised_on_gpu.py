@@ -7,6 +7,7 @@ import pytest
 
 from sylvan.config.checkpoint import model_dir
 from sylvan.kernels.matmul.weights import CodedWeight
+from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts
@@ -109,3 +110,28 @@ def test_matrices_are_rounded_while_loading(tmp_path, gpu, format_):
 
     assert whole.generate(PROMPTS) == exact.generate(PROMPTS)
     assert len(served_here(whole)) >= 8
+
+
+@pytest.mark.parametrize("case", ["fp8-tensor", "fp8-rows", "fp8-block"])
+def test_activations_are_rounded_to_fp8(tmp_path, gpu, case):
+    path = write_quantised_model(tmp_path / "model", case)
+    options = {"dtype": "bfloat16", "fp8_activations": True}
+    if gpu.facts.float8_of(gpu.chip) != "float8_e4m3fn":
+        with pytest.raises(ConfigError, match="no kernels for 8-bit floats"):
+            serve(path, gpu, **options)
+        return
+    plain = serve(path, gpu, dtype="bfloat16")
+    small = serve(path, gpu, **options)
+
+    assert all(weight.fp8_inputs for weight in served_here(small))
+    for prompt in SCORED:
+        away = np.abs(prompt_logprobs(small, prompt) - prompt_logprobs(plain, prompt))
+        assert 0 < away.max() < 0.5
+    assert [len(tokens) for tokens in small.generate(PROMPTS)] == [16] * len(PROMPTS)
+
+
+def test_activations_of_other_matrices_are_not(tmp_path, gpu):
+    path = write_quantised_model(tmp_path / "model", "gptq")
+
+    with pytest.raises(ConfigError, match="no linear layer of the model is FP8"):
+        serve(path, gpu, fp8_activations=True)
