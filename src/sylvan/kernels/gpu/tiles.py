@@ -17,13 +17,17 @@ Arch = Literal["interpreter", "sm80", "sm90", "gfx9"]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`rows` x `cols` of the output or the scores; `inner` of a matrix product's sum."""
+    """`rows` x `cols` of the output or the scores; `inner` of a matrix product's sum.
+
+    Up to `programs` programs divide the sums of a product among themselves.
+    """
 
     rows: int
     cols: int
     inner: int = 0
     warps: int = 4
     stages: int = 2
+    programs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,10 @@ _TABLE = (
     # ---- a linear layer of one row, by its inputs
     _Entry("row", None, 3072, 2, Tile(1, 2, 1024, warps=4)),
     _Entry("row", None, _ANY, 2, Tile(1, 4, 2048, warps=8)),
+    # ---- a few rows by codes, by rows
+    _Entry("few", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1, programs=1024)),
+    _Entry("few", None, 4, 2, Tile(16, 32, 128, warps=4, stages=5, programs=528)),
+    _Entry("few", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=4, programs=528)),
     # ---- a linear layer of codes, by rows; not measured on a chip yet
     _Entry("coded", "gfx9", 16, 2, Tile(16, 32, 64, warps=4, stages=1)),
     _Entry("coded", "gfx9", _ANY, 2, Tile(64, 64, 64, warps=4, stages=1)),
@@ -86,6 +94,10 @@ _TABLE = (
     _Entry("coded", None, 64, 2, Tile(32, 64, 64, warps=8, stages=3)),
     _Entry("coded", None, _ANY, 2, Tile(64, 64, 64, warps=8, stages=2)),
     _Entry("coded", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
+    # ---- 8-bit floats on both sides, by rows; `inner` is the group of scales
+    _Entry("fp8", "interpreter", _ANY, 1, Tile(32, 32, 128)),
+    _Entry("fp8", None, 256, 1, Tile(64, 128, 128, warps=4, stages=4)),
+    _Entry("fp8", None, _ANY, 1, Tile(128, 128, 128, warps=8, stages=3)),
     # ---- experts of codes, by rows an expert gets on average
     _Entry("coded experts", "gfx9", _ANY, 2, Tile(16, 64, 64, warps=4, stages=1)),
     _Entry("coded experts", None, 16, 2, Tile(16, 64, 64, warps=4, stages=3)),

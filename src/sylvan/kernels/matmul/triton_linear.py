@@ -18,7 +18,7 @@ from sylvan.kernels.api import LinearWeight
 from sylvan.kernels.gpu.launch import arch_of, launch
 from sylvan.kernels.gpu.tiles import ceil_div, tile
 from sylvan.kernels.matmul import reference
-from sylvan.kernels.matmul.triton_codes import coded_linear
+from sylvan.kernels.matmul.triton_coded import coded_linear
 from sylvan.kernels.matmul.weights import CodedWeight
 
 _HALVES = (torch.bfloat16, torch.float16)
