@@ -126,6 +126,7 @@ def extend(
     q_starts_R1: torch.Tensor,
     layer: AttentionLayer,
     out: torch.Tensor | None = None,
+    ends_T: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of each request's last tokens over all of its KV. Shape: (T, N, H) -> (T, N, V).
 
@@ -135,6 +136,7 @@ def extend(
         q_starts_R1: int32 (R + 1,). Rows after the last request stay unchanged in `out`.
         layer: The layer.
         out: Output; zeros are allocated if None.
+        ends_T: int32; a causal row also sees later tokens of its request, those before its end.
     """
     q_TNH = _rows(q_TNH)
     shape, sizes = _Shape.of(pages), _sizes(q_TNH, pages, layer, "extend")
@@ -157,6 +159,7 @@ def extend(
         pages.lens_R,
         q_starts_R1,
         q_starts_R1 if layer.sinks is None else layer.sinks,
+        q_starts_R1 if ends_T is None else ends_T,
         out,
         requests,
         q_TNH.stride(0),
@@ -167,6 +170,7 @@ def extend(
         **_constants(layer, pages, shape),
         CAUSAL=layer.causal,
         SINKS=layer.sinks is not None,
+        ENDS=ends_T is not None,
         HEADS=mine,
         TOKENS=tokens,
         ROWS=sizes.rows,

@@ -39,6 +39,7 @@ def extend_kernel(
     lens_ptr,
     starts_ptr,
     sinks_ptr,
+    ends_ptr,
     out_ptr,
     requests,
     q_stride,
@@ -61,6 +62,7 @@ def extend_kernel(
     WINDOW: tl.constexpr,
     CAUSAL: tl.constexpr,
     SINKS: tl.constexpr,
+    ENDS: tl.constexpr,
     SHARED: tl.constexpr,
     CAPPED: tl.constexpr,
     HEADS: tl.constexpr,
@@ -92,11 +94,17 @@ def extend_kernel(
             q_tail = rows_of(q_ptr, q_place, 1, real, MAIN, WIDTH - MAIN, TAIL)
         caches = (k_ptr + kv_head * k_head, k_stride, v_ptr + kv_head * v_head, v_stride)
         own = length - queries + query  # position of each row's query
+        last = own  # token that it sees
+        if ENDS:
+            row_end = tl.load(ends_ptr + start + query, mask=real, other=0)
+            last = tl.maximum(own, row_end - 1)
         lowest = length - queries + first_query
         highest = tl.minimum(lowest + TOKENS, length) - 1
         end = length
         if CAUSAL:
             end = highest + 1
+            if ENDS:
+                end = tl.minimum(tl.maximum(end, tl.max(row_end, 0)), length)
         begin = 0
         if WINDOW > 0:
             begin = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK * BLOCK
@@ -140,7 +148,7 @@ def extend_kernel(
             valid = token < length
             seen = valid[None, :]
             if CAUSAL:
-                seen = seen & (token[None, :] <= own[:, None])
+                seen = seen & (token[None, :] <= last[:, None])
             if WINDOW > 0:
                 seen = seen & (token[None, :] > own[:, None] - WINDOW)
                 # pages before the window may belong to other requests

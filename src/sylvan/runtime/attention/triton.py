@@ -18,6 +18,7 @@ class TritonAttention:
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cuda", "rocm"}),
+        row_ends=True,
         graph_capture=True,
         runners=frozenset({"eager", "graph"}),
         kv_dtypes=frozenset({"model", "fp8_e4m3", "fp8_e5m2"}),
@@ -81,7 +82,9 @@ class TritonAttention:
         )
         if batch.num_tokens == batch.num_reqs:  # one each
             return self._attention.decode(q_TNH, pages, spec)
-        return self._attention.extend(q_TNH, pages, batch.q_starts_R, spec)
+        return self._attention.extend(
+            q_TNH, pages, batch.q_starts_R, spec, ends_T=batch.ends_T
+        )
 
 
 BACKEND = TritonAttention

@@ -537,6 +537,7 @@ def _on_device(
                 custom=tuple(parts.custom),
                 weights=weights,
                 checkpoints=plan.checkpoints,
+                on_built=late.built,
             )
         )
     except torch.OutOfMemoryError as error:

@@ -69,6 +69,13 @@ class ImmediateBackend:
         if plan.copies:
             copy_tokens(self.batch.kv.groups, plan.copies)
 
+    def prepare(
+        self, work: Callable[[Sequence[torch.Tensor]], None], arrays: Sequence[IntArray]
+    ) -> None:
+        device = self.batch.positions_T.device
+        with torch.inference_mode():
+            work([torch.from_numpy(array).to(device) for array in arrays])
+
     def forward(self, plan: StepPlan, *, graph: bool) -> None:
         self._receive(plan)
         self._forward(plan)

@@ -68,7 +68,11 @@ def cache(
 
 
 def attend(
-    q: torch.Tensor, starts: list[int], pages: LayerKV, layer: AttentionLayer
+    q: torch.Tensor,
+    starts: list[int],
+    pages: LayerKV,
+    layer: AttentionLayer,
+    ends_T: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The reference, request by request; zeros where a request has no KV."""
     out = torch.zeros(len(q), layer.num_heads, layer.value_dim, device=q.device)
@@ -80,7 +84,8 @@ def attend(
         )
         rows = slice(starts[r], starts[r + 1])
         if length:
-            got = reference.attend(q[rows], k, v, layer)
+            ends = None if ends_T is None else ends_T[rows]
+            got = reference.attend(q[rows], k, v, layer, ends_T=ends)
             out[rows] = got.float().unflatten(1, (-1, layer.value_dim))
     return out
 
@@ -177,6 +182,24 @@ def test_extend_without_causality_sees_everything() -> None:
     got = extend(q, pages, ints(starts), layer)
 
     close(got, attend(q, starts, pages, layer))
+
+
+@pytest.mark.parametrize("window", [None, 12, *more(300)])
+def test_extend_shows_rows_tokens_up_to_their_ends(window: int | None) -> None:
+    """Runs of tokens that see each other, within a block and across blocks; plain rows need none."""
+    layer = replace(PLAIN, window=window)
+    lens, starts = [60, 3, 50, *more(900)], [0, 50, 51, 71, *more(771)]
+    pages, rows = cache(layer, lens, 8, torch.float32), starts[-1]
+    q = queries(layer, rows, torch.float32)
+    ends = torch.zeros(rows, dtype=torch.int32)
+    ends[5:12], ends[20:50], ends[55:60] = 22, 60, 39
+    if len(lens) > 3:
+        ends[100:700] = 830
+
+    got = extend(q, pages, ints(starts), layer, ends_T=put(ends))
+
+    close(got, attend(q, starts, pages, layer, put(ends)))
+    assert not torch.allclose(got, attend(q, starts, pages, layer), atol=1e-3)
 
 
 def test_extend_leaves_padding_rows_alone() -> None:

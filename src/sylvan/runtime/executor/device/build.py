@@ -67,6 +67,7 @@ class DevicePlan:
         custom: Logits processors.
         weights: The live weights, or the reason why they cannot be read or updated.
         checkpoints: Checkpoints of the model.
+        on_built: Called with the inputs of all steps and the runner of the model.
     """
 
     platform: Platform
@@ -86,6 +87,7 @@ class DevicePlan:
     weights: LiveWeights | str = "the weights of this model can be neither read nor updated"
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     most_pages: int | None = None
+    on_built: Callable[[ForwardBatch, ModelRunner], None] = lambda batch, runner: None
 
 
 def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
@@ -142,6 +144,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
         max_samples=limits.most_samples,
         draft_chains=True,
     )
+    plan.on_built(batch, runner)
     slots = RequestSlots(limits.max_reqs, plan.vocab_size)
     backend = DeviceBackend(replace(parts, runner=runner), slots)
     control = _control(plan, batch.kv, runner, report.measured.graphs)
