@@ -20,6 +20,7 @@ from sylvan.kernels.paged.triton_tile import LOG2_E, fold, places, rows_of
 def _span(
     length,
     WINDOW: tl.constexpr,
+    SEGMENT: tl.constexpr,
     SPLITS: tl.constexpr,
     LEAST: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -28,6 +29,8 @@ def _span(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0) // BLOCK * BLOCK
+    if SEGMENT > 0:
+        first = tl.maximum(first, (length - 1) // SEGMENT * SEGMENT // BLOCK * BLOCK)
     # Whole blocks, so that only the last split ends inside one.
     blocks = (length - first + SPLITS * BLOCK - 1) // (SPLITS * BLOCK)
     each = tl.maximum(blocks * BLOCK, LEAST)
@@ -42,6 +45,7 @@ def decode_kernel(
     table_ptr,
     rows_ptr,
     lens_ptr,
+    slopes_ptr,
     part_ptr,
     peak_ptr,
     q_stride,
@@ -62,6 +66,8 @@ def decode_kernel(
     VALUE_BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    SLOPED: tl.constexpr,
     SPLITS: tl.constexpr,
     LEAST: tl.constexpr,
     SHARED: tl.constexpr,
@@ -75,7 +81,7 @@ def decode_kernel(
     lane = tl.program_id(1)
     request = tl.program_id(2)
     length = tl.load(lens_ptr + request)
-    span = _span(length, WINDOW, SPLITS, LEAST, BLOCK)
+    span = _span(length, WINDOW, SEGMENT, SPLITS, LEAST, BLOCK)
     first, each, count = span
     if lane < count:
         table_ptr += tl.load(rows_ptr + request).to(tl.int64) * table_stride
@@ -92,6 +98,9 @@ def decode_kernel(
         part_ptr += written * VALUE
         peak_ptr += written
         col = tl.arange(0, VALUE_BLOCK)
+        slope = 0.0
+        if SLOPED:
+            slope = tl.load(slopes_ptr + head, mask=in_group, other=0.0)
         for split in range(lane, count, lanes):
             begin = first + split * each
             end = tl.minimum(begin + each, length)
@@ -103,6 +112,11 @@ def decode_kernel(
                 valid = token < end
                 if WINDOW > 0:
                     valid = valid & (token >= length - WINDOW)
+                if SEGMENT > 0:
+                    valid = valid & (token >= (length - 1) // SEGMENT * SEGMENT)
+                bias = 0.0
+                if SLOPED:
+                    bias = slope[:, None] * (token - (length - 1))[None, :]
                 place = places(table_ptr, start, token, valid, PAGE, BLOCK)
                 peak, total, acc = fold(
                     (peak, total, acc),
@@ -112,7 +126,7 @@ def decode_kernel(
                     place,
                     valid,
                     valid[None, :],
-                    (scale, cap),
+                    (scale, cap, bias),
                     WIDTH,
                     VALUE,
                     MAIN,
@@ -121,6 +135,7 @@ def decode_kernel(
                     SHARED,
                     CAPPED,
                     MASKED=True,
+                    SLOPED=SLOPED,
                 )
             mean = acc / total[:, None]
             mask = in_group[:, None] & (col < VALUE)[None, :]
@@ -143,6 +158,7 @@ def merge_kernel(
     VALUE: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
     WINDOW: tl.constexpr,
+    SEGMENT: tl.constexpr,
     SPLITS: tl.constexpr,
     LEAST: tl.constexpr,
     SINKS: tl.constexpr,
@@ -151,7 +167,7 @@ def merge_kernel(
 ):
     """Mean of a head's splits by their weights; a sink has a weight and no value."""
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    span = _span(tl.load(lens_ptr + request), WINDOW, SPLITS, LEAST, BLOCK)
+    span = _span(tl.load(lens_ptr + request), WINDOW, SEGMENT, SPLITS, LEAST, BLOCK)
     count = span[2]
     row = request * NUM_HEADS + head
     split = tl.arange(0, SPLITS)

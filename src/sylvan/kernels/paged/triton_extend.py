@@ -40,6 +40,7 @@ def extend_kernel(
     starts_ptr,
     sinks_ptr,
     ends_ptr,
+    slopes_ptr,
     out_ptr,
     requests,
     q_stride,
@@ -60,6 +61,8 @@ def extend_kernel(
     VALUE_BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    SLOPED: tl.constexpr,
     CAUSAL: tl.constexpr,
     SINKS: tl.constexpr,
     ENDS: tl.constexpr,
@@ -109,6 +112,9 @@ def extend_kernel(
         if WINDOW > 0:
             begin = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK * BLOCK
             clear = begin
+        elif SEGMENT > 0:
+            begin = lowest // SEGMENT * SEGMENT // BLOCK * BLOCK
+            clear = begin
         elif SHARED:  # one loop: the registers of a second are wanted for the values
             clear = begin
         elif CAUSAL:
@@ -118,11 +124,17 @@ def extend_kernel(
         peak = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)
+        slope = 0.0
+        if SLOPED:
+            slope = tl.load(slopes_ptr + head, mask=real, other=0.0)
         # ---- tokens visible to every query of the tile: no mask
         if not SHARED:
             for at in range(begin, clear, BLOCK):
                 token = at + tl.arange(0, BLOCK)
                 all_of_them = token >= 0
+                bias = 0.0
+                if SLOPED:
+                    bias = slope[:, None] * (token[None, :] - own[:, None])
                 place = places(table_ptr, at, token, all_of_them, PAGE, BLOCK)
                 peak, total, acc = fold(
                     (peak, total, acc),
@@ -132,7 +144,7 @@ def extend_kernel(
                     place,
                     all_of_them,
                     all_of_them[None, :],
-                    (scale, cap),
+                    (scale, cap, bias),
                     WIDTH,
                     VALUE,
                     MAIN,
@@ -141,6 +153,7 @@ def extend_kernel(
                     SHARED,
                     CAPPED,
                     MASKED=False,
+                    SLOPED=SLOPED,
                 )
         # ---- the diagonal, the window's edges and the last block
         for at in range(clear, end, BLOCK):
@@ -153,6 +166,12 @@ def extend_kernel(
                 seen = seen & (token[None, :] > own[:, None] - WINDOW)
                 # pages before the window may belong to other requests
                 valid = valid & (token > lowest - WINDOW)
+            if SEGMENT > 0:
+                seen = seen & (token[None, :] >= (own // SEGMENT * SEGMENT)[:, None])
+                valid = valid & (token >= lowest // SEGMENT * SEGMENT)
+            bias = 0.0
+            if SLOPED:
+                bias = slope[:, None] * (token[None, :] - own[:, None])
             place = places(table_ptr, at, token, valid, PAGE, BLOCK)
             peak, total, acc = fold(
                 (peak, total, acc),
@@ -162,7 +181,7 @@ def extend_kernel(
                 place,
                 valid,
                 seen,
-                (scale, cap),
+                (scale, cap, bias),
                 WIDTH,
                 VALUE,
                 MAIN,
@@ -171,6 +190,7 @@ def extend_kernel(
                 SHARED,
                 CAPPED,
                 MASKED=True,
+                SLOPED=SLOPED,
             )
         if SINKS:
             sink = tl.load(sinks_ptr + head, mask=real, other=0.0).to(tl.float32) * LOG2_E

@@ -70,16 +70,18 @@ def fold(
     SHARED: tl.constexpr,
     CAPPED: tl.constexpr,
     MASKED: tl.constexpr,
+    SLOPED: tl.constexpr,
 ):
     """One online-softmax update of (peak, total, acc) by a block (arXiv:2205.14135 s3.1).
 
     `seen` (rows, tokens) is the attention mask; without MASKED, every token is visible. SHARED: the
     values are the first columns of the keys (latent attention), which are then read once. The scale
-    must be positive: products are compared before they are scaled.
+    must be positive: products are compared before they are scaled. SLOPED: `bias` (rows, tokens) is
+    added to the scores.
     """
     peak, total, acc = state
     k_ptr, k_stride, v_ptr, v_stride = caches
-    scale, cap = numbers
+    scale, cap, bias = numbers
     k = columns_of(k_ptr, place, k_stride, valid, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN).to(
         q.dtype
     )
@@ -90,6 +92,9 @@ def fold(
     unit = scale * LOG2_E
     if CAPPED:
         scores = capped(scores, scale, cap)
+        unit = 1.0
+    if SLOPED:
+        scores = scores * unit + bias * LOG2_E
         unit = 1.0
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))

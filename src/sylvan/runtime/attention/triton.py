@@ -19,6 +19,7 @@ class TritonAttention:
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cuda", "rocm"}),
         row_ends=True,
+        variants=True,
         graph_capture=True,
         runners=frozenset({"eager", "graph"}),
         kv_dtypes=frozenset({"model", "fp8_e4m3", "fp8_e5m2"}),
@@ -82,9 +83,7 @@ class TritonAttention:
         )
         if batch.num_tokens == batch.num_reqs:  # one each
             return self._attention.decode(q_TNH, pages, spec)
-        return self._attention.extend(
-            q_TNH, pages, batch.q_starts_R, spec, ends_T=batch.ends_T
-        )
+        return self._attention.extend(q_TNH, pages, batch.q_starts_R, spec, ends_T=batch.ends_T)
 
 
 BACKEND = TritonAttention

@@ -51,9 +51,7 @@ class StepContext:
         """Inputs of the forward pass."""
         return self.backend.batch
 
-    def prepare(
-        self, work: Callable[[Sequence[torch.Tensor]], None], *arrays: IntArray
-    ) -> None:
+    def prepare(self, work: Callable[[Sequence[torch.Tensor]], None], *arrays: IntArray) -> None:
         """Call `work` with the arrays on the model's device, before the model runs.
 
         A device does so in the order of its steps; `work` must not wait for it.

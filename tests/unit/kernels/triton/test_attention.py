@@ -27,6 +27,8 @@ LAYERS = {
     "sinks": replace(PLAIN, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
     "window and sinks": replace(PLAIN, window=5, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
 }
+LAYERS["slopes"] = replace(PLAIN, slopes=torch.tensor([0.5, 0.25, 0.125, 0.03]))
+LAYERS["chunks"] = replace(PLAIN, chunk=24)
 WIDTHS = {f"heads of {width}": replace(PLAIN, head_dim=width) for width in (64, 80, 128, 256)}
 LAYERS |= WIDTHS
 HALF = ("grouped", "capped", "window and sinks", "heads of 80")
@@ -83,7 +85,13 @@ def attend(
             for side, scale in ((pages.keys, pages.k_scale), (pages.values, pages.v_scale))
         )
         rows = slice(starts[r], starts[r + 1])
-        if length:
+        if length and layer.chunk:
+            for row in range(rows.start, rows.stop):
+                last = length - rows.stop + row
+                seen = slice(last // layer.chunk * layer.chunk, last + 1)
+                got = reference.attend(q[row : row + 1], k[seen], v[seen], layer)
+                out[row] = got.float().unflatten(1, (-1, layer.value_dim))[0]
+        elif length:
             ends = None if ends_T is None else ends_T[rows]
             got = reference.attend(q[rows], k, v, layer, ends_T=ends)
             out[rows] = got.float().unflatten(1, (-1, layer.value_dim))
