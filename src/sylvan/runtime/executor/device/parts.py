@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sylvan.kernels.scan.device_spans import DeviceSpans
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.device.layout import Host, StagedInputs, step_layout
 from sylvan.runtime.executor.device.table import DevicePageTable
@@ -66,6 +67,9 @@ class StepMemory:
         batch.req_slots_R = device["req_slots"][:requests]
         batch.sample_rows = device["sample_rows"][:samples]
         self._feed = device["feed"][:rows]
+        batch.state_spans = None
+        if batch.states is not None and sizes.bucket is not None:
+            batch.state_spans = DeviceSpans(batch.q_starts_R, device["state_slots"][:requests])
 
     def feed(self, batch: ForwardBatch) -> None:
         """Replace ids in flight by the newest tokens; captured in graphs.
@@ -82,6 +86,7 @@ class StepMemory:
         inputs = self.inputs(bucket.rows, bucket.requests)
         if not bucket.decodes:
             inputs.clear()
+        inputs.device["state_slots"].fill_(-1)
         self.point(inputs, Sizes(0, 0, 0, bucket))
         return self.batch
 

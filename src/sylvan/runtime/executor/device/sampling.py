@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
 
-from sylvan.kernels.gpu.choice import triton_installed
+from sylvan.kernels.gpu.choice import kernels_for
 from sylvan.runtime.sampling.on_device import (
     DeviceLogitEdits,
     DeviceRowParams,
@@ -63,7 +62,6 @@ class TritonSampling:
 
 
 def device_sampling(device: torch.device) -> DeviceSampling:
-    """Triton's kernels if they are available; imported only then."""
-    if device.type == "cuda" and triton_installed():
-        return TritonSampling(importlib.import_module("sylvan.kernels.sample.triton_sample"))
-    return TorchSampling()
+    """Kernels for this device if there are any; imported only then."""
+    kernels = kernels_for("sample", device)
+    return TorchSampling() if kernels is None else TritonSampling(kernels)
