@@ -20,6 +20,7 @@ class Tile:
     """`rows` x `cols` of the output or the scores; `inner` of a matrix product's sum.
 
     Up to `programs` programs divide the sums of a product among themselves.
+    `split`: tokens of a split of KV at least, in decoding; 0: by the number of heads.
     """
 
     rows: int
@@ -28,10 +29,11 @@ class Tile:
     warps: int = 4
     stages: int = 2
     programs: int = 0
+    split: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
     """Applies to heads (or rows) up to `width`, elements up to `size` bytes, on `arch` (or any)."""
 
     op: str
@@ -44,84 +46,92 @@ class _Entry:
 _ANY = 1 << 30
 
 # The first entry that fits is taken: narrow before wide, chips before the general case.
-_TABLE = (
+TABLE: tuple[Entry, ...] = (
     # ---- one query a request: bound by memory, so small tiles and a deep pipeline
-    _Entry("decode", "gfx9", 64, 2, Tile(16, 64, warps=4, stages=1)),
-    _Entry("decode", "gfx9", 128, 2, Tile(16, 64, warps=4, stages=1)),
-    _Entry("decode", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
-    _Entry("decode", None, 64, 2, Tile(16, 64, warps=4, stages=2)),
-    _Entry("decode", None, 128, 2, Tile(16, 64, warps=4, stages=3)),
-    _Entry("decode", None, 256, 2, Tile(16, 32, warps=4, stages=3)),
-    _Entry("decode", None, 128, 4, Tile(16, 16, warps=4, stages=2)),
-    _Entry("decode", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
-    _Entry("decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
+    Entry("decode", "gfx9", 64, 2, Tile(16, 64, warps=4, stages=1)),
+    Entry("decode", "gfx9", 128, 2, Tile(16, 64, warps=4, stages=1)),
+    Entry("decode", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
+    Entry("decode", None, 64, 2, Tile(16, 64, warps=4, stages=2)),
+    Entry("decode", None, 128, 2, Tile(16, 64, warps=4, stages=3)),
+    Entry("decode", None, 256, 2, Tile(16, 32, warps=4, stages=3)),
+    Entry("decode", None, 128, 4, Tile(16, 16, warps=4, stages=2)),
+    Entry("decode", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
+    Entry("decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
     # ---- many queries: bound by matrix units; registers hold rows x value columns
-    _Entry("extend", "gfx9", 128, 2, Tile(64, 64, warps=4, stages=1)),
-    _Entry("extend", "gfx9", 256, 2, Tile(64, 32, warps=4, stages=1)),
-    _Entry("extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
-    _Entry("extend", "sm90", 128, 2, Tile(128, 64, warps=4, stages=3)),
-    _Entry("extend", "sm90", 256, 2, Tile(128, 64, warps=8, stages=2)),
-    _Entry("extend", None, 64, 2, Tile(64, 64, warps=4, stages=2)),
-    _Entry("extend", None, 128, 2, Tile(64, 64, warps=4, stages=3)),
-    _Entry("extend", None, 256, 2, Tile(64, 32, warps=8, stages=2)),
-    _Entry("extend", None, 128, 4, Tile(16, 16, warps=4, stages=1)),
-    _Entry("extend", None, _ANY, 2, Tile(16, 32, warps=4, stages=2)),
-    _Entry("extend", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
+    Entry("extend", "gfx9", 128, 2, Tile(64, 64, warps=4, stages=1)),
+    Entry("extend", "gfx9", 256, 2, Tile(64, 32, warps=4, stages=1)),
+    Entry("extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
+    Entry("extend", "sm90", 128, 2, Tile(128, 64, warps=4, stages=3)),
+    Entry("extend", "sm90", 256, 2, Tile(128, 64, warps=8, stages=2)),
+    Entry("extend", None, 64, 2, Tile(64, 64, warps=4, stages=2)),
+    Entry("extend", None, 128, 2, Tile(64, 64, warps=4, stages=3)),
+    Entry("extend", None, 256, 2, Tile(64, 32, warps=8, stages=2)),
+    Entry("extend", None, 128, 4, Tile(16, 16, warps=4, stages=1)),
+    Entry("extend", None, _ANY, 2, Tile(16, 32, warps=4, stages=2)),
+    Entry("extend", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
     # ---- latents, by heads and bytes of the cache: 64 rows are what four warps multiply at once
-    _Entry("latent decode", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
-    _Entry("latent decode", None, 16, 1, Tile(16, 64, warps=8, stages=2)),
-    _Entry("latent decode", None, 16, 2, Tile(16, 32, warps=8, stages=2)),
-    _Entry("latent decode", None, _ANY, 1, Tile(32, 32, warps=8, stages=2)),
-    _Entry("latent decode", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2)),
-    _Entry("latent decode", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
-    _Entry("latent decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
-    _Entry("latent extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
-    _Entry("latent extend", None, _ANY, 1, Tile(16, 32, warps=4, stages=2)),
-    _Entry("latent extend", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2)),
-    _Entry("latent extend", None, _ANY, 2, Tile(16, 32, warps=4, stages=2)),
-    _Entry("latent extend", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
+    Entry("latent decode", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
+    Entry("latent decode", None, 16, 1, Tile(16, 64, warps=8, stages=2)),
+    Entry("latent decode", None, 16, 2, Tile(16, 32, warps=8, stages=2)),
+    Entry("latent decode", None, _ANY, 1, Tile(32, 32, warps=8, stages=2)),
+    Entry("latent decode", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2)),
+    Entry("latent decode", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
+    Entry("latent decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
+    Entry("latent extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
+    Entry("latent extend", None, _ANY, 1, Tile(16, 32, warps=4, stages=2)),
+    Entry("latent extend", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2)),
+    Entry("latent extend", None, _ANY, 2, Tile(16, 32, warps=4, stages=2)),
+    Entry("latent extend", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
     # ---- a linear layer of one row, by its inputs
-    _Entry("row", None, 3072, 2, Tile(1, 2, 1024, warps=4)),
-    _Entry("row", None, _ANY, 2, Tile(1, 4, 2048, warps=8)),
+    Entry("row", None, 3072, 2, Tile(1, 2, 1024, warps=4)),
+    Entry("row", None, _ANY, 2, Tile(1, 4, 2048, warps=8)),
+    # ---- the same with a gate: two rows of the weight for each output
+    Entry("gated row", None, 3072, 2, Tile(1, 1, 1024, warps=4)),
+    Entry("gated row", None, _ANY, 2, Tile(1, 2, 2048, warps=8)),
+    # ---- experts of one row: the first product, by its inputs, and the second
+    Entry("row gate", None, 3072, 2, Tile(1, 1, 1024, warps=4)),
+    Entry("row gate", None, _ANY, 2, Tile(1, 2, 2048, warps=8)),
+    Entry("row down", None, 1024, 2, Tile(1, 2, 1024, warps=4)),
+    Entry("row down", None, _ANY, 2, Tile(1, 2, 2048, warps=8)),
     # ---- a few rows by codes, by rows
-    _Entry("few", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1, programs=1024)),
-    _Entry("few", None, 4, 2, Tile(16, 32, 128, warps=4, stages=5, programs=528)),
-    _Entry("few", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=4, programs=528)),
+    Entry("few", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1, programs=1024)),
+    Entry("few", None, 4, 2, Tile(16, 32, 128, warps=4, stages=5, programs=528)),
+    Entry("few", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=4, programs=528)),
     # ---- a linear layer of codes, by rows; not measured on a chip yet
-    _Entry("coded", "gfx9", 16, 2, Tile(16, 32, 64, warps=4, stages=1)),
-    _Entry("coded", "gfx9", _ANY, 2, Tile(64, 64, 64, warps=4, stages=1)),
-    _Entry("coded", None, 16, 2, Tile(16, 32, 64, warps=4, stages=3)),
-    _Entry("coded", None, 64, 2, Tile(32, 64, 64, warps=8, stages=3)),
-    _Entry("coded", None, _ANY, 2, Tile(64, 64, 64, warps=8, stages=2)),
-    _Entry("coded", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
+    Entry("coded", "gfx9", 16, 2, Tile(16, 32, 64, warps=4, stages=1)),
+    Entry("coded", "gfx9", _ANY, 2, Tile(64, 64, 64, warps=4, stages=1)),
+    Entry("coded", None, 16, 2, Tile(16, 32, 64, warps=4, stages=3)),
+    Entry("coded", None, 64, 2, Tile(32, 64, 64, warps=8, stages=3)),
+    Entry("coded", None, _ANY, 2, Tile(64, 64, 64, warps=8, stages=2)),
+    Entry("coded", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
     # ---- 8-bit floats on both sides, by rows; `inner` is the group of scales
-    _Entry("fp8", "interpreter", _ANY, 1, Tile(32, 32, 128)),
-    _Entry("fp8", None, 256, 1, Tile(64, 128, 128, warps=4, stages=4)),
-    _Entry("fp8", None, _ANY, 1, Tile(128, 128, 128, warps=8, stages=3)),
+    Entry("fp8", "interpreter", _ANY, 1, Tile(32, 32, 128)),
+    Entry("fp8", None, 256, 1, Tile(64, 128, 128, warps=4, stages=4)),
+    Entry("fp8", None, _ANY, 1, Tile(128, 128, 128, warps=8, stages=3)),
     # ---- experts of codes, by rows an expert gets on average
-    _Entry("coded experts", "gfx9", _ANY, 2, Tile(16, 64, 64, warps=4, stages=1)),
-    _Entry("coded experts", None, 16, 2, Tile(16, 64, 64, warps=4, stages=3)),
-    _Entry("coded experts", None, _ANY, 2, Tile(64, 64, 64, warps=8, stages=2)),
-    _Entry("coded experts", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
+    Entry("coded experts", "gfx9", _ANY, 2, Tile(16, 64, 64, warps=4, stages=1)),
+    Entry("coded experts", None, 16, 2, Tile(16, 64, 64, warps=4, stages=3)),
+    Entry("coded experts", None, _ANY, 2, Tile(64, 64, 64, warps=8, stages=2)),
+    Entry("coded experts", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
     # ---- experts, by rows an expert gets on average
-    _Entry("experts", "gfx9", 16, 2, Tile(16, 64, 64, warps=4, stages=1)),
-    _Entry("experts", "gfx9", _ANY, 2, Tile(64, 128, 64, warps=4, stages=1)),
-    _Entry("experts", "sm90", 1, 2, Tile(16, 32, 128, warps=2, stages=4)),
-    _Entry("experts", "sm90", 12, 2, Tile(16, 64, 128, warps=4, stages=4)),
-    _Entry("experts", "sm90", 64, 2, Tile(64, 128, 64, warps=4, stages=3)),
-    _Entry("experts", "sm90", 256, 2, Tile(128, 128, 64, warps=8, stages=3)),
-    _Entry("experts", "sm90", _ANY, 2, Tile(128, 256, 64, warps=8, stages=4)),
-    _Entry("experts", None, 16, 2, Tile(16, 128, 64, warps=4, stages=4)),
-    _Entry("experts", None, 64, 2, Tile(32, 128, 64, warps=4, stages=3)),
-    _Entry("experts", None, _ANY, 2, Tile(64, 128, 64, warps=4, stages=3)),
-    _Entry("experts", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
+    Entry("experts", "gfx9", 16, 2, Tile(16, 64, 64, warps=4, stages=1)),
+    Entry("experts", "gfx9", _ANY, 2, Tile(64, 128, 64, warps=4, stages=1)),
+    Entry("experts", "sm90", 1, 2, Tile(16, 32, 128, warps=2, stages=4)),
+    Entry("experts", "sm90", 12, 2, Tile(16, 64, 128, warps=4, stages=4)),
+    Entry("experts", "sm90", 64, 2, Tile(64, 128, 64, warps=4, stages=3)),
+    Entry("experts", "sm90", 256, 2, Tile(128, 128, 64, warps=8, stages=3)),
+    Entry("experts", "sm90", _ANY, 2, Tile(128, 256, 64, warps=8, stages=4)),
+    Entry("experts", None, 16, 2, Tile(16, 128, 64, warps=4, stages=4)),
+    Entry("experts", None, 64, 2, Tile(32, 128, 64, warps=4, stages=3)),
+    Entry("experts", None, _ANY, 2, Tile(64, 128, 64, warps=4, stages=3)),
+    Entry("experts", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
 )
 
 
 @functools.cache
 def tile(op: str, width: int, size: int, arch: Arch) -> Tile:
     """The tile of `op` for heads of `width` columns and elements of `size` bytes."""
-    for entry in _TABLE:
+    for entry in TABLE:
         fits = width <= entry.width and size <= entry.size
         if entry.op == op and entry.arch in (None, arch) and fits:
             return entry.tile

@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sylvan.kernels.gpu.triton_early import inputs_ready
 from sylvan.kernels.paged.triton_tile import LOG2_E, fold, places, rows_of
 
 
@@ -74,8 +75,10 @@ def decode_kernel(
     CAPPED: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Attend to every `lanes`-th split; write its mean of values and the log2 of its weight."""
+    inputs_ready(EARLY)
     head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     kv_head = tl.program_id(0) // head_blocks
     lane = tl.program_id(1)
@@ -164,8 +167,10 @@ def merge_kernel(
     SINKS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Mean of a head's splits by their weights; a sink has a weight and no value."""
+    inputs_ready(EARLY)
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     span = _span(tl.load(lens_ptr + request), WINDOW, SEGMENT, SPLITS, LEAST, BLOCK)
     count = span[2]

@@ -13,13 +13,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sylvan.kernels.paged.triton_tile import LOG2_E, fold, places, rows_of
+from sylvan.kernels.paged.triton_tile import LOG2_E, fold, fold_block, places, rows_of
 
 _SEARCH = tl.constexpr(128)
 
 
 @triton.jit
-def _request_of(starts_ptr, tile, requests, TOKENS: tl.constexpr):
+def request_of(starts_ptr, tile, requests, TOKENS: tl.constexpr):
     """The last request whose first tile is not after `tile`."""
     found = 0
     for start in range(0, requests, _SEARCH):
@@ -34,6 +34,8 @@ def extend_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
+    k_block,
+    v_block,
     table_ptr,
     rows_ptr,
     lens_ptr,
@@ -68,17 +70,21 @@ def extend_kernel(
     ENDS: tl.constexpr,
     SHARED: tl.constexpr,
     CAPPED: tl.constexpr,
+    BLOCKS: tl.constexpr,
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows of a tile are TOKENS tokens times HEADS heads of a group, heads fastest."""
+    """Rows of a tile are TOKENS tokens times HEADS heads of a group, heads fastest.
+
+    With BLOCKS, keys and values that every row sees are copied by descriptors `k_block`, `v_block`.
+    """
     # Late tiles of a causal request are the long ones: start with them.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     kv_head = tl.program_id(1) // head_blocks
-    request = _request_of(starts_ptr, tile, requests, TOKENS)
+    request = request_of(starts_ptr, tile, requests, TOKENS)
     start = tl.load(starts_ptr + request)
     queries = tl.load(starts_ptr + request + 1) - start
     first_query = (tile - (start // TOKENS + request)) * TOKENS
@@ -128,7 +134,22 @@ def extend_kernel(
         if SLOPED:
             slope = tl.load(slopes_ptr + head, mask=real, other=0.0)
         # ---- tokens visible to every query of the tile: no mask
-        if not SHARED:
+        if BLOCKS:
+            for at in range(begin, clear, BLOCK):
+                slot = tl.load(table_ptr + at // PAGE) * PAGE + at % PAGE
+                peak, total, acc = fold_block(
+                    (peak, total, acc),
+                    q,
+                    k_block,
+                    v_block,
+                    slot,
+                    kv_head,
+                    (scale, cap, 0.0),
+                    WIDTH,
+                    VALUE,
+                    CAPPED,
+                )
+        elif not SHARED:
             for at in range(begin, clear, BLOCK):
                 token = at + tl.arange(0, BLOCK)
                 all_of_them = token >= 0

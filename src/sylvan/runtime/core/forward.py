@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope, X
+from sylvan.kernels.scan.device_spans import DeviceSpans
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.core.states import StatePool, StateWork
@@ -263,12 +264,13 @@ class ForwardBatch:
     stored, and its pages in page_tables[g][req_slots_R[r]], where g is the layer's KV group;
     slot_mappings[g] (T,) are the slots where its layers store the rows. q_starts_R has R + 1
     entries; `sample_rows` (S,) are the rows that need logits. Models with recurrent layers have
-    `states`, and `state_work` is this step's work on them. `input_embeds` replace token embeddings;
-    `drafts` are the slices whose last rows are guesses. `rotary_positions` (T,) override the
-    default positions; None: no override. A row attends to tokens of its request before `row_ends`
-    (T,), at least up to itself; None: causal. `cross` holds the encoder output of each request for
-    cross-attention layers. Where steps are queued, `edits` are those of the step that runs, while
-    the fields of the host may belong to a later one already.
+    `states`, and `state_work` is this step's work on them, or `state_spans` in the memory of a
+    device, for graphs. `input_embeds` replace token embeddings; `drafts` are the slices whose last
+    rows are guesses. `rotary_positions` (T,) override the default positions; None: no override. A
+    row attends to tokens of its request before `row_ends` (T,), at least up to itself; None:
+    causal. `cross` holds the encoder output of each request for cross-attention layers. Where steps
+    are queued, `edits` are those of the step that runs, while the fields of the host may belong to
+    a later one already.
     """
 
     def __init__(
@@ -284,6 +286,7 @@ class ForwardBatch:
         self.attention = attention
         self.states = states
         self.state_work: StateWork | None = None
+        self.state_spans: DeviceSpans | None = None
         self.input_embeds: tuple[InputEmbeds, ...] = ()
         self.rotary_positions: IntArray | None = None
         self.row_ends: IntArray | None = None

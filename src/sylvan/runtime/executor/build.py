@@ -476,6 +476,7 @@ def _loaded(plan: ModelPlan) -> Any:
         load_weights(model, plan.model_dir, plan.progress, formats, kind, device=plan.build.device)
     if plan.rounds_to_fp8:
         round_to_fp8(model)
+    plan.use_device_scans(model)
     return model
 
 
@@ -518,6 +519,8 @@ def _on_device(
         weights = plan.live(model, plan.names(model))
         workers = worker_halves(plan, parts, late)
         adapter_of(workers)(model)
+        states, holds = plan.device_states
+        num_states = states.num_slots if states else 0
         executor, report = build_device(
             DevicePlan(
                 platform=platform,
@@ -527,12 +530,13 @@ def _on_device(
                 context_len=plan.build.length,
                 attention=attention,
                 make_pool=make_pool,
-                kv_groups=lambda pages: cache_groups(plan.config, shape_of(pages)),
+                kv_groups=lambda pages: cache_groups(plan.config, shape_of(pages), num_states),
+                states=states,
                 page_bytes=_page_bytes(plan),
                 num_pages=None if options.fill else options.num_pages,
                 most_pages=options.most_pages,
                 vocab_size=plan.config.vocab_size,
-                graph=graph,
+                graph=graph and holds,
                 capabilities=workers,
                 custom=tuple(parts.custom),
                 weights=weights,
@@ -552,7 +556,8 @@ def _on_device(
     runner = "graph" if report.has_graphs else "eager"
     shape = shape_of(report.num_pages)
     kv_bytes = (report.num_pages - 1) * report.page_bytes
-    return executor, replace(facts, runner=runner, num_pages=shape.num_pages, kv_bytes=kv_bytes)
+    facts = replace(facts, runner=runner, num_states=num_states)
+    return executor, replace(facts, num_pages=shape.num_pages, kv_bytes=kv_bytes)
 
 
 def _kv_bytes(pool: KVCachePool) -> int:

@@ -36,6 +36,7 @@ class ImmediateBackend:
     """Implements `StepBackend`. Owns the step's buffers and the newest token of each slot."""
 
     immediate = True
+    runs_once = True
 
     def __init__(
         self,

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from sylvan.kernels.gpu.choice import triton_installed
 from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.cost import OpCost
 from sylvan.kernels.native.library import Library
+from sylvan.kernels.registry import registry
+from sylvan.kernels.scan import scans_of
 from sylvan.protocol.commands import DiskTensors
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, KVCachePool
@@ -23,7 +24,7 @@ from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.runner import ModelRunner, OnHead
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.moe import expert_load, mixtures
-from sylvan.runtime.layers.recurrent import state_shapes
+from sylvan.runtime.layers.recurrent import has_scans_only, state_shapes, use_scans
 from sylvan.runtime.layers.stage import Stage
 from sylvan.runtime.models.checkpoint import Progress
 from sylvan.runtime.models.config import ModelConfig, StatePart
@@ -37,7 +38,7 @@ from sylvan.runtime.models.slots import slots
 from sylvan.runtime.models.stages import cut, stage_config
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.pool.mha import NIBBLES, KVShape
-from sylvan.runtime.pool.states import TensorStates
+from sylvan.runtime.pool.states import QueuedStates, TensorStates
 
 _OF_NO_WEIGHT = ("raw", "dtype", "eos_ids", "bos_id")
 """Config fields that may differ between checkpoints of the same model."""
@@ -165,10 +166,16 @@ class ModelPlan:
 
     @property
     def suits_device(self) -> bool:
-        """Whether steps can be launched without waiting for results: plain generation."""
+        """Whether steps can be launched without waiting for results: plain generation.
+
+        Recurrent states cannot be taken back by a token: guesses need the result.
+        """
         config = self.config
-        others = self.pooling is not None or bool(config.states) or not config.causal
-        return not others and config.path != "transformers"
+        if self.pooling is not None or not config.causal or config.path == "transformers":
+            return False
+        return not config.states or (
+            not self.options.max_samples and has_scans_only(self.skeleton())
+        )
 
     @property
     def kv_type(self) -> torch.dtype:
@@ -198,8 +205,8 @@ class ModelPlan:
         """Whose kernels multiply by quantised matrices."""
         if self.platform is None or self.platform.facts.lowering:
             return "cpu"  # step programs support all formats on any platform
-        on_gpu = self.build.device.type == "cuda" and triton_installed()
-        return "triton" if on_gpu else "none"
+        kernels = registry().usable("matmul.linear", self.build.device.type)
+        return "triton" if any(k.backend == "triton" for k in kernels) else "none"
 
     @property
     def rounds_to_fp8(self) -> bool:
@@ -247,6 +254,19 @@ class ModelPlan:
         guesses = self.limits.most_samples - 1 if self.options.max_samples else 0
         guesses += self.limits.max_paths
         return TensorStates(parts, count, self.build.device, guesses)
+
+    def use_device_scans(self, model: nn.Module) -> None:
+        """Give recurrent layers the kernels of the device, if it has any."""
+        if self.config.states and (scans := scans_of(self.build.device)) is not None:
+            use_scans(model, scans)
+
+    @property
+    def device_states(self) -> tuple[QueuedStates | None, bool]:
+        """Memory for recurrent states on a device, and whether graphs can hold steps with them."""
+        states = self.states
+        if states is None:
+            return None, True
+        return QueuedStates(states), scans_of(self.build.device) is not None
 
     @property
     def _state_parts(self) -> Sequence[StatePart]:

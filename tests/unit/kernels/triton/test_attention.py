@@ -182,6 +182,22 @@ def test_extend_sees_the_prefix_and_not_the_future(name: str, dtype: torch.dtype
     close(got, attend(q, starts, pages, layer))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, *more(torch.bfloat16)])
+@pytest.mark.parametrize("page", [64, 128])
+@pytest.mark.parametrize("name", ["grouped", *more("large", "capped", "sinks", "heads of 256")])
+def test_blocks_of_a_long_prefix_are_copied_by_descriptors(
+    name: str, page: int, dtype: torch.dtype
+) -> None:
+    layer = put(LAYERS[name])
+    lens, starts = [200, 70, *more(900)], [0, 3, 4, *more(304)]
+    pages = cache(layer, lens, page, dtype)
+    q = queries(layer, starts[-1], dtype)
+
+    got = extend(q, pages, ints(starts), layer)
+
+    close(got, attend(q, starts, pages, layer))
+
+
 def test_extend_without_causality_sees_everything() -> None:
     layer, lens, starts = replace(PLAIN, causal=False), [40, 21], [0, 40, 61]
     pages = cache(layer, lens, 8, torch.float32)

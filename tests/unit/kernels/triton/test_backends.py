@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import itertools
-import pkgutil
-
 import numpy as np
 import pytest
 import torch
 
-import sylvan.kernels
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
-from sylvan.kernels.gpu.choice import KernelDispatch
 from sylvan.kernels.paged import reference
+from sylvan.kernels.sample import triton_sample
 from sylvan.runtime.attention.reference import ReferenceAttention
 from sylvan.runtime.attention.triton import TritonAttention
 from sylvan.runtime.executor.device.sampling import TritonSampling
@@ -90,7 +84,7 @@ def test_edits_of_logits_are_those_of_pytorch():
     )
     mine, its = logits.clone(), logits.clone()
 
-    TritonSampling().edit(mine, edits)
+    TritonSampling(triton_sample).edit(mine, edits)
     TorchSampling().edit(its, edits)
 
     torch.testing.assert_close(mine, its)
@@ -112,28 +106,6 @@ def test_draws_are_those_of_pytorch(filtered):
         uniform=put(torch.from_numpy(uniform(seeds, 0 * places, places))),
     )
 
-    got = TritonSampling().draw(logits.clone(), rows, filtered=filtered)
+    got = TritonSampling(triton_sample).draw(logits.clone(), rows, filtered=filtered)
 
     assert got.tolist() == TorchSampling().draw(logits.clone(), rows).tolist()
-
-
-def dispatched() -> list[KernelDispatch]:
-    packages = [
-        importlib.import_module(f"sylvan.kernels.{found.name}")
-        for found in pkgutil.iter_modules(sylvan.kernels.__path__)
-        if found.ispkg
-    ]
-    members = [vars(package).values() for package in packages]
-    return [value for value in itertools.chain(*members) if isinstance(value, KernelDispatch)]
-
-
-def test_kernels_have_the_names_and_parameters_of_their_references():
-    found = dispatched()
-
-    assert len(found) > 8
-    for dispatch in found:
-        mine = list(inspect.signature(dispatch.on_device).parameters)
-        its = list(inspect.signature(dispatch.reference).parameters.values())
-        assert mine == [parameter.name for parameter in its[: len(mine)]]
-        # More is for the reference alone, and never for a kernel.
-        assert all(parameter.default is None for parameter in its[len(mine) :])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sylvan.kernels.scan.device_spans import DeviceSpans
 from sylvan.runtime.core.forward import NO_EDITS, BatchLimits, ForwardBatch, StepEdits
 from sylvan.runtime.executor.device.edits import StagedEdits
 from sylvan.runtime.executor.device.layout import Host, StagedInputs, step_layout
@@ -75,6 +76,9 @@ class StepMemory:
         batch.req_slots_R = device["req_slots"][:requests]
         batch.sample_rows = device["sample_rows"][:samples]
         self._feed = device["feed"][:rows]
+        batch.state_spans = None
+        if batch.states is not None and sizes.bucket is not None:
+            batch.state_spans = DeviceSpans(batch.q_starts_R, device["state_slots"][:requests])
 
     def feed(self, batch: ForwardBatch) -> None:
         """Replace ids in flight by the newest tokens; captured in graphs.
@@ -91,6 +95,7 @@ class StepMemory:
         inputs = self.inputs(bucket.rows, bucket.requests)
         if not bucket.decodes:
             inputs.clear()
+        inputs.device["state_slots"].fill_(-1)
         self.point(inputs, Sizes(0, 0, 0, bucket))
         return self.batch
 

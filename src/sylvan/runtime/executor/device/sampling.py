@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from sylvan.kernels.gpu.choice import triton_installed
+from sylvan.kernels.gpu.choice import kernels_for
 from sylvan.kernels.sample.device import LogitEdits, RowParams
 from sylvan.runtime.sampling.on_device import (
     DeviceLogitEdits,
@@ -19,11 +21,9 @@ class TritonSampling:
 
     makes_numbers = True
 
-    def __init__(self) -> None:
-        # Here because Triton is imported only where it is used.
-        from sylvan.kernels.sample import triton_sample
-
-        self._kernels = triton_sample
+    def __init__(self, kernels: Any) -> None:
+        """`kernels`: a module with `edit` and `draw`, as `kernels.sample.triton_sample`."""
+        self._kernels = kernels
 
     def edit(self, logits_RV: torch.Tensor, edits: DeviceLogitEdits) -> None:
         parts: dict[str, torch.Tensor] = {}
@@ -64,7 +64,6 @@ class TritonSampling:
 
 
 def device_sampling(device: torch.device) -> DeviceSampling:
-    """Triton's kernels if they are available; imported only then."""
-    if device.type == "cuda" and triton_installed():
-        return TritonSampling()
-    return TorchSampling()
+    """Kernels for this device if there are any; imported only then."""
+    kernels = kernels_for("sample", device)
+    return TorchSampling() if kernels is None else TritonSampling(kernels)
