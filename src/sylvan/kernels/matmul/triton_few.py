@@ -36,33 +36,43 @@ def _nibbles(one: int, magic: int, less: int) -> str:
     `one`, `magic` and `less` are pairs of numbers: 1, what code 0 becomes, and minus the code that
     is to be 0 plus that.
     """
-    lines = ["{ .reg .b32 a, b; prmt.b32 a, $4, 0, 0x4140; prmt.b32 b, $4, 0, 0x4342;"]
+    lines = [
+        f"{{ .reg .b32 a, b, one, less; mov.b32 one, 0x{one:08X}; mov.b32 less, 0x{less:08X};",
+        "prmt.b32 a, $4, 0, 0x4140; prmt.b32 b, $4, 0, 0x4342;",
+    ]
     for low, out in (("a", "$0"), ("b", "$1")):
         lines.append(f"lop3.b32 {out}, {low}, 0x000F000F, 0x{magic:08X}, 0xEA;")
     lines.append("shr.b32 a, a, 4; shr.b32 b, b, 4;")
     for high, out in (("a", "$2"), ("b", "$3")):
         lines.append(f"lop3.b32 {out}, {high}, 0x000F000F, 0x{magic:08X}, 0xEA;")
     kind = "bf16x2" if magic >> 16 == 0x4300 else "f16x2"
-    lines += [f"fma.rn.{kind} $%d, $%d, 0x{one:08X}, 0x{less:08X};" % (n, n) for n in range(4)]
+    lines += [f"fma.rn.{kind} ${out}, ${out}, one, less;" for out in range(4)]
     return "\n".join([*lines, "}"])
 
 
-_BF16_INT4 = tl.constexpr(_nibbles(0x3F803F80, 0x43004300, 0xC308C308))
-_BF16_UINT4 = tl.constexpr(_nibbles(0x3F803F80, 0x43004300, 0xC300C300))
-_F16_INT4 = tl.constexpr(_nibbles(0x3C003C00, 0x64006400, 0xE408E408))
-_F16_UINT4 = tl.constexpr(_nibbles(0x3C003C00, 0x64006400, 0xE400E400))
+_ASSEMBLY: dict[tuple[str, torch.dtype], str] = {
+    ("int4", torch.bfloat16): _nibbles(0x3F803F80, 0x43004300, 0xC308C308),
+    ("uint4", torch.bfloat16): _nibbles(0x3F803F80, 0x43004300, 0xC300C300),
+    ("int4", torch.float16): _nibbles(0x3C003C00, 0x64006400, 0xE408E408),
+    ("uint4", torch.float16): _nibbles(0x3C003C00, 0x64006400, 0xE400E400),
+}
 
 
 @triton.jit
 def _halves(byte, table_ptr, CODE: tl.constexpr, DTYPE: tl.constexpr, PTX: tl.constexpr):
-    """Numbers of the low and the high halves of bytes."""
-    if PTX and (CODE == "int4" or CODE == "uint4"):
-        if DTYPE == tl.bfloat16:
-            text: tl.constexpr = _BF16_INT4 if CODE == "int4" else _BF16_UINT4
-        else:
-            text: tl.constexpr = _F16_INT4 if CODE == "int4" else _F16_UINT4
+    """Numbers of the low and the high halves of bytes, by assembly if there is some."""
+    if PTX != "" and DTYPE == tl.bfloat16:
         low, high = tl.inline_asm_elementwise(
-            text, "=&r,=&r,=&r,=&r,r", [byte], dtype=(DTYPE, DTYPE), is_pure=True, pack=4
+            PTX,
+            "=&r,=&r,=&r,=&r,r",
+            [byte],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )
+    elif PTX != "":
+        low, high = tl.inline_asm_elementwise(
+            PTX, "=&r,=&r,=&r,=&r,r", [byte], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
         )
     else:
         raw = byte.to(tl.int32)
@@ -249,7 +259,7 @@ def few_rows(
         WHOLE=inputs % sizes.inner == 0,
         AFTER=after(weight, sizes),
         DTYPE=_TYPES[dtype],
-        PTX=ptx,
+        PTX=_ASSEMBLY.get((weight.code, dtype), "") if ptx else "",
         **constants,
         ROWS=sizes.rows,
         COLS=sizes.cols,
