@@ -10,7 +10,7 @@ import torch
 from sylvan.kernels.matmul.triton_fp8 import fp8_product, quantised_rows, rounded
 from sylvan.kernels.matmul.triton_linear import linear
 from sylvan.kernels.matmul.weights import takes_fp8
-from tests.support.chosen import more
+from tests.support.chosen import more, on_gpu
 from tests.support.coded import coded
 from tests.support.tensors import fp8, home, put, random
 
@@ -60,7 +60,8 @@ def test_products(group: int, count: int, outputs: int) -> None:
     numbers, scales = reference(x, group)
     whole = numbers.unflatten(1, (scales.shape[1], -1)) * scales[..., None]
     want = whole.flatten(1).double() @ weight.numbers().double().T + home(bias).double()
-    torch.testing.assert_close(home(got).double(), want, rtol=1e-3, atol=1e-2)
+    # A Hopper GPU adds up products of 8-bit floats in some 14 bits (arXiv:2412.19437, section 3.5.2).
+    assert (home(got).double() - want).norm() < (2e-3 if on_gpu() else 1e-5) * want.norm()
 
 
 @GROUPS

@@ -66,7 +66,7 @@ def serve(path, gpu, **options):
 
 def served_here(serving) -> list[CodedWeight]:
     """Matrices in the memory of the device that are quantised there."""
-    model = serving.executor._worker._parts.runner._model
+    model = serving.executor._worker._backend._parts.runner._model
     weights = [module.weight for module in model.modules() if isinstance(module, Linear)]
     return [weight for weight in weights if isinstance(weight, CodedWeight) and weight.q.is_cuda]
 
