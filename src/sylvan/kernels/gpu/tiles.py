@@ -74,7 +74,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("latent decode", None, 16, 1, Tile(16, 64, warps=8, stages=2)),
     Entry("latent decode", None, 16, 2, Tile(16, 32, warps=8, stages=2)),
     Entry("latent decode", None, _ANY, 1, Tile(32, 32, warps=8, stages=2)),
-    Entry("latent decode", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2)),
+    Entry("latent decode", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2, split=1024)),
     Entry("latent decode", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
     Entry("latent decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
     Entry("latent extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
