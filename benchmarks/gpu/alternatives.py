@@ -30,7 +30,7 @@ from shapes import REAL, TINY
 from sylvan.kernels import ops
 from sylvan.kernels.experts import ExpertWeights, Routing
 from sylvan.kernels.gpu import tiles
-from sylvan.kernels.gpu.tiles import Entry, Tile
+from sylvan.kernels.gpu.tiles import Tile, TileEntry
 from sylvan.runtime.platform.find import load_kinds, open_platform
 
 _BEYOND_CACHE = 1 << 28  # bytes of weights that a timed round reads, more than a chip caches
@@ -40,7 +40,7 @@ _LATENT = next(kind for kind in OTHERS if kind.value)
 @contextmanager
 def used(**chosen: Tile) -> Iterator[None]:
     """These tiles of ops, whatever the width; an underscore stands for a space."""
-    rows = [Entry(op.replace("_", " "), None, 1 << 30, 4, tile) for op, tile in chosen.items()]
+    rows = [TileEntry(op.replace("_", " "), None, 1 << 30, 4, tile) for op, tile in chosen.items()]
     with mock.patch.object(tiles, "TABLE", (*rows, *tiles.TABLE)):
         tiles.tile.cache_clear()
         try:

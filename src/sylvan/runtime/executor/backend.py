@@ -40,15 +40,18 @@ class StepBackend(Protocol):
         batch: Inputs of the forward pass.
         immediate: Whether methods return only when their work is done. If not, work is queued, and
           tokens that constraints change afterwards reach `correct` with the next step.
-        runs_once: Whether a step must not be run again (recurrent states go on from it), so that
-          `correct` comes before its forward pass.
     """
 
     batch: ForwardBatch
     immediate: bool
 
     @property
-    def runs_once(self) -> bool: ...
+    def runs_once(self) -> bool:
+        """Whether a forward pass must not be repeated, because it changes recurrent states.
+
+        `correct` is then called before it.
+        """
+        ...
 
     def update(self, plan: StepPlan) -> None:
         """Write page tables, copy pages, mirror the parameters of requests that joined or left."""

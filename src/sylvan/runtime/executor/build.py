@@ -38,7 +38,7 @@ from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.load_cache import kept_weights
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
-from sylvan.runtime.executor.parts import BuiltModel, ModelPlan
+from sylvan.runtime.executor.parts import BuiltModel, ModelPlan, device_states, use_device_scans
 from sylvan.runtime.executor.pools import (
     cache_groups,
     pages_shape,
@@ -476,7 +476,7 @@ def _loaded(plan: ModelPlan) -> Any:
         load_weights(model, plan.model_dir, plan.progress, formats, kind, device=plan.build.device)
     if plan.rounds_to_fp8:
         round_to_fp8(model)
-    plan.use_device_scans(model)
+    use_device_scans(plan, model)
     return model
 
 
@@ -519,7 +519,7 @@ def _on_device(
         weights = plan.live(model, plan.names(model))
         workers = worker_halves(plan, parts, late)
         adapter_of(workers)(model)
-        states, holds = plan.device_states
+        states, holds = device_states(plan)
         num_states = states.num_slots if states else 0
         executor, report = build_device(
             DevicePlan(

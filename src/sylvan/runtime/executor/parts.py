@@ -255,19 +255,6 @@ class ModelPlan:
         guesses += self.limits.max_paths
         return TensorStates(parts, count, self.build.device, guesses)
 
-    def use_device_scans(self, model: nn.Module) -> None:
-        """Give recurrent layers the kernels of the device, if it has any."""
-        if self.config.states and (scans := scans_of(self.build.device)) is not None:
-            use_scans(model, scans)
-
-    @property
-    def device_states(self) -> tuple[QueuedStates | None, bool]:
-        """Memory for recurrent states on a device, and whether graphs can hold steps with them."""
-        states = self.states
-        if states is None:
-            return None, True
-        return QueuedStates(states), scans_of(self.build.device) is not None
-
     @property
     def _state_parts(self) -> Sequence[StatePart]:
         """Recurrent states of this rank's shard of the layers."""
@@ -276,6 +263,20 @@ class ModelPlan:
             return whole
         mine = state_shapes(self.skeleton())
         return [StatePart(mine[number], part.exact) for number, part in enumerate(whole)]
+
+
+def use_device_scans(plan: ModelPlan, model: nn.Module) -> None:
+    """Give recurrent layers the kernels of the device, if it has any."""
+    if plan.config.states and (scans := scans_of(plan.build.device)) is not None:
+        use_scans(model, scans)
+
+
+def device_states(plan: ModelPlan) -> tuple[QueuedStates | None, bool]:
+    """Memory for recurrent states on a device, and whether graphs can hold steps with them."""
+    states = plan.states
+    if states is None:
+        return None, True
+    return QueuedStates(states), scans_of(plan.build.device) is not None
 
 
 @dataclass(frozen=True, slots=True)
