@@ -43,7 +43,9 @@ def write_random_model(
         "eos_token_id": 258,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(_weights(hidden, inner, heads), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        _weights(hidden, inner, heads), folder / "model.safetensors", metadata={"format": "pt"}
+    )
     return folder
 
 

@@ -19,9 +19,7 @@ def normal(rows: int, cols: int) -> torch.Tensor:
 
 
 def read(blocks: torch.Tensor, kind: str) -> torch.Tensor:
-    return torch.from_numpy(
-        gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType[kind])
-    )
+    return torch.from_numpy(gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType[kind]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -160,9 +160,7 @@ def _experts(raw: Raw) -> dict[str, int | float | str]:
     return found
 
 
-def _scaling(
-    raw: Raw, head_dim: int
-) -> tuple[dict[str, int | float | str], tuple[float, ...]]:
+def _scaling(raw: Raw, head_dim: int) -> tuple[dict[str, int | float | str], tuple[float, ...]]:
     """Metadata of the rule for long texts, or factors of the frequencies."""
     rule = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     kind = rule.get("rope_type", rule.get("type", "default"))
@@ -179,9 +177,7 @@ def _scaling(
         return {
             "rope.scaling.type": "yarn",
             "rope.scaling.factor": float(rule["factor"]),
-            "rope.scaling.original_context_length": int(
-                original or raw["max_position_embeddings"]
-            ),
+            "rope.scaling.original_context_length": int(original or raw["max_position_embeddings"]),
         }, ()
     raise ConfigError(f"config.json: rope_scaling {dict(rule)} cannot be written to GGUF files")
 

@@ -192,7 +192,13 @@ def test_ways_to_split_words_have_the_name_of_llama_cpp(tmp_path, name):
 
     assert found.values["tokenizer.ggml.pre"] == name
     assert found.values["tokenizer.ggml.merges"] == ["a b"]
-    assert found.values["tokenizer.ggml.tokens"][25:] == ["z", "ab", "[PAD27]", "[PAD28]", "[PAD29]"]
+    assert found.values["tokenizer.ggml.tokens"][25:] == [
+        "z",
+        "ab",
+        "[PAD27]",
+        "[PAD28]",
+        "[PAD29]",
+    ]
     assert not found.problem
 
 

@@ -53,9 +53,7 @@ def cache(monkeypatch, tmp_path):
 
 def serve(path, gpu, **options):
     def build(path, local):
-        return build_executor(
-            path, local, parts=ExecutorParts(STANDARD_WORKERS), platform=gpu
-        )
+        return build_executor(path, local, parts=ExecutorParts(STANDARD_WORKERS), platform=gpu)
 
     return Serving(
         path,
