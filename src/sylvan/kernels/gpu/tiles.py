@@ -106,8 +106,7 @@ TABLE: tuple[TileEntry, ...] = (
     TileEntry("coded", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
     # ---- 8-bit floats on both sides, by rows; `inner` is the group of scales
     TileEntry("fp8", "interpreter", _ANY, 1, Tile(32, 32, 128)),
-    TileEntry("fp8", None, 256, 1, Tile(64, 128, 128, warps=4, stages=4)),
-    TileEntry("fp8", None, _ANY, 1, Tile(128, 128, 128, warps=8, stages=3)),
+    TileEntry("fp8", None, _ANY, 1, Tile(64, 128, 128, warps=4, stages=4)),
     # ---- experts of codes, by rows an expert gets on average
     TileEntry("coded experts", "gfx9", _ANY, 2, Tile(16, 64, 64, warps=4, stages=1)),
     TileEntry("coded experts", None, 16, 2, Tile(16, 64, 64, warps=4, stages=3)),
