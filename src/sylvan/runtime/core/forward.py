@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope, X
+from sylvan.kernels.scan.spans import Spans
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.core.states import StatePool, StateWork
@@ -274,6 +275,13 @@ class ForwardBatch:
     def page_table_SP(self) -> torch.Tensor:  # noqa: N802 - named as the tensors are
         """The page table of the first group."""
         return self.page_tables[0]
+
+    @property
+    def spans(self) -> Spans:
+        """Rows and state slots of the step's requests, for recurrent layers."""
+        work = self.state_work
+        assert work is not None, "a step without states"
+        return Spans(tuple(self.q_starts_R.tolist()), tuple(work.slots.tolist()), work.saves)
 
     def table_of(self, layer: int) -> torch.Tensor:
         """The page table (S, P) that the attention layer of this index reads."""

@@ -29,9 +29,7 @@ Shape = tuple[int, ...]
 
 def spans_of(batch: ForwardBatch) -> Spans:
     """The rows and slots of a step."""
-    work = batch.state_work
-    assert work is not None, "a step without states"
-    return Spans(tuple(batch.q_starts_R.tolist()), tuple(work.slots.tolist()), work.saves)
+    return batch.spans
 
 
 def state_of(batch: ForwardBatch, part: int) -> torch.Tensor:
