@@ -17,6 +17,7 @@ import torch
 
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope, X
 from sylvan.kernels.scan.device_spans import DeviceSpans
+from sylvan.kernels.scan.spans import Spans
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.core.states import StatePool, StateWork
@@ -308,6 +309,17 @@ class ForwardBatch:
     def page_table_SP(self) -> torch.Tensor:  # noqa: N802 - named as the tensors are
         """The page table of the first group."""
         return self.page_tables[0]
+
+    @property
+    def spans(self) -> Spans:
+        """Rows and state slots of the step, for recurrent layers; in a graph it waits for these."""
+        if self.state_spans is not None:
+            return self.state_spans.on_host()
+        work = self.state_work
+        assert work is not None, "a step without states"
+        starts = self.q_starts_R
+        on_host = starts.tolist() if starts.device.type == "cpu" else self.host.q_starts.tolist()
+        return Spans(tuple(on_host[: len(starts)]), tuple(work.slots.tolist()), work.saves)
 
     def table_of(self, layer: int) -> torch.Tensor:
         """The page table (S, P) that the attention layer of this index reads."""

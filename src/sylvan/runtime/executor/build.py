@@ -38,7 +38,13 @@ from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.load_cache import kept_weights
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
-from sylvan.runtime.executor.parts import BuiltModel, ModelPlan, device_states, use_device_scans
+from sylvan.runtime.executor.parts import (
+    BuiltModel,
+    KeptStates,
+    ModelPlan,
+    device_states,
+    use_device_scans,
+)
 from sylvan.runtime.executor.pools import (
     cache_groups,
     pages_shape,
@@ -76,8 +82,6 @@ from sylvan.runtime.pool.ahead import PagesAhead, ReleasedAhead
 from sylvan.runtime.pool.mha import NIBBLES, KVShape, bytes_of
 from sylvan.runtime.pool.occupation import Occupation, TensorMemory
 from sylvan.runtime.pool.pages import JoinedPages, PagedBuffer
-from sylvan.runtime.pool.state_pages import StatePages
-from sylvan.runtime.pool.states import TensorStates
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.native import NativeSampler
 from sylvan.runtime.sampling.sampler import Sampler
@@ -178,11 +182,13 @@ def _in_memory(
         on_head=heads_of(workers),
     )
     made = _lowered(plan) or _with_program(plan) or _with_tensors(plan)
-    states = plan.states
+    states = made.states
+    if states is None and plan.states is not None:
+        states = plan.states.tensors(plan.build.device)
     beside = [worker.beside for worker in workers if worker.beside is not None]
     late.pages = [
         *_with_pages_beside(made.pool.groups, beside),
-        *([StatePages(states.parts)] if states else []),
+        *([states.pages] if states else []),
     ]
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states)
     slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
@@ -243,7 +249,7 @@ def _with_pages_beside(
 def _control(
     plan: ModelPlan,
     made: BuiltModel,
-    states: TensorStates | None,
+    states: KeptStates | None,
     beside: Sequence[PagedBuffer],
     ahead: PagesAhead,
 ) -> ExecutorControl:
@@ -575,7 +581,7 @@ def _attention(plan: ModelPlan, platform: Platform | None) -> Any:
     if name == "auto" and platform is not None:
         order = platform.facts.attention
         name = next((n for n in order if n != "triton" or triton_installed()), name)
-        name = "torch" if name == "flashinfer" else name
+        name = "torch" if name in ("flashinfer", "aiter") else name
     return load_attention(name, platform.facts if platform else plan.build.device)
 
 
