@@ -12,6 +12,7 @@ from torch import nn
 
 from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.cost import OpCost
+from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.registry import registry
 from sylvan.kernels.scan import scans_of
@@ -21,6 +22,7 @@ from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, KVCachePo
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.core.states import StatePool
 from sylvan.runtime.executor.control import Checkpoints
+from sylvan.runtime.executor.early.memory import InheritedMemory
 from sylvan.runtime.executor.experts import Mixture
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.runner import ModelRunner, OnHead
@@ -89,6 +91,7 @@ class ModelPlan:
     on_head: OnHead = lambda rows: None  # see `EagerRunner`
     loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     spreads: dict[int, Mixture] = field(default_factory=dict[int, Mixture])
+    memory: InheritedMemory | None = None  # of the executor before; None: this is the first one
 
     def model(self, *, late: bool = False) -> Any:
         """Build the model without weights; sets the counters that `loads` returns.
@@ -260,6 +263,7 @@ class ModelPlan:
             head_dim=latent.kept if latent else config.head_dim,
             num_pages=self.options.num_pages,
             page_size=self.options.page_size,
+            memory=self.memory.pages if self.memory else None,
         )
 
     @property
@@ -322,7 +326,8 @@ class BuiltModel:
     `exact`: answers are bit-identical whatever is batched, cached or chunked. `weights` may be the
     reason why they are not accessible. `buffers`: scratch memory of steps. `program`: the ops of a
     step program, if there is one. `use`: statistics of its steps for the server's state. `states`:
-    recurrent states, if the runner keeps them elsewhere than in tensors.
+    recurrent states, if the runner keeps them elsewhere than in tensors. `kept`: the file of its
+    packed weights.
     """
 
     name: str
@@ -336,3 +341,4 @@ class BuiltModel:
     program: Sequence[OpCost] = ()
     use: Callable[[], Mapping[str, float]] | None = None
     states: KeptStates | None = None
+    kept: KeptWeights | None = None

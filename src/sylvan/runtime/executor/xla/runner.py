@@ -21,8 +21,9 @@ from sylvan.runtime.executor.xla.functions import DRAW_TYPES, HEAD_ROWS, Edits, 
 from sylvan.runtime.executor.xla.inputs import pack, sizes_of
 from sylvan.runtime.executor.xla.rotary import RotaryTables
 from sylvan.runtime.executor.xla.sizes import BucketUse, StepBucket, StepBuckets
-from sylvan.runtime.sampling.api import SampleOutput, TokenSampler
+from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.constraints import Masks
+from sylvan.runtime.sampling.output import SampleOutput
 from sylvan.runtime.sampling.params import NO_TOP_K, SamplingSlots
 from sylvan.runtime.sampling.sampler import Sampler
 
