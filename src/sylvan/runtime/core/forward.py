@@ -162,6 +162,14 @@ class CrossMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossSpan:
+    """Rows of a step that attend to the vectors of these items."""
+
+    rows: slice
+    memories: tuple[CrossMemory, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RowVectors:
     """`InputEmbeds` in the memory of the device."""
 
@@ -182,7 +190,7 @@ class StepEdits:
 
     vectors: tuple[RowVectors, ...] = ()
     ends_T: torch.Tensor | None = None
-    cross: tuple[CrossMemory | None, ...] = ()
+    cross: tuple[CrossSpan, ...] = ()
 
 
 NO_EDITS = StepEdits()
@@ -201,9 +209,9 @@ class ForwardBatch:
     device, for graphs. `input_embeds` replace token embeddings; `drafts` are the slices whose last
     rows are guesses. `rotary_positions` (T,) override the default positions; None: no override. A
     row attends to tokens of its request before `row_ends` (T,), at least up to itself; None:
-    causal. `cross` holds the encoder output of each request for cross-attention layers. Where steps
-    are queued, `edits` are those of the step that runs, while the fields of the host may belong to
-    a later one already.
+    causal. `cross` are the rows that attend to items in layers of cross-attention. Where steps are
+    queued, `edits` are those of the step that runs, while the fields of the host may belong to a
+    later one already.
     """
 
     def __init__(
@@ -225,7 +233,7 @@ class ForwardBatch:
         self.input_embeds: tuple[InputEmbeds, ...] = ()
         self.rotary_positions: IntArray | None = None
         self.row_ends: IntArray | None = None
-        self.cross: tuple[CrossMemory | None, ...] = ()
+        self.cross: tuple[CrossSpan, ...] = ()
         self.edits: StepEdits | None = None
         self.drafts: tuple[DraftRows, ...] = ()
         self.host = host or HostArrays(limits, len(kv.groups))
@@ -301,7 +309,7 @@ class ForwardBatch:
         return torch.from_numpy(self.row_ends).to(self.positions_T.device)
 
     @property
-    def memories(self) -> tuple[CrossMemory | None, ...]:
+    def memories(self) -> tuple[CrossSpan, ...]:
         """`cross` of the step that runs."""
         return self.cross if self.edits is None else self.edits.cross
 

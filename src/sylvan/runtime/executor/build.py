@@ -197,7 +197,8 @@ def _in_memory(
     memory = plan.memory
     host = memory.host if memory else None
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states, host)
-    slots = memory.slots if memory else RequestSlots(plan.limits.max_reqs, config.vocab_size)
+    ids = config.vocab_size, config.media_ids, config.table_rows
+    slots = memory.slots if memory else RequestSlots(plan.limits.max_reqs, *ids)
     late.batch = batch
     late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
     shape = pages_shape(plan.paged_config, plan.kv_shape, options)
@@ -554,6 +555,8 @@ def _on_device(
                 num_pages=None if options.fill else options.num_pages,
                 most_pages=options.most_pages,
                 vocab_size=plan.config.vocab_size,
+                table_rows=plan.config.table_rows,
+                media_ids=plan.config.media_ids,
                 graph=graph and holds,
                 capabilities=workers,
                 custom=tuple(parts.custom),

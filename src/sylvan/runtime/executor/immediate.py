@@ -51,7 +51,7 @@ class ImmediateBackend:
         """`stage`: the layers that `runner` has; rows come from and go to other stages."""
         self.batch, self._trees, self._stage = batch, trees, stage
         self._runner, self._sampler, self._slots = runner, sampler, slots
-        self._vocab_size = vocab_size = slots.params.vocab_size
+        vocab_size = slots.params.vocab_size
         self._arrays = vars(batch.host)
         self._last_token = slots.newest
         self._fused = runner.fuse(batch, sampler, self._last_token, slots.params)
@@ -229,7 +229,7 @@ class ImmediateBackend:
         ids = arrays["input_ids"][: plan.num_tokens]
         ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
         # An id outside the vocabulary fails its request at the next sample; see RequestSlots.
-        np.clip(ids, 0, self._vocab_size - 1, out=ids)
+        np.clip(ids, 0, self._slots.table_rows - 1, out=ids)
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
 
     def _draw_each(
