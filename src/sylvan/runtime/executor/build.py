@@ -168,6 +168,12 @@ def build_executor(
         ) from None
 
 
+def _slots(plan: ModelPlan) -> RequestSlots:
+    config = plan.config
+    ids = config.vocab_size, config.media_ids, config.table_rows
+    return RequestSlots(plan.limits.max_reqs, *ids)
+
+
 def _in_memory(
     plan: ModelPlan, parts: ExecutorParts, facts: LoadedModelInfo
 ) -> tuple[Executor, LoadedModelInfo]:
@@ -194,11 +200,9 @@ def _in_memory(
         *_with_pages_beside(made.pool.groups, beside),
         *([states.pages] if states else []),
     ]
-    memory = plan.memory
-    host = memory.host if memory else None
+    host = plan.memory.host if plan.memory else None
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states, host)
-    ids = config.vocab_size, config.media_ids, config.table_rows
-    slots = memory.slots if memory else RequestSlots(plan.limits.max_reqs, *ids)
+    slots = plan.memory.slots if plan.memory else _slots(plan)
     late.batch = batch
     late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
     shape = pages_shape(plan.paged_config, plan.kv_shape, options)
