@@ -38,7 +38,13 @@ from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.load_cache import kept_weights
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
-from sylvan.runtime.executor.parts import BuiltModel, ModelPlan
+from sylvan.runtime.executor.parts import (
+    BuiltModel,
+    KeptStates,
+    ModelPlan,
+    device_states,
+    use_device_scans,
+)
 from sylvan.runtime.executor.pools import (
     cache_groups,
     pages_shape,
@@ -64,6 +70,7 @@ from sylvan.runtime.models.checkpoint import (
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.dummy import dummy_weights
 from sylvan.runtime.models.encoder_config import with_words
+from sylvan.runtime.models.fp8_inputs import round_to_fp8
 from sylvan.runtime.models.holders import with_tensors
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingWish, read_pooling
@@ -76,8 +83,6 @@ from sylvan.runtime.pool.mha import NIBBLES, KVShape, bytes_of
 from sylvan.runtime.pool.occupation import Occupation, TensorMemory
 from sylvan.runtime.pool.pages import JoinedPages, PagedBuffer
 from sylvan.runtime.pool.released import ReleasedAhead
-from sylvan.runtime.pool.state_pages import StatePages
-from sylvan.runtime.pool.states import TensorStates
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.native import NativeSampler
 from sylvan.runtime.sampling.sampler import Sampler
@@ -163,6 +168,12 @@ def build_executor(
         ) from None
 
 
+def _slots(plan: ModelPlan) -> RequestSlots:
+    config = plan.config
+    ids = config.vocab_size, config.media_ids, config.table_rows
+    return RequestSlots(plan.limits.max_reqs, *ids)
+
+
 def _in_memory(
     plan: ModelPlan, parts: ExecutorParts, facts: LoadedModelInfo
 ) -> tuple[Executor, LoadedModelInfo]:
@@ -181,16 +192,17 @@ def _in_memory(
     if made is None:
         assert plan.memory is None, "the executor before had a step program"
         made = _with_tensors(plan)
-    states = plan.states
+    states = made.states
+    if states is None and plan.states is not None:
+        states = plan.states.tensors(plan.build.device)
     beside = [worker.beside for worker in workers if worker.beside is not None]
     late.pages = [
         *_with_pages_beside(made.pool.groups, beside),
-        *([StatePages(states.parts)] if states else []),
+        *([states.pages] if states else []),
     ]
-    memory = plan.memory
-    host = memory.host if memory else None
+    host = plan.memory.host if plan.memory else None
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states, host)
-    slots = memory.slots if memory else RequestSlots(plan.limits.max_reqs, config.vocab_size)
+    slots = plan.memory.slots if plan.memory else _slots(plan)
     late.batch = batch
     late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
     shape = pages_shape(plan.paged_config, plan.kv_shape, options)
@@ -249,7 +261,7 @@ def _with_pages_beside(
 def _control(
     plan: ModelPlan,
     made: BuiltModel,
-    states: TensorStates | None,
+    states: KeptStates | None,
     beside: Sequence[PagedBuffer],
     ahead: PagesAhead,
 ) -> ExecutorControl:
@@ -485,6 +497,9 @@ def _loaded(plan: ModelPlan) -> Any:
         dummy_weights(model, plan.options.seed, plan.formats.converted)
     else:
         load_weights(model, plan.model_dir, plan.progress, formats, kind, device=plan.build.device)
+    if plan.rounds_to_fp8:
+        round_to_fp8(model)
+    use_device_scans(plan, model)
     return model
 
 
@@ -527,6 +542,8 @@ def _on_device(
         weights = plan.live(model, plan.names(model))
         workers = worker_halves(plan, parts, late)
         adapter_of(workers)(model)
+        states, holds = device_states(plan)
+        num_states = states.num_slots if states else 0
         executor, report = build_device(
             DevicePlan(
                 platform=platform,
@@ -536,16 +553,20 @@ def _on_device(
                 context_len=plan.build.length,
                 attention=attention,
                 make_pool=make_pool,
-                kv_groups=lambda pages: cache_groups(plan.config, shape_of(pages)),
+                kv_groups=lambda pages: cache_groups(plan.config, shape_of(pages), num_states),
+                states=states,
                 page_bytes=_page_bytes(plan),
                 num_pages=None if options.fill else options.num_pages,
                 most_pages=options.most_pages,
                 vocab_size=plan.config.vocab_size,
-                graph=graph,
+                table_rows=plan.config.table_rows,
+                media_ids=plan.config.media_ids,
+                graph=graph and holds,
                 capabilities=workers,
                 custom=tuple(parts.custom),
                 weights=weights,
                 checkpoints=plan.checkpoints,
+                on_built=late.built,
             )
         )
     except torch.OutOfMemoryError as error:
@@ -560,7 +581,8 @@ def _on_device(
     runner = "graph" if report.has_graphs else "eager"
     shape = shape_of(report.num_pages)
     kv_bytes = (report.num_pages - 1) * report.page_bytes
-    return executor, replace(facts, runner=runner, num_pages=shape.num_pages, kv_bytes=kv_bytes)
+    facts = replace(facts, runner=runner, num_states=num_states)
+    return executor, replace(facts, num_pages=shape.num_pages, kv_bytes=kv_bytes)
 
 
 def _kv_bytes(pool: KVCachePool) -> int:
@@ -578,7 +600,7 @@ def _attention(plan: ModelPlan, platform: Platform | None) -> Any:
     if name == "auto" and platform is not None:
         order = platform.facts.attention
         name = next((n for n in order if n != "triton" or triton_installed()), name)
-        name = "torch" if name == "flashinfer" else name
+        name = "torch" if name in ("flashinfer", "aiter") else name
     return load_attention(name, platform.facts if platform else plan.build.device)
 
 

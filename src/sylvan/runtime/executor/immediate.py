@@ -37,6 +37,7 @@ class ImmediateBackend:
     """Implements `StepBackend`. Owns the step's buffers."""
 
     immediate = True
+    runs_once = True
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class ImmediateBackend:
         """`stage`: the layers that `runner` has; rows come from and go to other stages."""
         self.batch, self._trees, self._stage = batch, trees, stage
         self._runner, self._sampler, self._slots = runner, sampler, slots
-        self._vocab_size = vocab_size = slots.params.vocab_size
+        vocab_size = slots.params.vocab_size
         self._arrays = vars(batch.host)
         self._last_token = slots.newest
         self._fused = runner.fuse(batch, sampler, self._last_token, slots.params)
@@ -69,6 +70,13 @@ class ImmediateBackend:
             self.batch.host.page_tables[groups, slots, entries] = pages
         if plan.copies:
             copy_tokens(self.batch.kv.groups, plan.copies)
+
+    def prepare(
+        self, work: Callable[[Sequence[torch.Tensor]], None], arrays: Sequence[IntArray]
+    ) -> None:
+        device = self.batch.positions_T.device
+        with torch.inference_mode():
+            work([torch.from_numpy(array).to(device) for array in arrays])
 
     def forward(self, plan: StepPlan, *, graph: bool) -> None:
         self._receive(plan)
@@ -221,9 +229,7 @@ class ImmediateBackend:
         ids = arrays["input_ids"][: plan.num_tokens]
         ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
         # An id outside the vocabulary fails its request at the next sample; see RequestSlots.
-        np.clip(ids, 0, self._vocab_size - 1, out=ids)
-        types = plan.token_types
-        arrays["token_types"][: plan.num_tokens] = 0 if types is None else types
+        np.clip(ids, 0, self._slots.table_rows - 1, out=ids)
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
 
     def _draw_each(

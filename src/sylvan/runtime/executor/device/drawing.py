@@ -153,8 +153,11 @@ class SampleLaunch:
         if not count:
             return
         views = self._staged.inputs.device
-        drawn = None if self._greedy else self._rows(count)
-        ids_N = self._parts.sampling.draw(logits_NV, drawn, filtered=self._filtered)
+        sampling = self._parts.sampling
+        # Kernels that make the numbers have no shorter way for rows that are all greedy.
+        drawn = None if self._greedy and not sampling.makes_numbers else self._rows(count)
+        filters = self._filtered and not self._greedy
+        ids_N = sampling.draw(logits_NV, drawn, filtered=filters)
         self._parts.memory.last_S.index_copy_(0, views["slots"][:count].long(), ids_N)
         if self._penalised:
             self._counts.add(views["count_rows"][:count], ids_N)
