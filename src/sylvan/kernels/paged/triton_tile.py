@@ -128,7 +128,8 @@ def fold_block(
     scale, cap = numbers
     k = k_block.load([slot, kv_head * WIDTH])
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-    higher, weights, shrink = weighted(peak, scores, scores, scale, cap, CAPPED, False)
+    found = weighted(peak, scores, scores, scale, cap, CAPPED, False)
+    higher, weights, shrink = found[0], found[1], found[2]
     v = v_block.load([slot, kv_head * VALUE])
     acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return higher, total * shrink + tl.sum(weights, 1), acc
