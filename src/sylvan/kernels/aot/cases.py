@@ -225,7 +225,7 @@ def _code_cases() -> list[CompileCase]:
     """Decoding, a few rows and prompts, by matrices of codes; experts of some."""
     found: list[CompileCase] = []
     for kind in _CODES:
-        for rows in (1, 64, 512):
+        for rows in (1, 16, 64, 512):
             x, weight = _empty(rows, 4096), _coded(kind, 6144, 4096)
             call = partial(linear, x, weight, None, out_f32=False)
             sample = rows == 1 and kind == _CODES[0]
@@ -237,6 +237,17 @@ def _code_cases() -> list[CompileCase]:
             x, logits = _empty(rows, 2048), _empty(rows, 128, dtype=F32)
             call = partial(experts, x, logits, routing, weights)
             found.append(CompileCase(f"experts, {_code_name(kind)}, {rows} rows", call))
+    return found
+
+
+def _fp8_cases(fp8: torch.dtype | None) -> list[CompileCase]:
+    """Rows of 8-bit floats by matrices of them; other chips round rows only."""
+    found: list[CompileCase] = []
+    for kind in (_CODES[4], _CODES[5]):
+        weight = replace(_coded(kind, 6144, 4096), fp8_inputs=True)
+        for rows in (1, 128, 2048) if fp8 is torch.float8_e4m3fn else (1,):
+            call = partial(linear, _empty(rows, 4096), weight, None, out_f32=False)
+            found.append(CompileCase(f"8-bit floats, {_code_name(kind)}, {rows} rows", call))
     return found
 
 
@@ -410,6 +421,7 @@ def cases(fp8: torch.dtype | None) -> list[CompileCase]:
         *_copy_cases(),
         *_linear_cases(),
         *_code_cases(),
+        *_fp8_cases(fp8),
         *_row_cases(),
         *_sample_cases(),
         *_route_cases(),

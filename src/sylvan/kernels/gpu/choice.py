@@ -40,7 +40,7 @@ class KernelDispatch(Generic[P, T]):
     def __init__(
         self, op: str, reference: Callable[P, T], kernels: KernelRegistry | None = None
     ) -> None:
-        self._op, self._reference, self._kernels = op, reference, kernels
+        self.op, self.reference, self._kernels = op, reference, kernels
         self._chosen: dict[tuple[str, torch.dtype], Callable[P, T]] = {}
 
     def on(self, x: torch.Tensor) -> Callable[P, T]:
@@ -52,7 +52,7 @@ class KernelDispatch(Generic[P, T]):
 
     def _choose(self, x: torch.Tensor) -> Callable[P, T]:
         device, dtype = x.device.type, str(x.dtype).removeprefix("torch.")
-        specs = [s for s in (self._kernels or registry()).usable(self._op, device) if s.target]
+        specs = [s for s in (self._kernels or registry()).usable(self.op, device) if s.target]
         chip = chip_of(x.device) if any(spec.chips for spec in specs) else ""
         options: list[tuple[Callable[P, bool], Callable[P, T]]] = []
         for spec in specs:
@@ -61,7 +61,7 @@ class KernelDispatch(Generic[P, T]):
                 if not spec.takes:
                     return _first_of(options, function)
                 options.append((cast("Callable[P, bool]", load(spec.takes)), function))
-        return _first_of(options, self._reference)
+        return _first_of(options, self.reference)
 
 
 def _first_of(

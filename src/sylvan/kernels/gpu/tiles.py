@@ -19,6 +19,7 @@ Arch = Literal["interpreter", "sm80", "sm90", "gfx9"]
 class Tile:
     """`rows` x `cols` of the output or the scores; `inner` of a matrix product's sum.
 
+    Up to `programs` programs divide the sums of a product among themselves.
     `split`: tokens of a split of KV at least, in decoding; 0: by the number of heads.
     """
 
@@ -27,6 +28,7 @@ class Tile:
     inner: int = 0
     warps: int = 4
     stages: int = 2
+    programs: int = 0
     split: int = 0
 
 
@@ -72,7 +74,7 @@ TABLE: tuple[TileEntry, ...] = (
     TileEntry("latent decode", None, 16, 1, Tile(16, 64, warps=8, stages=2)),
     TileEntry("latent decode", None, 16, 2, Tile(16, 32, warps=8, stages=2)),
     TileEntry("latent decode", None, _ANY, 1, Tile(32, 32, warps=8, stages=2)),
-    TileEntry("latent decode", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2)),
+    TileEntry("latent decode", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2, split=1024)),
     TileEntry("latent decode", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
     TileEntry("latent decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
     TileEntry("latent extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
@@ -91,6 +93,10 @@ TABLE: tuple[TileEntry, ...] = (
     TileEntry("row gate", None, _ANY, 2, Tile(1, 2, 2048, warps=8)),
     TileEntry("row down", None, 1024, 2, Tile(1, 2, 1024, warps=4)),
     TileEntry("row down", None, _ANY, 2, Tile(1, 2, 2048, warps=8)),
+    # ---- a few rows by codes, by rows
+    TileEntry("few", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1, programs=1024)),
+    TileEntry("few", None, 4, 2, Tile(16, 32, 128, warps=4, stages=5, programs=528)),
+    TileEntry("few", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=4, programs=528)),
     # ---- a linear layer of codes, by rows; not measured on a chip yet
     TileEntry("coded", "gfx9", 16, 2, Tile(16, 32, 64, warps=4, stages=1)),
     TileEntry("coded", "gfx9", _ANY, 2, Tile(64, 64, 64, warps=4, stages=1)),
@@ -98,6 +104,9 @@ TABLE: tuple[TileEntry, ...] = (
     TileEntry("coded", None, 64, 2, Tile(32, 64, 64, warps=8, stages=3)),
     TileEntry("coded", None, _ANY, 2, Tile(64, 64, 64, warps=8, stages=2)),
     TileEntry("coded", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
+    # ---- 8-bit floats on both sides, by rows; `inner` is the group of scales
+    TileEntry("fp8", "interpreter", _ANY, 1, Tile(32, 32, 128)),
+    TileEntry("fp8", None, _ANY, 1, Tile(64, 128, 128, warps=4, stages=4)),
     # ---- experts of codes, by rows an expert gets on average
     TileEntry("coded experts", "gfx9", _ANY, 2, Tile(16, 64, 64, warps=4, stages=1)),
     TileEntry("coded experts", None, 16, 2, Tile(16, 64, 64, warps=4, stages=3)),

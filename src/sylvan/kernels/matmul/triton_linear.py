@@ -20,7 +20,7 @@ from sylvan.kernels.gpu.launch import arch_of, launch_early
 from sylvan.kernels.gpu.tiles import ceil_div, tile
 from sylvan.kernels.gpu.triton_early import inputs_ready
 from sylvan.kernels.matmul import reference
-from sylvan.kernels.matmul.triton_codes import coded_linear
+from sylvan.kernels.matmul.triton_coded import coded_linear
 from sylvan.kernels.matmul.weights import CodedWeight
 
 _HALVES = (torch.bfloat16, torch.float16)

@@ -89,6 +89,7 @@ def decode(
         pages.table_SP,
         pages.rows_R,
         pages.lens_R,
+        part if layer.slopes is None else layer.slopes,
         part,
         peak,
         q_RNH.stride(0),
@@ -117,6 +118,7 @@ def decode(
         VALUE=value,
         VALUE_BLOCK=power_of_two(value),
         WINDOW=layer.window or 0,
+        SEGMENT=layer.chunk or 0,
         SPLITS=splits,
         LEAST=least,
         SINKS=layer.sinks is not None,
@@ -133,6 +135,7 @@ def extend(
     q_starts_R1: torch.Tensor,
     layer: AttentionLayer,
     out: torch.Tensor | None = None,
+    ends_T: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of each request's last tokens over all of its KV. Shape: (T, N, H) -> (T, N, V).
 
@@ -142,6 +145,7 @@ def extend(
         q_starts_R1: int32 (R + 1,). Rows after the last request stay unchanged in `out`.
         layer: The layer.
         out: Output; zeros are allocated if None.
+        ends_T: int32; a causal row also sees later tokens of its request, those before its end.
     """
     q_TNH = _rows(q_TNH)
     shape, sizes = _Shape.of(pages), _sizes(q_TNH, pages, layer, "extend")
@@ -153,7 +157,10 @@ def extend(
         out = q_TNH.new_zeros(len(q_TNH), heads, value)
     if not requests:
         return out
-    descriptors = _descriptors(q_TNH, pages, shape, sizes.cols)
+    # Scores with biases by distance take the other way.
+    descriptors = (
+        None if layer.slopes is not None else _descriptors(q_TNH, pages, shape, sizes.cols)
+    )
     launch(
         extend_kernel,
         (len(q_TNH) // tokens + requests, layer.num_kv_heads * ceil_div(group, mine)),
@@ -166,6 +173,8 @@ def extend(
         pages.lens_R,
         q_starts_R1,
         q_starts_R1 if layer.sinks is None else layer.sinks,
+        q_starts_R1 if ends_T is None else ends_T,
+        q_starts_R1 if layer.slopes is None else layer.slopes,
         out,
         requests,
         q_TNH.stride(0),
@@ -177,6 +186,7 @@ def extend(
         CAUSAL=layer.causal,
         BLOCKS=descriptors is not None,
         SINKS=layer.sinks is not None,
+        ENDS=ends_T is not None,
         HEADS=mine,
         TOKENS=tokens,
         ROWS=sizes.rows,
@@ -247,6 +257,8 @@ def _constants(layer: AttentionLayer, pages: LayerKV, shape: _Shape) -> dict[str
         "VALUE_BLOCK": shape.value,
         "PAGE": pages.keys.shape[1],
         "WINDOW": layer.window or 0,
+        "SEGMENT": layer.chunk or 0,
+        "SLOPED": layer.slopes is not None,
         "SHARED": shape.shared,
         "CAPPED": layer.softcap is not None,
     }

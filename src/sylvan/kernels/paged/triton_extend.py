@@ -41,6 +41,8 @@ def extend_kernel(
     lens_ptr,
     starts_ptr,
     sinks_ptr,
+    ends_ptr,
+    slopes_ptr,
     out_ptr,
     requests,
     q_stride,
@@ -61,8 +63,11 @@ def extend_kernel(
     VALUE_BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    SLOPED: tl.constexpr,
     CAUSAL: tl.constexpr,
     SINKS: tl.constexpr,
+    ENDS: tl.constexpr,
     SHARED: tl.constexpr,
     CAPPED: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -92,20 +97,29 @@ def extend_kernel(
         real = (query < queries) & (member < GROUP) & (row < TOKENS * HEADS)
         head = kv_head * GROUP + member
         q_place = (start + query).to(tl.int64) * q_stride + head * WIDTH
-        q = rows_of(q_ptr, q_place, 1, real, 0, MAIN, MAIN)
+        q = rows_of(q_ptr, q_place, 1, real, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN)
         q_tail = q
         if TAIL > 0:
             q_tail = rows_of(q_ptr, q_place, 1, real, MAIN, WIDTH - MAIN, TAIL)
         caches = (k_ptr + kv_head * k_head, k_stride, v_ptr + kv_head * v_head, v_stride)
         own = length - queries + query  # position of each row's query
+        last = own  # token that it sees
+        if ENDS:
+            row_end = tl.load(ends_ptr + start + query, mask=real, other=0)
+            last = tl.maximum(own, row_end - 1)
         lowest = length - queries + first_query
         highest = tl.minimum(lowest + TOKENS, length) - 1
         end = length
         if CAUSAL:
             end = highest + 1
+            if ENDS:
+                end = tl.minimum(tl.maximum(end, tl.max(row_end, 0)), length)
         begin = 0
         if WINDOW > 0:
             begin = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK * BLOCK
+            clear = begin
+        elif SEGMENT > 0:
+            begin = lowest // SEGMENT * SEGMENT // BLOCK * BLOCK
             clear = begin
         elif SHARED:  # one loop: the registers of a second are wanted for the values
             clear = begin
@@ -116,6 +130,9 @@ def extend_kernel(
         peak = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)
+        slope = 0.0
+        if SLOPED:
+            slope = tl.load(slopes_ptr + head, mask=real, other=0.0)
         # ---- tokens visible to every query of the tile: no mask
         if BLOCKS:
             for at in range(begin, clear, BLOCK):
@@ -127,7 +144,7 @@ def extend_kernel(
                     v_block,
                     slot,
                     kv_head,
-                    (scale, cap),
+                    (scale, cap, 0.0),
                     WIDTH,
                     VALUE,
                     CAPPED,
@@ -136,6 +153,9 @@ def extend_kernel(
             for at in range(begin, clear, BLOCK):
                 token = at + tl.arange(0, BLOCK)
                 all_of_them = token >= 0
+                bias = 0.0
+                if SLOPED:
+                    bias = slope[:, None] * (token[None, :] - own[:, None])
                 place = places(table_ptr, at, token, all_of_them, PAGE, BLOCK)
                 peak, total, acc = fold(
                     (peak, total, acc),
@@ -145,7 +165,7 @@ def extend_kernel(
                     place,
                     all_of_them,
                     all_of_them[None, :],
-                    (scale, cap),
+                    (scale, cap, bias),
                     WIDTH,
                     VALUE,
                     MAIN,
@@ -154,6 +174,7 @@ def extend_kernel(
                     SHARED,
                     CAPPED,
                     MASKED=False,
+                    SLOPED=SLOPED,
                 )
         # ---- the diagonal, the window's edges and the last block
         for at in range(clear, end, BLOCK):
@@ -161,11 +182,17 @@ def extend_kernel(
             valid = token < length
             seen = valid[None, :]
             if CAUSAL:
-                seen = seen & (token[None, :] <= own[:, None])
+                seen = seen & (token[None, :] <= last[:, None])
             if WINDOW > 0:
                 seen = seen & (token[None, :] > own[:, None] - WINDOW)
                 # pages before the window may belong to other requests
                 valid = valid & (token > lowest - WINDOW)
+            if SEGMENT > 0:
+                seen = seen & (token[None, :] >= (own // SEGMENT * SEGMENT)[:, None])
+                valid = valid & (token >= lowest // SEGMENT * SEGMENT)
+            bias = 0.0
+            if SLOPED:
+                bias = slope[:, None] * (token[None, :] - own[:, None])
             place = places(table_ptr, at, token, valid, PAGE, BLOCK)
             peak, total, acc = fold(
                 (peak, total, acc),
@@ -175,7 +202,7 @@ def extend_kernel(
                 place,
                 valid,
                 seen,
-                (scale, cap),
+                (scale, cap, bias),
                 WIDTH,
                 VALUE,
                 MAIN,
@@ -184,6 +211,7 @@ def extend_kernel(
                 SHARED,
                 CAPPED,
                 MASKED=True,
+                SLOPED=SLOPED,
             )
         if SINKS:
             sink = tl.load(sinks_ptr + head, mask=real, other=0.0).to(tl.float32) * LOG2_E

@@ -8,8 +8,8 @@ heads, H head dim.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -30,9 +30,10 @@ class AttentionCaps:
     `batch_invariant`: the bits of a query do not depend on the other queries of the step, on any
     machine. Backends that call PyTorch or cuBLAS, which choose kernels by shape, or that have a
     separate decode kernel, cannot promise this. `row_ends`: rows may see later tokens
-    (`ForwardBatch.row_ends`). `runners`: step runners that it works with. `kv_dtypes`: values of
-    `cache.dtype` that it reads; `dtypes` and `max_head_dim`: what it computes with; None: anything.
-    `from_projection`: it is a `FusedAttention`.
+    (`ForwardBatch.row_ends`). `variants`: it computes `chunk` and `slopes` of a layer. `runners`:
+    step runners that it works with. `kv_dtypes`: values of `cache.dtype` that it reads; `dtypes`
+    and `max_head_dim`: what it computes with; None: anything. `from_projection`: it is a
+    `FusedAttention`.
     """
 
     devices: frozenset[str]
@@ -40,6 +41,7 @@ class AttentionCaps:
     batch_invariant: bool = False
     tree_mask: bool = False
     row_ends: bool = False
+    variants: bool = False
     graph_capture: bool = False
     runners: frozenset[str] = frozenset({"eager"})
     kv_dtypes: frozenset[str] = frozenset({"model"})
@@ -226,6 +228,33 @@ class CrossMemory:
     layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class RowVectors:
+    """`InputEmbeds` in the memory of the device."""
+
+    row: int
+    layer: int
+    vectors_ND: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepEdits:
+    """What capabilities change in one step that is queued on a device.
+
+    Attributes:
+        vectors: Vectors in place of embeddings, or added to the outputs of layers.
+        ends_T: `ForwardBatch.row_ends` on the device; None: causal.
+        cross: `ForwardBatch.cross`.
+    """
+
+    vectors: tuple[RowVectors, ...] = ()
+    ends_T: torch.Tensor | None = None
+    cross: tuple[CrossMemory | None, ...] = ()
+
+
+NO_EDITS = StepEdits()
+
+
 class ForwardBatch:
     """Inputs of one forward pass: persistent buffers that a step updates in place.
 
@@ -239,7 +268,9 @@ class ForwardBatch:
     device, for graphs. `input_embeds` replace token embeddings; `drafts` are the slices whose last
     rows are guesses. `rotary_positions` (T,) override the default positions; None: no override. A
     row attends to tokens of its request before `row_ends` (T,), at least up to itself; None:
-    causal. `cross` holds the encoder output of each request for cross-attention layers.
+    causal. `cross` holds the encoder output of each request for cross-attention layers. Where steps
+    are queued, `edits` are those of the step that runs, while the fields of the host may belong to
+    a later one already.
     """
 
     def __init__(
@@ -260,6 +291,7 @@ class ForwardBatch:
         self.rotary_positions: IntArray | None = None
         self.row_ends: IntArray | None = None
         self.cross: tuple[CrossMemory | None, ...] = ()
+        self.edits: StepEdits | None = None
         self.drafts: tuple[DraftRows, ...] = ()
         self.host = HostArrays(limits, len(kv.groups))
         self.num_tokens = 0
@@ -313,13 +345,35 @@ class ForwardBatch:
         self.req_slots_R = full["req_slots"][:num_reqs]
         self.sample_rows = full["sample_rows"][:num_samples]
 
+    @property
+    def ends_T(self) -> torch.Tensor | None:  # noqa: N802 - named as the tensors are
+        """`row_ends` on the device; None: causal."""
+        if self.edits is not None:
+            return self.edits.ends_T
+        if self.row_ends is None:
+            return None
+        return torch.from_numpy(self.row_ends).to(self.positions_T.device)
+
+    @property
+    def memories(self) -> tuple[CrossMemory | None, ...]:
+        """`cross` of the step that runs."""
+        return self.cross if self.edits is None else self.edits.cross
+
+    def vectors(self, layer: int, like_TD: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Return rows and what `input_embeds` say of them for a layer, in the type of `like_TD`."""
+        if self.edits is not None:
+            parts = [(p.row, p.vectors_ND) for p in self.edits.vectors if p.layer == layer]
+        else:
+            host = (part for part in self.input_embeds if part.layer == layer)
+            parts = [(part.row, torch.from_numpy(part.vectors)) for part in host]
+        for row, vectors_ND in parts:
+            yield slice(row, row + len(vectors_ND)), vectors_ND.to(like_TD)
+
     def edited(self, layer: int, x_TD: X) -> X:
         """The output of a layer, with what `input_embeds` add to it; changed in place."""
         assert isinstance(x_TD, torch.Tensor)
-        for part in self.input_embeds:
-            if part.layer == layer:
-                vectors = torch.from_numpy(part.vectors).to(x_TD)
-                x_TD[part.row : part.row + len(vectors)] += vectors
+        for rows, vectors_ND in self.vectors(layer, x_TD):
+            x_TD[rows] += vectors_ND
         return x_TD
 
     def part(self, rows: torch.Tensor, reqs: torch.Tensor) -> ForwardBatch:
@@ -334,6 +388,8 @@ class ForwardBatch:
         some.slot_mappings = self.slot_mappings[:, rows]
         if self.row_ends is not None:
             some.row_ends = self.row_ends[rows.cpu().numpy()]
+        if self.edits is not None and self.edits.ends_T is not None:
+            some.edits = replace(self.edits, ends_T=self.edits.ends_T[rows])
         some.req_slots_R = self.req_slots_R[reqs]
         some.kv_lens_R = some.positions_T[each - 1 :: each] + 1
         some.q_starts_R = torch.arange(len(reqs) + 1, device=rows.device) * each

@@ -57,6 +57,15 @@ class StepBackend(Protocol):
         """Write page tables, copy pages, mirror the parameters of requests that joined or left."""
         ...
 
+    def prepare(
+        self, work: Callable[[Sequence[torch.Tensor]], None], arrays: Sequence[IntArray]
+    ) -> None:
+        """Call `work` with the arrays on the model's device, before the model runs.
+
+        A device does so in the order of its steps; `work` must not wait for it.
+        """
+        ...
+
     def forward(self, plan: StepPlan, *, graph: bool) -> None:
         """Run the model; with `graph` a captured graph may be replayed."""
         ...

@@ -63,6 +63,7 @@ from sylvan.runtime.models.checkpoint import (
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.dummy import dummy_weights
 from sylvan.runtime.models.encoder_config import with_words
+from sylvan.runtime.models.fp8_inputs import round_to_fp8
 from sylvan.runtime.models.holders import with_tensors
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingWish, read_pooling
@@ -473,6 +474,8 @@ def _loaded(plan: ModelPlan) -> Any:
         dummy_weights(model, plan.options.seed, plan.formats.converted)
     else:
         load_weights(model, plan.model_dir, plan.progress, formats, kind, device=plan.build.device)
+    if plan.rounds_to_fp8:
+        round_to_fp8(model)
     use_device_scans(plan, model)
     return model
 
@@ -538,6 +541,7 @@ def _on_device(
                 custom=tuple(parts.custom),
                 weights=weights,
                 checkpoints=plan.checkpoints,
+                on_built=late.built,
             )
         )
     except torch.OutOfMemoryError as error:

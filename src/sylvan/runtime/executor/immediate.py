@@ -70,6 +70,13 @@ class ImmediateBackend:
         if plan.copies:
             copy_tokens(self.batch.kv.groups, plan.copies)
 
+    def prepare(
+        self, work: Callable[[Sequence[torch.Tensor]], None], arrays: Sequence[IntArray]
+    ) -> None:
+        device = self.batch.positions_T.device
+        with torch.inference_mode():
+            work([torch.from_numpy(array).to(device) for array in arrays])
+
     def forward(self, plan: StepPlan, *, graph: bool) -> None:
         self._receive(plan)
         self._forward(plan)
@@ -222,8 +229,6 @@ class ImmediateBackend:
         ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
         # An id outside the vocabulary fails its request at the next sample; see RequestSlots.
         np.clip(ids, 0, self._vocab_size - 1, out=ids)
-        types = plan.token_types
-        arrays["token_types"][: plan.num_tokens] = 0 if types is None else types
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
 
     def _draw_each(

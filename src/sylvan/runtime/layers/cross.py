@@ -44,10 +44,10 @@ class CrossAttention(nn.Module):
 
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""
-        memories = batch.cross
+        memories = batch.memories
         q_TNH = self.q_proj(x_TD).unflatten(-1, self._heads)
         out_TNH = torch.zeros_like(q_TNH)
-        starts = batch.q_starts_R.tolist()
+        starts = batch.host.q_starts
         for r, memory in enumerate(memories):
             if memory is None:
                 continue

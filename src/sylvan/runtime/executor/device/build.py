@@ -70,6 +70,7 @@ class DevicePlan:
         custom: Logits processors.
         weights: The live weights, or the reason why they cannot be read or updated.
         checkpoints: Checkpoints of the model.
+        on_built: Called with the inputs of all steps and the runner of the model.
     """
 
     platform: Platform
@@ -89,6 +90,7 @@ class DevicePlan:
     weights: LiveWeights | str = "the weights of this model can be neither read nor updated"
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     most_pages: int | None = None
+    on_built: Callable[[ForwardBatch, ModelRunner], None] = lambda batch, runner: None
     states: QueuedStates | None = None
 
 
@@ -147,6 +149,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
         max_samples=limits.most_samples,
         draft_chains=plan.states is None,
     )
+    plan.on_built(batch, runner)
     slots = RequestSlots(limits.max_reqs, plan.vocab_size)
     backend = DeviceBackend(replace(parts, runner=runner), slots)
     control = _control(plan, batch.kv, runner, report.measured.graphs)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from sylvan.kernels.scan.device_spans import DeviceSpans
-from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
+from sylvan.runtime.core.forward import NO_EDITS, BatchLimits, ForwardBatch, StepEdits
+from sylvan.runtime.executor.device.edits import StagedEdits
 from sylvan.runtime.executor.device.layout import Host, StagedInputs, step_layout
 from sylvan.runtime.executor.device.table import DevicePageTable
 from sylvan.runtime.executor.inputs import Sizes
@@ -45,12 +46,19 @@ class StepMemory:
         """The inputs for a step of this size."""
         return self._narrow if tokens == requests else self._wide
 
-    def point(self, inputs: StagedInputs, sizes: Sizes, host: Host | None = None) -> None:
+    def point(
+        self,
+        inputs: StagedInputs,
+        sizes: Sizes,
+        host: Host | None = None,
+        edits: StepEdits = NO_EDITS,
+    ) -> None:
         """Make the batch view the first rows of the inputs; call inside `Stream.run`.
 
         `host` is their source, for backends that plan on the host.
         """
         batch, device = self.batch, inputs.device
+        batch.edits = edits
         if host is not None:
             for name in ("q_starts", "kv_lens", "req_slots"):
                 getattr(batch.host, name)[:] = host.arrays[name]
@@ -61,6 +69,7 @@ class StepMemory:
         batch.num_tokens, batch.num_reqs, batch.num_samples = rows, requests, samples
         batch.input_ids_T = self._ids = device["input_ids"][:rows]
         batch.positions_T = device["positions"][:rows]
+        batch.token_types_T = device["token_types"][:rows]
         batch.slot_mappings = device["slot_mappings"][:, :rows]
         batch.kv_lens_R = device["kv_lens"][:requests]
         batch.q_starts_R = device["q_starts"][: requests + 1]
@@ -116,8 +125,9 @@ Work = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class StagedStep:
-    """A step's inputs: the buffer they are written to, and the sizes in use."""
+    """A step's inputs: the buffer they are written to, the sizes in use, what is changed."""
 
     inputs: StagedInputs
     host: Host
     sizes: Sizes
+    edits: StagedEdits

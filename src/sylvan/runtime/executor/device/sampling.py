@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from sylvan.kernels.gpu.choice import kernels_for
+from sylvan.kernels.sample.device import LogitEdits, RowParams
 from sylvan.runtime.sampling.on_device import (
     DeviceLogitEdits,
     DeviceRowParams,
@@ -21,6 +22,7 @@ class TritonSampling:
     makes_numbers = True
 
     def __init__(self, kernels: Any) -> None:
+        """`kernels`: a module with `edit` and `draw`, as `kernels.sample.triton_sample`."""
         self._kernels = kernels
 
     def edit(self, logits_RV: torch.Tensor, edits: DeviceLogitEdits) -> None:
@@ -41,14 +43,14 @@ class TritonSampling:
                 "entry_ids": entries.ids,
                 "entry_values": entries.values,
             }
-        self._kernels.edit(logits_RV, self._kernels.Edits(**parts))
+        self._kernels.edit(logits_RV, LogitEdits(**parts))
 
     def draw(
         self, logits_RV: torch.Tensor, rows: DeviceRowParams | None, *, filtered: bool = True
     ) -> torch.Tensor:
         if rows is None:
             return TorchSampling().draw(logits_RV, None)
-        chosen = self._kernels.Rows(
+        chosen = RowParams(
             greedy=rows.greedy,
             temperature=rows.temperature,
             top_k=rows.top_k,

@@ -169,8 +169,6 @@ class XlaStep:
         ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
         # An id outside the vocabulary fails its request at the next sample.
         np.clip(ids, 0, self._params.vocab_size - 1, out=ids)
-        types = plan.token_types
-        host.token_types[: plan.num_tokens] = 0 if types is None else types
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
 
     def _edits(self, plan: StepPlan, slots: IntArray) -> bool:

@@ -18,6 +18,8 @@ from sylvan.runtime.features.multimodal.native_blocks import use_native_blocks
 
 logger = logging.getLogger(__name__)
 
+_CPU = torch.device("cpu")
+
 _METHODS: Mapping[MediaKind, str] = {
     "image": "get_image_features",
     "video": "get_video_features",
@@ -32,7 +34,8 @@ class TransformersEncoder:
         model_dir: Directory of the checkpoint.
         dtype: dtype of the model.
         dummy: Random weights instead of the checkpoint's.
-        native: Native kernels compute the transformer blocks that they can.
+        native: Native kernels compute the transformer blocks that they can; CPUs only.
+        device: Holds and runs it.
 
     Attributes:
         native_blocks: How many blocks they compute.
@@ -42,7 +45,13 @@ class TransformersEncoder:
     """
 
     def __init__(
-        self, model_dir: Path, dtype: torch.dtype, *, dummy: bool = False, native: bool = False
+        self,
+        model_dir: Path,
+        dtype: torch.dtype,
+        *,
+        dummy: bool = False,
+        native: bool = False,
+        device: torch.device = _CPU,
     ) -> None:
         try:
             model = _load(model_dir, dtype, dummy=dummy)
@@ -53,8 +62,8 @@ class TransformersEncoder:
             ) from None
         except (ValueError, KeyError, OSError, RuntimeError, AttributeError) as error:
             raise ConfigError(f"the encoder of this model cannot be loaded: {error}") from None
-        self._model = model
-        self._dtype = dtype
+        self._model = model.to(device)
+        self._dtype, self._device = dtype, device
         self.native_blocks = 0
         if native:
             self.native_blocks = use_native_blocks(model, dtype, torch.get_num_threads())
@@ -66,13 +75,13 @@ class TransformersEncoder:
         known = inspect.signature(forward).parameters
         takes_all = all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in known.values())
         given = {
-            name: _tensor(array, self._dtype)
+            name: self._tensor(array)
             for name, array in features.items()
             if takes_all or name in known
         }
         found = method(**given)
         deep = getattr(found, "deepstack_features", None) or ()
-        return [_rows(_vectors(found)), *map(_rows, deep)]
+        return [_rows(vectors).cpu() for vectors in (_vectors(found), *deep)]
 
     def _qwen2_audio(
         self, input_features: torch.Tensor, feature_attention_mask: torch.Tensor
@@ -85,8 +94,9 @@ class TransformersEncoder:
         inside = (feature_attention_mask.sum(-1) - 1) // 2 + 1  # length after its convolutions
         outside = (inside - 2) // 2 + 1  # length after its pooling
         length = (input_features.shape[-1] - 2) // 2 + 1
-        seen = (torch.arange(length)[None] < inside[:, None]).long()
-        like = torch.zeros((len(seen), length, 1), dtype=self._dtype)
+        places = torch.arange(length, device=self._device)
+        seen = (places[None] < inside[:, None]).long()
+        like = torch.zeros((len(seen), length, 1), dtype=self._dtype, device=self._device)
         mask = create_bidirectional_mask(
             config=tower.config, inputs_embeds=like, attention_mask=seen
         )
@@ -99,6 +109,11 @@ class TransformersEncoder:
         inner = getattr(inner, "model", inner)
         tiles = inner.get_image_features(pixel_values).last_hidden_state
         return inner.multi_modal_projector(tiles.flatten(0, -2))
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        kept = self._dtype if tensor.is_floating_point() else tensor.dtype
+        return tensor.to(self._device, kept)
 
     def _method(self, kind: MediaKind) -> Callable[..., Any]:
         name = _METHODS[kind]
@@ -128,11 +143,6 @@ def _rows(vectors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     if not isinstance(vectors, torch.Tensor):
         vectors = torch.cat([part.flatten(0, -2) for part in vectors])
     return vectors.flatten(0, -2)
-
-
-def _tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:

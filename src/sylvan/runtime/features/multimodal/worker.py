@@ -55,7 +55,7 @@ class MultimodalWorker(CapabilityWorker):
         self._width = site.config.hidden_size
         self._cross: dict[bytes, CrossMemory] = {}
         self._ropes: list[Rope] = []
-        self._axes = np.array(site.config.rope_axes, np.int64)
+        self._axes = torch.tensor(site.config.rope_axes, dtype=torch.int64, device=site.device)
 
     def adapt(self, model: nn.Module) -> None:
         """Find the rotary tables, if rows need positions of their own."""
@@ -87,14 +87,14 @@ class MultimodalWorker(CapabilityWorker):
     def before_forward(self, step: StepContext, work: MediaWork) -> None:
         """Insert this step's embeddings and positions."""
         batch = step.batch
-        step.may_use_graph &= not work.rows
+        step.may_use_graph &= not (work.rows or any(work.cross))
         batch.input_embeds = tuple(
             InputEmbeds(part.row, vectors[part.first : part.first + part.count], layer)
             for part in work.rows
             for layer, vectors in zip(self._layers, self._vectors[part.key], strict=True)
         )
         if work.positions is not None:
-            batch.rotary_positions = self._placed(work.positions)
+            batch.rotary_positions = self._placed(step, work.positions)
         media = self._site.config.media
         if media is not None and media.cross:
             batch.cross = self._memories(work.cross)
@@ -123,11 +123,14 @@ class MultimodalWorker(CapabilityWorker):
         """Return what slices cross-attend to; drop cached KV that no slice uses."""
         known = self._cross
         self._cross = {
-            key: known.get(key) or CrossMemory(torch.from_numpy(self._vectors[key][0]))
+            key: known.get(key) or CrossMemory(self._on_device(self._vectors[key][0]))
             for key in keys
             if key
         }
         return tuple(self._cross.get(key) for key in keys)
+
+    def _on_device(self, vectors: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(vectors).to(self._site.device)
 
     def _encode(self, job: EncodeJob) -> Sequence[np.ndarray]:
         if VECTORS in job.features:
@@ -163,15 +166,21 @@ class MultimodalWorker(CapabilityWorker):
             encoded[job.key] = sum(array.nbytes for array in vectors)
         return MediaReport(encoded=encoded, failed=failed) if done else None
 
-    def _placed(self, found: RowPositions) -> np.ndarray:
+    def _placed(self, step: StepContext, found: RowPositions) -> np.ndarray:
         """Return positions in the rotary tables; rows with three axes get spare rows."""
         positions = found.positions.copy()
         count, first = len(found.rows), self._site.build.length
         positions[found.rows] = np.arange(first, first + count)
-        half = np.arange(len(self._axes))
-        places = torch.from_numpy(found.axes[self._axes].T.astype(np.int64))  # (K, angles)
-        for rope in self._ropes:
-            table = self._site.constant(rope.cos_sin)
-            for columns in (torch.from_numpy(half), torch.from_numpy(half + len(half))):
-                table[first : first + count, columns] = table[places, columns]
+        tables = [self._site.constant(rope.cos_sin) for rope in self._ropes]
+
+        def write(arrays: Sequence[torch.Tensor]) -> None:
+            places_KH = arrays[0].long().index_select(0, self._axes).T.to(tables[0].device)
+            half = len(self._axes)
+            for table in tables:
+                for columns in (slice(half), slice(half, None)):
+                    numbers = table[:, columns].gather(0, places_KH)
+                    table[first : first + count, columns] = numbers
+
+        if count and tables:
+            step.prepare(write, found.axes)
         return positions

@@ -289,7 +289,7 @@ def test_launching_does_not_wait(model_dir, gpu):
 def test_requests_survive_a_step_that_does_not_fit(model_dir, gpu, overlap, at):
     asked = {"max_new_tokens": 10, "frequency_penalty": 0.3}
     serving = serve(model_dir, gpu, graph=False, overlap=overlap)
-    model, passes = serving.executor._worker._parts.runner._model, []
+    model, passes = serving.executor._worker._backend._parts.runner._model, []
     embed = model.embed
 
     def hungry(batch):
