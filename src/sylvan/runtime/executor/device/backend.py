@@ -19,8 +19,8 @@ from sylvan.runtime.core.states import StateWork
 from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.backend import Drawing
 from sylvan.runtime.executor.device.counts import DeviceCounts
-from sylvan.runtime.executor.device.edits import StagedEdits, pinned_copy
 from sylvan.runtime.executor.device.drawing import DeviceDrawing, SampleLaunch
+from sylvan.runtime.executor.device.edits import StagedEdits, pinned_copy
 from sylvan.runtime.executor.device.logprobs import LogprobReader, Wanted, index_on
 from sylvan.runtime.executor.device.parts import DeviceParts, StagedStep, Work
 from sylvan.runtime.executor.device.sampling_inputs import fill_sampling, fill_uniform
