@@ -291,7 +291,8 @@ def chips() -> str:
         "| `device` | needs |\n|---|---|\n"
         + "\n".join(f"| `{row.name}` | {row.how} |" for row in rows),
         "Other packages add kinds of devices without a change here: "
-        "[extend](../extend/index.md#a-platform), and `examples/platform_ascend` for Ascend NPUs.",
+        "[extend](../extend/index.md#a-platform), `examples/platform_ascend` for Ascend NPUs, "
+        "`examples/platform_gaudi` for Gaudi.",
     ]
     return "\n\n".join(parts) + "\n"
 

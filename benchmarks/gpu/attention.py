@@ -16,7 +16,7 @@ from sylvan.kernels.paged import reference
 from sylvan.kernels.paged.pages import Cache, Rotary
 from sylvan.runtime.attention.reference import ReferenceAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
-from sylvan.runtime.executor.build import load_attention
+from sylvan.runtime.executor.attention_choice import load_attention
 from sylvan.runtime.pool.latent import LatentPool
 from sylvan.runtime.pool.mha import KVShape, MHAPool
 

@@ -21,7 +21,7 @@ from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ExecutorParts
-from sylvan.runtime.features.standard import STANDARD_WORKERS
+from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.runtime.models.registry import load_config
 from tests.parity.checkpoints import FAMILIES as BASE
 from tests.parity.checkpoints import SHAPE, VOCAB, write

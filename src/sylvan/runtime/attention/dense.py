@@ -80,7 +80,7 @@ def _seen(
     last_T: torch.Tensor,
     longest: int,
 ) -> torch.Tensor:
-    """Which positions a row at `own` of a request of length `len` looks at, up to `last`: (T, L)."""
+    """Which positions a row at `own` of a request of `len` tokens sees, up to `last`: (T, L)."""
     position = torch.arange(longest, device=len_T.device)
     seen = position < len_T[:, None]
     if spec.causal:

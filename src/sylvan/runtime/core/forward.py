@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
-import numpy as np
 import torch
 
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope, X
 from sylvan.kernels.scan.device_spans import DeviceSpans
+from sylvan.kernels.scan.spans import Spans
 from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.core.host import BatchLimits, HostArrays
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.core.states import StatePool, StateWork
 from sylvan.runtime.core.step import DraftRows, InputEmbeds
@@ -146,74 +147,6 @@ class TurningAttention(AttentionBackend, Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchLimits:
-    """Largest step that the persistent buffers hold.
-
-    `max_samples`: rows with logits; 0: one per request. `max_paths`: extra sequences for paths of
-    draft trees.
-    """
-
-    max_tokens: int
-    max_reqs: int
-    max_pages_per_req: int
-    max_samples: int = 0
-    max_paths: int = 0
-
-    @property
-    def most_samples(self) -> int:
-        """Most rows with logits in one step."""
-        return max(self.max_samples, self.max_reqs)
-
-
-class HostArrays:
-    """The step's inputs as int32 numpy arrays of full size; the worker writes them in place.
-
-    Only the first `num_tokens` or `num_reqs` entries count. `page_tables` (G, S, P) and
-    `slot_mappings` (G, T) have one part for each KV group; a page table has one row for each
-    request slot and keeps its contents between steps. Entries before a layer's window are not read
-    and may name any page. `position_shifts` (S,), also kept between steps, are added to the rotary
-    positions of a request.
-    """
-
-    def __init__(self, limits: BatchLimits, num_groups: int = 1) -> None:
-        tokens, reqs = limits.max_tokens, limits.max_reqs + limits.max_paths
-        self.input_ids: IntArray = np.zeros(tokens, np.int32)
-        self.positions: IntArray = np.zeros(tokens, np.int32)
-        self.token_types: IntArray = np.zeros(tokens, np.int32)
-        self.slot_mappings: IntArray = np.zeros((num_groups, tokens), np.int32)
-        self.kv_lens: IntArray = np.zeros(reqs, np.int32)
-        self.q_starts: IntArray = np.zeros(reqs + 1, np.int32)
-        self.req_slots: IntArray = np.zeros(reqs, np.int32)
-        self.sample_rows: IntArray = np.zeros(max(tokens, reqs), np.int32)  # guesses are sampled
-        self.page_tables: IntArray = np.zeros(
-            (num_groups, reqs, limits.max_pages_per_req), np.int32
-        )
-        self.position_shifts: IntArray = np.zeros(reqs, np.int32)
-
-    @property
-    def page_table(self) -> IntArray:
-        """(S, P) of the first group."""
-        return self.page_tables[0]
-
-    @property
-    def out_slots(self) -> IntArray:
-        """(T,) of the first group."""
-        return self.slot_mappings[0]
-
-    def map_slots(self, req_slots_T: IntArray, positions_T: IntArray, page_size: int) -> None:
-        """Find where each row's KV goes, in every group, by the page tables.
-
-        Args:
-            req_slots_T: Request slot of each row.
-            positions_T: Its place in its request.
-            page_size: Tokens of a page.
-        """
-        pages, offsets = np.divmod(positions_T, page_size)
-        for table, slots in zip(self.page_tables, self.slot_mappings, strict=True):
-            slots[: len(positions_T)] = table[req_slots_T, pages] * page_size + offsets
-
-
 @dataclass(slots=True, eq=False)
 class CrossMemory:
     """Encoder output of an item, for cross-attention layers.
@@ -226,6 +159,14 @@ class CrossMemory:
 
     vectors_ND: torch.Tensor
     layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossSpan:
+    """Rows of a step that attend to the vectors of these items."""
+
+    rows: slice
+    memories: tuple[CrossMemory, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +190,7 @@ class StepEdits:
 
     vectors: tuple[RowVectors, ...] = ()
     ends_T: torch.Tensor | None = None
-    cross: tuple[CrossMemory | None, ...] = ()
+    cross: tuple[CrossSpan, ...] = ()
 
 
 NO_EDITS = StepEdits()
@@ -268,9 +209,9 @@ class ForwardBatch:
     device, for graphs. `input_embeds` replace token embeddings; `drafts` are the slices whose last
     rows are guesses. `rotary_positions` (T,) override the default positions; None: no override. A
     row attends to tokens of its request before `row_ends` (T,), at least up to itself; None:
-    causal. `cross` holds the encoder output of each request for cross-attention layers. Where steps
-    are queued, `edits` are those of the step that runs, while the fields of the host may belong to
-    a later one already.
+    causal. `cross` are the rows that attend to items in layers of cross-attention. Where steps are
+    queued, `edits` are those of the step that runs, while the fields of the host may belong to a
+    later one already.
     """
 
     def __init__(
@@ -280,7 +221,9 @@ class ForwardBatch:
         attention: AttentionBackend,
         device: torch.device | str = "cpu",
         states: StatePool | None = None,
+        host: HostArrays | None = None,
     ) -> None:
+        """`host`: the arrays to use, with what is in them; None: new ones."""
         self.limits = limits
         self.kv = kv
         self.attention = attention
@@ -290,10 +233,10 @@ class ForwardBatch:
         self.input_embeds: tuple[InputEmbeds, ...] = ()
         self.rotary_positions: IntArray | None = None
         self.row_ends: IntArray | None = None
-        self.cross: tuple[CrossMemory | None, ...] = ()
+        self.cross: tuple[CrossSpan, ...] = ()
         self.edits: StepEdits | None = None
         self.drafts: tuple[DraftRows, ...] = ()
-        self.host = HostArrays(limits, len(kv.groups))
+        self.host = host or HostArrays(limits, len(kv.groups))
         self.num_tokens = 0
         self.num_reqs = 0
         self.num_samples = 0
@@ -308,6 +251,17 @@ class ForwardBatch:
     def page_table_SP(self) -> torch.Tensor:  # noqa: N802 - named as the tensors are
         """The page table of the first group."""
         return self.page_tables[0]
+
+    @property
+    def spans(self) -> Spans:
+        """Rows and state slots of the step, for recurrent layers; in a graph it waits for these."""
+        if self.state_spans is not None:
+            return self.state_spans.on_host()
+        work = self.state_work
+        assert work is not None, "a step without states"
+        starts = self.q_starts_R
+        on_host = starts.tolist() if starts.device.type == "cpu" else self.host.q_starts.tolist()
+        return Spans(tuple(on_host[: len(starts)]), tuple(work.slots.tolist()), work.saves)
 
     def table_of(self, layer: int) -> torch.Tensor:
         """The page table (S, P) that the attention layer of this index reads."""
@@ -355,7 +309,7 @@ class ForwardBatch:
         return torch.from_numpy(self.row_ends).to(self.positions_T.device)
 
     @property
-    def memories(self) -> tuple[CrossMemory | None, ...]:
+    def memories(self) -> tuple[CrossSpan, ...]:
         """`cross` of the step that runs."""
         return self.cross if self.edits is None else self.edits.cross
 

@@ -15,6 +15,7 @@ from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import BatchLimits
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker
+from sylvan.runtime.executor.early.memory import InheritedMemory
 from sylvan.runtime.executor.graphs.split import SplitPrompt
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig
@@ -146,7 +147,9 @@ class ExecutorParts:
     Attributes:
         workers: Factories of the worker halves of capabilities, which return None if not needed.
         custom: Logits processors.
+        memory: Of an executor with the same options, to continue with; None: new memory.
     """
 
     workers: Sequence[Callable[[ModelSite], CapabilityWorker | None]] = ()
     custom: Sequence[LogitsProcessor] = ()
+    memory: InheritedMemory | None = None

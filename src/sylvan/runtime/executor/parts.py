@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.cost import OpCost
+from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.registry import registry
 from sylvan.kernels.scan import scans_of
 from sylvan.protocol.commands import DiskTensors
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, KVCachePool
+from sylvan.runtime.core.memory import PageMemory
+from sylvan.runtime.core.states import StatePool
 from sylvan.runtime.executor.control import Checkpoints
+from sylvan.runtime.executor.early.memory import InheritedMemory
 from sylvan.runtime.executor.experts import Mixture
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.runner import ModelRunner, OnHead
@@ -51,6 +55,25 @@ _WIDE = {"float8_e4m3fn": "float8_e5m2", "float8_e4m3fnuz": "float8_e5m2fnuz"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StateSizes:
+    """Memory for recurrent states.
+
+    Attributes:
+        parts: Shape and type of each part of a state, on this rank.
+        slots: For requests and cached prefixes.
+        branches: For states between the guesses of a step.
+    """
+
+    parts: Sequence[tuple[tuple[int, ...], torch.dtype]]
+    slots: int
+    branches: int
+
+    def tensors(self, device: torch.device) -> TensorStates:
+        """Allocate it."""
+        return TensorStates(self.parts, self.slots, device, self.branches)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelPlan:
     """Inputs for building a model, shared by all kinds of runners."""
 
@@ -68,6 +91,7 @@ class ModelPlan:
     on_head: OnHead = lambda rows: None  # see `EagerRunner`
     loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     spreads: dict[int, Mixture] = field(default_factory=dict[int, Mixture])
+    memory: InheritedMemory | None = None  # of the executor before; None: this is the first one
 
     def model(self, *, late: bool = False) -> Any:
         """Build the model without weights; sets the counters that `loads` returns.
@@ -239,21 +263,23 @@ class ModelPlan:
             head_dim=latent.kept if latent else config.head_dim,
             num_pages=self.options.num_pages,
             page_size=self.options.page_size,
+            memory=self.memory.pages if self.memory else None,
         )
 
     @property
-    def states(self) -> TensorStates | None:
-        """Memory for recurrent states; None if the model has none."""
+    def states(self) -> StateSizes | None:
+        """Memory that recurrent states need; None if the model has none."""
         if not self.config.states:
             return None
-        parts = [
-            (part.shape, torch.float32 if part.exact else self.build.dtype)
-            for part in self._state_parts
-        ]
-        count = self.options.num_states or 2 * self.options.max_running_reqs + 1
         guesses = self.limits.most_samples - 1 if self.options.max_samples else 0
-        guesses += self.limits.max_paths
-        return TensorStates(parts, count, self.build.device, guesses)
+        return StateSizes(
+            parts=[
+                (part.shape, torch.float32 if part.exact else self.build.dtype)
+                for part in self._state_parts
+            ],
+            slots=self.options.num_states or 2 * self.options.max_running_reqs + 1,
+            branches=guesses + self.limits.max_paths,
+        )
 
     @property
     def _state_parts(self) -> Sequence[StatePart]:
@@ -276,7 +302,21 @@ def device_states(plan: ModelPlan) -> tuple[QueuedStates | None, bool]:
     states = plan.states
     if states is None:
         return None, True
-    return QueuedStates(states), scans_of(plan.build.device) is not None
+    return QueuedStates(states.tensors(plan.build.device)), scans_of(plan.build.device) is not None
+
+
+class KeptStates(StatePool, Protocol):
+    """A pool of states that others may move, as pages of one token."""
+
+    @property
+    def parts(self) -> Sequence[torch.Tensor]:
+        """Its tensors, if they are in host memory."""
+        ...
+
+    @property
+    def pages(self) -> PageMemory:
+        """The same memory by slots."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +325,9 @@ class BuiltModel:
 
     `exact`: answers are bit-identical whatever is batched, cached or chunked. `weights` may be the
     reason why they are not accessible. `buffers`: scratch memory of steps. `program`: the ops of a
-    step program, if there is one. `use`: statistics of its steps for the server's state.
+    step program, if there is one. `use`: statistics of its steps for the server's state. `states`:
+    recurrent states, if the runner keeps them elsewhere than in tensors. `kept`: the file of its
+    packed weights.
     """
 
     name: str
@@ -298,3 +340,5 @@ class BuiltModel:
     buffers: Sequence[torch.Tensor] = ()
     program: Sequence[OpCost] = ()
     use: Callable[[], Mapping[str, float]] | None = None
+    states: KeptStates | None = None
+    kept: KeptWeights | None = None

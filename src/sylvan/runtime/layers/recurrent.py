@@ -35,14 +35,8 @@ Shape = tuple[int, ...]
 
 
 def spans_of(batch: ForwardBatch) -> Spans:
-    """The rows and slots of a step, as numbers; in a graph this waits for the device."""
-    if batch.state_spans is not None:
-        return batch.state_spans.on_host()
-    work = batch.state_work
-    assert work is not None, "a step without states"
-    starts = batch.q_starts_R
-    on_host = starts.tolist() if starts.device.type == "cpu" else batch.host.q_starts.tolist()
-    return Spans(tuple(on_host[: len(starts)]), tuple(work.slots.tolist()), work.saves)
+    """The rows and slots of a step."""
+    return batch.spans
 
 
 def scan_spans(batch: ForwardBatch) -> Spans | DeviceSpans:

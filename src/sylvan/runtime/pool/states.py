@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from sylvan.runtime.core.memory import PageMemory
+from sylvan.runtime.pool.state_pages import StatePages
+
 
 class TensorStates:
     """Implements `StatePool` with plain tensors."""
@@ -28,6 +31,11 @@ class TensorStates:
     def parts(self) -> tuple[torch.Tensor, ...]:
         """All slots of all parts."""
         return tuple(self._parts)
+
+    @property
+    def pages(self) -> PageMemory:
+        """The same memory by slots."""
+        return StatePages(self._parts)
 
     def part(self, index: int) -> torch.Tensor:
         return self._parts[index]

@@ -210,7 +210,7 @@ def test_extend_without_causality_sees_everything() -> None:
 
 @pytest.mark.parametrize("window", [None, 12, *more(300)])
 def test_extend_shows_rows_tokens_up_to_their_ends(window: int | None) -> None:
-    """Runs of tokens that see each other, within a block and across blocks; plain rows need none."""
+    """Runs of tokens that see each other, within blocks and across; plain rows need none."""
     layer = replace(PLAIN, window=window)
     lens, starts = [60, 3, 50, *more(900)], [0, 50, 51, 71, *more(771)]
     pages, rows = cache(layer, lens, 8, torch.float32), starts[-1]

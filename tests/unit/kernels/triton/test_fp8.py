@@ -60,7 +60,7 @@ def test_products(group: int, count: int, outputs: int) -> None:
     numbers, scales = reference(x, group)
     whole = numbers.unflatten(1, (scales.shape[1], -1)) * scales[..., None]
     want = whole.flatten(1).double() @ weight.numbers().double().T + home(bias).double()
-    # A Hopper GPU adds up products of 8-bit floats in some 14 bits (arXiv:2412.19437, section 3.5.2).
+    # A Hopper GPU adds up such products in some 14 bits (arXiv:2412.19437, section 3.5.2).
     assert (home(got).double() - want).norm() < (2e-3 if on_gpu() else 1e-5) * want.norm()
 
 

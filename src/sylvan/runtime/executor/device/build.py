@@ -65,6 +65,8 @@ class DevicePlan:
         num_pages: Requested number of pages, padding page included; None to fill memory.
         most_pages: Maximum number of pages when filling memory.
         vocab_size: Columns of logits.
+        table_rows: Rows of the embedding table, if more.
+        media_ids: Ids of prompts with items, if more than the vocabulary.
         graph: Whether decoding steps replay captured graphs.
         capabilities: Worker halves of capabilities.
         custom: Logits processors.
@@ -90,6 +92,8 @@ class DevicePlan:
     weights: LiveWeights | str = "the weights of this model can be neither read nor updated"
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     most_pages: int | None = None
+    table_rows: int = 0
+    media_ids: int = 0
     on_built: Callable[[ForwardBatch, ModelRunner], None] = lambda batch, runner: None
     states: QueuedStates | None = None
 
@@ -105,7 +109,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     weights = max(0, plan.before.free - platform.memory().free)
     pool = plan.make_pool(_PROBE_PAGES)
     batch = ForwardBatch(limits, pool, plan.attention, platform.device, plan.states)
-    memory = StepMemory(platform, batch, plan.vocab_size)
+    memory = StepMemory(platform, batch, plan.vocab_size, plan.table_rows)
     layers = [layer for c in plan.capabilities for layer in c.hidden_layers]
     eager = EagerRunner(plan.model, memory.feed, layers, heads_of(plan.capabilities))
     parts = DeviceParts(
@@ -150,7 +154,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
         draft_chains=plan.states is None,
     )
     plan.on_built(batch, runner)
-    slots = RequestSlots(limits.max_reqs, plan.vocab_size)
+    slots = RequestSlots(limits.max_reqs, plan.vocab_size, plan.media_ids)
     backend = DeviceBackend(replace(parts, runner=runner), slots)
     control = _control(plan, batch.kv, runner, report.measured.graphs)
     control.extend(plan.capabilities)

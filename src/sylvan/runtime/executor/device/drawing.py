@@ -16,7 +16,6 @@ from sylvan.runtime.executor.device.logprobs import LogprobReader, Wanted, sampl
 from sylvan.runtime.executor.device.parts import DeviceParts, StagedStep
 from sylvan.runtime.executor.results import hopeless
 from sylvan.runtime.platform.api import Event, PlatformStream
-from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.draw import filtered
 from sylvan.runtime.sampling.on_device import (
@@ -26,6 +25,7 @@ from sylvan.runtime.sampling.on_device import (
     MaskBits,
     Penalties,
 )
+from sylvan.runtime.sampling.output import SampleOutput
 from sylvan.runtime.sampling.params import SamplingBatch
 
 

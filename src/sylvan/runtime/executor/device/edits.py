@@ -44,7 +44,7 @@ class StagedEdits:
         ]
         ends = batch.row_ends
         self._ends = None if ends is None else pinned_copy(platform, ends)
-        self._cross = batch.cross if any(batch.cross) else ()
+        self._cross = batch.cross
         self.on_device = NO_EDITS
         self.is_plain = not (self._vectors or self._cross or self._ends is not None)
 

@@ -29,9 +29,13 @@ class StepMemory:
     padding.
     """
 
-    def __init__(self, platform: Platform, batch: ForwardBatch, vocab_size: int) -> None:
+    def __init__(
+        self, platform: Platform, batch: ForwardBatch, vocab_size: int, table_rows: int = 0
+    ) -> None:
+        """`table_rows`: rows of the embedding table, if more than the vocabulary."""
         limits = batch.limits
         self.platform, self.batch, self.vocab_size = platform, batch, vocab_size
+        self._table_rows = max(vocab_size, table_rows)
         self.last_S = torch.zeros(limits.max_reqs + 1, dtype=torch.int32, device=platform.device)
         self.table = DevicePageTable(platform, batch.host.page_tables, batch.page_tables)
         reqs, groups = limits.max_reqs, len(batch.page_tables)
@@ -88,7 +92,7 @@ class StepMemory:
         """
         newest = self.last_S[self._feed.clamp_min(0)]
         ids = torch.where(self._feed >= 0, newest, self._ids)
-        batch.input_ids_T = ids.clamp(0, self.vocab_size - 1)
+        batch.input_ids_T = ids.clamp(0, self._table_rows - 1)
 
     def point_bucket(self, bucket: GraphBucket) -> ForwardBatch:
         """Turn the batch into a step of padding only, for capturing."""

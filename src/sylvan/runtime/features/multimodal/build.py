@@ -64,6 +64,7 @@ def media_control(settings: MediaConfig, model: ModelConfig) -> tuple[Multimodal
             whole=media.whole,
             prefix=media.prefix,
             cross=media.cross,
+            one=media.one,
         ),
     )
 

@@ -62,7 +62,7 @@ class TransformersEncoder:
             ) from None
         except (ValueError, KeyError, OSError, RuntimeError, AttributeError) as error:
             raise ConfigError(f"the encoder of this model cannot be loaded: {error}") from None
-        self._model = model.to(device)
+        self._model: Any = model.to(device)
         self._dtype, self._device = dtype, device
         self.native_blocks = 0
         if native:
@@ -103,6 +103,64 @@ class TransformersEncoder:
         found = tower(input_features, attention_mask=mask).last_hidden_state
         return inner.multi_modal_projector(found)[0, : int(outside[0])]
 
+    def _phi4_images(
+        self,
+        image_pixel_values: torch.Tensor,
+        image_sizes: torch.Tensor,
+        image_attention_mask: torch.Tensor,
+        num_img_tokens: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run Phi-4-multimodal's encoder, which writes into a prompt of placeholders."""
+        embed = self._model.get_submodule("model.embed_tokens_extend.image_embed")
+        token = self._model.config.vision_config.image_token_id
+        ids, nothing = self._placeholders(token, num_img_tokens)
+        return embed(
+            ids,
+            nothing,
+            image_pixel_values=image_pixel_values,
+            image_sizes=image_sizes,
+            image_attention_mask=image_attention_mask,
+        )
+
+    def _phi4_sounds(
+        self,
+        audio_input_features: torch.Tensor,
+        audio_embed_sizes: torch.Tensor,
+        audio_attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `_phi4_images`, with the projection for prompts without images."""
+        embed = self._model.get_submodule("model.embed_tokens_extend.audio_embed")
+        token = self._model.config.audio_config.audio_token_id
+        ids, nothing = self._placeholders(token, audio_embed_sizes)
+        return embed(
+            ids,
+            nothing,
+            audio_input_features=audio_input_features,
+            audio_embed_sizes=audio_embed_sizes,
+            audio_attention_mask=audio_attention_mask,
+        )
+
+    def _placeholders(self, token: int, count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids of a prompt, (1, N), and empty embeddings."""
+        ids = torch.full((1, int(count.sum())), token, device=self._device)
+        width = self._model.config.hidden_size
+        return ids, torch.zeros(*ids.shape, width, dtype=self._dtype, device=self._device)
+
+    def _mllama(
+        self,
+        pixel_values: torch.Tensor,
+        aspect_ratio_ids: torch.Tensor,
+        aspect_ratio_mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run Llama 3.2's encoder; tiles that an image has not are left out."""
+        inner: Any = self._model.model
+        tiles = inner.vision_model(
+            pixel_values=pixel_values,
+            aspect_ratio_ids=aspect_ratio_ids,
+            aspect_ratio_mask=aspect_ratio_mask,
+        ).last_hidden_state
+        return inner.multi_modal_projector(tiles)[aspect_ratio_mask.bool()]
+
     def _llama4(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Run Llama 4's encoder as its forward does: its method leaves the projector out."""
         inner: Any = self._model
@@ -119,7 +177,13 @@ class TransformersEncoder:
         name = _METHODS[kind]
         model: Any = self._model
         config: Any = model.config
-        own = {"llama4": self._llama4, "qwen2_audio": self._qwen2_audio}.get(config.model_type)
+        own = {
+            ("llama4", "image"): self._llama4,
+            ("mllama", "image"): self._mllama,
+            ("phi4_multimodal", "audio"): self._phi4_sounds,
+            ("phi4_multimodal", "image"): self._phi4_images,
+            ("qwen2_audio", "audio"): self._qwen2_audio,
+        }.get((config.model_type, kind))
         if own is not None:
             return own
         for holder in (getattr(model, "model", None), model):
@@ -135,6 +199,9 @@ def _vectors(found: Any) -> Any:
     if isinstance(found, torch.Tensor | list | tuple):
         return found
     pooled = getattr(found, "pooler_output", None)
+    heard = getattr(found, "attention_mask", None)  # of sounds with padding (Gemma 4)
+    if pooled is not None and heard is not None:
+        return pooled[heard.bool()]
     return found.last_hidden_state if pooled is None else pooled
 
 
@@ -159,6 +226,9 @@ def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
         text.num_hidden_layers = 0  # weights that are not loaded take no memory
         if getattr(text, "layer_types", None):
             text.layer_types = []
+        for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):  # Gemma 4
+            if getattr(text, name, None):
+                setattr(text, name, 0)
     level = their_logging.get_verbosity()
     their_logging.set_verbosity_error()  # it would log each layer that is not loaded
     try:
