@@ -21,8 +21,9 @@ from sylvan.runtime.executor.xla.functions import DRAW_TYPES, HEAD_ROWS, Edits, 
 from sylvan.runtime.executor.xla.inputs import pack, sizes_of
 from sylvan.runtime.executor.xla.rotary import RotaryTables
 from sylvan.runtime.executor.xla.sizes import BucketUse, StepBucket, StepBuckets
-from sylvan.runtime.sampling.api import SampleOutput, TokenSampler
+from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.constraints import Masks
+from sylvan.runtime.sampling.output import SampleOutput
 from sylvan.runtime.sampling.params import NO_TOP_K, SamplingSlots
 from sylvan.runtime.sampling.sampler import Sampler
 
@@ -219,8 +220,6 @@ class XlaStep:
         ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
         # An id outside the vocabulary fails its request at the next sample.
         np.clip(ids, 0, self._params.vocab_size - 1, out=ids)
-        types = plan.token_types
-        host.token_types[: plan.num_tokens] = 0 if types is None else types
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
 
     def _edits(self, plan: StepPlan, slots: IntArray) -> bool:
