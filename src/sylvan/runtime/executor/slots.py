@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.core.step import Join, StepPlan
 from sylvan.runtime.executor.failures import FAILURES
@@ -16,6 +17,7 @@ class RequestSlots:
     Attributes:
         params: Sampling parameters as arrays over slots.
         errors: Slot -> error that its request gets at its next sample.
+        newest: The newest token of each slot, (slots,); backends that sample at once keep it.
         table_rows: Rows of the embedding table.
     """
 
@@ -27,6 +29,7 @@ class RequestSlots:
         self.table_rows = max(vocab_size, table_rows)
         self.params = SamplingSlots(num_slots, vocab_size)
         self.errors: dict[int, str] = {}
+        self.newest: IntArray = np.zeros(num_slots, np.int32)
 
     def apply(self, plan: StepPlan) -> None:
         """Apply leaves, then joins."""

@@ -149,7 +149,7 @@ def special_attention(
     slopes = None
     if config.alibi_slopes:
         heads = build.mesh.share(config.num_attention_heads, "num_attention_heads")
-        slopes = Split(heads).take(torch.tensor(config.alibi_slopes), 0)
+        slopes = Split(heads).take(torch.tensor(config.alibi_slopes, device=build.device), 0)
     if not (chunk or config.qk_norm_last) and scales is None and slopes is None:
         return None
     return AttentionVariant(

@@ -15,6 +15,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.core.memory import copy_tokens
+from sylvan.runtime.core.states import StateWork
 from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.backend import Drawing
 from sylvan.runtime.executor.device.counts import DeviceCounts
@@ -25,17 +26,27 @@ from sylvan.runtime.executor.device.parts import DeviceParts, StagedStep, Work
 from sylvan.runtime.executor.device.sampling_inputs import fill_sampling, fill_uniform
 from sylvan.runtime.executor.inputs import fill_step
 from sylvan.runtime.executor.slots import RequestSlots
-from sylvan.runtime.sampling.api import SampleOutput
+from sylvan.runtime.pool.states import QueuedStates
 from sylvan.runtime.sampling.constraints import Masks, RowOutcome
+from sylvan.runtime.sampling.output import SampleOutput
 from sylvan.runtime.sampling.params import SamplingBatch
 
 _PROMPT_BLOCK_BYTES = 256 << 20  # logits of prompt positions held at once
+
+
+def state_work(plan: StepPlan) -> StateWork | None:
+    """A plan's work on recurrent states; the batch may already have that of a later plan."""
+    return next((work for work in plan.work.values() if isinstance(work, StateWork)), None)
 
 
 class DeviceBackend:
     """Implements `StepBackend`; the caller waits for its drawings in order."""
 
     immediate = False
+
+    @property
+    def runs_once(self) -> bool:
+        return self.batch.states is not None
 
     def __init__(self, parts: DeviceParts, slots: RequestSlots) -> None:
         self.batch = parts.memory.batch
@@ -69,9 +80,17 @@ class DeviceBackend:
     def forward(self, plan: StepPlan, *, graph: bool) -> None:
         staged = self._staged = self._stage(plan, graph=graph)
         self._fill_rows(plan, staged)
-        self._run([lambda: staged.inputs.upload(staged.host), staged.edits.upload])
+        states = self.batch.states
+        copies = [states.take_copies()] if isinstance(states, QueuedStates) else []
+        self._run([*copies, lambda: staged.inputs.upload(staged.host), staged.edits.upload])
         staged.host.used = self._stream.event()
-        self._run([lambda: self._forward(staged)])
+        work = state_work(plan)
+
+        def forward() -> None:
+            self.batch.state_work = work
+            self._forward(staged)
+
+        self._run([forward])
 
     def step(self, plan: StepPlan, masks: Masks | None) -> DeviceDrawing:
         self.forward(plan, graph=True)
@@ -221,6 +240,9 @@ class DeviceBackend:
         sizes = fill_step(host.arrays, plan, tables, batch.kv.page_size, bucket, shifts)
         if batch.rotary_positions is not None:
             host.arrays["positions"][:tokens] = batch.rotary_positions
+        if (work := state_work(plan)) is not None:
+            host.arrays["state_slots"][:] = -1
+            host.arrays["state_slots"][: plan.num_slices] = work.slots
         return StagedStep(inputs, host, sizes, edits)
 
     def _fill_rows(self, plan: StepPlan, staged: StagedStep) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sylvan.kernels.scan.device_spans import DeviceSpans
 from sylvan.runtime.core.forward import NO_EDITS, BatchLimits, ForwardBatch, StepEdits
 from sylvan.runtime.executor.device.edits import StagedEdits
 from sylvan.runtime.executor.device.layout import Host, StagedInputs, step_layout
@@ -72,12 +73,16 @@ class StepMemory:
         batch.num_tokens, batch.num_reqs, batch.num_samples = rows, requests, samples
         batch.input_ids_T = self._ids = device["input_ids"][:rows]
         batch.positions_T = device["positions"][:rows]
+        batch.token_types_T = device["token_types"][:rows]
         batch.slot_mappings = device["slot_mappings"][:, :rows]
         batch.kv_lens_R = device["kv_lens"][:requests]
         batch.q_starts_R = device["q_starts"][: requests + 1]
         batch.req_slots_R = device["req_slots"][:requests]
         batch.sample_rows = device["sample_rows"][:samples]
         self._feed = device["feed"][:rows]
+        batch.state_spans = None
+        if batch.states is not None and sizes.bucket is not None:
+            batch.state_spans = DeviceSpans(batch.q_starts_R, device["state_slots"][:requests])
 
     def feed(self, batch: ForwardBatch) -> None:
         """Replace ids in flight by the newest tokens; captured in graphs.
@@ -94,6 +99,7 @@ class StepMemory:
         inputs = self.inputs(bucket.rows, bucket.requests)
         if not bucket.decodes:
             inputs.clear()
+        inputs.device["state_slots"].fill_(-1)
         self.point(inputs, Sizes(0, 0, 0, bucket))
         return self.batch
 
