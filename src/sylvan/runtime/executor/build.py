@@ -38,7 +38,7 @@ from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.load_cache import kept_weights
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
-from sylvan.runtime.executor.parts import BuiltModel, ModelPlan
+from sylvan.runtime.executor.parts import BuiltModel, ModelPlan, rounds_to_fp8
 from sylvan.runtime.executor.pools import (
     cache_groups,
     pages_shape,
@@ -474,7 +474,7 @@ def _loaded(plan: ModelPlan) -> Any:
         dummy_weights(model, plan.options.seed, plan.formats.converted)
     else:
         load_weights(model, plan.model_dir, plan.progress, formats, kind, device=plan.build.device)
-    if plan.rounds_to_fp8:
+    if rounds_to_fp8(plan):
         round_to_fp8(model)
     return model
 
