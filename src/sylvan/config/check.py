@@ -46,7 +46,7 @@ def explain(rule: Rule, case: RuleCase) -> str:
         path = match[1]
         return f"{path}={_value_text(get(case.config, path))}"
 
-    return re.sub(r"\{([a-z_.]+)\}", shown, text)
+    return re.sub(r"\{([a-z0-9_.]+)\}", shown, text)
 
 
 def _value_text(value: object) -> str:

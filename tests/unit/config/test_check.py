@@ -35,6 +35,10 @@ BROKEN = {
         {"load_cache": "/c", "device": "cuda"},
         "load_cache=/c keeps weights that are packed for CPUs, and device=cuda is none",
     ),
+    "activations are rounded on GPUs": (
+        {"fp8_activations": True},
+        "fp8_activations=true, but device=cpu does not multiply 8-bit floats; leave it at false",
+    ),
     "tiers of vectors": ({"tiers": TiersConfig()}, "this model has none: its tokens see"),
     "two sizes of the host tier": (
         {"tiers": TiersConfig(host_ratio=2.0, host_bytes=4096)},
