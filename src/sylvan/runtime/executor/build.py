@@ -13,7 +13,6 @@ import torch
 
 from sylvan.config.fields import size_text
 from sylvan.kernels.api import Unsupported
-from sylvan.kernels.gpu.choice import triton_installed
 from sylvan.kernels.native.attend import NativePagedAttention
 from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
@@ -24,7 +23,7 @@ from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
-from sylvan.runtime.executor.attention_choice import load_attention
+from sylvan.runtime.executor.attention_choice import choose_attention
 from sylvan.runtime.executor.capability import heads_of
 from sylvan.runtime.executor.control import ExecutorControl
 from sylvan.runtime.executor.division import check_division, on_stage
@@ -404,7 +403,7 @@ def _with_tensors(plan: ModelPlan) -> BuiltModel:
             f"cache.dtype={plan.options.kv_dtype} needs a step program on the CPU; leave it at "
             "model"
         )
-    attention = _attention(plan, plan.platform)
+    attention = choose_attention(plan, plan.platform)
     if not plan.config.causal:
         attention = NullAttention()  # encoder layers attend without the KV cache
     layers = plan.hidden_layers
@@ -512,7 +511,7 @@ def _on_device(
 
     options = plan.options
     late = LateParts()
-    attention = _attention(plan, platform)
+    attention = choose_attention(plan, platform)
 
     def shape_of(pages: int) -> KVShape:
         return pages_shape(plan.config, replace(plan.kv_shape, num_pages=pages), options)
@@ -582,15 +581,6 @@ def _on_device(
 def _page_bytes(plan: ModelPlan) -> int:
     whole = plan.kv_shape.bytes_per_page(plan.kv_type)
     return whole // 2 if plan.config.latent else whole  # values are part of latent keys
-
-
-def _attention(plan: ModelPlan, platform: Platform | None) -> Any:
-    name = plan.options.attention
-    if name == "auto" and platform is not None:
-        order = platform.facts.attention
-        name = next((n for n in order if n != "triton" or triton_installed()), name)
-        name = "torch" if name in ("flashinfer", "aiter") else name
-    return load_attention(name, platform.facts if platform else plan.build.device)
 
 
 def _load_by_transformers(model: Any, plan: ModelPlan) -> None:
