@@ -40,18 +40,13 @@ class StepBackend(Protocol):
         batch: Inputs of the forward pass.
         immediate: Whether methods return only when their work is done. If not, work is queued, and
           tokens that constraints change afterwards reach `correct` with the next step.
+        runs_once: Whether a forward pass must not be repeated, because it changes recurrent
+          states; `correct` is then called before it.
     """
 
     batch: ForwardBatch
     immediate: bool
-
-    @property
-    def runs_once(self) -> bool:
-        """Whether a forward pass must not be repeated, because it changes recurrent states.
-
-        `correct` is then called before it.
-        """
-        ...
+    runs_once: bool
 
     def update(self, plan: StepPlan) -> None:
         """Write page tables, copy pages, mirror the parameters of requests that joined or left."""

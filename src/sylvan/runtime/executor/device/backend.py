@@ -44,12 +44,9 @@ class DeviceBackend:
 
     immediate = False
 
-    @property
-    def runs_once(self) -> bool:
-        return self.batch.states is not None
-
     def __init__(self, parts: DeviceParts, slots: RequestSlots) -> None:
         self.batch = parts.memory.batch
+        self.runs_once = self.batch.states is not None
         self._parts, self._memory, self._slots = parts, parts.memory, slots
         self._stream = parts.platform.stream()
         self._counts = DeviceCounts(parts.platform, parts.memory.vocab_size)
