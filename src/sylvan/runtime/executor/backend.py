@@ -40,8 +40,8 @@ class StepBackend(Protocol):
         batch: Inputs of the forward pass.
         immediate: Whether methods return only when their work is done. If not, work is queued, and
           tokens that constraints change afterwards reach `correct` with the next step.
-        runs_once: A forward pass must not be repeated, because it changes recurrent states;
-          `correct` is then called before it.
+        runs_once: Whether a forward pass must not be repeated, because it changes recurrent
+          states; `correct` is then called before it.
     """
 
     batch: ForwardBatch

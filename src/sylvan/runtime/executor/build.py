@@ -42,7 +42,11 @@ from sylvan.runtime.executor.parts import (
     KeptStates,
     ModelPlan,
     device_states,
+<<<<<<< HEAD
+    suits_device,
+=======
     rounds_to_fp8,
+>>>>>>> main
     use_device_scans,
 )
 from sylvan.runtime.executor.pools import (
@@ -157,7 +161,7 @@ def build_executor(
     kv_bytes = bytes_of(numbers, plan.kv_type, config.head_dim)
     facts = replace(facts, kv_bytes_per_token=kv_bytes, expert_load=plan.loads)
     parts = parts or ExecutorParts()
-    if platform is not None and plan.suits_device and not lowered:
+    if platform is not None and suits_device(plan) and not lowered:
         return _on_device(plan, platform, parts, facts)
     try:
         return _in_memory(plan, parts, facts)

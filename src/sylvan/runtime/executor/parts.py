@@ -189,19 +189,6 @@ class ModelPlan:
         return self.options.threads or torch.get_num_threads()
 
     @property
-    def suits_device(self) -> bool:
-        """Whether steps can be launched without waiting for results: plain generation.
-
-        Recurrent states cannot be taken back by a token: guesses need the result.
-        """
-        config = self.config
-        if self.pooling is not None or not config.causal or config.path == "transformers":
-            return False
-        return not config.states or (
-            not self.options.max_samples and has_scans_only(self.skeleton())
-        )
-
-    @property
     def kv_type(self) -> torch.dtype:
         """Type of keys and values in the pool."""
         if self.options.kv_dtype == "model":
@@ -270,6 +257,17 @@ class ModelPlan:
             return whole
         mine = state_shapes(self.skeleton())
         return [StatePart(mine[number], part.exact) for number, part in enumerate(whole)]
+
+
+def suits_device(plan: ModelPlan) -> bool:
+    """Whether steps can be launched without waiting for results: plain generation.
+
+    Recurrent states cannot be taken back by a token: guesses need the result.
+    """
+    config = plan.config
+    if plan.pooling is not None or not config.causal or config.path == "transformers":
+        return False
+    return not config.states or (not plan.options.max_samples and has_scans_only(plan.skeleton()))
 
 
 def use_device_scans(plan: ModelPlan, model: nn.Module) -> None:
