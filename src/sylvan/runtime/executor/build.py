@@ -43,6 +43,7 @@ from sylvan.runtime.executor.parts import (
     KeptStates,
     ModelPlan,
     device_states,
+    rounds_to_fp8,
     use_device_scans,
 )
 from sylvan.runtime.executor.pools import (
@@ -490,7 +491,7 @@ def _loaded(plan: ModelPlan) -> Any:
         dummy_weights(model, plan.options.seed, plan.formats.converted)
     else:
         load_weights(model, plan.model_dir, plan.progress, formats, kind, device=plan.build.device)
-    if plan.rounds_to_fp8:
+    if rounds_to_fp8(plan):
         round_to_fp8(model)
     use_device_scans(plan, model)
     return model
