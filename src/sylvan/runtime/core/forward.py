@@ -225,6 +225,24 @@ class CrossMemory:
     layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnRows:
+    """The requests of a step whose KV this rank has, where ranks have different ones.
+
+    Attributes:
+        batch: The same step with these requests alone; nothing of it is sampled.
+        rows: Their rows in the whole step, int64.
+        most_rows: Rows of the group of ranks that has the most.
+        places_T: Where each row of the step lies among those of all groups, which are padded to
+            `most_rows` each; int64.
+    """
+
+    batch: ForwardBatch
+    rows: torch.Tensor
+    most_rows: int
+    places_T: torch.Tensor
+
+
 class ForwardBatch:
     """Inputs of one forward pass: persistent buffers that a step updates in place.
 
@@ -238,7 +256,7 @@ class ForwardBatch:
     `drafts` are the slices whose last rows are guesses. `rotary_positions` (T,) override the
     default positions; None: no override. A row attends to tokens of its request before `row_ends`
     (T,), at least up to itself; None: causal. `cross` holds the encoder output of each request for
-    cross-attention layers.
+    cross-attention layers. `own` are the requests that this rank attends for; None: all of them.
     """
 
     def __init__(
@@ -259,6 +277,7 @@ class ForwardBatch:
         self.row_ends: IntArray | None = None
         self.cross: tuple[CrossMemory | None, ...] = ()
         self.drafts: tuple[DraftRows, ...] = ()
+        self.own: OwnRows | None = None
         self.host = HostArrays(limits, len(kv.groups))
         self.num_tokens = 0
         self.num_reqs = 0
@@ -269,6 +288,12 @@ class ForwardBatch:
         self.page_tables = self._full["page_tables"]
         self.slot_mappings = self._full["slot_mappings"]
         self.ready(0, 0, 0)
+
+    def plan_attention(self) -> None:
+        """Let the attention backend prepare the rows that this rank attends for, if it has any."""
+        attending = self if self.own is None else self.own.batch
+        if attending.num_tokens:
+            self.attention.plan(attending)
 
     @property
     def page_table_SP(self) -> torch.Tensor:  # noqa: N802 - named as the tensors are

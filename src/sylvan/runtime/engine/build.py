@@ -23,7 +23,8 @@ from sylvan.kernels import describe
 from sylvan.kernels.native.cost import OpCost
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Inspection
-from sylvan.runtime.cache.build import kv_cache
+from sylvan.runtime.cache.build import caches_by_rank, kv_cache
+from sylvan.runtime.cache.by_rank import KVMemory
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.radix import RadixCache
@@ -171,7 +172,7 @@ def build_scheduler(
         lambda cache: (
             *capabilities,
             *media,
-            *disagg.controls(cache, tiers),
+            *(disagg.controls(cache, tiers) if isinstance(cache, KVCacheManager) else ()),
         ),
         publisher,
         tiers,
@@ -220,6 +221,7 @@ def build_scheduler(
         lora=lora,
         corpora=corpora,
         stores=tiers.stores if tiers else None,
+        parallel=config.parallel,
     )
 
 
@@ -408,7 +410,7 @@ def compose_scheduler(
     config: Config,
     executor: Executor,
     emit: Emit,
-    over: Callable[[KVCacheManager], tuple[Capability, ...]],
+    over: Callable[[KVMemory], tuple[Capability, ...]],
     publisher: KVEventPublisher | None = None,
     tiers: TiersParts | None = None,
 ) -> tuple[Scheduler, Inspect]:
@@ -420,9 +422,13 @@ def compose_scheduler(
     prefix = "none" if caps.both_ways else config.cache.prefix
     below = () if tiers is None else tiers.tiers
     policy = None if tiers is None else tiers.policy(caps.kv_groups)
-    cache = kv_cache(caps.kv_groups, prefix, config.cache.eviction, below, policy)
+    eviction = config.cache.eviction
+    if caps.attention_dp > 1:
+        cache = caches_by_rank(caps.kv_groups, caps.attention_dp, prefix, eviction)
+    else:
+        cache = kv_cache(caps.kv_groups, prefix, eviction, below, policy)
     capabilities = over(cache)
-    if tiers is not None:
+    if tiers is not None and isinstance(cache, KVCacheManager):
         capabilities = (*capabilities, tiers.control(cache))
     standard = standard_capabilities(
         cache, makes_vectors=caps.makes_vectors, pools_all=caps.pools_all

@@ -38,6 +38,7 @@ from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.load_cache import kept_weights
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
+from sylvan.runtime.executor.own_requests import OwnPagesWorker, own_requests
 from sylvan.runtime.executor.parts import BuiltModel, ModelPlan
 from sylvan.runtime.executor.pools import (
     cache_groups,
@@ -190,6 +191,7 @@ def _in_memory(
     shape = pages_shape(plan.paged_config, plan.kv_shape, options)
     trees = _tree_paths(batch, shape, options)
     sampler, stage = _sampler(made, parts), plan.stage
+    own = own_requests(batch, plan.build.mesh)
     backend = ImmediateBackend(made.runner, batch, sampler, slots, trees, stage)
     ahead = PagesAhead(_host_groups(made.pool))
     control = _control(plan, made, states, beside, ahead)
@@ -197,9 +199,12 @@ def _in_memory(
     if stage.is_last:
         worker = StepWorker(backend, slots, workers, control.gate, ahead)
     else:
-        worker = StageWorker(backend, control.gate, ahead)
+        worker = StageWorker(backend, workers, control.gate, ahead)
+    if own is not None:
+        backend.attend_for(own)
+        worker = OwnPagesWorker(worker, own)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
-    chains = chains and stage.count == 1
+    chains = chains and stage.count == 1 and own is None
     masked = made.attention.caps.tree_mask and not config.states
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
@@ -213,6 +218,7 @@ def _in_memory(
         draft_trees=chains and (trees is not None or masked),
         tree_paths=options.tree_paths,
         stages=stage.count,
+        attention_dp=plan.build.mesh.attention_dp,
     )
     late.groups = caps.kv_groups
     facts = replace(
