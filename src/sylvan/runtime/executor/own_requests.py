@@ -9,11 +9,10 @@ Shapes: T rows of the step, R slices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch, OwnRows
@@ -22,6 +21,8 @@ from sylvan.runtime.executor.api import Pending
 from sylvan.runtime.executor.inputs import fill_step
 from sylvan.runtime.executor.local import PlanWorker
 from sylvan.runtime.layers.mesh import Mesh
+
+_Index = NDArray[np.int64]
 
 
 class OwnRequests:
@@ -73,8 +74,8 @@ class OwnRequests:
         places_T = np.empty(plan.num_tokens, np.int64)
         for group, count in enumerate(counts.tolist()):
             places_T[owners_T == group] = np.arange(count) + group * int(counts.max())
-        rows = np.flatnonzero(owners_T == self._group)
-        mine = np.flatnonzero(owners_R == self._group)
+        rows = np.flatnonzero(owners_T == self._group).astype(np.int64)
+        mine = np.flatnonzero(owners_R == self._group).astype(np.int64)
         self._fill(plan, mine, rows)
         own.row_ends = None if whole.row_ends is None else whole.row_ends[rows]
         whole.own = OwnRows(
@@ -87,7 +88,7 @@ class OwnRequests:
     def _first(self, kv_group: int) -> int:
         return self._group * int(self._sizes[kv_group])
 
-    def _fill(self, plan: StepPlan, mine: IntArray, rows: IntArray) -> None:
+    def _fill(self, plan: StepPlan, mine: _Index, rows: _Index) -> None:
         own, host = self._own, self._own.host
         part = _slices_of(plan, mine, rows)
         fill_step(vars(host), part, host.page_tables, own.kv.page_size)
@@ -103,7 +104,7 @@ def own_requests(batch: ForwardBatch, mesh: Mesh) -> OwnRequests | None:
     return OwnRequests(batch, groups.group, mesh.attention_dp)
 
 
-def _slices_of(plan: StepPlan, mine: Sequence[int] | IntArray, rows: IntArray) -> StepPlan:
+def _slices_of(plan: StepPlan, mine: _Index, rows: _Index) -> StepPlan:
     """Some slices of a plan and their rows; nothing is sampled, and no capability has work."""
     numbers = (plan.slots[mine], plan.starts[mine], plan.stops[mine], plan.input_ids[rows])
     return StepPlan(

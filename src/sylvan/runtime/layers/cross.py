@@ -13,7 +13,7 @@ from sylvan.runtime.layers.linear import Linear
 
 
 class CrossAttention(nn.Module):
-    """Every row attends to all vectors of its request, or to nothing if there are none.
+    """Every row attends to all vectors of its request's only item, or to nothing without one.
 
     Step programs call it through PyTorch, request by request, so that rows do not depend on the
     batch.
@@ -44,13 +44,11 @@ class CrossAttention(nn.Module):
 
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""
-        memories = batch.cross
+        spans = batch.memories
         q_TNH = self.q_proj(x_TD).unflatten(-1, self._heads)
         out_TNH = torch.zeros_like(q_TNH)
-        starts = batch.q_starts_R.tolist()
-        for r, memory in enumerate(memories):
-            if memory is None:
-                continue
+        for span in spans:
+            [memory] = span.memories
             if self._layer not in memory.layers:
                 vectors_ND = memory.vectors_ND.to(x_TD)
                 memory.layers[self._layer] = (
@@ -58,8 +56,7 @@ class CrossAttention(nn.Module):
                     self.v_proj(vectors_ND).unflatten(-1, self._heads).transpose(0, 1),
                 )
             k_NSH, v_NSH = memory.layers[self._layer]
-            rows = slice(starts[r], starts[r + 1])
-            q_NTH = q_TNH[rows].transpose(0, 1)
+            q_NTH = q_TNH[span.rows].transpose(0, 1)
             out = functional.scaled_dot_product_attention(q_NTH[None], k_NSH[None], v_NSH[None])
-            out_TNH[rows] = out[0].transpose(0, 1)
+            out_TNH[span.rows] = out[0].transpose(0, 1)
         return self.out_proj(out_TNH.flatten(1))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
@@ -33,9 +34,7 @@ class RowGroups:
     group_size: int
     group: int
 
-    def attend(
-        self, attention: Callable[[torch.Tensor, ForwardBatch], X], x: X, batch: ForwardBatch
-    ) -> X:
+    def attend(self, attention: Callable[[X, ForwardBatch], X], x: X, batch: ForwardBatch) -> X:
         """What attention makes of all rows, each of them computed by the group that has it.
 
         Args:
@@ -54,8 +53,8 @@ class RowGroups:
         assert own is not None, "the executor of such a rank says which rows it has"
         given_GD = x.new_zeros(own.most_rows, x.shape[1])
         if own.batch.num_tokens:
-            out = attention(x[own.rows], own.batch)
-            assert isinstance(out, torch.Tensor)
+            compute: Any = attention  # of tensors, as x is one
+            out: torch.Tensor = compute(x[own.rows], own.batch)
             given_GD[: len(out)] = out
         found = self.ranks.all_gather(given_GD)[:: self.group_size]
-        return found.flatten(0, 1)[own.places_T]
+        return cast("X", found.flatten(0, 1)[own.places_T])
