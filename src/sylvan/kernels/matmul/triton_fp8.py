@@ -168,7 +168,7 @@ def fp8_linear(
     """Rows X (T, K) of float16 or bfloat16, in e4m3, by a matrix that `takes_fp8`."""
     q, scale = quantised_rows(x, weight.group)
     if weight.group == 0 and x.dtype == torch.bfloat16 and not out_f32 and x.is_cuda:
-        out = torch._scaled_mm(
+        out = torch._scaled_mm(  # noqa: SLF001
             q,
             weight.q.view(E4M3).T,
             scale_a=scale,
