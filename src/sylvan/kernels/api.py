@@ -181,12 +181,14 @@ class ExpertRanks:
         per_group: Slots of a group; those of group g are g * per_group and the following ones.
         slots_EC: int32 (E, C) on the CPU: the slots of each expert, repeated up to C. The numbers
             may change between steps.
+        all_to_all: Whether outputs go only to the rank that adds them up (`experts.exchange`).
     """
 
     ranks: Communicator
     groups: int
     per_group: int
     slots_EC: torch.Tensor
+    all_to_all: bool = False
 
     @property
     def width(self) -> int:
@@ -198,11 +200,15 @@ class ExpertRanks:
         """Of this rank's group."""
         return self.ranks.rank // self.width * self.per_group
 
-    def dispatch(self, ids_TK: torch.Tensor) -> torch.Tensor:
-        """Which expert of this rank computes each pair; -1: another rank does. Shape: (T, K)."""
+    def slots(self, ids_TK: torch.Tensor) -> torch.Tensor:
+        """The slot that computes each pair. Shape: int64 (T, K)."""
         table = self.slots_EC.to(ids_TK.device)
         turns = torch.arange(len(ids_TK), device=ids_TK.device) % table.shape[1]
-        held = table[ids_TK.long(), turns[:, None]].long() - self.first_slot
+        return table[ids_TK.long(), turns[:, None]].long()
+
+    def dispatch(self, ids_TK: torch.Tensor) -> torch.Tensor:
+        """Which expert of this rank computes each pair; -1: another rank does. Shape: (T, K)."""
+        held = self.slots(ids_TK) - self.first_slot
         return torch.where((held >= 0) & (held < self.per_group), held, -1)
 
     def combine(self, outputs_PD: torch.Tensor, pairs: torch.Tensor, count: int) -> torch.Tensor:

@@ -22,6 +22,7 @@ from sylvan.kernels.native.cost import OpCost
 from sylvan.kernels.native.library import load as load_library
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.cache.groups import KVGroup
+from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.engine.compose import (
     compose_scheduler,
@@ -152,7 +153,7 @@ def build_scheduler(
         lambda cache: (
             *capabilities,
             *media,
-            *disagg.controls(cache, tiers),
+            *(disagg.controls(cache, tiers) if isinstance(cache, KVCacheManager) else ()),
         ),
         publisher,
         tiers,
@@ -189,6 +190,7 @@ def build_scheduler(
         lora=lora,
         corpora=corpora,
         stores=tiers.stores if tiers else None,
+        parallel=config.parallel,
     )
 
 

@@ -20,6 +20,8 @@ class ExecutorCaps:
     `draft_chains`, `draft_trees`: the kinds of guesses a step can verify. `tree_paths`: if not 0,
     trees are computed path by path (`Draft.rows`), with at most this many paths beyond the first of
     each. `stages`: pipeline stages; with several, no token of a step in flight can be resolved.
+    `attention_dp`: groups of ranks that have the KV of different requests, each in memory of
+    `kv_groups`; plans number the pages of all groups in one row (`KVGroup.first`).
     """
 
     max_batch_tokens: int
@@ -34,6 +36,7 @@ class ExecutorCaps:
     draft_trees: bool = False
     tree_paths: int = 0
     stages: int = 1
+    attention_dp: int = 1
 
 
 class Pending(Protocol):

@@ -49,6 +49,7 @@ from sylvan.runtime.executor.parts import (
 >>>>>>> main
     use_device_scans,
 )
+from sylvan.runtime.executor.plan_workers import plan_worker
 from sylvan.runtime.executor.pools import (
     cache_groups,
     pages_shape,
@@ -62,9 +63,7 @@ from sylvan.runtime.executor.runner import EagerRunner
 from sylvan.runtime.executor.saved import saver
 from sylvan.runtime.executor.site import LateParts, adapter_of, worker_halves
 from sylvan.runtime.executor.slots import RequestSlots
-from sylvan.runtime.executor.stages import StageWorker
 from sylvan.runtime.executor.trees import TreePaths, pages_of_path
-from sylvan.runtime.executor.worker import StepWorker
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
 from sylvan.runtime.models.checkpoint import (
@@ -218,12 +217,10 @@ def _in_memory(
     ahead = PagesAhead(_host_groups(made.pool))
     control = _control(plan, made, states, beside, ahead)
     control.extend(workers)
-    if stage.is_last:
-        worker = StepWorker(backend, slots, workers, control.gate, ahead)
-    else:
-        worker = StageWorker(backend, control.gate, ahead)
+    mesh = plan.build.mesh
+    worker = plan_worker(mesh, backend, slots, workers, control.gate, ahead)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
-    chains = chains and stage.count == 1
+    chains = chains and stage.count == 1 and mesh.attention is None
     masked = made.attention.caps.tree_mask and not config.states
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
@@ -237,6 +234,7 @@ def _in_memory(
         draft_trees=chains and (trees is not None or masked),
         tree_paths=options.tree_paths,
         stages=stage.count,
+        attention_dp=mesh.attention_dp,
     )
     late.groups = caps.kv_groups
     facts = replace(

@@ -20,6 +20,7 @@ from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.backend import Drawing
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.inputs import fill_step
+from sylvan.runtime.executor.own_requests import OwnRequests
 from sylvan.runtime.executor.runner import ModelRunner, StageRunner
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths
@@ -50,6 +51,7 @@ class ImmediateBackend:
     ) -> None:
         """`stage`: the layers that `runner` has; rows come from and go to other stages."""
         self.batch, self._trees, self._stage = batch, trees, stage
+        self._own: OwnRequests | None = None
         self._runner, self._sampler, self._slots = runner, sampler, slots
         vocab_size = slots.params.vocab_size
         self._arrays = vars(batch.host)
@@ -58,6 +60,10 @@ class ImmediateBackend:
         self._logits_SV = torch.empty(0)
         block = _PROMPT_BLOCK_BYTES // (4 * vocab_size)
         self._prompt_rows = max(1, min(batch.limits.max_reqs, block))
+
+    def attend_for(self, own: OwnRequests) -> None:
+        """Attend for some of the requests of each step only; by default for all of them."""
+        self._own = own
 
     def update(self, plan: StepPlan) -> None:
         self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
@@ -231,6 +237,8 @@ class ImmediateBackend:
         # An id outside the vocabulary fails its request at the next sample; see RequestSlots.
         np.clip(ids, 0, self._slots.table_rows - 1, out=ids)
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
+        if self._own is not None:
+            self._own.lay_out(plan)
 
     def _draw_each(
         self, sampled: IntArray, rows: SamplingBatch, masks: Masks | None

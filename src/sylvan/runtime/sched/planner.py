@@ -12,7 +12,7 @@ from operator import is_
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
-from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.by_rank import KVMemory
 from sylvan.runtime.core.req import NEVER, NO_GROWTH, Draft, Growth, Phase, Req, Slice
 from sylvan.runtime.sched.admission import Admission, Preemption, most_starts
 from sylvan.runtime.sched.capability import Hooks, Verdict
@@ -208,7 +208,7 @@ class Planner:
         size = self._slice_size(req)
         draft, start = draft or self._draft(req, size), req.computed
         while size and req.kv and not self._cache.extend(req.kv, start + size, computed=start):
-            victim = self._preemption.victim(self._slices)
+            victim = self._preemption.victim(self._slices, req.kv.rank)
             if victim is req and len(self._running) == 1:
                 return  # memory is short for a moment
             self.admission.on_retract(self._running)
@@ -430,7 +430,7 @@ class Decodes:
     Usable only when no step is in flight during planning, because a step in flight owns its slices.
     """
 
-    def __init__(self, cache: KVCacheManager) -> None:
+    def __init__(self, cache: KVMemory) -> None:
         self._cache = cache
         self._slices: tuple[Slice, ...] = ()  # slices of the previous step, if it only decoded
         self.growth = NO_GROWTH  # page growth of the slices planned last
