@@ -122,12 +122,15 @@ class AttentionVariant:
     `chunk`: tokens attend within chunks of this many tokens. `query_scales`: float32 (positions,),
     by which queries are multiplied at last. `norm_last`: norms of heads follow positions. `slopes`:
     float32 (N,), by which scores of a head fall with each token of distance (ALiBi).
+    `biases`: (N D,), what is added to the scores of each head at distances 0 to D - 1, the last
+    also beyond (T5).
     """
 
     chunk: int | None = None
     query_scales: torch.Tensor | None = None
     norm_last: bool = False
     slopes: torch.Tensor | None = None
+    biases: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

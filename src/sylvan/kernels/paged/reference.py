@@ -95,6 +95,7 @@ def attend(
 
     With slopes a head's scores fall by its slope with each token of distance (ALiBi). With ends a
     row also sees later tokens, those before its end.
+    A matrix (N, D) of slopes is added instead, by distance; its last column also beyond.
     """
     group = layer.num_heads // layer.num_kv_heads
     q = q_TNH.float().transpose(0, 1)
@@ -105,7 +106,10 @@ def attend(
     rows, total = len(q_TNH), len(k_SKH)
     own = torch.arange(total - rows, total, device=q.device)[:, None]
     key = torch.arange(total, device=q.device)
-    if slopes_N is not None:
+    if slopes_N is not None and slopes_N.dim() > 1:
+        distance = (own - key).clamp(0, slopes_N.shape[1] - 1)
+        score_NTS = score_NTS + slopes_N.float()[:, distance]
+    elif slopes_N is not None:
         score_NTS = score_NTS + slopes_N[:, None, None] * (key - own)
     last = own if ends_T is None else torch.maximum(own, ends_T[:, None] - 1)
     hidden = key > last if layer.causal else torch.zeros_like(key > own)

@@ -39,6 +39,11 @@ from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import LoadedModelInfo, read_facts
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
+from sylvan.runtime.features.diffusion.build import (
+    diffusion_control,
+    diffusion_worker,
+    most_rows,
+)
 from sylvan.runtime.features.disagg.build import DisaggParts
 from sylvan.runtime.features.explain.control import CacheExplain
 from sylvan.runtime.features.flight_recorder.control import FlightRecorder
@@ -50,6 +55,7 @@ from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.lora.build import lora_worker
 from sylvan.runtime.features.lora.serving import LoraServing
 from sylvan.runtime.features.multimodal.build import media_control, media_worker
+from sylvan.runtime.features.multimodal.text_encoder import encoder_facts
 from sylvan.runtime.features.pdmux.build import PdMuxParts
 from sylvan.runtime.features.speculation.build import (
     AnySpeculation,
@@ -132,6 +138,7 @@ def build_scheduler(
     workers = (
         lambda site: grammar.worker,
         partial(media_worker, settings=config.media),
+        partial(diffusion_worker, settings=config.diffusion),
         *disagg.workers,
         *pdmux.workers,
         *_lora_worker(config),
@@ -164,6 +171,7 @@ def build_scheduler(
     whole = load_config(model_dir(config.model), trusted=config.trust_remote_code)
     media = media_control(config.media, whole)
     placeholders = whole.media.token_ids if whole.media is not None and media else {}
+    diffusion = diffusion_control(config, whole, _number(config.context_len))
     scheduler, inspect = compose_scheduler(
         config,
         executor,
@@ -171,6 +179,7 @@ def build_scheduler(
         lambda cache: (
             *capabilities,
             *media,
+            *diffusion,
             *disagg.controls(cache, tiers),
         ),
         publisher,
@@ -195,6 +204,8 @@ def build_scheduler(
             "max_running_reqs": _number(config.scheduler.max_running_reqs),
             "architecture": whole.media.architecture if whole.media else model.architecture,
             **{f"{kind}_token_id": token for kind, token in placeholders.items()},
+            **encoder_facts(whole, model_dir(config.model), _number(config.context_len)),
+            "block": whole.diffusion and (config.diffusion.block or whole.diffusion.block),
             "dtype": model.dtype,
             "runner": model.runner,
             "deterministic": bool(config.deterministic),
@@ -417,7 +428,7 @@ def compose_scheduler(
     `over` builds capabilities over the cache.
     """
     settings, caps = config.scheduler, executor.caps
-    prefix = "none" if caps.both_ways else config.cache.prefix
+    prefix = "none" if caps.both_ways or caps.fills else config.cache.prefix
     below = () if tiers is None else tiers.tiers
     policy = None if tiers is None else tiers.policy(caps.kv_groups)
     cache = kv_cache(caps.kv_groups, prefix, config.cache.eviction, below, policy)
@@ -536,7 +547,7 @@ def _options(config: Config) -> LocalOptions:
         trusted=config.trust_remote_code,
         quantization=config.quantization,
         overlap=config.scheduler.overlap == "on" or config.parallel.pp > 1,
-        max_samples=config.speculative.most_samples(running) if config.speculative else 0,
+        max_samples=_most_samples(config, running),
         tree_paths=config.speculative.most_paths(running) if config.speculative else 0,
         tree_depth=_number(config.speculative.num_steps) if config.speculative else 0,
         num_states=_number(config.cache.max_states),
@@ -545,6 +556,13 @@ def _options(config: Config) -> LocalOptions:
         seed=config.seed or 0,
         load_cache=Path(config.load_cache) if config.load_cache is not None else None,
     )
+
+
+def _most_samples(config: Config, running: int) -> int:
+    if config.speculative:
+        return config.speculative.most_samples(running)
+    model = load_config(model_dir(config.model), trusted=config.trust_remote_code)
+    return most_rows(model, config.diffusion, running)
 
 
 def _wish(config: Config) -> PoolingWish | None:

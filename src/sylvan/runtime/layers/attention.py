@@ -79,7 +79,8 @@ class SpecialAttention(PagedAttention):
     @property
     def reads_pages(self) -> bool:
         """Whether it gathers keys and values itself, which needs pages readable as tensors."""
-        return self._variant.chunk is not None or self._variant.slopes is not None
+        variant = self._variant
+        return not (variant.chunk is None and variant.slopes is None and variant.biases is None)
 
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
         """Shape: (T, (N + 2 K) H) -> (T, N H)."""
@@ -106,7 +107,7 @@ class SpecialAttention(PagedAttention):
 def _name(variant: AttentionVariant) -> str:
     if variant.chunk is not None:
         return f"attention in chunks of {variant.chunk} tokens"
-    return "biases by distance (ALiBi)"
+    return "biases by distance"
 
 
 def _attend(
@@ -124,6 +125,9 @@ def _attend(
     keys, values = batch.kv.layer(layer.index)
     out_TNV = q_TNH.new_empty(len(q_TNH), layer.num_heads, layer.value_dim)
     size, starts = batch.kv.page_size, batch.q_starts_R.tolist()
+    biases = variant.slopes
+    if variant.biases is not None:
+        biases = variant.biases.view(layer.num_heads, -1)
     table_SP = batch.table_of(layer.index)
     reqs = zip(batch.req_slots_R.tolist(), batch.kv_lens_R.tolist(), strict=True)
     for r, (slot, length) in enumerate(reqs):
@@ -135,6 +139,6 @@ def _attend(
             pages = table_SP[slot, low // size : -(-high // size)].long()
             inside = slice(low % size, low % size + high - low)
             k_SKH, v_SKV = (x[pages].flatten(0, 1)[inside].to(q_TNH.dtype) for x in (keys, values))
-            found = reference.attend(q_TNH[rows], k_SKH, v_SKV, layer, variant.slopes)
+            found = reference.attend(q_TNH[rows], k_SKH, v_SKV, layer, biases)
             out_TNV[rows] = found.unflatten(1, (layer.num_heads, layer.value_dim))
     return out_TNV

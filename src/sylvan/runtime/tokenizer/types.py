@@ -163,6 +163,8 @@ class ServedModelInfo:
     `context_len` limits prompt plus output; `max_total_tokens` is the KV memory, in tokens;
     `max_request_tokens` the smaller of the two. `vector_size` is the length of an embedding, or the
     number of labels of a classifier; `forms` are what it makes of a text, the usual one first.
+    `decoder_prompt` are the ids that a decoder starts with whose encoder reads the prompt, of at
+    most `encoder_len` tokens; empty: the model has no such encoder.
     `extra` is what else the scheduler reported.
     """
 
@@ -179,6 +181,8 @@ class ServedModelInfo:
     task: Task = "generate"
     vector_size: int = 0
     forms: tuple[VectorForm, ...] = ("text",)
+    decoder_prompt: tuple[int, ...] = ()
+    encoder_len: int = 0
     extra: dict[str, str | int | float | bool | None] = field(default_factory=dict)
 
     @property

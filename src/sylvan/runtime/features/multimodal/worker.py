@@ -87,7 +87,7 @@ class MultimodalWorker(CapabilityWorker):
     def before_forward(self, step: StepContext, work: MediaWork) -> None:
         """Insert this step's embeddings and positions."""
         batch = step.batch
-        step.may_use_graph &= not work.rows
+        step.may_use_graph &= not (work.rows or work.cross)
         batch.input_embeds = tuple(
             InputEmbeds(part.row, vectors[part.first : part.first + part.count], layer)
             for part in work.rows
