@@ -42,7 +42,7 @@ class SamplingDefaults:
 
 def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a `generation_config.json` that are sampling defaults."""
-    found = {
+    found: dict[str, Any] = {
         name: value
         for name in _MODEL_DEFAULTS
         if isinstance(value := generation_config.get(name), int | float)

@@ -118,6 +118,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     token_types: np.ndarray | None = None  # int32 (prompt_len,): segment of each token, for pairs
     media: tuple[MediaItem, ...] = ()
     form: VectorForm = "text"
+    spans: tuple[tuple[int, int], ...] = ()  # a vector for each instead: the mean of its tokens
     dimensions: int | None = None
     normalize: bool = True
     lora: str | None = None  # id of the adapter: its name and its contents

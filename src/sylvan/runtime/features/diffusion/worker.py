@@ -209,7 +209,8 @@ class DiffusionWorker(CapabilityWorker):
         """Sample all open places, and keep the most certain ones."""
         places = [part.start + part.open for part in todo]
         each = np.repeat([part.slot for part in todo], [len(part.open) for part in todo])
-        batch = SamplingBatch(each.astype(np.int32), np.concatenate(places), slots.params)
+        positions = np.concatenate(places).astype(np.int64)
+        batch = SamplingBatch(each.astype(np.int32), positions, slots.params)
         drawn, chances_S = backend.draw_sure(batch, self._mask_id)
         row = 0
         for part in todo:
