@@ -162,7 +162,7 @@ def _reading(name: str) -> Row:
 
     with tempfile.TemporaryDirectory() as folder:
         model: Any = pair(name, Path(folder))
-        found = compare(Path(folder), model, new=32, serving=ReadingServing, start=(START,))
+        found = compare(Path(folder), model, new=32, serve=ReadingServing, start=(START,))
         return _row_of(found, Path(folder))
 
 

@@ -19,7 +19,8 @@ from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import LoadedModelInfo
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
-from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
+from sylvan.runtime.features.standard import standard_capabilities
+from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits

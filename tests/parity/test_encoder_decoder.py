@@ -33,7 +33,7 @@ def test_it_equals_transformers(family, tmp_path):
     assert facts.context_len == config.max_position_embeddings
 
     new = 12 if family in QUICK else 32
-    found = compare(tmp_path, model, new=new, serving=ReadingServing, start=(START,))
+    found = compare(tmp_path, model, new=new, serve=ReadingServing, start=(START,))
 
     assert not found.modes
     assert found.excess <= 1
@@ -65,7 +65,7 @@ def test_a_head_of_its_own_is_used_and_not_scaled(name, tmp_path):
     raw |= {"tie_word_embeddings": False, "scale_decoder_outputs": False}
     (tmp_path / "config.json").write_text(json.dumps(raw))
 
-    found = compare(tmp_path, model, new=12, serving=ReadingServing, start=(START,))
+    found = compare(tmp_path, model, new=12, serve=ReadingServing, start=(START,))
 
     assert not found.modes
     assert found.excess <= 1

@@ -21,7 +21,7 @@ from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ExecutorParts
-from sylvan.runtime.features.standard import STANDARD_WORKERS
+from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.runtime.models.registry import load_config
 from tests.parity.checkpoints import FAMILIES as BASE
 from tests.parity.checkpoints import SHAPE, VOCAB, write
@@ -52,12 +52,6 @@ THROUGH_TRANSFORMERS = {
     "gemma4-shared",
 }
 NATIVE = {n: f for n, f in {**BASE, **FAMILIES, **RARE}.items() if n not in THROUGH_TRANSFORMERS}
-UNDIVIDED = {
-    "jetmoe": "chosen heads of attention",
-    "longcat-flash": "experts that do nothing",
-    "minimax": "lightning attention",
-    "recurrent-gemma": "gated linear recurrences",
-}
 FOUR_RANKS = ("llama", "olmo2", "gpt-oss", "deepseek-v3", "mixtral", "jamba", "gpt-bigcode")
 """With more ranks than heads of keys, where there are 2 or 1."""
 EVERYTHING = LogprobOptions(token_ids=tuple(range(VOCAB)))
@@ -92,7 +86,7 @@ def test_a_family_is_divided_between_two_ranks(family, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", sorted({*NATIVE} - {*FOUR_RANKS, *UNDIVIDED}))
+@pytest.mark.parametrize("family", sorted({*NATIVE} - {*FOUR_RANKS}))
 def test_every_other_family_is_divided_between_two_ranks(family, tmp_path):
     between_two_ranks(family, tmp_path)
 
@@ -110,14 +104,6 @@ def test_a_family_is_divided_among_four_ranks(family, tmp_path):
     write(NATIVE[family](), len(family), tmp_path)
 
     check_ranks(tmp_path, 4)
-
-
-@pytest.mark.parametrize(("family", "what"), UNDIVIDED.items())
-def test_layers_that_cannot_be_divided_are_named(family, what, tmp_path):
-    write(NATIVE[family](), len(family), tmp_path)
-
-    with pytest.raises(ConfigError, match=rf"parallel\.tp=2: {what} cannot be divided"):
-        Serving(tmp_path, build=build_ranks(2))
 
 
 @pytest.mark.parametrize("family", ["cohere-qk-norm", "zamba2"])

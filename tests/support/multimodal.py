@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from sylvan.protocol.media import MediaKind
 from tests.support.processors import PROCESSORS, TILES, write_files
@@ -63,6 +64,11 @@ class Family:
         parts: Whether text divides the times of a video.
         prefix: Whether all tokens of a prompt see each other.
         types: How its code is told which tokens are items; empty: it is not.
+        own: Inputs for the encoder alone; transformers counts by itself.
+        join: Dimension along which inputs of several items are one tensor, if not the first.
+        path: Of the text part.
+        cross: Whether layers attend to items, each of which one token stands for.
+        saved: A part of tensor names as transformers writes it, and as published.
     """
 
     config: Callable[[], Any]
@@ -72,6 +78,11 @@ class Family:
     token: int = IMAGE
     parts: bool = False
     prefix: bool = False
+    own: tuple[str, ...] = ()
+    join: Mapping[str, int] = field(default_factory=dict)
+    path: str = "native"
+    cross: bool = False
+    saved: tuple[str, str] = ("", "")
 
 
 def _pixels(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -141,9 +152,85 @@ def _vision(kind: str, **more: Any) -> dict[str, Any]:
 
 def _made(kind: str, **fields: Any) -> Callable[[], Any]:
     return lambda: getattr(transformers, f"{kind}Config")(
-        **{name: made() if callable(made) else made for name, made in fields.items()}, **ENDS
+        **{name: made() if callable(made) else made for name, made in fields.items()} | ENDS
     )
 
+
+def _packed_patches(rng: np.random.Generator) -> Features:
+    """Patches side by side, (1, 3, 7, 7 N), of an image of multiples of four patches."""
+    height, width = (4 * int(n) for n in rng.integers(1, 3, 2))
+    patches = _pixels(rng, 1, 3, 7, 7 * height * width)
+    return {"pixel_values": patches, "target_sizes": np.array([[height, width]], np.int32)}
+
+
+def _placed_patches(rng: np.random.Generator) -> Features:
+    """16 patches of 4 x 4 pixels, and where they are: (x, y)."""
+    height = (2, 4, 8)[int(rng.integers(3))]
+    places = np.stack(np.meshgrid(np.arange(16 // height), np.arange(height)), -1)
+    return {
+        "pixel_values": _pixels(rng, 1, 16, 48),
+        "image_position_ids": places.reshape(1, 16, 2).astype(np.int64),
+    }
+
+
+def _sub_images(rng: np.random.Generator) -> Features:
+    """A whole image and two parts side by side; parts have 2 x 2 vectors and a line's end."""
+    return {
+        "image_pixel_values": _pixels(rng, 1, 3, 3, 28, 28),
+        "image_sizes": np.array([[28, 56]]),
+        "image_attention_mask": np.ones((1, 3, 4, 4), np.int64),
+        "num_img_tokens": np.array([2 * (2 + 1) + 1 + 2 * (4 + 1)]),
+    }
+
+
+def _tiles(rng: np.random.Generator) -> Features:
+    """One to four tiles in a row, and what fills up the rest."""
+    count = int(rng.integers(1, 5))
+    return {
+        "pixel_values": _pixels(rng, 1, 1, 4, 3, 28, 28),
+        "aspect_ratio_ids": np.array([[count]]),
+        "aspect_ratio_mask": (np.arange(4) < count).astype(np.int64)[None, None],
+    }
+
+
+_LATENT: dict[str, Any] = {
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 48,
+}
+_DELTA: dict[str, Any] = TEXT | {
+    "head_dim": 32,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": INTERLEAVED | {"partial_rotary_factor": 0.5},
+}
+_PHI4: dict[str, Any] = {
+    "vision_config": VIT | {"crop_size": 28, "image_token_id": IMAGE},
+    "audio_config": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_blocks": 2,
+        "num_attention_heads": 2,
+        "ext_pw_out_channel": 32,
+        "depthwise_separable_out_channel": 32,
+        "nemo_conv_channels": 8,
+        "input_size": 16,
+        "audio_token_id": VIDEO,
+    },
+}
 
 _SEEN: dict[str, Family] = {
     "llava": Family(
@@ -609,7 +696,7 @@ _SEEN: dict[str, Family] = {
     "granite-speech": Family(
         _made(
             "GraniteSpeech",
-            text_config=lambda: _text("Granite"),
+            text_config=lambda: _text("Granite", embedding_multiplier=3.0),
             encoder_config={
                 "input_dim": 16,
                 "num_layers": 2,
@@ -712,6 +799,233 @@ _SEEN: dict[str, Family] = {
         _heard(16, 100),
         kind="audio",
     ),
+    "glm-ocr": Family(
+        _made(
+            "GlmOcr",
+            text_config=TEXT | {"rope_parameters": M_ROPE},
+            vision_config=PATCHES
+            | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "num_heads": 2}
+            | {"image_size": 32},
+            image_token_id=IMAGE,
+            video_token_id=VIDEO,
+            image_start_token_id=265,
+            image_end_token_id=266,
+            video_start_token_id=267,
+            video_end_token_id=268,
+        ),
+        _grid,
+        types=_TYPES,
+    ),
+    "qianfan-ocr": Family(
+        _made(
+            "QianfanOCR",
+            text_config=lambda: _text("Qwen3", head_dim=16),
+            vision_config=VIT | {"image_size": [28, 28], "patch_size": [7, 7]},
+            image_token_id=IMAGE,
+            image_seq_length=4,
+        ),
+        _image(2, 3, 28, 28),
+        saved=("language_model.model.encoder.layers.", "language_model.model.layers."),
+    ),
+    "hyperclovax-vision": Family(
+        _made(
+            "HyperCLOVAXVisionV2",
+            text_config=lambda: _text("HyperCLOVAX", head_dim=16, embedding_multiplier=3.0),
+            vision_config=PATCHES
+            | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 40, "num_heads": 2}
+            | {"window_size": 16, "fullatt_block_indexes": [1], "model_type": "qwen2_5_vl_vision"},
+            image_token_id=IMAGE,
+            video_token_id=VIDEO,
+        ),
+        _grid,
+    ),
+    "kimi-k2.5": Family(
+        _made(
+            "Kimi_K25",
+            text_config=lambda: _text("DeepseekV3", **_LATENT),
+            vision_config={
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "patch_size": 7,
+                "pos_emb_height": 6,
+                "pos_emb_width": 6,
+            },
+            projection_hidden_size=32,
+            image_token_id=IMAGE,
+            video_token_id=VOCAB,  # behind the vocabulary, as published
+            tie_word_embeddings=False,
+        ),
+        _square_patches,
+        saved=("language_model.model.blocks.", "language_model.model.layers."),
+    ),
+    "qwen3.5": Family(
+        _made(
+            "Qwen3_5",
+            text_config=_DELTA,
+            vision_config=PATCHES
+            | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "num_heads": 2}
+            | {"num_position_embeddings": 16},
+            image_token_id=IMAGE,
+            video_token_id=VIDEO,
+            vision_start_token_id=265,
+            vision_end_token_id=266,
+        ),
+        _grid,
+        types=_TYPES,
+    ),
+    "minicpm-v-4.6": Family(
+        _made(
+            "MiniCPMV4_6",
+            text_config=_DELTA | {"model_type": "qwen3_5_text"},
+            vision_config=VIT | {"num_hidden_layers": 3, "image_size": 56},
+            insert_layer_id=1,
+            image_token_id=IMAGE,
+            video_token_id=VIDEO,
+        ),
+        _packed_patches,
+        join={"pixel_values": -1},
+    ),
+    "deepseek-ocr2": Family(
+        _made(
+            "DeepseekOcr2",
+            text_config=TEXT
+            | {"num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
+            | {"moe_intermediate_size": 48, "n_shared_experts": 1}
+            | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+            vision_config={
+                "sam_config": VIT
+                | {"image_size": 64, "patch_size": 4, "mlp_dim": 48, "output_channels": 16}
+                | {"window_size": 4, "global_attn_indexes": [1], "downsample_channels": [24, 32]},
+                "encoder_config": TEXT | {"hidden_size": 32, "num_hidden_layers": 2},
+            },
+            image_token_id=IMAGE,
+        ),
+        _image(1, 3, 64, 64),
+    ),
+    "granite-docling": Family(
+        _made(
+            "GraniteDocling",
+            text_config=TEXT | {"embedding_multiplier": 3.0},
+            vision_config=VIT
+            | {"scale_factor": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+            image_token_id=IMAGE,
+        ),
+        lambda rng: {
+            "pixel_values": _pixels(rng, 1, 2, 3, 28, 28),
+            "pixel_attention_mask": np.ones((1, 2), bool),
+        },
+    ),
+    "phi4-multimodal": Family(
+        _made("Phi4Multimodal", **TEXT | _PHI4),
+        _sub_images,
+        own=("num_img_tokens",),
+    ),
+    "phi4-multimodal-audio": Family(
+        _made("Phi4Multimodal", **TEXT | _PHI4),
+        lambda rng: {
+            "audio_input_features": _pixels(rng, 1, 64, 16),
+            "audio_embed_sizes": np.array([8]),
+        },
+        kind="audio",
+        token=VIDEO,
+    ),
+    "qwen3-omni": Family(
+        _made(
+            "Qwen3OmniMoeThinker",
+            text_config=TEXT
+            | {"head_dim": 16, "rope_parameters": INTERLEAVED, "num_experts": 4}
+            | {"num_experts_per_tok": 2, "moe_intermediate_size": 48},
+            vision_config=PATCHES
+            | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "num_heads": 2}
+            | {"depth": 3, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]},
+            audio_config={
+                "d_model": 32,
+                "encoder_ffn_dim": 48,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "num_mel_bins": 16,
+                "max_source_positions": 50,
+                "n_window": 50,  # code counts with 100 frames
+                "n_window_infer": 100,
+                "downsample_hidden_size": 8,
+                "output_dim": 64,
+            },
+            audio_token_id=IMAGE,
+            image_token_id=265,
+            video_token_id=VIDEO,
+            vision_start_token_id=266,
+            audio_start_token_id=267,
+        ),
+        _heard(16, 200),
+        kind="audio",
+    ),
+    "qwen3-asr": Family(
+        _made(
+            "Qwen3ASR",
+            text_config=lambda: _text("Qwen3", head_dim=16),
+            audio_config={
+                "d_model": 32,
+                "encoder_ffn_dim": 48,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "num_mel_bins": 16,
+                "n_window": 50,
+                "n_window_infer": 100,
+                "downsample_hidden_size": 8,
+                "output_dim": 64,
+            },
+            audio_token_id=IMAGE,
+        ),
+        lambda rng: {
+            "input_features": _pixels(rng, 1, 16, 200),
+            "input_features_mask": np.ones((1, 200), np.int64),
+        },
+        kind="audio",
+    ),
+    "gemma4": Family(
+        _made(
+            "Gemma4",
+            text_config=TEXT
+            | {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": 12}
+            | {"layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 16}
+            | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB}
+            | {"global_head_dim": 32},
+            vision_config=VIT
+            | {"num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 2}
+            | {"position_embedding_size": 16},
+            audio_config=None,
+            image_token_id=IMAGE,
+            video_token_id=VIDEO,
+            audio_token_id=265,
+        ),
+        _placed_patches,
+        types=_TYPES,
+        path="transformers",
+    ),
+    "mllama": Family(
+        _made(
+            "Mllama",
+            text_config=TEXT | {"num_hidden_layers": 4, "cross_attention_layers": [1, 3]},
+            vision_config={
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 3,
+                "num_global_layers": 1,
+                "attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 7,
+                "intermediate_layers_indices": [0, 1],
+                "vision_output_dim": 96,
+            },
+            image_token_index=VOCAB,  # behind the vocabulary, as published
+        ),
+        _tiles,
+        token=VOCAB,
+        join=dict.fromkeys(("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"), 1),
+        cross=True,
+    ),
     "voxtral": Family(
         _made(
             "Voxtral",
@@ -735,6 +1049,9 @@ _SEEN: dict[str, Family] = {
 VIDEOS: dict[str, Family] = {
     "qwen2-vl-video": replace(_SEEN["qwen2-vl"], draw=_video(), kind="video", token=VIDEO),
     "qwen2.5-vl-video": replace(_SEEN["qwen2.5-vl"], draw=_video(0.5), kind="video", token=VIDEO),
+    "qwen3.5-video": replace(
+        _SEEN["qwen3.5"], draw=_video(), kind="video", token=VIDEO, parts=True
+    ),
     "qwen3-vl-video": replace(
         _SEEN["qwen3-vl"], draw=_video(), kind="video", token=VIDEO, parts=True
     ),
@@ -751,10 +1068,17 @@ def write(name: str, folder: Path) -> Any:
     model = transformers.AutoModelForMultimodalLM.from_config(FAMILIES[name].config())
     model.eval().float()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for part, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.12)
+            elif part.endswith(("_gate", ".gate", "gate_attn", "gate_ffn")):  # closed at first
+                parameter.fill_(0.6)
     model.save_pretrained(folder)
+    first, other = FAMILIES[name].saved
+    if first:
+        path = folder / "model.safetensors"
+        named = {key.replace(first, other): x for key, x in load_file(path).items()}
+        save_file(named, path, {"format": "pt"})
     return model
 
 

@@ -36,7 +36,8 @@ Tables = tuple[Tensor, Tensor]
 
 def rotary_tables(positions: Tensor, config: ModelConfig) -> Tables:
     """Cosine and sine tables of shape (..., head_dim) for integer positions."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    device = positions.device
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
     angles = positions[..., None].float() * (config.rope_theta**-half)
     doubled = torch.cat((angles, angles), dim=-1)
     return doubled.cos().bfloat16(), doubled.sin().bfloat16()
@@ -119,6 +120,8 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     For short rows this is much faster than the fused kernel. The query heads of one key head are
     stacked as extra rows, so that keys and values need no copies.
     """
+    if query.is_cuda:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     rows, heads, length, dim = query.shape
     groups = heads // key.shape[1]
     flat = (rows * key.shape[1], length, dim)

@@ -479,6 +479,12 @@ RULES = (
         "device=cpu",
     ),
     Rule(
+        "activations are rounded on GPUs",
+        ("fp8_activations", "device"),
+        lambda c: c.config.fp8_activations and c.config.device not in ("cuda", "rocm"),
+        "{fp8_activations}, but {device} does not multiply 8-bit floats; leave it at false",
+    ),
+    Rule(
         "context too long",
         ("context_len",),
         lambda c: (

@@ -82,7 +82,8 @@ class AttentionLayer:
     `window`: a token sees itself and the `window - 1` before it; None sees all before it. Without
     `causal`, the window also covers later tokens.
     `softcap`: scores become `softcap * tanh(score / softcap)`. `sinks`: one logit per query head
-    that takes part in the softmax but carries no value.
+    that takes part in the softmax but carries no value. `chunk`, `slopes` and `biases` are
+    those of an `AttentionVariant`, set only for backends that compute them.
     """
 
     index: int
@@ -95,6 +96,9 @@ class AttentionLayer:
     sinks: torch.Tensor | None = None
     causal: bool = True
     v_head_dim: int | None = None
+    chunk: int | None = None
+    slopes: torch.Tensor | None = None
+    biases: torch.Tensor | None = None
 
     @property
     def value_dim(self) -> int:

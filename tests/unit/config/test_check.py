@@ -94,10 +94,6 @@ BROKEN = {
         "parallel.devices=2: one process can share a model among devices only on JAX, not on "
         "device=cpu",
     ),
-    "adapters on JAX": (
-        {"device": "jax", "lora": LoraConfig()},
-        "device=jax: adapters have no lowering to JAX",
-    ),
     "8-bit keys on JAX": (
         {"device": "jax", "cache.dtype": "int8"},
         "device=jax: pages of cache.dtype=int8 have no lowering to JAX",

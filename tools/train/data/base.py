@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,8 @@ class Example:
 
     `keys` name the combinations that the example shows, the one under test first. An example
     belongs to a held-out split by its first key and to training only if none of its keys is
-    held out. A `drill` has no messages but (text, learn it) pieces.
+    held out. A `drill` has no messages but (text, learn it) pieces. `image` draws the picture that
+    the first `<image>` of the messages stands for, a `PIL.Image.Image`.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Example:
     tools: list[dict[str, Any]] | None = None
     thinking: bool = False
     drill: list[tuple[str, bool]] = field(default_factory=list)
+    image: Callable[[], Any] | None = None
 
 
 def bucket(key: str) -> str:

@@ -15,9 +15,13 @@ from sylvan.kernels.matmul.weights import QuantisedWeight
 
 
 def experts(
-    x_TD: torch.Tensor, logits_TE: torch.Tensor, routing: Routing, weights: ExpertWeights
+    x_TD: torch.Tensor,
+    logits_TE: torch.Tensor,
+    routing: Routing,
+    weights: ExpertWeights,
+    load: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs as `experts.experts`, and how many rows each expert had: int64 (E,)."""
+    """Outputs as `experts.experts`; and how many rows each expert had, added to `load` if given."""
     ids_TK, shares_TK = route(logits_TE, routing)
     num_rows, top_k = ids_TK.shape
     spread = weights.spread
@@ -46,7 +50,7 @@ def experts(
         back = spread.combine(outputs, order, num_rows * top_k)
     pairs_TKD = back.float().unflatten(0, (num_rows, top_k))
     total_TD = (pairs_TKD * shares.unflatten(0, (num_rows, top_k))[..., None]).sum(1)
-    return total_TD.to(x_TD.dtype), load_E
+    return total_TD.to(x_TD.dtype), load_E if load is None else load.add_(load_E)
 
 
 def _gated(gate_up: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:

@@ -12,8 +12,8 @@ from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.step import StepPlan
-from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Masks, RowOutcome
+from sylvan.runtime.sampling.output import SampleOutput
 from sylvan.runtime.sampling.params import SamplingBatch
 
 
@@ -45,8 +45,25 @@ class StepBackend(Protocol):
     batch: ForwardBatch
     immediate: bool
 
+    @property
+    def runs_once(self) -> bool:
+        """Whether a forward pass must not be repeated, because it changes recurrent states.
+
+        `correct` is then called before it.
+        """
+        ...
+
     def update(self, plan: StepPlan) -> None:
         """Write page tables, copy pages, mirror the parameters of requests that joined or left."""
+        ...
+
+    def prepare(
+        self, work: Callable[[Sequence[torch.Tensor]], None], arrays: Sequence[IntArray]
+    ) -> None:
+        """Call `work` with the arrays on the model's device, before the model runs.
+
+        A device does so in the order of its steps; `work` must not wait for it.
+        """
         ...
 
     def forward(self, plan: StepPlan, *, graph: bool) -> None:

@@ -6,7 +6,7 @@ The control half is `sched.capability.Capability`; the two meet in `StepPlan.wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -60,6 +60,13 @@ class StepContext:
     def batch(self) -> ForwardBatch:
         """Inputs of the forward pass."""
         return self.backend.batch
+
+    def prepare(self, work: Callable[[Sequence[torch.Tensor]], None], *arrays: IntArray) -> None:
+        """Call `work` with the arrays on the model's device, before the model runs.
+
+        A device does so in the order of its steps; `work` must not wait for it.
+        """
+        self.backend.prepare(work, arrays)
 
     def logits(self, rows: IntArray) -> torch.Tensor:
         """Logits of any rows of the step, float32 (n, V); after the forward pass."""

@@ -25,17 +25,19 @@ from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths
 from sylvan.runtime.executor.verify import accepted_guesses
 from sylvan.runtime.layers.stage import WHOLE_MODEL, Stage
-from sylvan.runtime.sampling.api import SampleOutput, TokenSampler
+from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.constraints import Masks, RowOutcome
+from sylvan.runtime.sampling.output import SampleOutput
 from sylvan.runtime.sampling.params import SamplingBatch
 
 _PROMPT_BLOCK_BYTES = 32 << 20  # bytes of prompt-position logits held at once
 
 
 class ImmediateBackend:
-    """Implements `StepBackend`. Owns the step's buffers and the newest token of each slot."""
+    """Implements `StepBackend`. Owns the step's buffers."""
 
     immediate = True
+    runs_once = True
 
     def __init__(
         self,
@@ -49,9 +51,9 @@ class ImmediateBackend:
         """`stage`: the layers that `runner` has; rows come from and go to other stages."""
         self.batch, self._trees, self._stage = batch, trees, stage
         self._runner, self._sampler, self._slots = runner, sampler, slots
-        self._vocab_size = vocab_size = slots.params.vocab_size
+        vocab_size = slots.params.vocab_size
         self._arrays = vars(batch.host)
-        self._last_token: IntArray = np.zeros(batch.limits.max_reqs, np.int32)
+        self._last_token = slots.newest
         self._fused = runner.fuse(batch, sampler, self._last_token, slots.params)
         self._logits_SV = torch.empty(0)
         block = _PROMPT_BLOCK_BYTES // (4 * vocab_size)
@@ -68,6 +70,13 @@ class ImmediateBackend:
             self.batch.host.page_tables[groups, slots, entries] = pages
         if plan.copies:
             copy_tokens(self.batch.kv.groups, plan.copies)
+
+    def prepare(
+        self, work: Callable[[Sequence[torch.Tensor]], None], arrays: Sequence[IntArray]
+    ) -> None:
+        device = self.batch.positions_T.device
+        with torch.inference_mode():
+            work([torch.from_numpy(array).to(device) for array in arrays])
 
     def forward(self, plan: StepPlan, *, graph: bool) -> None:
         self._receive(plan)
@@ -233,9 +242,7 @@ class ImmediateBackend:
         ids = arrays["input_ids"][: plan.num_tokens]
         ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
         # An id outside the vocabulary fails its request at the next sample; see RequestSlots.
-        np.clip(ids, 0, self._vocab_size - 1, out=ids)
-        types = plan.token_types
-        arrays["token_types"][: plan.num_tokens] = 0 if types is None else types
+        np.clip(ids, 0, self._slots.table_rows - 1, out=ids)
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
 
     def _draw_each(

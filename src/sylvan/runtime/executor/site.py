@@ -35,6 +35,10 @@ class LateParts:
         self.groups: Sequence[KVGroup] = ()
         self.pages: Sequence[PageMemory] = ()
 
+    def built(self, batch: ForwardBatch, runner: ModelRunner) -> None:
+        """Take the inputs of all steps, and the runner of the model."""
+        self.batch, self.runner = batch, runner
+
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
         assert self.runner is not None
         return self.runner.head(vectors_RD)

@@ -169,6 +169,8 @@ class StepWorker:
         if backend.immediate:
             step.drawing = self._filled(plan, step) or self._compute(plan, step)
         else:
+            if backend.runs_once:
+                self._follow(plan)
             backend.forward(plan, graph=step.context is None or step.context.may_use_graph)
             self._follow(plan)
             step.drawing = backend.draw(plan, self._masks(plan, step))

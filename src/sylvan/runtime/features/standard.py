@@ -1,17 +1,11 @@
-"""The capabilities of every server, as far as its model needs them."""
+"""Control halves of the capabilities of every server, as far as its model needs them."""
 
 from __future__ import annotations
 
 from sylvan.runtime.cache.manager import KVCacheManager
-from sylvan.runtime.executor.capability import CapabilityWorker
-from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.embeddings.control import EmbeddingCapability, NoEmbeddings
-from sylvan.runtime.features.embeddings.pooling import Pooler
-from sylvan.runtime.features.embeddings.worker import EmbeddingsWorker
 from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapability
-from sylvan.runtime.features.prompt_logprobs.worker import PromptLogprobsWorker
 from sylvan.runtime.features.recurrent.control import RecurrentStates
-from sylvan.runtime.features.recurrent.worker import RecurrentStatesWorker
 from sylvan.runtime.sched.capability import Capability
 
 
@@ -30,22 +24,3 @@ def standard_capabilities(
     if cache.states is not None:
         found.append(RecurrentStates(cache, cache.states))
     return tuple(found)
-
-
-def _recurrent(site: ModelSite) -> CapabilityWorker | None:
-    return RecurrentStatesWorker() if site.has_states else None
-
-
-def _prompt_logprobs(site: ModelSite) -> CapabilityWorker | None:
-    del site
-    return PromptLogprobsWorker()
-
-
-def _embeddings(site: ModelSite) -> CapabilityWorker | None:
-    if site.pooling is None:
-        return None
-    return EmbeddingsWorker(Pooler(site.pooling, labels=site.labels, head=site.head))
-
-
-STANDARD_WORKERS = (_recurrent, _prompt_logprobs, _embeddings)
-"""Build the worker halves, in the order of their hooks."""

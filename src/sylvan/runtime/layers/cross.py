@@ -36,7 +36,7 @@ class CrossShape:
 
 
 class CrossAttention(nn.Module):
-    """Every row attends to all vectors of its request, or to nothing if there are none.
+    """Every row attends to all vectors of its request's only item, or to nothing without one.
 
     Step programs call it through PyTorch, request by request, and each row is a text of its own
     to PyTorch, so that rows depend neither on the batch nor on how an answer is cut.
@@ -64,24 +64,21 @@ class CrossAttention(nn.Module):
 
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""
-        memories = batch.cross
+        spans = batch.memories
         q_TNH = self.q_proj(x_TD).unflatten(-1, self._heads)
         out_TNH = torch.zeros_like(q_TNH)
-        starts = batch.q_starts_R.tolist()
-        for r, memory in enumerate(memories):
-            if memory is None:
-                continue
+        for span in spans:
+            [memory] = span.memories
             if self._layer not in memory.layers:
                 vectors_ND = memory.vectors_ND.to(x_TD)
                 memory.layers[self._layer] = (
                     self.k_proj(vectors_ND).unflatten(-1, self._heads).transpose(0, 1),
                     self.v_proj(vectors_ND).unflatten(-1, self._heads).transpose(0, 1),
                 )
-            rows = slice(starts[r], starts[r + 1])
-            q_TN1H = q_TNH[rows][:, :, None]
+            q_TN1H = q_TNH[span.rows][:, :, None]
             k_TNSH, v_TNSH = (x.expand(len(q_TN1H), *x.shape) for x in memory.layers[self._layer])
             out_TN1H = functional.scaled_dot_product_attention(
                 q_TN1H, k_TNSH, v_TNSH, scale=self._scale
             )
-            out_TNH[rows] = out_TN1H[:, :, 0]
+            out_TNH[span.rows] = out_TN1H[:, :, 0]
         return self.out_proj(out_TNH.flatten(1))

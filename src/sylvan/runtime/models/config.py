@@ -114,10 +114,12 @@ class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
     `architecture` is that of the whole model, `ModelConfig.architecture` that of its text part.
     `token_ids` are the placeholders in prompts, by kind of media. Encoder vectors are added to the
     outputs of `edited_layers`. `whole`: the tokens of an item attend to each other, also to later
-    ones. `prefix`: those of a prompt do, with or without items. `cross`: layers attend to the
-    vectors of the request's only item; its placeholder keeps its own embedding.
-    `decoder_prompt`: the item is the prompt itself, and a decoder starts with these tokens, as far
-    as config.json says; its encoder takes `encoder_len` tokens (0: as many as the decoder).
+    ones. `prefix`: those of a prompt do, with or without items. `cross`: layers attend to vectors;
+    placeholders keep their own embeddings. With `one` a request has one item, to whose vectors all
+    rows attend; else a row attends to the items right before it. `vector_scale`: vectors are
+    multiplied by it, like the embeddings of tokens. `decoder_prompt`: the item is the prompt
+    itself, and a decoder starts with these tokens, as far as config.json says; its encoder takes
+    `encoder_len` tokens (0: as many as the decoder).
     """
 
     architecture: str
@@ -126,6 +128,8 @@ class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool = False
     prefix: bool = False
     cross: bool = False
+    one: bool = False
+    vector_scale: float = 1.0
     decoder_prompt: tuple[int, ...] = ()
     encoder_len: int = 0
 
@@ -191,6 +195,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_labels: int = 0  # outputs of a classification head
     token_types: int = 0  # number of segment embeddings
     embedding_size: int = 0  # width of the embedding tables; 0: hidden size
+    extra_rows: int = 0  # of the embedding table, for ids that are never generated
     embed_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
@@ -208,6 +213,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def kv_dim(self) -> int:
         """Columns of all key heads."""
         return self.num_key_value_heads * self.head_dim
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of the embedding table."""
+        return self.vocab_size + self.extra_rows
+
+    @property
+    def media_ids(self) -> int:
+        """Ids that prompts with items may hold: 0 to one less."""
+        placeholders = self.media.token_ids.values() if self.media is not None else ()
+        return max((self.table_rows, *(token + 1 for token in placeholders)))
 
     def kv_index(self, layer: int) -> int:
         """Index of `layer` among the layers with keys and values."""

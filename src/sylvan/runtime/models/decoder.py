@@ -45,6 +45,9 @@ FUSED: Mapping[str, tuple[str, ...]] = {
 """The names of the parts of joined modules in most checkpoints."""
 
 
+_SLACK_ROWS = 32  # after spare rows: kernels then read them without a copy
+
+
 class Ropes:
     """Rotary tables of a model: one object per rule, so that each table is stored once."""
 
@@ -65,7 +68,9 @@ class Ropes:
             whole = build.device.type != "meta"  # a model on the meta device needs only a few rows
             length = build.length if whole else 1
             table = rope_table(params, config.head_dim, positions, length)
-            table = functional.pad(table, (0, 0, 0, build.spare_positions if whole else 0))
+            if spare := build.spare_positions if whole else 0:
+                rows = len(table) + spare
+                table = functional.pad(table, (0, 0, 0, spare + _SLACK_ROWS))[:rows]
             self._made[params] = Rope(table.to(build.device), config.rope_interleaved)
         return self._made[params]
 
@@ -144,7 +149,7 @@ def special_attention(
     slopes = None
     if config.alibi_slopes:
         heads = build.mesh.share(config.num_attention_heads, "num_attention_heads")
-        slopes = Split(heads).take(torch.tensor(config.alibi_slopes), 0)
+        slopes = Split(heads).take(torch.tensor(config.alibi_slopes, device=build.device), 0)
     if not (chunk or config.qk_norm_last) and scales is None and slopes is None:
         return None
     return AttentionVariant(

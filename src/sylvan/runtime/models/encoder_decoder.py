@@ -85,6 +85,7 @@ def text_media(raw: Raw, architecture: str, encoder_len: int = 0) -> ModelMedia:
         architecture=architecture,
         token_ids={},
         cross=True,
+        one=True,
         decoder_prompt=(start, forced) if isinstance(forced, int) else (start,),
         encoder_len=encoder_len,
     )

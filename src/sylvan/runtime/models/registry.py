@@ -132,6 +132,7 @@ MODELS: dict[str, str] = {
     "Ministral3ForCausalLM": _HERE + "llama",
     "MinistralForCausalLM": _HERE + "llama",
     "MistralForCausalLM": _HERE + "llama",
+    "MllamaForConditionalGeneration": _HERE + "mllama",
     "MixtralForCausalLM": _HERE + "moe",
     "MptForCausalLM": _HERE + "alibi",
     "MvpForCausalLM": _HERE + "bart",
@@ -151,6 +152,7 @@ MODELS: dict[str, str] = {
     "PegasusForConditionalGeneration": _HERE + "encoder_decoder",
     "Phi3ForCausalLM": _HERE + "phi3",
     "PhiForCausalLM": _HERE + "gpt2",
+    "Phi4MultimodalForCausalLM": _HERE + "multimodal",
     "PhiMoEForCausalLM": _HERE + "moe",
     "PhimoeForCausalLM": _HERE + "moe",
     "QWenLMHeadModel": _HERE + "qwen1",
@@ -160,9 +162,7 @@ MODELS: dict[str, str] = {
     "Qwen3MoeForCausalLM": _HERE + "moe",
     "Qwen3NextForCausalLM": _HERE + "hybrid",
     "Qwen3_5ForCausalLM": _HERE + "hybrid",
-    "Qwen3_5ForConditionalGeneration": _HERE + "hybrid",
     "Qwen3_5MoeForCausalLM": _HERE + "hybrid",
-    "Qwen3_5MoeForConditionalGeneration": _HERE + "hybrid",
     "RecurrentGemmaForCausalLM": _HERE + "recurrent_gemma",
     "RemBertForCausalLM": _HERE + "bert_decoder",
     "RoFormerForCausalLM": _HERE + "bert_decoder",
@@ -194,12 +194,15 @@ MODELS: dict[str, str] = {
 }
 
 _MULTIMODAL = (
-    *("Aria", "AyaVision", "Cohere2Vision", "DeepseekVL", "DeepseekVLHybrid", "Exaone4_5_"),
-    *("Gemma3", "GlmAsr", "Glm46V", "Glm4v", "Glm4vMoe", "GotOcr2", "GraniteSpeech", "Idefics2"),
-    *("Idefics3", "InternVL", "Janus", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava", "LlavaNext"),
-    *("LlavaNextVideo", "LlavaOnevision", "Mistral3", "Ovis2", "PaddleOCRVL", "PaliGemma"),
-    *("Qwen2Audio", "Qwen2VL", "Qwen2_5Omni", "Qwen2_5OmniThinker", "Qwen2_5_VL", "Qwen3VL"),
-    *("Qwen3VLMoe", "SmolVLM", "VideoLlama3", "VideoLlava", "VipLlava", "Voxtral"),
+    *("Aria", "AyaVision", "Cohere2Vision", "DeepseekOcr2", "DeepseekVL", "DeepseekVLHybrid"),
+    *("Exaone4_5_", "Gemma3", "GlmAsr", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "GotOcr2"),
+    *("GraniteDocling", "GraniteSpeech", "GraniteSpeechPlus", "HyperCLOVAXVisionV2", "Idefics2"),
+    *("Idefics3", "InternVL", "Janus", "Kimi_K25", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava"),
+    *("LlavaNext", "LlavaNextVideo", "LlavaOnevision", "MiniCPMV4_6", "Mistral3", "Ovis2"),
+    *("PaddleOCRVL", "PaliGemma", "QianfanOCR", "Qwen2Audio", "Qwen2VL", "Qwen2_5Omni"),
+    *("Qwen2_5OmniThinker", "Qwen2_5_VL", "Qwen3ASR", "Qwen3OmniMoe", "Qwen3OmniMoeThinker"),
+    *("Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "VideoLlama3", "VideoLlava"),
+    *("VipLlava", "Voxtral"),
 )
 _ENCODERS = (
     *("Bert", "Camembert", "Data2VecText", "DistilBert", "Electra", "Ernie", "Gte", "ModernBert"),

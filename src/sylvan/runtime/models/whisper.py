@@ -38,6 +38,7 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
         architecture=fields["architecture"],
         token_ids={"audio": int(start or 50258)},
         cross=True,
+        one=True,
     )
     scaled = raw.get("scale_embedding", False)
     return make_config(

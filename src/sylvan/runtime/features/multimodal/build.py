@@ -16,6 +16,7 @@ from sylvan.runtime.features.multimodal.encoder import MediaEncoder
 from sylvan.runtime.features.multimodal.worker import MultimodalWorker
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.registry import load_config
+from sylvan.runtime.platform.find import load_kinds
 
 
 def media_worker(site: ModelSite, settings: MediaConfig | None = None) -> CapabilityWorker | None:
@@ -45,6 +46,7 @@ def media_worker(site: ModelSite, settings: MediaConfig | None = None) -> Capabi
         site.dtype,
         dummy=site.load_format == "dummy",
         native=settings.encoder_backend == "auto" and site.device.type == "cpu",
+        device=site.device,
     )
     return MultimodalWorker(site, encoder)
 
@@ -69,6 +71,7 @@ def media_control(settings: MediaConfig, model: ModelConfig) -> tuple[Multimodal
             whole=media.whole,
             prefix=media.prefix,
             cross=media.cross,
+            one=media.one,
         ),
     )
 
@@ -90,8 +93,11 @@ def encoder_of(config: Config) -> MediaEncoder:
         raise ConfigError(f"media.encoder_only: {model.architecture} has no encoder of items")
     if config.media.encoder_backend == "none":
         raise ConfigError("media.encoder_only and media.encoder_backend none: nothing is left")
-    native = config.media.encoder_backend == "auto"
-    return TransformersEncoder(folder, getattr(torch, config.dtype), native=native)
+    on_cpu = config.device == "cpu"
+    kind = "cpu" if on_cpu else load_kinds()[config.device].facts.device_type
+    native = on_cpu and config.media.encoder_backend == "auto"
+    dtype = getattr(torch, config.dtype)
+    return TransformersEncoder(folder, dtype, native=native, device=torch.device(kind))
 
 
 def _has_vectors(settings: MediaConfig) -> bool:

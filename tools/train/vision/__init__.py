@@ -1,0 +1,1 @@
+"""Training of sapling-vision, sapling with eyes: `python -m tools.train.vision`."""

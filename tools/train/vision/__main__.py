@@ -1,0 +1,5 @@
+"""`python -m tools.train.vision`."""
+
+from tools.train.vision.run import main
+
+main()

@@ -1,0 +1,200 @@
+"""Sapling with eyes: a small SigLIP tower whose patches become tokens of sapling.
+
+The tensors have the names of llava-hf's checkpoints (`language_model`, `vision_tower`,
+`multi_modal_projector`), which transformers loads as `LlavaForConditionalGeneration`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tools.train.model import ModelConfig, Sapling, rotary_tables
+
+IMAGE_TOKEN = 4096  # of the tokenizer: right after sapling's own
+VOCAB_SIZE = 4112  # a multiple of 16, which kernels like
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """The shape of the tower."""
+
+    image_size: int = 96
+    patch_size: int = 8
+    hidden_size: int = 192
+    intermediate_size: int = 512
+    num_layers: int = 4
+    num_heads: int = 3
+    layer_norm_eps: float = 1e-6
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a picture."""
+        return (self.image_size // self.patch_size) ** 2
+
+
+def table_of_places(side: int, width: int) -> Tensor:
+    """Sines and cosines of the rows and columns of a square of patches: (side * side, width)."""
+    quarter = width // 4
+    rates = torch.exp(-math.log(100.0) * torch.arange(quarter) / quarter) * math.pi / 2
+    angles = torch.arange(side)[:, None] * rates
+    waves = torch.cat((angles.sin(), angles.cos()), 1)  # (side, width / 2)
+    rows, columns = waves[:, None].expand(-1, side, -1), waves[None].expand(side, -1, -1)
+    return torch.cat((rows, columns), -1).reshape(side * side, width)
+
+
+class TowerAttention(nn.Module):
+    """All patches attend to each other."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.num_heads = config.num_heads
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            nn.Linear(width, width) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend."""
+        parts = (layer(x) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        query, key, value = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        return self.out_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class TowerMLP(nn.Module):
+    """The feed-forward block."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project up and down."""
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+class TowerLayer(nn.Module):
+    """One pre-norm layer."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.self_attn = TowerAttention(config)
+        self.layer_norm2 = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.mlp = TowerMLP(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention, then feed-forward."""
+        x = x + self.self_attn(self.layer_norm1(x))
+        return x + self.mlp(self.layer_norm2(x))
+
+
+class Embeddings(nn.Module):
+    """Patches to rows."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        size, width = config.patch_size, config.hidden_size
+        self.patch_embedding = nn.Conv2d(3, width, size, size)
+        self.position_embedding = nn.Embedding(config.num_tokens, width)
+        side = config.image_size // config.patch_size
+        self.position_embedding.weight.data.copy_(table_of_places(side, width))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(N, 3, side, side) to (N, patches, width)."""
+        rows = self.patch_embedding(pixels).flatten(2).transpose(1, 2)
+        return rows + self.position_embedding.weight
+
+
+class Tower(nn.Module):
+    """SigLIP's encoder; its last norm is not used by LLaVA."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config)
+        self.encoder = nn.ModuleDict(
+            {"layers": nn.ModuleList(TowerLayer(config) for _ in range(config.num_layers))}
+        )
+        self.post_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.post_layernorm.requires_grad_(requires_grad=False)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Rows of the last layer."""
+        x = self.embeddings(pixels)
+        for layer in self.encoder["layers"]:
+            x = layer(x)
+        return x
+
+
+class Projector(nn.Module):
+    """From the width of the tower to that of the text."""
+
+    def __init__(self, config: VisionConfig, width: int) -> None:
+        super().__init__()
+        self.linear_1 = nn.Linear(config.hidden_size, width)
+        self.linear_2 = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project."""
+        return self.linear_2(F.gelu(self.linear_1(x)))
+
+
+class SaplingVision(nn.Module):
+    """Tower, projector and sapling."""
+
+    def __init__(self, config: VisionConfig | None = None) -> None:
+        super().__init__()
+        self.config = config or VisionConfig()
+        text = ModelConfig(vocab_size=VOCAB_SIZE)
+        self.vision_tower = nn.ModuleDict({"vision_model": Tower(self.config)})
+        self.multi_modal_projector = Projector(self.config, text.hidden_size)
+        for name, parameter in self.named_parameters():
+            deep = name.endswith(("out_proj.weight", "fc2.weight"))
+            if parameter.dim() == 2 and "position" not in name:
+                nn.init.normal_(parameter, std=0.0 if deep else parameter.shape[1] ** -0.5)
+            elif parameter.dim() == 4:
+                nn.init.normal_(parameter, std=0.5 * parameter[0].numel() ** -0.5)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+        self.language_model = Sapling(text)
+
+    def read_sapling(self, tensors: dict[str, Tensor]) -> None:
+        """Take over the text half; the rows of new tokens begin as the mean of the others."""
+        wide = {name: tensor.float() for name, tensor in tensors.items()}
+        rows = wide["model.embed_tokens.weight"]
+        more = rows.mean(0, keepdim=True).expand(VOCAB_SIZE - len(rows), -1)
+        wide["model.embed_tokens.weight"] = torch.cat((rows, more))
+        self.language_model.load_state_dict(wide)
+
+    def vectors(self, pixels: Tensor) -> Tensor:
+        """The tokens of pictures: uint8 (N, side, side, 3) to (N * tokens, width)."""
+        scaled = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
+        with torch.autocast(pixels.device.type, dtype=torch.bfloat16):
+            return self.multi_modal_projector(self.vision_tower["vision_model"](scaled)).flatten(
+                0, 1
+            )
+
+    def hidden(self, tokens: Tensor, pixels: Tensor | None) -> Tensor:
+        """Final states of right-padded rows; pictures stand where their tokens do, in order."""
+        text = self.language_model
+        x = text.model.embed_tokens(tokens).to(torch.bfloat16)
+        if pixels is not None:
+            places = (tokens == IMAGE_TOKEN)[..., None]
+            x = x.masked_scatter(places, self.vectors(pixels).to(x.dtype))
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        cos, sin = rotary_tables(places, text.config)
+        for layer in text.model.layers:
+            x = layer(x, cos, sin)
+        return text.model.norm(x)
+
+    def logits(self, tokens: Tensor, where: Tensor, pixels: Tensor | None) -> Tensor:
+        """Logits (K, vocabulary) after these flat positions (K)."""
+        return self.language_model.head(self.hidden(tokens, pixels).flatten(0, 1)[where])
