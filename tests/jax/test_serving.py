@@ -229,7 +229,7 @@ def test_commands_that_need_host_memory_are_refused(serving):
     assert (
         "be neither read nor updated" in control(ReadWeights("model.norm.weight", 3)).wait().error
     )
-    assert "no memory" in control(ReleaseMemory(("kv_cache",))).wait().error
+    assert "'kv_cache'; it has none" in control(ReleaseMemory(("kv_cache",))).wait().error
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 python -m tools.train.evaluate                              # transformers, local files
 python -m tools.train.evaluate --url http://127.0.0.1:30000 # an OpenAI-compatible server
+python -m tools.train.evaluate --vision                     # sapling-vision: pictures as well
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import io
 import json
 import urllib.request
 from collections.abc import Callable
@@ -19,16 +22,20 @@ from tools.train.data.base import Example
 from tools.train.judge import Answer, Table, parse_answer, score
 
 ASSETS = Path(__file__).resolve().parents[2] / "src" / "sylvan" / "assets" / "sapling"
+VISION_ASSETS = ASSETS.with_name("sapling-vision")
 MAX_TOKENS = 400
+_IMAGE = "<image>"
 
 
 def transformers_answers(folder: Path, examples: list[Example], batch: int = 50) -> list[Answer]:
-    """Greedy answers of transformers' own Llama, batched by prompt length."""
+    """Greedy answers of transformers' own Llama or LLaVA, batched by prompt length."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
+    seeing = (folder / "preprocessor_config.json").exists()
+    kind: Any = AutoModelForImageTextToText if seeing else AutoModelForCausalLM
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    model = kind.from_pretrained(folder, dtype=torch.bfloat16).eval()
     prompts = [
         tokenizer.apply_chat_template(
             example.messages[:-1],
@@ -45,10 +52,17 @@ def transformers_answers(folder: Path, examples: list[Example], batch: int = 50)
     answers: dict[int, Answer] = {}
     for start in range(0, len(order), batch):
         chosen = order[start : start + batch]
-        inputs = tokenizer([prompts[i] for i in chosen], return_tensors="pt", padding=True)
+        texts = [prompts[i] for i in chosen]
+        pictures = [found.image() for i in chosen if (found := examples[i]).image]
+        more: dict[str, Any] = {}
+        if pictures:
+            more["pixel_values"] = _pixels(folder, pictures).to(torch.bfloat16)
+            texts = [text.replace(_IMAGE, _IMAGE * model.config.image_seq_length) for text in texts]
+        inputs = tokenizer(texts, return_tensors="pt", padding=True)
         width = inputs["input_ids"].shape[1]
         with torch.inference_mode():
             output = model.generate(
+                **more,
                 input_ids=inputs["input_ids"],
                 attention_mask=inputs["attention_mask"],
                 max_new_tokens=MAX_TOKENS,
@@ -64,8 +78,32 @@ def transformers_answers(folder: Path, examples: list[Example], batch: int = 50)
     return [answers[index] for index in range(len(examples))]
 
 
-def _wire(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as OpenAI clients send it: call arguments as a JSON string."""
+def _pixels(folder: Path, pictures: list[Any]) -> Any:
+    """Pictures as the checkpoint's processor prepares them."""
+    from transformers import AutoImageProcessor
+
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    return processor(pictures, return_tensors="pt")["pixel_values"]
+
+
+def _parts(text: str, picture: Any) -> list[dict[str, Any]]:
+    """A text with the place of a picture as OpenAI clients send it: PNG, in base64."""
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    before, _, after = text.partition(_IMAGE)
+    parts = [
+        {"type": "text", "text": before},
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": after},
+    ]
+    return [part for part in parts if part.get("text") != ""]
+
+
+def _wire(message: dict[str, Any], example: Example) -> dict[str, Any]:
+    """A message as OpenAI clients send it: call arguments as a JSON string, a picture as a part."""
+    if example.image is not None and _IMAGE in message["content"]:
+        return {**message, "content": _parts(message["content"], example.image())}
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -82,7 +120,7 @@ def server_answer(url: str, model: str, example: Example) -> Answer:
     """One answer of an OpenAI-compatible chat server."""
     body: dict[str, Any] = {
         "model": model,
-        "messages": [_wire(message) for message in example.messages[:-1]],
+        "messages": [_wire(message, example) for message in example.messages[:-1]],
         "max_tokens": MAX_TOKENS,
         "temperature": 0,
         "chat_template_kwargs": {"enable_thinking": example.thinking},
@@ -139,7 +177,8 @@ def show_miss(example: Example, answer: Answer) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Score sapling on held-out examples.")
-    parser.add_argument("--model", type=Path, default=ASSETS, help="model directory")
+    parser.add_argument("--model", type=Path, help="model directory; default: the built-in one")
+    parser.add_argument("--vision", action="store_true", help="ask about pictures as well")
     parser.add_argument("--url", help="score a running server instead of the local files")
     parser.add_argument("--name", default="sapling", help="model name to send to the server")
     parser.add_argument("--per-class", type=int, default=200)
@@ -149,10 +188,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--misses", action="store_true", help="print every miss")
     chosen = parser.parse_args(arguments)
     examples = mix.evaluation_set(chosen.seed, chosen.per_class, chosen.split)
+    if chosen.vision:
+        from tools.train.vision import questions
+
+        examples += questions.evaluation_set(chosen.seed, chosen.per_class, chosen.split)
     if chosen.url:
         answers = server_answers(chosen.url, chosen.name, examples)
     else:
-        answers = transformers_answers(chosen.model, examples)
+        usual = VISION_ASSETS if chosen.vision else ASSETS
+        answers = transformers_answers(chosen.model or usual, examples)
     on_miss: Callable[[Example, Answer], None] | None = show_miss if chosen.misses else None
     table = score(examples, answers, on_miss)
     print(format_table(table))

@@ -7,6 +7,16 @@ from typing import Any
 
 from sylvan.protocol.errors import RequestError
 
+PDF = "application/pdf"
+
+
+def pdf_source(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the source of a PDF document; None: the document is another."""
+    source = block.get("source")
+    given: Mapping[str, Any] = source if isinstance(source, Mapping) else {}
+    is_file = given.get("type") == "base64" and given.get("media_type") == PDF
+    return given if is_file or given.get("type") == "url" else None
+
 
 def document_text(block: Mapping[str, Any], path: str) -> str:
     """Return the text of a document, with its title and context.
@@ -26,7 +36,10 @@ def document_text(block: Mapping[str, Any], path: str) -> str:
     elif kind == "content":
         text = _texts(given.get("content"), f"{path}.source.content")
     else:
-        message = f"{path}.source: a document is plain text here: a source of type text or content."
+        message = (
+            f"{path}.source: a document is plain text (a source of type text or content), or a PDF "
+            "in a message of the user (a source of type base64 or url)."
+        )
         raise RequestError(message, param=f"{path}.source")
     return _titled(block, text, "title", "context")
 

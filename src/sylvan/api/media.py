@@ -96,6 +96,8 @@ def anthropic_media(source: object, path: str) -> dict[str, Any]:
         return _part(read_source("image", given.get("url"), f"{path}.source.url"))
     if form == "base64":
         data = given.get("data")
+        if isinstance(data, bytes):  # a page that was drawn here
+            return _part(read_source("image", data, f"{path}.source.data"))
         media_type = str(given.get("media_type") or "image/png")
         if isinstance(data, str):
             url = f"data:{media_type};base64,{data}"

@@ -31,6 +31,7 @@ from sylvan.config.values import (
 )
 
 BUILT_IN_MODEL = "sapling"
+BUILT_IN_MODELS = (BUILT_IN_MODEL, "sapling-vision")
 DRAFTING_REQS = 8
 """Most requests whose guesses can all be verified in the same step."""
 DRAFT_HEADS = ("eagle", "eagle3", "medusa")

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
+from sylvan.media.documents import PAGES, draw_pages
+from sylvan.media.fixed import FixedImages
 from sylvan.media.frames import read_frame, write_frame
 from sylvan.media.images import UnreadableError
 from sylvan.media.messages import PreparedItem, PrepareItem
@@ -22,10 +24,11 @@ def main() -> None:
     """Serve until stdin ends."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # libraries print
+    model_dir = Path(sys.argv[1])
     give_way()  # leave the CPU to the server's steps
     encoder, decoder = MessageEncoder(limit=None), MessageDecoder[PrepareItem](PrepareItem)
     try:
-        processor = Processor(Path(sys.argv[1]))
+        processor = FixedImages.of(model_dir) or Processor(model_dir)
     except (ImportError, OSError, ValueError, KeyError, AttributeError, ProcessorError) as error:
         write_frame(sink, encoder.encode(PreparedItem(id=-1, error=f"{error}")))
         return
@@ -34,7 +37,7 @@ def main() -> None:
 
 
 def _serve(
-    processor: Processor,
+    processor: Processor | FixedImages,
     source: BinaryIO,
     sink: BinaryIO,
     encoder: MessageEncoder,
@@ -43,7 +46,7 @@ def _serve(
     while (frame := read_frame(source)) is not None:
         order = decoder.decode(frame)
         try:
-            answer = processor.prepare(order)
+            answer = draw_pages(order) if PAGES in order.options else processor.prepare(order)
         except UnreadableError as error:
             answer = PreparedItem(id=order.id, error=str(error))
         except MemoryError:

@@ -105,7 +105,7 @@ class Steps(Dataset[list[Part]]):
         if self.texts:
             names = rng.choices(list(mix.WEIGHTS), list(mix.WEIGHTS.values()), k=self.texts)
             read = [mix.draw(name, rng, "train") for name in names]
-            made += text_parts(self._tokenizer, read, 3)
+            made += text_parts(self._tokenizer, read, 2)
         return made
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import math
 import os
 import time
@@ -37,7 +38,8 @@ from tools.train.vision.rows import (
 )
 
 WEIGHTS_FILE = "average.safetensors"
-_TIMED = 60, 120
+_BLOCK = 16
+_TIMED = 4 * _BLOCK, 10 * _BLOCK
 """With `minutes`, the steps between these tell how many there will be; checks take the rest."""
 
 
@@ -45,14 +47,16 @@ _TIMED = 60, 120
 class TrainConfig:
     """How to train: everything follows the number of the step, never a clock.
 
-    `minutes` only decides the number of steps, once, by the speed of the first ones.
+    `minutes` only decides the number of steps, once, by the speed of the first ones. Each drawn
+    step is trained on `times` times, some steps apart: drawing takes longer than training.
     """
 
     seed: int = 1
     steps: int = 4000
     minutes: float | None = None
-    images: int = 384
-    texts: int = 160
+    images: int = 256
+    texts: int = 96
+    times: int = 3
     tower_lr: float = 0.02
     small_lr: float = 0.003
     text_lr: float = 0.006
@@ -61,8 +65,8 @@ class TrainConfig:
     warmup_steps: int = 60
     decay_from: float = 0.35
     average: float = 0.995
-    check_every: int = 1000
-    save_every: int = 500
+    check_every: int = 2000
+    save_every: int = 4000
     check_per_class: int = 25
     workers: int = 2
     device: str = "cpu"
@@ -98,13 +102,16 @@ def optimisers_of(model: SaplingVision, config: TrainConfig) -> list[torch.optim
 class Trainer:
     """State of a run."""
 
-    def __init__(self, config: TrainConfig, folder: Path) -> None:
+    def __init__(self, config: TrainConfig, folder: Path, start: Path | None = None) -> None:
         torch.manual_seed(config.seed)
         self.config, self.folder = config, folder
         self.device = torch.device(config.device)
         self.shape = VisionConfig()
         model = SaplingVision(self.shape)
-        model.read_sapling(load_file(ASSETS / "model.safetensors"))
+        if start is None:
+            model.read_sapling(load_file(ASSETS / "model.safetensors"))
+        else:
+            model.load_state_dict(load_file(start))
         self.model = model.to(self.device)
         self.average = copy.deepcopy(self.model)
         self.optimisers = optimisers_of(self.model, config)
@@ -173,7 +180,7 @@ class Trainer:
             sums[name] = sums.get(name, torch.zeros((), device=self.device)) + loss.detach()
         config = self.config
         tower = schedule(self.step, config.steps, config.warmup_steps, config.decay_from)
-        text = schedule(self.step, config.steps, 2 * config.warmup_steps, 0.0)
+        text = schedule(self.step, config.steps, 2 * config.warmup_steps, config.decay_from)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 group.setdefault("full_lr", group["lr"])
@@ -194,7 +201,9 @@ class Trainer:
         began, since = time.monotonic(), time.monotonic()
         at_first = 0.0
         recent: list[dict[str, Tensor]] = []
-        for parts in self._loader(stop):
+        for parts in self._parts():
+            if self.step >= stop:
+                break
             recent.append(self.train_step(parts))
             if self.step == _TIMED[0]:
                 at_first = self._now()
@@ -220,8 +229,7 @@ class Trainer:
                 since = self._now()
             if self.step % config.save_every == 0:
                 self.save()
-            if self.step >= config.steps:
-                break
+            stop = config.steps if until is None else min(until, config.steps)
         self.trained_s += time.monotonic() - began
         self.save()
 
@@ -255,19 +263,24 @@ class Trainer:
         missed = set(rows.tolist())
         return [row not in missed for row in range(len(examples))]
 
-    def _loader(self, stop: int) -> Iterator[list[Part]]:
-        config = self.config
-        most = 10**6 if config.minutes is not None else stop
+    def _parts(self) -> Iterator[list[Part]]:
+        """What each step from here on trains on: blocks of drawn steps, each several times."""
+        config, step = self.config, self.step
+        block, passed = divmod(step, _BLOCK * config.times)
         loader = DataLoader(
             Steps(config.seed, config.images, config.texts, self.shape),
             batch_size=None,
-            sampler=range(self.step, most),
+            sampler=range(block * _BLOCK, 10**9),
             num_workers=config.workers,
             prefetch_factor=4 if config.workers else None,
             multiprocessing_context="forkserver" if config.workers else None,
             collate_fn=as_drawn,
         )
-        return iter(loader)
+        drawn = iter(loader)
+        while True:
+            kept = list(itertools.islice(drawn, _BLOCK))
+            yield from (kept * config.times)[passed:]
+            passed = 0
 
     def _now(self) -> float:
         if self.device.type == "cuda":
@@ -298,10 +311,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--check-per-class", type=int, default=usual.check_per_class)
     parser.add_argument("--work", type=Path, default=Path("build/vision"), help="checkpoints")
     parser.add_argument("--output", type=Path, default=Path("build/vision"), help="weights")
+    parser.add_argument("--start", type=Path, help="begin with these weights, not with sapling's")
+    parser.add_argument("--times", type=int, default=usual.times, help="uses of a drawn step")
     parser.add_argument("--resume", type=Path, help="go on from this checkpoint, exactly")
     given = vars(parser.parse_args(arguments))
-    work, output, resume = (given.pop(name) for name in ("work", "output", "resume"))
-    trainer = Trainer(TrainConfig(**given), work)
+    names = ("work", "output", "resume", "start")
+    work, output, resume, start = (given.pop(name) for name in names)
+    trainer = Trainer(TrainConfig(**given), work, start)
     if resume:
         trainer.load(resume)
     trainer.run()

@@ -54,7 +54,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
+class GgufExport:
     """What a file says of a checkpoint.
 
     Attributes:
@@ -74,7 +74,7 @@ class Export:
     tied: bool
 
 
-def exported(raw: Raw, names: Iterable[str]) -> Export:
+def exported(raw: Raw, names: Iterable[str]) -> GgufExport:
     """The file of a checkpoint with this config.json and tensors of these names.
 
     Raises:
@@ -111,7 +111,7 @@ def exported(raw: Raw, names: Iterable[str]) -> Export:
     tied = bool(raw.get("tie_word_embeddings", False))
     targets = _targets(names, family, (heads, kv_heads), tied=tied)
     layers = _count(raw, "num_hidden_layers")
-    return Export(architecture, layers, values, frequencies, targets, tied)
+    return GgufExport(architecture, layers, values, frequencies, targets, tied)
 
 
 def _count(raw: Raw, field: str, default: int | None = None) -> int:

@@ -1,7 +1,7 @@
 """Which kind of numbers each matrix of a GGUF file gets, by the name of the mixture.
 
-The rules are llama.cpp's (`llama_tensor_get_type`): values and down-projections, which matter most,
-get more bits in some layers, and so does the head.
+The rules follow llama.cpp's (`llama_tensor_get_type`): values and down-projections, which matter
+most, get more bits in some layers, and so does the head.
 """
 
 from __future__ import annotations
@@ -68,14 +68,12 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "Q4_K_S": Recipe(14, "Q4_K", "Q6_K", "Q5_K", "Q5_K", early=True),
         "Q3_K_M": Recipe(12, "Q3_K", "Q6_K", "Q4_K", "Q4_K"),
         "Q2_K": Recipe(10, "Q2_K", "Q6_K", "Q3_K", "Q3_K"),
-        "TQ2_0": Recipe(37, "TQ2_0", "Q6_K"),
     }
 )
 _NARROW = MappingProxyType(
     {
         "Q2_K": "Q4_0",
         "Q3_K": "Q4_0",
-        "TQ2_0": "Q4_0",
         "Q4_K": "Q5_0",
         "Q5_K": "Q5_1",
         "Q6_K": "Q8_0",

@@ -219,7 +219,7 @@ _ROWS = 1 << 20  # numbers at a time
 
 
 def rounded_blocks(weight: torch.Tensor, kind: str) -> torch.Tensor:
-    """A matrix (N, K) in one of `KINDS`: bytes (N, those of K / 256 blocks); K divides into such."""
+    """A matrix (N, K) in one of `KINDS`, its rows in whole blocks: bytes (N, those of a row)."""
     rows, inputs = weight.shape
     each = max(1, _ROWS // inputs)
     made = [

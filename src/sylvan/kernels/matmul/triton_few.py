@@ -61,7 +61,8 @@ _ASSEMBLY: dict[tuple[str, torch.dtype], str] = {
 @triton.jit
 def _halves(byte, table_ptr, CODE: tl.constexpr, DTYPE: tl.constexpr, PTX: tl.constexpr):
     """Numbers of the low and the high halves of bytes, by assembly if there is some."""
-    if PTX != "" and DTYPE == tl.bfloat16:
+    half: tl.constexpr = DTYPE
+    if PTX != "" and half == tl.bfloat16:
         low, high = tl.inline_asm_elementwise(
             PTX,
             "=&r,=&r,=&r,=&r,r",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import _scaled_mm
 
 from sylvan.kernels.gpu.launch import arch_of, launch
 from sylvan.kernels.gpu.tiles import ceil_div, tile
@@ -168,7 +169,7 @@ def fp8_linear(
     """Rows X (T, K) of float16 or bfloat16, in e4m3, by a matrix that `takes_fp8`."""
     q, scale = quantised_rows(x, weight.group)
     if weight.group == 0 and x.dtype == torch.bfloat16 and not out_f32 and x.is_cuda:
-        out = torch._scaled_mm(
+        out = _scaled_mm(
             q,
             weight.q.view(E4M3).T,
             scale_a=scale,

@@ -142,7 +142,8 @@ def fold_block(
     peak, total, acc = state
     k = k_block.load([slot, kv_head * WIDTH])
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-    higher, weights, shrink = weighted(peak, scores, scores, numbers, CAPPED, False, False)
+    found = weighted(peak, scores, scores, numbers, CAPPED, False, False)
+    higher, weights, shrink = found[0], found[1], found[2]
     v = v_block.load([slot, kv_head * VALUE])
     acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return higher, total * shrink + tl.sum(weights, 1), acc

@@ -434,8 +434,9 @@ class TritonScans:
 
 def _numbers(there: DeviceSpans) -> tuple[torch.Tensor, ...]:
     slots, firsts, saves = there.slots_R, there.first_saves_R1, there.saves_N3
-    absent = firsts is None or saves is None
-    return (there.starts_R1, slots, *((slots, slots) if absent else (firsts, saves)))
+    if firsts is None or saves is None:
+        return there.starts_R1, slots, slots, slots  # placeholders
+    return there.starts_R1, slots, firsts, saves
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

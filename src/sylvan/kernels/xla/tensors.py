@@ -32,17 +32,17 @@ class JaxTensor(torch.Tensor):
 
     Attributes:
         value: The numbers; functions that write in place replace it.
-        is_shared: Whether another tensor would share its memory in PyTorch.
+        has_views: Whether another tensor would share its memory in PyTorch.
     """
 
     value: Array
-    is_shared: bool
+    has_views: bool
 
     @staticmethod
     def __new__(cls: type[JaxTensor], value: Array) -> JaxTensor:
         kind = TORCH_TYPES[jnp.dtype(value.dtype).name]
         made = getattr(torch.Tensor, _MAKE)(cls, value.shape, dtype=kind)
-        made.value, made.is_shared = value, False
+        made.value, made.has_views = value, False
         return made
 
     @classmethod
@@ -83,7 +83,7 @@ class TorchLowering(TorchDispatchMode):
         if name in VIEWS:
             for part in (args[0], *(found if isinstance(found, list) else [found])):
                 if isinstance(part, JaxTensor):
-                    part.is_shared = True
+                    part.has_views = True
         return found
 
     def value(self, tensor: torch.Tensor) -> Array:
@@ -92,7 +92,7 @@ class TorchLowering(TorchDispatchMode):
 
     def _write(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JaxTensor:
         target = args[0]
-        if not isinstance(target, JaxTensor) or target.is_shared:
+        if not isinstance(target, JaxTensor) or target.has_views:
             raise Unsupported(f"torch.{name} of a weight or a view")
         rest = self._plain(args[1:])
         named = {key: self._plain(value) for key, value in kwargs.items()}

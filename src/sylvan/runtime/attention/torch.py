@@ -88,7 +88,7 @@ class TorchAttention:
         keys, values = batch.kv.layer(spec.index)
         out_TNH = q_TNH.new_empty(len(q_TNH), spec.num_heads, spec.value_dim)
         spans = self._spans_of(spec, batch)
-        is_causal = batch.ends_T is None
+        is_causal = batch.ends() is None
         if self._varlen and suits(q_TNH, spec) and is_causal:
             for packed in self._packs_of(spec, batch):
                 q = q_TNH[packed.rows]

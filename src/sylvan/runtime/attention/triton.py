@@ -83,7 +83,7 @@ class TritonAttention:
         )
         if batch.num_tokens == batch.num_reqs:  # one each
             return self._attention.decode(q_TNH, pages, spec)
-        return self._attention.extend(q_TNH, pages, batch.q_starts_R, spec, ends_T=batch.ends_T)
+        return self._attention.extend(q_TNH, pages, batch.q_starts_R, spec, ends_T=batch.ends())
 
 
 BACKEND = TritonAttention

@@ -299,9 +299,8 @@ class ForwardBatch:
         self.req_slots_R = full["req_slots"][:num_reqs]
         self.sample_rows = full["sample_rows"][:num_samples]
 
-    @property
-    def ends_T(self) -> torch.Tensor | None:  # noqa: N802 - named as the tensors are
-        """`row_ends` on the device; None: causal."""
+    def ends(self) -> torch.Tensor | None:
+        """`row_ends` on the device, (T,); None: causal."""
         if self.edits is not None:
             return self.edits.ends_T
         if self.row_ends is None:

@@ -43,13 +43,16 @@ from sylvan.runtime.executor.parts import (
     KeptStates,
     ModelPlan,
     device_states,
+    rounds_to_fp8,
     use_device_scans,
 )
 from sylvan.runtime.executor.pools import (
     cache_groups,
     pages_shape,
+    pool_bytes,
     program_pool,
     tensor_pool,
+    with_pages_beside,
     with_paths,
 )
 from sylvan.runtime.executor.runner import EagerRunner
@@ -81,7 +84,7 @@ from sylvan.runtime.platform.find import load_kinds, open_platform
 from sylvan.runtime.pool.ahead import PagesAhead
 from sylvan.runtime.pool.mha import NIBBLES, KVShape, bytes_of
 from sylvan.runtime.pool.occupation import Occupation, TensorMemory
-from sylvan.runtime.pool.pages import JoinedPages, PagedBuffer
+from sylvan.runtime.pool.pages import PagedBuffer
 from sylvan.runtime.pool.released import ReleasedAhead
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.native import NativeSampler
@@ -197,7 +200,7 @@ def _in_memory(
         states = plan.states.tensors(plan.build.device)
     beside = [worker.beside for worker in workers if worker.beside is not None]
     late.pages = [
-        *_with_pages_beside(made.pool.groups, beside),
+        *with_pages_beside(made.pool.groups, beside),
         *([states.pages] if states else []),
     ]
     host = plan.memory.host if plan.memory else None
@@ -241,22 +244,13 @@ def _in_memory(
         program=made.program,
         use=made.use,
         num_states=states.num_slots if states else 0,
-        kv_bytes=_kv_bytes(made.pool),
+        kv_bytes=pool_bytes(made.pool),
         save=saver(plan, made, caps),
     )
     if pooling is not None:
         facts = replace(facts, vector_size=pooling.size, forms=pooling.forms)
     ahead.start()
     return LocalExecutor(worker, caps, control, overlap=options.overlap), facts
-
-
-def _with_pages_beside(
-    groups: Sequence[PageMemory], beside: Sequence[PagedBuffer]
-) -> Sequence[PageMemory]:
-    """KV groups for transfers: pages that capabilities keep move with the first group."""
-    if not beside or not groups or not isinstance(groups[0], PagedBuffer):
-        return groups
-    return [JoinedPages([groups[0], *beside]), *groups[1:]]
 
 
 def _control(
@@ -498,7 +492,7 @@ def _loaded(plan: ModelPlan) -> Any:
         dummy_weights(model, plan.options.seed, plan.formats.converted)
     else:
         load_weights(model, plan.model_dir, plan.progress, formats, kind, device=plan.build.device)
-    if plan.rounds_to_fp8:
+    if rounds_to_fp8(plan):
         round_to_fp8(model)
     use_device_scans(plan, model)
     return model
@@ -584,11 +578,6 @@ def _on_device(
     kv_bytes = (report.num_pages - 1) * report.page_bytes
     facts = replace(facts, runner=runner, num_states=num_states)
     return executor, replace(facts, num_pages=shape.num_pages, kv_bytes=kv_bytes)
-
-
-def _kv_bytes(pool: KVCachePool) -> int:
-    """Bytes of all pages except padding pages."""
-    return sum((group.num_pages - 1) * group.page_bytes for group in pool.groups)
 
 
 def _page_bytes(plan: ModelPlan) -> int:

@@ -233,25 +233,6 @@ class ModelPlan:
         return "triton" if any(k.backend == "triton" for k in kernels) else "none"
 
     @property
-    def rounds_to_fp8(self) -> bool:
-        """Whether inputs of FP8 matrices are rounded to e4m3, too.
-
-        Raises:
-            ConfigError: asked for on a device that does not multiply such numbers.
-        """
-        if not self.options.fp8_activations:
-            return False
-        floats = None
-        if self.multiplier == "triton" and self.platform is not None:
-            floats = self.platform.facts.float8_of(self.platform.chip)
-        if floats != "float8_e4m3fn":
-            raise ConfigError(
-                f"fp8_activations=true: {self.options.device} has no kernels for 8-bit floats; "
-                "leave it at false"
-            )
-        return True
-
-    @property
     def kv_shape(self) -> KVShape:
         """Shape of the KV pool."""
         config, latent = self.paged_config, self.config.latent
@@ -342,3 +323,22 @@ class BuiltModel:
     use: Callable[[], Mapping[str, float]] | None = None
     states: KeptStates | None = None
     kept: KeptWeights | None = None
+
+
+def rounds_to_fp8(plan: ModelPlan) -> bool:
+    """Whether inputs of FP8 matrices are rounded to e4m3, too.
+
+    Raises:
+        ConfigError: asked for on a device that does not multiply such numbers.
+    """
+    if not plan.options.fp8_activations:
+        return False
+    floats = None
+    if plan.multiplier == "triton" and plan.platform is not None:
+        floats = plan.platform.facts.float8_of(plan.platform.chip)
+    if floats != "float8_e4m3fn":
+        raise ConfigError(
+            f"fp8_activations=true: {plan.options.device} has no kernels for 8-bit floats; "
+            "leave it at false"
+        )
+    return True

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sylvan.checkpoints.gguf.export import FREQUENCIES, Export, Target, exported
+from sylvan.checkpoints.gguf.export import FREQUENCIES, GgufExport, Target, exported
 from sylvan.checkpoints.gguf.quants import library
 from sylvan.checkpoints.gguf.recipes import Recipe, fitting, recipe_of
 from sylvan.checkpoints.gguf.tokenizer_export import Value, tokenizer_export
@@ -119,7 +119,7 @@ def _add(writer: Any, key: str, value: Value) -> None:
 @dataclass(frozen=True, slots=True)
 class _GgufTask:
     weights: WeightFiles
-    export: Export
+    export: GgufExport
     recipe: Recipe
 
     def kind_of(self, target: Target) -> str:

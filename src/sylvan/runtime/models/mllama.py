@@ -106,7 +106,7 @@ class ImageAttention(nn.Module):
         return x.unflatten(-1, (-1, self._dim)).transpose(0, 1)
 
 
-class Gate(nn.Module):
+class TanhGate(nn.Module):
     """Multiplies by one learned number, through tanh."""
 
     def __init__(self, build: Build) -> None:
@@ -125,10 +125,10 @@ class ImageLayer(nn.Module):
         super().__init__()
         self.input_layernorm = make_norm(config, build)
         self.cross_attn = ImageAttention(config, build, layer)
-        self.cross_attn_attn_gate = Gate(build)
+        self.cross_attn_attn_gate = TanhGate(build)
         self.post_attention_layernorm = make_norm(config, build)
         self.mlp = make_mlp(config, build, layer)
-        self.cross_attn_mlp_gate = Gate(build)
+        self.cross_attn_mlp_gate = TanhGate(build)
 
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""

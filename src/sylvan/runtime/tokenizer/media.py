@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from sylvan.config.media import MediaConfig
+from sylvan.media.documents import PAGES
 from sylvan.media.fetch import Fetcher, FetchLimits
 from sylvan.media.messages import PreparedItem, PrepareItem
 from sylvan.media.pool import MediaWorkers
@@ -118,6 +119,17 @@ class MediaPreparer:
         order = self._order(source, data, {SAMPLES: True})
         found = await self._workers.prepare(order, source.path)
         return found.features["samples"], int(found.features["rate"])
+
+    async def pages(self, source: MediaSource) -> list[bytes]:
+        """Return the pages of a PDF document as PNG files.
+
+        Raises:
+            RequestError: It cannot be read, or has more than `media.items` pages.
+        """
+        data = await self._fetcher.read(source)
+        order = self._order(source, data, {PAGES: self._settings.items})
+        found = (await self._workers.prepare(order, source.path)).features
+        return [found[str(number)].tobytes() for number in range(len(found))]
 
     async def close(self) -> None:
         """Stop processes and connections."""

@@ -74,12 +74,12 @@ class XlaAdapters:
     def _empty(self, layer: LoraLayer) -> LoraStack:
         one = _matrices(layer, 0)
         count = layer.rows.num_slots
-        stack = LoraStack(
+        stack: Any = (
             np.repeat(one.down[:, :, None], count, 2),
             tuple(np.repeat(up[:, None], count, 1) for up in one.up),
             np.repeat(one.scales[:, None], count, 1),
         )
-        return jax.device_put(stack, self._whole)
+        return jax.device_put(LoraStack(*stack), self._whole)
 
 
 def _content(layer: LoraLayer, slot: int) -> tuple[Factors | None, ...]:

@@ -85,7 +85,7 @@ def build_lowered(plan: ModelPlan, model: Any) -> BuiltModel:
     sizes = plan.config.hidden_size, lowered.num_logits
     loaded = LoadedProgram(lowered.program, weights, *sizes)
     if lowered.modules is not None:
-        loaded = _with_tensors(name, lowered.modules, loaded, memory, (mesh, buckets))
+        loaded = _with_tensors((name, lowered), loaded, memory, (mesh, buckets))
     tables = _rotary_tables(plan, model, lowered, loaded.weights, mesh)
     functions = StepFunctions(loaded, memory, mesh, buckets, use)
     functions.warm_up()
@@ -119,6 +119,7 @@ class _Lowered:
 
     `whole` has all ops that read weights, and `adapters` are those of the layers by the number of
     the constant that describes them. `edits` are the layers whose outputs vectors may change.
+    `apart`: why the blocks are not taken apart; empty if they are.
     """
 
     program: LoweredProgram
@@ -128,6 +129,7 @@ class _Lowered:
     adapters: Mapping[int, LoraLayer]
     edits: Sequence[int]
     modules: TorchModules | None
+    apart: str
 
 
 def _lower(plan: ModelPlan, model: Any, shape: KVShape, attend: Attend) -> _Lowered:
@@ -137,7 +139,7 @@ def _lower(plan: ModelPlan, model: Any, shape: KVShape, attend: Attend) -> _Lowe
     def tracer() -> NativeTracer:
         return NativeTracer(plan.build.dtype, limits, pages, _CONSTANTS)
 
-    used, traced, called = _traced(plan, model, tracer)
+    used, traced, called, apart = _traced(plan, model, tracer)
     inner = inner_programs(called, used)
     graph = used.graph
     whole = graph.with_ops([*graph.ops, *(op for part in inner for op in part.ops)])
@@ -158,28 +160,31 @@ def _lower(plan: ModelPlan, model: Any, shape: KVShape, attend: Attend) -> _Lowe
     for part in inner:
         part.run = program.run_inner
     edits = [layer for layer, _, _ in traced.edits]
-    return _Lowered(program, whole, traced.logits.cols, _loads(whole), found, edits, modules)
+    logits, loads = traced.logits.cols, _loads(whole)
+    return _Lowered(program, whole, logits, loads, found, edits, modules, apart)
 
 
 def _traced(
     plan: ModelPlan, model: Any, make: Callable[[], NativeTracer]
-) -> tuple[NativeTracer, Traced, list[nn.Module]]:
+) -> tuple[NativeTracer, Traced, list[nn.Module], str]:
     """Trace the model, and list the modules that PyTorch's functions compute.
 
-    A model whose blocks cannot be taken apart is a single call between embedding and head.
+    A model whose blocks cannot be taken apart, for the reason that is returned last, is a single
+    call between embedding and head.
     """
     edits = plan.edits_inputs
     try:
         with host_modules(model, make()) as called:
             tracer = make()
-            return tracer, trace(model, tracer, plan.hidden_layers, edits_inputs=edits), called
-    except Unsupported:
+            return tracer, trace(model, tracer, plan.hidden_layers, edits_inputs=edits), called, ""
+    except Unsupported as found:
         if plan.hidden_layers or edits:
             raise
+        why = str(found)
     tracer, forward = make(), model.forward
     model.forward = lambda x, batch: x.tracer.host_call(x, forward)
     try:
-        return tracer, trace(model, tracer), [model.layers, model.norm]
+        return tracer, trace(model, tracer), [model.layers, model.norm], why
     finally:
         del model.forward
 
@@ -228,8 +233,7 @@ def _rotary_tables(
 
 
 def _with_tensors(
-    name: str,
-    modules: TorchModules,
+    what: tuple[str, _Lowered],
     loaded: LoadedProgram,
     memory: XlaMemory,
     sizes: tuple[Mesh, StepBuckets],
@@ -239,14 +243,16 @@ def _with_tensors(
     Raises:
         ConfigError: a module calls a function without a lowering; names it.
     """
-    mesh, buckets = sizes
+    (name, lowered), (mesh, buckets), modules = what, sizes, what[1].modules
+    assert modules is not None
     functions = StepFunctions(loaded, memory, mesh, buckets, BucketUse())
     by_kind = {bucket.decodes: bucket for bucket in buckets}
     try:
         for bucket in by_kind.values():
             functions.shape_of(bucket)
     except Unsupported as why:
-        raise ConfigError(f"device={name}: {why}; {_ELSEWHERE}") from None
+        before = f"{lowered.apart}, and " if lowered.apart else ""
+        raise ConfigError(f"device={name}: {before}{why}; {_ELSEWHERE}") from None
     modules.found()
     return replace(loaded, weights=load_tensors(loaded.weights, modules.leaves.tensors, mesh))
 

@@ -57,7 +57,7 @@ class RotaryTables:
         numbers = {id(data): number for number, data in enumerate(graph.constants)}
         self._tables: list[_Table] = []
         for source in sources:
-            number = numbers.get(copies.get(id(source), 0))
+            number = numbers.get(copies.get(id(source), 0), -1)
             if number in weights.vectors:
                 self._tables.append(_Table(source, weights.vectors, number))
             self._tables += [

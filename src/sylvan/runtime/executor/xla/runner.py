@@ -89,7 +89,11 @@ class XlaRunner:
         self._host.clear()
         if self._tables is not None and batch.rotary_positions is not None:
             self._tables.copy()
-        slots = self._adapters.slots_of(np.arange(step.rows)) if self._adapters.rows else None
+        slots = (
+            self._adapters.slots_of(np.arange(step.rows, dtype=np.int32))
+            if self._adapters.rows
+            else None
+        )
         vector = pack(batch, bucket, self._functions.kinds, slots)
         found = self._outputs = self._functions.step(bucket, vector, edits)
         for counts, added in zip(self._loads, found.loads, strict=True):

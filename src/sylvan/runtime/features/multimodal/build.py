@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from sylvan.config import Config
@@ -13,6 +15,7 @@ from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.multimodal.apart import NoEncoder
 from sylvan.runtime.features.multimodal.control import Multimodal
 from sylvan.runtime.features.multimodal.encoder import MediaEncoder
+from sylvan.runtime.features.multimodal.llava_encoder import LlavaEncoder
 from sylvan.runtime.features.multimodal.worker import MultimodalWorker
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.registry import load_config
@@ -39,15 +42,9 @@ def media_worker(site: ModelSite, settings: MediaConfig | None = None) -> Capabi
         return MultimodalWorker(site, PromptEncoder(site.model_dir, site.dtype, dummy=dummy))
     if settings.encoder_urls:
         return MultimodalWorker(site, NoEncoder())
-    from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
-
-    encoder = TransformersEncoder(
-        site.model_dir,
-        site.dtype,
-        dummy=site.load_format == "dummy",
-        native=settings.encoder_backend == "auto" and site.device.type == "cpu",
-        device=site.device,
-    )
+    native = settings.encoder_backend == "auto" and site.device.type == "cpu"
+    dummy = site.load_format == "dummy"
+    encoder = _encoder(site.model_dir, site.dtype, site.device, dummy=dummy, native=native)
     return MultimodalWorker(site, encoder)
 
 
@@ -85,8 +82,6 @@ def encoder_of(config: Config) -> MediaEncoder:
     Raises:
         ConfigError: It has none, or it cannot be loaded.
     """
-    from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
-
     folder = model_dir(config.model)
     model = load_config(folder, trusted=config.trust_remote_code)
     if model.media is None or model.media.decoder_prompt:
@@ -97,7 +92,17 @@ def encoder_of(config: Config) -> MediaEncoder:
     kind = "cpu" if on_cpu else load_kinds()[config.device].facts.device_type
     native = on_cpu and config.media.encoder_backend == "auto"
     dtype = getattr(torch, config.dtype)
-    return TransformersEncoder(folder, dtype, native=native, device=torch.device(kind))
+    return _encoder(folder, dtype, torch.device(kind), dummy=False, native=native)
+
+
+def _encoder(
+    folder: Path, dtype: torch.dtype, device: torch.device, *, dummy: bool, native: bool
+) -> MediaEncoder:
+    if device.type == "cpu" and not dummy and LlavaEncoder.fits(folder):
+        return LlavaEncoder(folder, dtype, native=native)
+    from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
+
+    return TransformersEncoder(folder, dtype, dummy=dummy, native=native, device=device)
 
 
 def _has_vectors(settings: MediaConfig) -> bool:

@@ -24,6 +24,7 @@ from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.server.adapters import asked_adapter
+from sylvan.runtime.server.anthropic.documents import draw_documents
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
 from sylvan.runtime.server.sse import named_event
 from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
@@ -41,6 +42,7 @@ _STOPS = {"length": "max_tokens", "stop": "end_turn", "abort": "end_turn"}
 
 async def messages(call: Call[MessagesBody]) -> Response:
     """Create a message."""
+    await draw_documents(call.body, call.context.engine)
     asked = _conversation(call, _sampling(call), call.body.rid, bool(call.body.stream))
     turn = AnswerRun(call.context.service, asked, call.names)
     if call.body.stream:
@@ -52,6 +54,7 @@ async def messages(call: Call[MessagesBody]) -> Response:
 
 async def count_tokens(call: Call[CountBody]) -> Response:
     """Count the tokens of a conversation."""
+    await draw_documents(call.body, call.context.engine)
     if call.body.output_config is not None and call.body.output_config.format is not None:
         call.ignored.append("output_config.format")
     prompt = await render(

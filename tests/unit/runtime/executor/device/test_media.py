@@ -23,7 +23,8 @@ from tests.support.delayed import DelayedPlatform
 EVERY = ("llava", "qwen2.5-vl-video", "qwen3-vl", "gemma3", "paligemma")
 ALWAYS = ("qwen3-vl", "gemma3")
 ON_GPU = pytest.param("gpu", marks=pytest.mark.gpu)
-TIGHT = {"chunk_tokens": 5, "max_batch_tokens": 64}  # no step cuts an image
+SMALL = {"max_batch_tokens": 64, "max_running_reqs": 4}  # few graphs
+TIGHT = SMALL | {"chunk_tokens": 5}  # no step cuts an image
 
 
 def case(place, name):
@@ -34,10 +35,11 @@ def case(place, name):
 CASES = [case(place, name) for place in ("late", "gpu") for name in EVERY]
 
 
-def options_of(place):
-    """What `Serving` needs to run there."""
+def options_of(place, length=128):
+    """What `Serving` needs to run there, for texts of `length` tokens."""
     if place == "late":
-        return {"platform": DelayedPlatform(), "options": {"attention": "dense"}}
+        options = {"attention": "dense", "context_len": length}
+        return {"platform": DelayedPlatform(), "options": options} | SMALL
     gpu = open_platform(load_kinds(())[device_name()])
     return {"platform": gpu, "options": {"device": gpu.facts.name}}
 
@@ -65,7 +67,7 @@ def test_answers_are_those_of_transformers(place, name, tmp_path):
     expected = eyes.expected()
     for runner, overlap, limits in (("graph", True, {}), ("eager", False, TIGHT)):
         where = options_of(place)
-        serving, control = eyes.serving(runner=runner, overlap=overlap, **where, **limits)
+        serving, control = eyes.serving(runner=runner, overlap=overlap, **where | limits)
         assert serving.facts.runner == runner
         assert eyes.answers(serving, "cold") == expected
         assert eyes.answers(serving, "warm") == expected
@@ -84,7 +86,7 @@ def test_lost_requests_are_computed_again(place, tmp_path):
 @pytest.mark.parametrize("place", ["late", ON_GPU])
 def test_sounds_that_layers_attend_to(place, tmp_path):
     ears = Ears(tmp_path)
-    serving, control = ears.serving(runner="graph", overlap=True, **options_of(place))
+    serving, control = ears.serving(runner="graph", overlap=True, **options_of(place, 64))
     expected = ears.expected()
     assert ears.answers(serving, "cold") == expected
     assert ears.answers(serving, "warm") == expected

@@ -7,7 +7,7 @@ import pytest
 
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts
-from sylvan.runtime.features.standard import STANDARD_WORKERS
+from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from tests.parity.checkpoints import VOCAB, write
 from tests.parity.rare import RARE
 from tests.parity.serving import Serving
