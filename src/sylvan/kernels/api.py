@@ -82,8 +82,8 @@ class AttentionLayer:
     `window`: a token sees itself and the `window - 1` before it; None sees all before it. Without
     `causal`, the window also covers later tokens.
     `softcap`: scores become `softcap * tanh(score / softcap)`. `sinks`: one logit per query head
-    that takes part in the softmax but carries no value. `chunk` and `slopes` are those of an
-    `AttentionVariant`, set only for backends that compute them.
+    that takes part in the softmax but carries no value. `chunk`, `slopes` and `biases` are
+    those of an `AttentionVariant`, set only for backends that compute them.
     """
 
     index: int
@@ -98,6 +98,7 @@ class AttentionLayer:
     v_head_dim: int | None = None
     chunk: int | None = None
     slopes: torch.Tensor | None = None
+    biases: torch.Tensor | None = None
 
     @property
     def value_dim(self) -> int:
@@ -125,12 +126,15 @@ class AttentionVariant:
     `chunk`: tokens attend within chunks of this many tokens. `query_scales`: float32 (positions,),
     by which queries are multiplied at last. `norm_last`: norms of heads follow positions. `slopes`:
     float32 (N,), by which scores of a head fall with each token of distance (ALiBi).
+    `biases`: (N D,), what is added to the scores of each head at distances 0 to D - 1, the last
+    also beyond (T5).
     """
 
     chunk: int | None = None
     query_scales: torch.Tensor | None = None
     norm_last: bool = False
     slopes: torch.Tensor | None = None
+    biases: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

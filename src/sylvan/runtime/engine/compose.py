@@ -104,7 +104,7 @@ def compose_scheduler(
     `over` builds capabilities over the cache.
     """
     settings, caps = config.scheduler, executor.caps
-    prefix = "none" if caps.both_ways else config.cache.prefix
+    prefix = "none" if caps.both_ways or caps.fills else config.cache.prefix
     below = () if tiers is None else tiers.tiers
     policy = None if tiers is None else tiers.policy(caps.kv_groups)
     eviction = config.cache.eviction

@@ -31,6 +31,7 @@ class ExecutorCaps:
     both_ways: bool = False  # bidirectional attention: prompts are neither chunked nor cached
     makes_vectors: bool = False  # serves `EmbedRequest`
     pools_all: bool = False  # pooling reads all tokens, so none may come from the cache
+    fills: bool = False  # blocks are filled by diffusion; prompts are not cached
     max_samples: int = 0
     draft_chains: bool = False
     draft_trees: bool = False

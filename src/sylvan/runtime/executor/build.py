@@ -229,6 +229,7 @@ def _in_memory(
         both_ways=not config.causal,
         makes_vectors=pooling is not None,
         pools_all=pooling is not None and pooling.reads_all,
+        fills=config.diffusion is not None,
         max_samples=plan.limits.most_samples,
         draft_chains=chains,
         draft_trees=chains and (trees is not None or masked),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.arrays import FloatArray, IntArray
 from sylvan.protocol.logprobs import join
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
@@ -125,6 +125,19 @@ class ImmediateBackend:
         with torch.inference_mode():
             logits_RV = self._logits_SV[torch.from_numpy(rows).long()]
         return self._draw(logits_RV, rows, batch, masks)
+
+    def draw_sure(self, batch: SamplingBatch, forbidden: int) -> tuple[SampleOutput, FloatArray]:
+        """Sample all rows of the forward pass, never the token `forbidden`.
+
+        Returns: the samples, and the probability of each by the model, (S,).
+        """
+        with torch.inference_mode():
+            self._logits_SV[:, forbidden] = -torch.inf
+            before_SV = self._logits_SV.float().log_softmax(-1)
+            every = np.arange(len(batch.slots), dtype=np.int32)
+            drawn = self._draw(self._logits_SV, every, batch, None)
+            ids_S1 = torch.from_numpy(drawn.token_ids).long()[:, None].clamp(min=0)
+            return drawn, before_SV.cpu().gather(1, ids_S1)[:, 0].exp().numpy()
 
     def _draw(
         self, logits_RV: torch.Tensor, rows: IntArray, batch: SamplingBatch, masks: Masks | None
