@@ -95,9 +95,11 @@ TABLE: tuple[TileEntry, ...] = (
     TileEntry("row down", None, _ANY, 2, Tile(1, 2, 2048, warps=8)),
     # ---- a few rows by codes, by rows
     TileEntry("few", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1, programs=1024)),
-    TileEntry("few", None, 4, 2, Tile(16, 32, 128, warps=4, stages=5, programs=528)),
     TileEntry("few", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=4, programs=528)),
-    # ---- a linear layer of codes, by rows; not measured on a chip yet
+    TileEntry("few bytes", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1, programs=1024)),
+    TileEntry("few bytes", None, 4, 2, Tile(16, 32, 128, warps=4, stages=5, programs=528)),
+    TileEntry("few bytes", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=4, programs=528)),
+    # ---- a linear layer of codes, by rows
     TileEntry("coded", "gfx9", 16, 2, Tile(16, 32, 64, warps=4, stages=1)),
     TileEntry("coded", "gfx9", _ANY, 2, Tile(64, 64, 64, warps=4, stages=1)),
     TileEntry("coded", None, 16, 2, Tile(16, 32, 64, warps=4, stages=3)),

@@ -12,14 +12,17 @@ import torch
 
 from sylvan.kernels.gpu.launch import arch_of
 from sylvan.kernels.gpu.tiles import tile
+from sylvan.kernels.matmul.codes import bits_of
 from sylvan.kernels.matmul.triton_codes import expanded, tiled_linear
 from sylvan.kernels.matmul.triton_few import FEW, few_rows
 from sylvan.kernels.matmul.triton_fp8 import fp8_linear, rounded
 from sylvan.kernels.matmul.weights import CodedWeight
 
 HALVES = (torch.bfloat16, torch.float16)
-_FP8_ROWS = 64  # from which on 8-bit units pay for rounding the rows
-_EXPANDED = 512  # rows, from which on writing the matrix pays for itself
+# Rows from which on another way is faster, by times of an H100 and a matrix of 24,576 x 4,096
+_FP8_ROWS = 64  # 8-bit units pay for rounding the rows
+_EXPANDED = 65  # writing the matrix costs less than expanding it for each tile of 64 rows
+_FP8_GROUPS = 512  # expanded as well: the library's product beats that of 8-bit floats in groups
 
 
 def coded_linear(
@@ -35,11 +38,12 @@ def coded_linear(
     y = x.new_empty(len(flat), outputs, dtype=torch.float32 if out_f32 else x.dtype)
     arch, halves = arch_of(x), x.dtype in HALVES
     if weight.fp8_inputs and halves:
-        if len(flat) >= _FP8_ROWS:
+        if len(flat) >= _FP8_ROWS and (weight.group == 0 or len(flat) < _FP8_GROUPS):
             return fp8_linear(flat, weight, bias, out_f32=out_f32).view(*x.shape[:-1], outputs)
         flat = rounded(flat, weight.group)
     if len(flat) <= FEW and halves:
-        sizes = tile("few", len(flat), x.element_size(), arch)
+        op = "few" if bits_of(weight.code) == 4 else "few bytes"
+        sizes = tile(op, len(flat), x.element_size(), arch)
         few_rows(flat, weight, bias, y, sizes, ptx=arch.startswith("sm"))
     elif len(flat) >= _EXPANDED and halves and not out_f32:
         matrix = expanded(weight, x.dtype)
