@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from sylvan.protocol.arrays import FloatArray, IntArray
+from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.logprobs import join
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
@@ -57,7 +57,7 @@ class ImmediateBackend:
         self._arrays = vars(batch.host)
         self._last_token = slots.newest
         self._fused = runner.fuse(batch, sampler, self._last_token, slots.params)
-        self._logits_SV = torch.empty(0)
+        self.logits_SV = torch.empty(0)
         block = _PROMPT_BLOCK_BYTES // (4 * vocab_size)
         self._prompt_rows = max(1, min(batch.limits.max_reqs, block))
 
@@ -100,11 +100,11 @@ class ImmediateBackend:
     def _forward(self, plan: StepPlan) -> None:
         if self._fused is not None and self._is_fusible(plan):
             self._fused.run(plan, draw=False)
-            self._logits_SV = self._fused.logits()
+            self.logits_SV = self._fused.logits()
             return
         self._fill(plan)
         with torch.inference_mode():
-            self._logits_SV = self._runner.run(self.batch)
+            self.logits_SV = self._runner.run(self.batch)
 
     def step(self, plan: StepPlan, masks: Masks | None) -> Drawing:
         self._receive(plan)
@@ -112,32 +112,19 @@ class ImmediateBackend:
             drawn = self._fused.run(plan, draw=True, masks=masks)
             if drawn is not None:
                 return drawn
-            self._logits_SV = self._fused.logits()
+            self.logits_SV = self._fused.logits()
         else:
             self._forward(plan)
         return self.draw(plan, masks)
 
     def draw(self, plan: StepPlan, masks: Masks | None) -> Drawing:
         every = np.arange(plan.num_samples, dtype=np.int32)
-        return self._draw(self._logits_SV, every, self._slots.rows(plan), masks)
+        return self._draw(self.logits_SV, every, self._slots.rows(plan), masks)
 
     def draw_rows(self, rows: IntArray, batch: SamplingBatch, masks: Masks | None) -> SampleOutput:
         with torch.inference_mode():
-            logits_RV = self._logits_SV[torch.from_numpy(rows).long()]
+            logits_RV = self.logits_SV[torch.from_numpy(rows).long()]
         return self._draw(logits_RV, rows, batch, masks)
-
-    def draw_sure(self, batch: SamplingBatch, forbidden: int) -> tuple[SampleOutput, FloatArray]:
-        """Sample all rows of the forward pass, never the token `forbidden`.
-
-        Returns: the samples, and the probability of each by the model, (S,).
-        """
-        with torch.inference_mode():
-            self._logits_SV[:, forbidden] = -torch.inf
-            before_SV = self._logits_SV.float().log_softmax(-1)
-            every = np.arange(len(batch.slots), dtype=np.int32)
-            drawn = self._draw(self._logits_SV, every, batch, None)
-            ids_S1 = torch.from_numpy(drawn.token_ids).long()[:, None].clamp(min=0)
-            return drawn, before_SV.cpu().gather(1, ids_S1)[:, 0].exp().numpy()
 
     def _draw(
         self, logits_RV: torch.Tensor, rows: IntArray, batch: SamplingBatch, masks: Masks | None

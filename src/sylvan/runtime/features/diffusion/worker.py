@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+import torch
 
 from sylvan.protocol.arrays import EMPTY_IDS, FloatArray, IntArray
 from sylvan.protocol.logprobs import join as join_logprobs
@@ -211,7 +212,7 @@ class DiffusionWorker(CapabilityWorker):
         each = np.repeat([part.slot for part in todo], [len(part.open) for part in todo])
         positions = np.concatenate(places).astype(np.int64)
         batch = SamplingBatch(each.astype(np.int32), positions, slots.params)
-        drawn, chances_S = backend.draw_sure(batch, self._mask_id)
+        drawn, chances_S = self._draw(batch, backend)
         row = 0
         for part in todo:
             count = len(part.open)
@@ -228,6 +229,19 @@ class DiffusionWorker(CapabilityWorker):
             part.open = np.delete(part.open, kept)
             part.step += 1
             row += count
+
+    def _draw(
+        self, batch: SamplingBatch, backend: ImmediateBackend
+    ) -> tuple[SampleOutput, FloatArray]:
+        """Sample all rows, never the mask; return how likely the model holds each sample."""
+        every = np.arange(len(batch.slots), dtype=np.int32)
+        with torch.inference_mode():
+            backend.logits_SV[:, self._mask_id] = -torch.inf
+            held_SV = backend.logits_SV.float().log_softmax(-1)
+        drawn = backend.draw_rows(every, batch, None)
+        with torch.inference_mode():
+            ids_S1 = torch.from_numpy(drawn.token_ids).long().clamp(min=0)[:, None]
+            return drawn, held_SV.gather(1, ids_S1)[:, 0].exp().numpy()
 
     def _forward(self, backend: ImmediateBackend, parts: Sequence[Filling]) -> None:
         """Run the rows of all parts; those of open places get logits."""
