@@ -43,11 +43,8 @@ from sylvan.runtime.executor.parts import (
     KeptStates,
     ModelPlan,
     device_states,
-<<<<<<< HEAD
-    suits_device,
-=======
     rounds_to_fp8,
->>>>>>> main
+    suits_device,
     use_device_scans,
 )
 from sylvan.runtime.executor.pools import (
